@@ -1,0 +1,144 @@
+"""The values that pass between the steps of the walk. No behaviour here beyond reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any
+"""A NumPy array, or inside a backend that backend's tensor."""
+
+Tree: TypeAlias = Any
+"""An array, or a dict or tuple of trees; `()` is the empty tree."""
+
+Weights: TypeAlias = dict[str, np.ndarray]
+"""Named arrays: parameters, normaliser statistics and `policy_version`, all that a policy is besides its spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """What a policy did with one observation per lane."""
+
+    actions: Tree
+    """[B, *act] as sampled: what the rollout stores and what `log_probs` speaks of."""
+    env_actions: Tree
+    """[B, *act] what the environment gets: clipped or squashed into its bounds."""
+    log_probs: Array
+    """[B] f32, summed over the parts of a hybrid action."""
+    state: Tree
+    """[B, *mem] memory after reading the observation; `()` without memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedEpisode:
+    """An episode that ended in this step, with what an automatic reset would otherwise lose."""
+
+    lane: int
+    seed: int
+    """The seed that the episode was reset with."""
+    final_observation: Tree
+    """[*obs] the true last observation, before the reset."""
+    info: Mapping[str, float]
+    """The numbers among the environment's last `info`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvStep:
+    """One step of all lanes, with same-step autoreset: where an episode ended, `observations` opens the next one.
+
+    The arrays belong to the vector env and are overwritten by its next `send`, `reset` or `step`: copy what you keep.
+    """
+
+    observations: Tree
+    """[B, *obs] what to act on next."""
+    rewards: Array
+    """[B] f32"""
+    terminated: Array
+    """[B] bool"""
+    truncated: Array
+    """[B] bool; never true where `terminated` is."""
+    episode_starts: Array
+    """[B] bool: `observations` opens an episode."""
+    valid: Array
+    """[B] bool: the lane has a living agent that `observations` belongs to."""
+    ended: tuple[EndedEpisode, ...] = ()
+    global_state: Tree = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """A finished episode: all that statistics need and all that a replay starts from."""
+
+    episode_return: float
+    length: int
+    lane: int
+    seed: int
+    info: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the current policy says of a minibatch: tensors with gradients, each [L, N]."""
+
+    log_probs: Array
+    entropy: Array
+    values: Array
+    """In reward units."""
+    value_scale: Array
+    """The value normaliser's standard deviation (a scalar, 1 without one): the unit of the value loss and of its clip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """The critic's opinion of a rollout, each [T, B] f32 in reward units."""
+
+    values: Array
+    next_values: Array
+    """V of the true successor of each row."""
+    advantages: Array
+    returns: Array
+    """advantages + values: the value targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """N sequences of L steps, every leaf [L, N, …], on the learner's device."""
+
+    observations: Tree
+    actions: Tree
+    log_probs: Array
+    """Of the behaviour policy."""
+    advantages: Array
+    """Normalised, if the config says so."""
+    returns: Array
+    values: Array
+    """As the critic saw them before the update: the centre of the value clip."""
+    valid: Array
+    """[L, N] bool: rows that count."""
+    episode_starts: Array
+    rewards: Array = ()
+    next_observations: Tree = ()
+    """The true successors; filled only when a custom loss asks for them by name."""
+    policy_state: Tree = ()
+    """[N, *mem] memory before the first row."""
+    global_state: Tree = ()
+    context: Tree = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats(Mapping[str, float]):
+    """What one update did, as a mapping of finite floats under the canonical metric names."""
+
+    metrics: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
