@@ -1,0 +1,309 @@
+"""Every knob of a run: typed, frozen, strict, documented once. The CLI's flags and the docs' table come from here.
+
+`from_dict` and `from_yaml` also take the spellings of older trainers (`clip_range`, `n_epochs`, `lr`, …) and report each with
+a `LegacyNameWarning`; constructors take the names below and no others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from inchworm.config_base import ConfigBase, LegacyNameWarning, check_name, check_positive, check_range, in_words
+from inchworm.errors import ConfigError
+
+__all__ = [
+    "CollectConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "LegacyNameWarning",
+    "PPOConfig",
+    "PolicyConfig",
+    "RunConfig",
+    "Schedule",
+    "TrainingConfig",
+    "WrapperConfig",
+]
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+Schedule = Literal["constant", "linear", "cosine"]
+Activation = Literal["tanh", "relu", "elu", "leaky_relu", "silu"]
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class PPOConfig(ConfigBase):
+    """How the policy learns from a rollout."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size at the start of the run."""
+    gamma: float = 0.99
+    """Discount of the next step's value."""
+    gae_lambda: float = 0.95
+    """GAE's trade between bias (0: one-step TD) and variance (1: Monte Carlo)."""
+    clip_coef: float = 0.2
+    """How far the probability ratio may move from 1 before its gradient is cut."""
+    vf_coef: float = 0.5
+    """Weight of the value loss, which is half the mean squared error (a loss without the half needs half this weight)."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    max_grad_norm: float | None = 0.5
+    """Global norm that gradients are scaled down to; none leaves them alone."""
+    update_epochs: int = 4
+    """Passes over each rollout."""
+    rollout_steps: int = 512
+    """Steps that every lane takes per iteration; times the lanes this is the batch."""
+    num_minibatches: int | None = None
+    """Minibatches per epoch; 8 unless minibatch_size is given."""
+    minibatch_size: int | None = None
+    """Samples per minibatch, instead of num_minibatches; larger than the batch means the whole batch."""
+    gradient_accumulation: int = 1
+    """Micro-batches whose gradients are added up before each optimiser step; the result is the same, the memory less."""
+    normalize_advantages: Literal["batch", "minibatch", "off"] = "batch"
+    """Over what advantages are given mean 0 and standard deviation 1 (n - 1) before the loss."""
+    clip_vloss: bool = False
+    """Also bound how far the value moves from the one before the update, by clip_coef in units of the value scale."""
+    target_kl: float | None = None
+    """Leave the epochs once an epoch's mean approx_kl is above 1.5 times this."""
+    adam_eps: float = 1e-5
+    """Adam's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW); 0 is plain Adam."""
+    learning_rate_schedule: Schedule = "constant"
+    """How learning_rate moves to 0 over the run's total_timesteps."""
+    clip_schedule: Schedule = "constant"
+    """The same for clip_coef."""
+    ent_schedule: Schedule = "constant"
+    """The same for ent_coef."""
+    sequence_length: int | Literal["auto"] = "auto"
+    """Steps that are evaluated in a row; auto is 1 without memory, else 32 or the rollout if that is shorter."""
+    max_staleness: int | None = None
+    """Refuse rollouts made by weights more than this many updates old; none only reports it."""
+    compile: Literal["off"] = "off"
+    """Compile the minibatch step; only off is built yet."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "learning_rate", 0.0, None)
+        for name in ("gamma", "gae_lambda"):
+            check_range(self, name, 0.0, 1.0)
+        for name in ("clip_coef", "vf_coef", "ent_coef", "weight_decay"):
+            check_range(self, name, 0.0, None)
+        for name in ("update_epochs", "rollout_steps", "num_minibatches", "minibatch_size", "gradient_accumulation"):
+            check_range(self, name, 1, None)
+        for name in ("max_grad_norm", "target_kl", "adam_eps"):
+            check_positive(self, name)
+        check_range(self, "max_staleness", 0, None)
+        if self.sequence_length != "auto":
+            check_range(self, "sequence_length", 1, self.rollout_steps)
+        if self.num_minibatches is not None and self.minibatch_size is not None:
+            raise ConfigError(
+                f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} say the same thing twice; "
+                "give one of them and leave the other out (null)"
+            )
+
+    def minibatches_for(self, num_sequences: int, sequence_length: int = 1) -> int:
+        """Into how many minibatches an epoch over `num_sequences` sequences is split."""
+        if self.minibatch_size is None:
+            return max(1, min(self.num_minibatches or 8, num_sequences))
+        per_minibatch = max(1, self.minibatch_size // sequence_length)
+        return max(1, -(-num_sequences // per_minibatch))
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class WrapperConfig(ConfigBase):
+    """One wrapper of `gymnasium.wrappers`, by its class name."""
+
+    name: str
+    """The class name, such as FlattenObservation or ClipReward."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Its arguments, besides the environment."""
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class EnvConfig(ConfigBase):
+    """The world and how many copies of it run."""
+
+    id: str = "CartPole-v1"
+    """A Gymnasium id, or package.module:make_env for a factory of yours (taken from the command line only, never from a file)."""
+    num_envs: int = 8
+    """Copies of the environment."""
+    num_workers: int | Literal["auto"] = "auto"
+    """Processes that step the copies; 0 steps them in this process, and so does auto."""
+    worker_timeout: float = 60.0
+    """Seconds after which a worker that does not answer counts as hung."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the environment."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many steps; none keeps the registered limit."""
+    wrappers: tuple[WrapperConfig, ...] = ()
+    """Wrappers of gymnasium.wrappers, innermost first."""
+    atari: bool = False
+    """The usual Atari preprocessing: no-op starts, frame skip 4 with max, 84x84 grey, end of life ends training episodes, sign rewards."""
+    frame_stack: int = 1
+    """How many last observations are stacked along a new first axis."""
+    native: bool = True
+    """Step Gymnasium's own vectorised version where there is one that gives the same bits."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "max_episode_steps", "frame_stack"):
+            check_range(self, name, 1, None)
+        if self.num_workers != "auto":
+            check_range(self, "num_workers", 0, None)
+            if int(self.num_workers) > self.num_envs:
+                raise ConfigError(
+                    f"env.num_workers={self.num_workers} is more than env.num_envs={self.num_envs}; use {self.num_envs} workers or fewer"
+                )
+        check_positive(self, "worker_timeout")
+        if not self.id.strip():
+            raise ConfigError("env.id is empty; give a Gymnasium id such as CartPole-v1")
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class PolicyConfig(ConfigBase):
+    """The network and its normalisers."""
+
+    kind: Literal["mlp", "cnn"] = "mlp"
+    """mlp flattens every observation; cnn sends images through convolutions first."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers, of actor and critic alike."""
+    activation: Activation = "tanh"
+    """Between the layers."""
+    shared_trunk: bool = False
+    """One trunk for actor and critic instead of one each."""
+    orthogonal_init: bool = True
+    """Orthogonal weights with gains sqrt 2 (hidden), 0.01 (actions), 1 (value); else uniform by fan-in."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of Gaussian actions."""
+    action_bounds: Literal["clip", "tanh"] = "clip"
+    """How a Gaussian action is brought into a Box: clipped on its way to the environment, or squashed."""
+    normalize_observations: bool = False
+    """Scale continuous observations by running mean and standard deviation, inside the policy."""
+    normalize_values: bool = False
+    """Let the value head predict normalised returns (PopArt)."""
+    observation_clip: float = 10.0
+    """Bound of normalised observations."""
+    cnn_filters: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    """Convolutions as (channels, kernel, stride)."""
+    cnn_features: int = 512
+    """Width of the layer after the convolutions."""
+
+    def __post_init__(self) -> None:
+        for index, size in enumerate(self.hidden_sizes):
+            if size < 1:
+                raise ConfigError(f"policy.hidden_sizes[{index}]={size} must be 1 or more")
+        for index, layer in enumerate(self.cnn_filters):
+            if min(layer) < 1:
+                raise ConfigError(f"policy.cnn_filters[{index}]={layer} must be (channels, kernel, stride), each 1 or more")
+        check_range(self, "cnn_features", 1, None)
+        check_positive(self, "observation_clip")
+        check_range(self, "log_std_init", -20.0, 5.0)
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class CollectConfig(ConfigBase):
+    """How rollouts are gathered."""
+
+    max_replay_steps: int = 100_000
+    """Actions of a running episode that are kept for replay; a longer episode starts afresh after a resume."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_replay_steps", 0, None)
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class EvalConfig(ConfigBase):
+    """How the policy is scored, on environments of its own."""
+
+    interval: int = 50
+    """Iterations between evaluations; 0 evaluates at the end only. Never at step 0, always at the end."""
+    episodes: int = 20
+    """Episodes of each evaluation during training."""
+    final_episodes: int = 100
+    """Episodes of the evaluation at the end; 0 leaves it out."""
+    num_envs: int = 8
+    """Copies of the environment that evaluation uses."""
+    deterministic: bool = True
+    """Act greedily (else sample)."""
+    seed: int = 1_000_003
+    """Evaluation episodes are derived from this seed, the same ones each time."""
+
+    def __post_init__(self) -> None:
+        for name in ("interval", "final_episodes", "seed"):
+            check_range(self, name, 0, None)
+        for name in ("episodes", "num_envs"):
+            check_range(self, name, 1, None)
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class RunConfig(ConfigBase):
+    """The run as a whole."""
+
+    name: str | None = None
+    """Directory name of the run; a name that exists continues that run. None makes a unique one."""
+    directory: str = "runs"
+    """Where runs are kept."""
+    seed: int = 0
+    """Everything random in the run is derived from this."""
+    total_timesteps: int = 100_000
+    """Stop once this many env steps have been taken, counted from the run's beginning."""
+    max_iterations: int | None = None
+    """Stop after this many iterations, if that is sooner."""
+    max_episodes: int | None = None
+    """Stop after this many finished episodes, if that is sooner."""
+    backend: Literal["torch"] = "torch"
+    """The framework that learns."""
+    device: str = "auto"
+    """Where it learns: auto is cuda if there is one, else cpu."""
+    threads: int = 1
+    """Threads of the learning framework on the CPU; 0 leaves them as they are. Part of the result's bits."""
+    checkpoint_interval: int = 50
+    """Iterations between checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    log_interval: int = 1
+    """Iterations between rows of metrics."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "checkpoint_interval", "threads"):
+            check_range(self, name, 0, None)
+        for name in ("total_timesteps", "max_iterations", "max_episodes", "log_interval"):
+            check_range(self, name, 1, None)
+        check_range(self, "keep_checkpoints", 2, None)
+        if self.name is not None:
+            check_name(self.name, "run.name")
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrainingConfig(ConfigBase):
+    """A whole run: with the library's versions, all that decides its result."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    evaluation: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        batch = self.ppo.rollout_steps * self.env.num_envs
+        if self.ppo.minibatch_size is not None and self.ppo.minibatch_size > batch:
+            raise ConfigError(
+                f"ppo.minibatch_size={self.ppo.minibatch_size} is larger than the rollout ({self.env.num_envs} lanes x "
+                f"{self.ppo.rollout_steps} steps = {batch}); use {batch} or fewer, or more env.num_envs"
+            )
+        if self.ppo.num_minibatches is not None and self.ppo.num_minibatches > batch:
+            raise ConfigError(
+                f"ppo.num_minibatches={self.ppo.num_minibatches} is more than the samples of a rollout ({self.env.num_envs} lanes x "
+                f"{self.ppo.rollout_steps} steps = {batch}); use {batch} or fewer"
+            )

@@ -1,0 +1,170 @@
+"""What every config shares: reading plain data, writing it, and saying in words what is wrong with a value. Serves `config`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import types
+import typing
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from inchworm.errors import ConfigError
+from inchworm.legacy import modern_names
+from inchworm.yaml_text import load_yaml
+
+ConfigT = TypeVar("ConfigT", bound="ConfigBase")
+AnyT = TypeVar("AnyT")
+
+
+class LegacyNameWarning(UserWarning):
+    """A config used a name of an older trainer; the message gives today's."""
+
+
+class ConfigBase:
+    """What all configs share: reading from plain data, writing to it, and changing fields by making a new one."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """A config from plain data. Unknown keys are answered with the nearest name; legacy spellings are taken and reported."""
+        modern, reports = modern_names(cls.__name__, data)
+        for report in reports:
+            warnings.warn(report, LegacyNameWarning, stacklevel=2)
+        return _build(cls, modern, "")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """A config from a YAML file."""
+        try:
+            data = load_yaml(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read the config {path}: {' '.join(str(error).split())}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"the config {path} holds {type(data).__name__}, not a mapping of names to values")
+        return cls.from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads back: dicts, lists, numbers, text."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def to_yaml(self) -> str:
+        """The same as YAML text."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same config with other values in some fields, checked again."""
+        return _build(type(self), {**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, **changes}, "")  # type: ignore[arg-type]
+
+
+def in_words(cls: type[AnyT]) -> type[AnyT]:
+    """A config class whose constructor answers wrong names and types with `ConfigError`, as `from_dict` does."""
+    checked = cls.__init__
+
+    @functools.wraps(checked)
+    def construct(self: AnyT, **values: Any) -> None:
+        try:
+            checked(self, **values)
+        except ValidationError as error:
+            unknown = [str(item["loc"][0]) for item in error.errors() if item["type"] == "unexpected_keyword_argument"]
+            names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+            raise ConfigError(_unknown(_section(cls), unknown[0], names) if unknown else _explain(error, _section(cls))) from None
+
+    cls.__init__ = construct  # type: ignore[assignment]
+    return cls
+
+
+def check_name(name: str, field_name: str) -> None:
+    """Refuse names that would leave the directory they are meant for."""
+    plain = name.strip(". ") == name.strip() and name == name.strip()
+    if not name or not plain or len(name) > 120 or any(c in name for c in "/\\\0") or not name.isprintable():
+        raise ConfigError(f"{field_name}={name!r} is no plain name; use letters, digits, '-', '_' and '.', at most 120 characters")
+
+
+def check_range(config: Any, name: str, low: float | None, high: float | None) -> None:
+    """Refuse a field that is below `low` or above `high`; an empty field is in range."""
+    value = getattr(config, name)
+    if value is None or ((low is None or value >= low) and (high is None or value <= high)):
+        return
+    limits = f"{low:g} or more" if high is None else f"from {low:g} to {high:g}"
+    raise ConfigError(f"{_section(type(config))}{name}={value!r} must be {limits}")
+
+
+def check_positive(config: Any, name: str) -> None:
+    """Refuse a field that is 0 or less."""
+    value = getattr(config, name)
+    if value is not None and not value > 0:
+        raise ConfigError(f"{_section(type(config))}{name}={value!r} must be above 0")
+
+
+_SECTIONS = {"PPOConfig": "ppo", "EnvConfig": "env", "PolicyConfig": "policy", "CollectConfig": "collect", "EvalConfig": "evaluation"}
+_SECTIONS |= {"RunConfig": "run", "WrapperConfig": "env.wrappers"}
+
+
+def _section(cls: type) -> str:
+    return f"{_SECTIONS[cls.__name__]}." if cls.__name__ in _SECTIONS else ""
+
+
+def _build(cls: type[ConfigT], data: Mapping[str, Any], where: str) -> ConfigT:
+    """`cls` from a mapping, with the full name of whatever is wrong in it."""
+    where = where or _section(cls)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or cls.__name__} must be a mapping of names to values, not {data!r}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in data.items():
+        if key not in names:
+            raise ConfigError(_unknown(where, str(key), names))
+        values[key] = _coerce(hints[key], value, f"{where}{key}")
+    return cls(**values)
+
+
+def _unknown(where: str, key: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"did you mean {where}{near[0]}?" if near else f"known names: {', '.join(names)}"
+    return f"unknown config key {where}{key}; {hint}"
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    """Plain data brought to a field's type where that loses nothing: nested mappings to configs, lists to tuples."""
+    if isinstance(hint, type) and issubclass(hint, ConfigBase):
+        return value if isinstance(value, hint) else _build(hint, value, f"{where}.")
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{where}={value!r} must have {len(kinds)} entries")
+        return tuple(_coerce(kind, item, f"{where}[{index}]") for index, (kind, item) in enumerate(zip(kinds, value)))
+    if origin in (typing.Union, types.UnionType) and value is not None:
+        tuples = [kind for kind in inner if typing.get_origin(kind) is tuple]
+        return _coerce(tuples[0], value, where) if tuples and isinstance(value, list) else value
+    return value
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    parts = []
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"] if not _is_branch(str(part)))
+        parts.append(f"{where}{name}={item.get('input')!r}: {item['msg'][0].lower()}{item['msg'][1:]}")
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _is_branch(part: str) -> bool:
+    """Pydantic names which kind of a union it tried, as if that were a field."""
+    return part in ("int", "float", "str", "bool") or part.startswith(("function-", "literal[", "constrained-"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ConfigBase):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
