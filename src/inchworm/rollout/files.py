@@ -1,0 +1,42 @@
+"""Serves the rollout, between steps 5 and 6: a rollout's fields to one file and back, without pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inchworm.errors import CorruptFileError, RolloutError
+from inchworm.files import read_tensor_file, write_tensor_file
+from inchworm.rollout.checks import check_fields, freeze
+from inchworm.trees import flatten_tree, unflatten_tree
+from inchworm.types import EpisodeRecord
+
+KIND, VERSION = "rollout", 1
+
+
+def save_fields(path: str | Path, fields: Mapping[str, Any]) -> Path:
+    """Write a rollout's fields to one file, whole or not at all."""
+    episodes = [{**_shallow(episode), "info": dict(episode.info)} for episode in fields["episodes"]]
+    arrays, structure = flatten_tree({**fields, "episodes": episodes})
+    return write_tensor_file(path, arrays, kind=KIND, version=VERSION, header={"fields": structure})
+
+
+def _shallow(episode: EpisodeRecord) -> dict[str, Any]:
+    return {field.name: getattr(episode, field.name) for field in dataclasses.fields(episode)}
+
+
+def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
+    """The fields that `save_fields` wrote, checked and read-only."""
+    arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
+    freeze(arrays)
+    try:
+        fields: dict[str, Any] = unflatten_tree(arrays, header["fields"])
+        if set(fields) != set(names):
+            raise RolloutError(f"the fields {sorted(set(fields) ^ set(names))} are missing or unknown")
+        fields["episodes"] = tuple(EpisodeRecord(**episode) for episode in fields["episodes"])
+        check_fields(fields)
+    except (CorruptFileError, RolloutError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CorruptFileError(f"{path} holds no valid rollout: {error}") from None
+    return fields

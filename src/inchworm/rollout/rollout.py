@@ -1,0 +1,240 @@
+"""Between steps 5 and 6 of 9: the rollout, the one value that passes from collect to learn, and how rollouts are joined and split."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import optree
+
+from inchworm.rollout import checks
+from inchworm.rollout.files import load_fields, save_fields
+from inchworm.rollout.foreign import complete_fields
+from inchworm.spaces import Space
+from inchworm.types import Array, EpisodeRecord, Tree
+
+_OPINIONS = {"values", "next_values", "advantages", "returns"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """What the world and the behaviour policy did in T steps of B lanes: facts, never written again.
+
+    It also reads as a mapping: `rollout["rewards"]`, `"rewards" in rollout`, `dict(rollout)`.
+    """
+
+    observations: Tree  # [T, B, *obs]      raw; may hold the key "action_mask"
+    actions: Tree  # [T, B, *act]           as sampled, not as clipped or squashed for the env
+    log_probs: Array  # [T, B] f32          of the behaviour policy, summed over the parts of a hybrid action
+    rewards: Array  # [T, B] f32            as the environment gave them
+    terminated: Array  # [T, B] bool        this step ended the episode: nothing follows
+    truncated: Array  # [T, B] bool         this step was cut off: something would have followed
+    episode_starts: Array  # [T, B] bool    this observation opens an episode: forget before reading it
+    valid: Array  # [T, B] bool             False where the lane had no living agent
+    policy_state: Tree = ()  # [ceil(T/S), B, *mem]  memory BEFORE reading the observation, every S rows
+    cut_rows: Array  # [K, 2] i32           (t, b) of every truncated row and of each lane's last row, sorted
+    cut_observations: Tree  # [K, *obs]     the TRUE successor there, before any reset
+    cut_state: Tree = ()  # [K, *mem]       memory after reading observations[t, b]
+    global_state: Tree = ()  # [T, E, *]    for a central critic, once per env copy
+    context: Tree = ()  # (table [C, …], index [T, B])  task context that the behaviour policy was given
+    policy_version: Array  # [B] i32        which weights acted
+    weights_fingerprint: Array  # [B] u64   and of which run: versions of two runs collide
+    episodes: tuple[EpisodeRecord, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """T"""
+        return int(self.rewards.shape[0])
+
+    @property
+    def num_lanes(self) -> int:
+        """B"""
+        return int(self.rewards.shape[1])
+
+    @property
+    def num_valid(self) -> int:
+        """Steps of living agents: what `env_steps` counts."""
+        return int(self.valid.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(int(leaf.nbytes) for name in ARRAY_FIELDS for leaf in optree.tree_leaves(self[name]))
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return FIELDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FIELDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in FIELDS
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in FIELDS:
+            raise KeyError(_no_such_field(name))
+        return getattr(self, name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields under their names; the arrays are shared, not copied."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """A rollout from data of any origin: another process, `torch.load`, or made up.
+
+        Needed: observations, actions, log_probs, rewards, terminated, all [T, B, …], and the true successors of truncated
+        and last rows, either as `next_observations` [T, B, *obs] or as `cut_rows` and `cut_observations`. They may be left out
+        if every lane's last row is terminated and no row is truncated. All other fields have defaults.
+        NumPy arrays, lists and CPU tensors are taken. The input is neither changed nor shared.
+        """
+        return cls(**complete_fields(data, FIELDS))
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """The rollout with `function` applied to every array, such as a transfer to a device; episodes stay."""
+        fields: dict[str, Any] = {name: optree.tree_map(function, self[name]) for name in ARRAY_FIELDS}
+        return dataclasses.replace(self, **fields)
+
+    def select_lanes(self, lanes: Sequence[int] | np.ndarray) -> Rollout:
+        """The rollout of some lanes, in this order."""
+        return select_lanes(self, lanes)
+
+    def validate(self, observation_space: Space | None = None, action_space: Space | None = None) -> None:
+        """Raise `RolloutError` or `BadNumberError` naming what breaks the contract, also of these spaces if they are given."""
+        checks.check_fields(self.to_dict())
+        if observation_space is not None:
+            checks.check_space(self.observations, observation_space, "observations")
+        if action_space is not None:
+            checks.check_space(self.actions, action_space, "actions")
+            checks.check_choices(self.actions, action_space, self.valid)
+        checks.check_finite(self.to_dict())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the rollout to one file, whole or not at all."""
+        return save_fields(path, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The rollout that `save` wrote; a damaged file is refused with `CorruptFileError`."""
+        return cls(**load_fields(path, FIELDS))
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
+ARRAY_FIELDS = tuple(name for name in FIELDS if name != "episodes")
+_FLAT = ("log_probs", "rewards", "terminated", "truncated", "episode_starts", "valid")  # each [T, B]
+
+
+def _no_such_field(name: object) -> str:
+    if name in _OPINIONS:
+        return f"{name}: a rollout holds facts only; compute_advantages(policy, rollout, config) gives values, advantages and returns"
+    near = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.4)
+    return f"a rollout has no field {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(FIELDS)}")
+
+
+def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts side by side, as one with all their lanes. Right for parallel workers and for rollouts taken one after another.
+
+    Each must have the same number of steps and the same trees, shapes and dtypes. Lanes of episodes and cut rows are re-based.
+    """
+    rollouts = tuple(rollouts)
+    checks.check_alike([rollout.to_dict() for rollout in rollouts])
+    first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
+    cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]
+    order = sorted_rows(cut_rows)
+    fields = {name: _join(rollouts, name, axis=1) for name in ("observations", "actions", *_FLAT, "policy_state", "global_state")}
+    cuts = {name: _take(_join(rollouts, name, axis=0), order) for name in ("cut_observations", "cut_state")}
+    return Rollout(
+        **fields,
+        **cuts,
+        cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
+        context=_join_contexts(rollouts),
+        policy_version=_join(rollouts, "policy_version", axis=0),
+        weights_fingerprint=_join(rollouts, "weights_fingerprint", axis=0),
+        episodes=tuple(_rebased(episode, int(lane)) for rollout, lane in zip(rollouts, first_lane) for episode in rollout.episodes),
+    )
+
+
+def _join(rollouts: Sequence[Rollout], name: str, axis: int) -> Tree:
+    trees = [rollout[name] for rollout in rollouts]
+    return checks.freeze(optree.tree_map(lambda *leaves: np.concatenate(leaves, axis), *trees))
+
+
+def _join_contexts(rollouts: Sequence[Rollout]) -> Tree:
+    if rollouts[0].context == ():
+        return ()
+    tables = [rollout.context[0] for rollout in rollouts]
+    first_row = np.cumsum([0, *(optree.tree_leaves(table)[0].shape[0] for table in tables)])
+    table = optree.tree_map(lambda *leaves: np.concatenate(leaves), *tables)  # [sum C, …]
+    index = np.concatenate([rollout.context[1] + row for rollout, row in zip(rollouts, first_row)], 1)  # [T, B]
+    return checks.freeze((table, index.astype(rollouts[0].context[1].dtype)))
+
+
+def _rebased(episode: EpisodeRecord, first_lane: int) -> EpisodeRecord:
+    return dataclasses.replace(episode, lane=episode.lane + first_lane)
+
+
+def _take(tree: Tree, rows: np.ndarray) -> Tree:
+    return checks.freeze(optree.tree_map(lambda leaf: leaf[rows], tree))
+
+
+def sorted_rows(cut_rows: np.ndarray) -> np.ndarray:
+    """The order [K] that sorts cut rows by (t, b)."""
+    return np.lexsort((cut_rows[:, 1], cut_rows[:, 0]))
+
+
+def select_lanes(rollout: Rollout, lanes: Sequence[int] | np.ndarray) -> Rollout:
+    """The rollout of some lanes (numbers in any order, or a bool per lane); cut rows and episodes follow, renumbered."""
+    chosen = checks.lane_numbers(lanes, rollout.num_lanes)  # [n]
+    new_lane = np.full(rollout.num_lanes, -1)  # [B] the lane's new number, -1 where it is left out
+    new_lane[chosen] = np.arange(len(chosen))
+    kept = np.flatnonzero(new_lane[rollout.cut_rows[:, 1]] >= 0)
+    cut_rows = np.stack([rollout.cut_rows[kept, 0], new_lane[rollout.cut_rows[kept, 1]]], 1)
+    order = sorted_rows(cut_rows)
+
+    def columns(tree: Tree) -> Tree:
+        return checks.freeze(optree.tree_map(lambda leaf: leaf[:, chosen], tree))
+
+    return Rollout(
+        **{name: columns(rollout[name]) for name in ("observations", "actions", *_FLAT, "policy_state")},
+        **{name: _take(rollout[name], kept[order]) for name in ("cut_observations", "cut_state")},
+        cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
+        global_state=_select_copies(rollout.global_state, rollout.num_lanes, chosen),
+        context=rollout.context if rollout.context == () else (rollout.context[0], columns(rollout.context[1])),
+        policy_version=_take(rollout.policy_version, chosen),
+        weights_fingerprint=_take(rollout.weights_fingerprint, chosen),
+        episodes=tuple(dataclasses.replace(e, lane=int(new_lane[e.lane])) for e in rollout.episodes if new_lane[e.lane] >= 0),
+    )
+
+
+def _select_copies(global_state: Tree, num_lanes: int, chosen: np.ndarray) -> Tree:
+    """The env copies of the chosen lanes: once each if every copy keeps equally many adjacent lanes, else once per lane."""
+    leaves = optree.tree_leaves(global_state)
+    if not leaves:
+        return global_state
+    copies = chosen // max(1, num_lanes // max(1, leaves[0].shape[1]))  # [n] the env copy of each chosen lane
+    starts = np.flatnonzero(np.diff(copies, prepend=-1))
+    lengths = np.diff(starts, append=len(copies))
+    rows = copies[starts] if len(set(lengths.tolist())) == 1 else copies
+    return checks.freeze(optree.tree_map(lambda leaf: leaf[:, rows], global_state))
+
+
+def successor_observations(rollout: Rollout) -> Tree:
+    """What each step led to, [T, B, *obs]: the next row's observation, and at cut rows the true successor.
+
+    Where a row is terminated and not its lane's last, this is the first observation of the lane's next episode: nothing
+    followed, so nothing there may be used.
+    """
+    time, lane = rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]
+
+    def shifted(leaf: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        successors = np.concatenate([leaf[1:], leaf[-1:]])  # [T, B, *obs]
+        successors[time, lane] = cuts
+        return successors
+
+    return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)

@@ -1,0 +1,250 @@
+"""The buffer, with rows that say where they come from: every entry of row t, lane b is 100 * t + b."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.errors import RolloutError
+from inchworm.rollout.buffer import RolloutBuffer
+from inchworm.types import EpisodeRecord
+
+BOX, CHOICE = spaces.Box(-1e6, 1e6, (2,), np.float32), spaces.Discrete(1000)
+
+
+def row(t: int, lanes: int, **changes):
+    number = 100 * t + np.arange(lanes)
+    return {
+        "observations": np.stack([number, -number], -1).astype(np.float32),
+        "actions": number.astype(np.int64),
+        "log_probs": -number.astype(np.float32),
+        "rewards": 2 * number.astype(np.float32),
+        "terminated": np.zeros(lanes, bool),
+        "truncated": np.zeros(lanes, bool),
+        "episode_starts": np.zeros(lanes, bool),
+        **changes,
+    }
+
+
+def lanes_with(*chosen: int, of: int) -> np.ndarray:
+    return np.isin(np.arange(of), chosen)
+
+
+def last_observations(lanes: int) -> np.ndarray:
+    return np.stack([9000 + np.arange(lanes)] * 2, -1).astype(np.float32)
+
+
+def test_rows_arrive_where_they_belong():
+    buffer = RolloutBuffer.create(4, 3, BOX, CHOICE)
+    for t in range(4):
+        assert len(buffer) == t
+        buffer.add(**row(t, 3, valid=lanes_with(t % 3, of=3), episode_starts=lanes_with(0, of=3)))
+    episodes = [EpisodeRecord(1.0, 2, 0, 7)]
+    rollout = buffer.get(last_observations=last_observations(3), policy_version=5, weights_fingerprint=2**63 + 1, episodes=episodes)
+    number = 100 * np.arange(4)[:, None] + np.arange(3)
+    np.testing.assert_array_equal(rollout.observations, np.stack([number, -number], -1))
+    np.testing.assert_array_equal(rollout.actions, number)
+    np.testing.assert_array_equal(rollout.log_probs, -number)
+    np.testing.assert_array_equal(rollout.rewards, 2 * number)
+    np.testing.assert_array_equal(rollout.valid, [lanes_with(t % 3, of=3) for t in range(4)])
+    assert rollout.episode_starts[:, 0].all()
+    assert not rollout.episode_starts[:, 1:].any()
+    assert rollout.policy_version.tolist() == [5, 5, 5]
+    assert rollout.weights_fingerprint.tolist() == [2**63 + 1] * 3
+    assert rollout.episodes == tuple(episodes)
+    assert rollout.num_valid == 4
+    # no lane ended: the cut rows are each lane's last row, with what the next act would read
+    np.testing.assert_array_equal(rollout.cut_rows, [[3, 0], [3, 1], [3, 2]])
+    np.testing.assert_array_equal(rollout.cut_observations, last_observations(3))
+    rollout.validate(BOX, CHOICE)
+
+
+def test_cut_rows_of_truncated_terminated_and_last_rows():
+    buffer = RolloutBuffer.create(3, 3, BOX, CHOICE)
+    buffer.add(**row(0, 3, truncated=lanes_with(2, of=3), terminated=lanes_with(1, of=3)))
+    buffer.add_cut(2, np.array([1.0, 2.0]))
+    buffer.add_cut(1, np.array([3.0, 4.0]))  # terminated before the last row: nothing follows, nothing is kept
+    buffer.add(**row(1, 3, truncated=lanes_with(0, 2, of=3)))
+    buffer.add_cut(2, np.array([11.0, 12.0]))
+    buffer.add_cut(0, np.array([5.0, 6.0]))
+    buffer.add(**row(2, 3, truncated=lanes_with(1, of=3), terminated=lanes_with(2, of=3)))
+    buffer.add_cut(2, np.array([9.0, 10.0]))
+    buffer.add_cut(1, np.array([7.0, 8.0]))
+    rollout = buffer.get(last_observations=last_observations(3))
+    np.testing.assert_array_equal(rollout.cut_rows, [[0, 2], [1, 0], [1, 2], [2, 0], [2, 1], [2, 2]])  # sorted by (t, b), none twice
+    np.testing.assert_array_equal(rollout.cut_observations, [[1, 2], [5, 6], [11, 12], [9000, 9000], [7, 8], [9, 10]])
+    assert rollout.cut_rows.dtype == np.int32
+    assert rollout.cut_observations.dtype == np.float32
+    rollout.validate(BOX, CHOICE)
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_a_lane_that_ended_in_the_last_row_needs_its_true_successor(flag):
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
+    buffer.add(**row(0, 2, **{flag: lanes_with(1, of=2)}))
+    with pytest.raises(RolloutError, match=r"lane 1 ended at row 0 without its true successor; call add_cut\(1"):
+        buffer.get(last_observations=last_observations(2))
+
+
+def test_a_truncated_row_needs_its_true_successor():
+    buffer = RolloutBuffer.create(2, 1, BOX, CHOICE)
+    buffer.add(**row(0, 1, truncated=np.array([True])))
+    buffer.add(**row(1, 1))
+    with pytest.raises(RolloutError, match="lane 0 ended at row 0"):
+        buffer.get(last_observations=last_observations(1))
+
+
+def test_callers_may_reuse_their_arrays():
+    buffer = RolloutBuffer.create(2, 2, BOX, CHOICE)
+    reused = row(0, 2, truncated=np.array([True, True]))
+    final = np.array([1.0, 2.0], np.float32)
+    for t in range(2):
+        for name, value in row(t, 2, truncated=np.array([True, True])).items():
+            reused[name][...] = value
+        buffer.add(**reused)
+        for lane in range(2):
+            final[:] = 10 * t + lane
+            buffer.add_cut(lane, final)
+    for value in reused.values():
+        value[...] = 1
+    final[:] = 77
+    rollout = buffer.get(last_observations=last_observations(2))
+    np.testing.assert_array_equal(rollout.actions, [[0, 1], [100, 101]])
+    np.testing.assert_array_equal(rollout.cut_observations[:, 0], [0, 1, 10, 11])
+
+
+def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
+    buffer.add(**row(3, 2))
+    kept = buffer.get(last_observations=last_observations(2))
+    with pytest.raises(RolloutError, match=r"full \(1 rows\).*reset\(\)"):
+        buffer.add(**row(4, 2))
+    buffer.reset()
+    assert len(buffer) == 0
+    buffer.add(**row(5, 2))
+    following = buffer.get(last_observations=last_observations(2) + 1)
+    assert kept.actions.tolist() == [[300, 301]]
+    assert following.actions.tolist() == [[500, 501]]
+    for rollout in (kept, following):
+        for name in rollout:
+            value = rollout[name]
+            if isinstance(value, np.ndarray):
+                assert not value.flags.writeable, name
+    with pytest.raises(ValueError, match="read-only"):
+        kept.rewards[0, 0] = 1
+
+
+def test_full_and_short_buffers_are_refused():
+    buffer = RolloutBuffer.create(2, 1, BOX, CHOICE)
+    with pytest.raises(RolloutError, match="holds 0 of 2 rows"):
+        buffer.get(last_observations=last_observations(1))
+    buffer.add(**row(0, 1))
+    with pytest.raises(RolloutError, match="holds 1 of 2 rows"):
+        buffer.get(last_observations=last_observations(1))
+    buffer.add(**row(1, 1))
+    with pytest.raises(RolloutError, match="full"):
+        buffer.add(**row(2, 1))
+
+
+def test_wrong_calls_of_add_cut():
+    buffer = RolloutBuffer.create(2, 2, BOX, CHOICE)
+    with pytest.raises(RolloutError, match="call add first"):
+        buffer.add_cut(0, np.zeros(2))
+    buffer.add(**row(0, 2))
+    with pytest.raises(RolloutError, match="lane 2"):
+        buffer.add_cut(2, np.zeros(2))
+    buffer.add_cut(0, np.zeros(2))
+    with pytest.raises(RolloutError, match="already"):
+        buffer.add_cut(0, np.zeros(2))
+    with pytest.raises(RolloutError, match=r"cut_observations: got float64\[3\], expected float32\[2\]"):
+        buffer.add_cut(1, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"rewards": np.zeros(1, np.float32)}, r"rewards: got float32\[1\], expected float32\[3\]"),  # would broadcast
+        ({"rewards": np.float32(0)}, r"rewards: got float32\[\]"),
+        ({"observations": np.zeros((3, 1), np.float32)}, r"observations: got float32\[3, 1\], expected float32\[3, 2\]"),
+        ({"actions": np.zeros(3, np.float32)}, r"actions: got float32\[3\], expected int64\[3\]"),  # would be cut to whole numbers
+        ({"terminated": np.zeros(3, np.float32)}, r"terminated: got float32\[3\], expected bool\[3\]"),
+    ],
+)
+def test_numpy_bends_no_wrong_row_into_shape(changes, words):
+    buffer = RolloutBuffer.create(2, 3, BOX, CHOICE)
+    with pytest.raises(RolloutError, match=words):
+        buffer.add(**row(0, 3, **changes))
+    assert len(buffer) == 0
+
+
+def test_other_float_widths_and_lists_are_cast():
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
+    buffer.add(**row(0, 2, rewards=np.array([0.5, 1.5]), log_probs=[-1.0, -2.0]))
+    rollout = buffer.get(last_observations=last_observations(2))
+    assert rollout.rewards.dtype == rollout.log_probs.dtype == np.float32
+    assert rollout.rewards.tolist() == [[0.5, 1.5]]
+
+
+def test_trees_keep_their_dtypes():
+    observation_space = spaces.Dict({"image": spaces.Box(0, 255, (4, 4, 1), np.uint8), "parts": spaces.Tuple([spaces.Discrete(5)])})
+    action_space = spaces.Dict({"go": spaces.MultiDiscrete([3, 3]), "aim": spaces.Box(-1, 1, (2,), np.float32)})
+    buffer = RolloutBuffer.create(2, 1, observation_space, action_space)
+    for t in range(2):
+        observation = {"image": np.full((1, 4, 4, 1), t, np.uint8), "parts": (np.array([t]),)}
+        action = {"go": np.array([[t, 2]]), "aim": np.array([[0.1, 5.0]], np.float32)}
+        buffer.add(**row(0, 1, observations=observation, actions=action, truncated=np.array([t == 0])))
+        if t == 0:
+            buffer.add_cut(0, {"image": np.full((4, 4, 1), 200, np.uint8), "parts": (np.int64(4),)})
+    rollout = buffer.get(last_observations={"image": np.full((1, 4, 4, 1), 99, np.uint8), "parts": (np.array([3]),)})
+    assert rollout.observations["image"].dtype == np.uint8
+    assert rollout.observations["image"].shape == (2, 1, 4, 4, 1)
+    assert rollout.observations["parts"][0].tolist() == [[0], [1]]
+    assert rollout.actions["go"].tolist() == [[[0, 2]], [[1, 2]]]
+    assert rollout.actions["aim"][0, 0, 1] == 5.0  # as sampled, beyond the bounds
+    assert rollout.cut_observations["image"][:, 0, 0, 0].tolist() == [200, 99]
+    assert rollout.cut_observations["parts"][0].tolist() == [4, 3]
+    rollout.validate(observation_space, action_space)
+
+
+def test_a_gaussian_action_of_an_integer_box_is_stored_as_sampled():
+    buffer = RolloutBuffer.create(1, 1, BOX, spaces.Box(0, 10, (1,), np.int32))
+    buffer.add(**row(0, 1, actions=np.array([[2.75]], np.float32)))
+    assert buffer.get(last_observations=last_observations(1)).actions.tolist() == [[[2.75]]]
+
+
+def test_memory_is_recorded_every_few_rows_and_after_cuts():
+    # The memory before row t is 10 * t + lane; after reading row t it is 10 * (t + 1) + lane.
+    def memory(t: int) -> dict[str, np.ndarray]:
+        return {"h": (10 * t + np.arange(2))[:, None].astype(np.float32)}
+
+    buffer = RolloutBuffer.create(5, 2, BOX, CHOICE, state=memory(0), state_every=2)
+    for t in range(5):
+        buffer.add(**row(t, 2, state=memory(t), truncated=np.array([False, t == 1])))
+        if t == 1:
+            buffer.add_cut(1, np.zeros(2), {"h": memory(t + 1)["h"][1]})
+    rollout = buffer.get(last_observations=last_observations(2), last_state=memory(5))
+    assert rollout.policy_state["h"].shape == (3, 2, 1)  # ceil(5 / 2) rows: 0, 2, 4
+    assert rollout.policy_state["h"][..., 0].tolist() == [[0, 1], [20, 21], [40, 41]]
+    assert rollout.cut_rows.tolist() == [[1, 1], [4, 0], [4, 1]]
+    assert rollout.cut_state["h"][:, 0].tolist() == [21, 50, 51]
+    rollout.validate()
+
+
+def test_global_state_is_kept_once_per_env_copy():
+    buffer = RolloutBuffer.create(2, 4, BOX, CHOICE, global_state=np.zeros((2, 3), np.float32))
+    for t in range(2):
+        buffer.add(**row(t, 4, global_state=np.full((2, 3), t, np.float32)))
+    rollout = buffer.get(last_observations=last_observations(4))
+    assert rollout.global_state.shape == (2, 2, 3)
+    assert rollout.global_state[1, 0, 0] == 1
+    rollout.validate()
+
+
+def test_empty_buffers():
+    rollout = RolloutBuffer.create(0, 2, BOX, CHOICE).get(last_observations=last_observations(2))
+    assert (rollout.num_steps, rollout.num_lanes, rollout.num_valid) == (0, 2, 0)
+    assert rollout.cut_rows.shape == (0, 2)
+    rollout.validate(BOX, CHOICE)
+    with pytest.raises(RolloutError, match="num_steps=-1"):
+        RolloutBuffer.create(-1, 2, BOX, CHOICE)

@@ -1,0 +1,462 @@
+"""The rollout as a value: reading, joining, splitting, checking; data of other origin."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import numpy as np
+import optree
+import pytest
+from gymnasium import spaces
+
+from inchworm.errors import BadNumberError, RolloutError
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_rollouts, select_lanes, successor_observations
+from inchworm.types import EpisodeRecord
+
+BOX, CHOICE = spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)
+
+
+def assert_equal(left: Rollout, right: Rollout) -> None:
+    for name in ARRAY_FIELDS:
+        assert optree.tree_structure(left[name]) == optree.tree_structure(right[name]), name
+        for one, other in zip(optree.tree_leaves(left[name]), optree.tree_leaves(right[name])):
+            assert one.dtype == other.dtype, name
+            np.testing.assert_array_equal(one, other, err_msg=name)
+    assert left.episodes == right.episodes
+
+
+def data(steps: int = 3, lanes: int = 2, **changes):
+    """The least that makes a rollout: entry 10 * t + b, every lane's last row terminated."""
+    number = 10 * np.arange(steps)[:, None] + np.arange(lanes)
+    terminated = np.zeros((steps, lanes), bool)
+    terminated[-1:] = True
+    return {
+        "observations": np.stack([number, number + 0.5], -1).astype(np.float32),
+        "actions": number % 3,
+        "log_probs": -np.ones((steps, lanes), np.float32),
+        "rewards": number.astype(np.float32),
+        "terminated": terminated,
+        **changes,
+    }
+
+
+def rich(seed: int = 0, steps: int = 6, lanes: int = 4, copies: int = 2) -> Rollout:
+    """A rollout with every field in use, its numbers made of (t, b)."""
+    number = 1000 * seed + 10 * np.arange(steps)[:, None] + np.arange(lanes)  # [T, B]
+    truncated = np.zeros((steps, lanes), bool)
+    truncated[2, 1] = truncated[4, 3 % lanes] = True
+    rows = np.argwhere(truncated | (np.arange(steps) == steps - 1)[:, None])
+    at_cuts = number[tuple(rows.T)]
+    return Rollout.from_dict(
+        {
+            "observations": {"a": number.astype(np.float32), "b": (np.stack([number, number], -1).astype(np.uint8),)},
+            "actions": number,
+            "log_probs": number.astype(np.float32),
+            "rewards": number.astype(np.float32),
+            "terminated": np.zeros((steps, lanes), bool),
+            "truncated": truncated,
+            "valid": number % 7 != 0,
+            "policy_state": {"h": number[::2, :, None].astype(np.float32)},
+            "cut_rows": rows.astype(np.int32),
+            "cut_observations": {"a": at_cuts + np.float32(0.5), "b": (np.stack([at_cuts, at_cuts], -1).astype(np.uint8),)},
+            "cut_state": {"h": at_cuts[:, None].astype(np.float32)},
+            "global_state": (100 * np.arange(steps)[:, None] + np.arange(copies)).astype(np.float32),
+            "context": (np.arange(3.0) + 10 * seed, number % 3),
+            "policy_version": seed + np.arange(lanes),
+            "weights_fingerprint": np.full(lanes, 2**64 - 1 - seed, np.uint64),
+            "episodes": [EpisodeRecord(1.5, 3, 1, 77, {"won": 1.0}), {"episode_return": 2.0, "length": 4, "lane": 3 % lanes, "seed": 5}],
+        }
+    )
+
+
+# reading
+
+
+def test_sizes_and_mapping_access():
+    rollout = rich()
+    assert (rollout.num_steps, rollout.num_lanes) == (6, 4)
+    assert rollout.num_valid == int((rollout["valid"]).sum()) < 24
+    assert len(rollout["observations"]["a"]) == 6
+    assert "rewards" in rollout
+    assert "values" not in rollout
+    assert tuple(rollout.keys()) == tuple(rollout) == FIELDS
+    assert dict(rollout).keys() == rollout.to_dict().keys()
+    assert rollout.to_dict()["rewards"] is rollout.rewards
+    expected = sum(leaf.nbytes for name in ARRAY_FIELDS for leaf in optree.tree_leaves(rollout[name]))
+    assert rollout.nbytes == expected > 0
+    with pytest.raises(KeyError, match="did you mean 'rewards'"):
+        rollout["reward"]
+    with pytest.raises(KeyError, match="compute_advantages"):
+        rollout["advantages"]
+    with pytest.raises(KeyError, match="it has observations"):
+        rollout["zzzzzz"]
+
+
+def test_frozen_and_replaceable():
+    rollout = rich()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rollout.rewards = 0
+    changed = dataclasses.replace(rollout, rewards=rollout.rewards + 1)
+    changed.validate()
+    assert changed.rewards[0, 0] == rollout.rewards[0, 0] + 1
+
+
+def test_map_reaches_every_array():
+    torch = pytest.importorskip("torch")
+    rollout = rich()
+    tensors = rollout.map(torch.tensor)
+    for name in ARRAY_FIELDS:
+        for array, tensor in zip(optree.tree_leaves(rollout[name]), optree.tree_leaves(tensors[name])):
+            assert isinstance(tensor, torch.Tensor), name
+            np.testing.assert_array_equal(tensor.numpy(), array)
+    assert tensors.episodes is rollout.episodes
+    assert (tensors.num_steps, tensors.num_lanes, tensors.num_valid, tensors.nbytes) == (6, 4, rollout.num_valid, rollout.nbytes)
+    assert_equal(tensors.map(lambda tensor: tensor.numpy()), rollout)
+
+
+def test_successor_observations():
+    # Lane 0: row 0 goes on, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
+    # Lane 1: row 0 terminated: its successor is the next row, which nobody may use.
+    observations = np.array([[1.0, 10], [2, 20], [3, 30]])
+    rollout = Rollout.from_dict(
+        data(
+            observations=observations,
+            terminated=np.array([[0, 1], [0, 0], [0, 0]], bool),
+            truncated=np.array([[0, 0], [1, 0], [0, 0]], bool),
+            cut_rows=[[1, 0], [2, 0], [2, 1]],
+            cut_observations=[71.0, 72.0, 73.0],
+        )
+    )
+    np.testing.assert_array_equal(successor_observations(rollout), [[2, 20], [71, 30], [72, 73]])
+    np.testing.assert_array_equal(rollout.observations, observations)
+    assert successor_observations(Rollout.from_dict(data(steps=0))).shape == (0, 2, 2)
+
+
+# from_dict
+
+
+def test_the_least_that_makes_a_rollout():
+    rollout = Rollout.from_dict(data())
+    assert not rollout.truncated.any()
+    assert rollout.valid.all()
+    assert rollout.episode_starts.tolist() == [[True, True], [False, False], [False, False]]
+    assert rollout.cut_rows.tolist() == [[2, 0], [2, 1]]
+    np.testing.assert_array_equal(rollout.cut_observations, rollout.observations[2])
+    assert rollout.policy_version.tolist() == [0, 0]
+    assert rollout.weights_fingerprint.dtype == np.uint64
+    assert (rollout.policy_state, rollout.cut_state, rollout.global_state, rollout.context, rollout.episodes) == ((), (), (), (), ())
+    rollout.validate(BOX, CHOICE)
+
+
+def test_round_trip():
+    rollout = rich()
+    assert_equal(Rollout.from_dict(rollout.to_dict()), rollout)
+    assert_equal(Rollout.from_dict(dict(rollout)), rollout)
+    rollout.validate()
+
+
+def test_the_input_is_neither_changed_nor_shared():
+    given = data()
+    copies = {name: array.copy() for name, array in given.items()}
+    rollout = Rollout.from_dict(given)
+    for name, array in given.items():
+        np.testing.assert_array_equal(array, copies[name])
+        assert array.flags.writeable
+        assert not np.shares_memory(array, rollout[name])
+        assert not rollout[name].flags.writeable
+    given["rewards"][:] = -1
+    np.testing.assert_array_equal(rollout.rewards, copies["rewards"])
+    assert Rollout.from_dict(rollout.to_dict()).rewards is rollout.rewards  # nobody can write to it: no copy
+
+
+def test_episode_starts_follow_ends():
+    terminated, truncated = np.zeros((4, 1), bool), np.zeros((4, 1), bool)
+    terminated[0] = truncated[2] = True
+    given = data(4, 1, terminated=terminated, truncated=truncated, next_observations=np.zeros((4, 1, 2), np.float32))
+    assert Rollout.from_dict(given).episode_starts[:, 0].tolist() == [True, True, False, True]
+    given["episode_starts"] = np.zeros((4, 1), bool)
+    assert not Rollout.from_dict(given).episode_starts.any()
+
+
+def test_both_flags_count_as_terminated():
+    both = np.zeros((3, 2), bool)
+    both[2] = True
+    rollout = Rollout.from_dict(data(terminated=both, truncated=both))
+    assert rollout.terminated[2].all()
+    assert not rollout.truncated.any()
+
+
+def test_cut_rows_come_from_next_observations():
+    truncated = np.zeros((3, 2), bool)
+    truncated[0, 1] = True
+    successors = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    rollout = Rollout.from_dict(data(terminated=np.zeros((3, 2), bool), truncated=truncated, next_observations=successors))
+    assert rollout.cut_rows.tolist() == [[0, 1], [2, 0], [2, 1]]
+    # rows (0, 1), (2, 0), (2, 1) of 0 … 11 in pairs
+    assert rollout.cut_observations.tolist() == [[2, 3], [8, 9], [10, 11]]
+
+
+def test_given_cut_rows_are_sorted_with_what_belongs_to_them():
+    given = rich().to_dict()
+    order = [3, 0, 5, 1, 4, 2]
+    assert len(given["cut_rows"]) == 6
+    for name in ("cut_rows", "cut_observations", "cut_state"):
+        given[name] = optree.tree_map(lambda leaf: leaf[order], given[name])
+    assert_equal(Rollout.from_dict(given), rich())
+
+
+def test_tensors_and_lists_are_taken():
+    torch = pytest.importorskip("torch")
+    expected = Rollout.from_dict(data())
+    assert_equal(Rollout.from_dict({name: torch.from_numpy(array) for name, array in data().items()}), expected)
+    assert_equal(Rollout.from_dict(data(rewards=data()["rewards"].tolist(), terminated=data()["terminated"].tolist())), expected)
+    with pytest.raises(RolloutError, match=r"log_probs: .*detach\(\)"):
+        Rollout.from_dict(data(log_probs=torch.ones((3, 2), requires_grad=True)))
+
+
+def test_wider_floats_and_whole_rewards_are_cast():
+    rollout = Rollout.from_dict(data(log_probs=-np.ones((3, 2)), rewards=np.ones((3, 2), np.int64)))
+    assert rollout.log_probs.dtype == rollout.rewards.dtype == np.float32
+
+
+def test_opinions_are_ignored_with_a_warning():
+    with pytest.warns(UserWarning, match="values, returns ignored: learn computes them itself"):
+        rollout = Rollout.from_dict(data(values=np.zeros((3, 2)), returns="whatever"))
+    assert_equal(rollout, Rollout.from_dict(data()))
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (3, 0), (0, 0)])
+def test_empty_rollouts_are_legal(shape):
+    rollout = Rollout.from_dict(data(*shape))
+    assert (rollout.num_steps, rollout.num_lanes, rollout.num_valid) == (*shape, 0)
+    rollout.validate(BOX, CHOICE)
+    assert combine_rollouts([rollout, rollout]).num_lanes == 2 * shape[1]
+
+
+T32 = np.zeros((3, 2))
+REFUSED = {
+    "missing": (lambda d: d.pop("actions"), "lacks actions; needed are observations"),
+    "typo": (lambda d: d.update(log_prob=T32), "unknown rollout key 'log_prob'; did you mean log_probs?"),
+    "obs": (lambda d: d.update(obs=T32), "did you mean observations"),
+    "dones": (lambda d: d.update(dones=T32), "give terminated"),
+    "masks": (lambda d: d.update(action_masks=T32), 'key "action_mask" of observations'),
+    "unknown": (lambda d: d.update(qqqqqq=T32), "known keys: observations"),
+    "float flags": (lambda d: d.update(terminated=np.ones((3, 2))), r"terminated: got float64\[3, 2\], expected bool.*use bool"),
+    "int flags": (lambda d: d.update(terminated=np.ones((3, 2), np.uint8)), r"terminated: got uint8\[3, 2\].*use bool"),
+    "int log-probs": (lambda d: d.update(log_probs=np.ones((3, 2), int)), r"log_probs: got int64\[3, 2\], expected float32\[T, B\]"),
+    "bool rewards": (lambda d: d.update(rewards=np.ones((3, 2), bool)), "rewards: got bool"),
+    "objects": (lambda d: d.update(actions=np.full((3, 2), None)), r"actions: got object\[3, 2\]"),
+    "text": (lambda d: d.update(observations=np.full((3, 2), "x")), "observations: got <U1"),
+    "ragged": (lambda d: d.update(rewards=[[1.0], [1.0, 2.0]]), "rewards: cannot be read as an array"),
+    "one axis": (lambda d: d.update(rewards=np.ones(3)), r"rewards: got float32\[3\].*rewards\[:, None\]"),
+    "three axes": (lambda d: d.update(rewards=np.ones((3, 2, 1))), r"rewards: got float32\[3, 2, 1\], expected float32\[T, B\]$"),
+    "log-prob shape": (lambda d: d.update(log_probs=np.ones((3, 1))), r"log_probs: got float32\[3, 1\], expected float32\[3, 2\]"),
+    "flag shape": (lambda d: d.update(terminated=np.ones((2, 2), bool)), r"terminated: got bool\[2, 2\], expected bool\[3, 2\]"),
+    "valid shape": (lambda d: d.update(valid=np.ones((2, 2), bool)), r"valid: got bool\[2, 2\], expected bool\[3, 2\]"),
+    "obs shape": (
+        lambda d: d.update(observations=np.ones((2, 2, 2))),
+        r"observations: got float64\[2, 2, 2\], expected numbers\[3, 2, …\]",
+    ),
+    "leaf shape": (lambda d: d.update(actions={"x": np.ones((3, 1))}), r"actions\.x: got float64\[3, 1\]"),
+    "empty tree": (lambda d: d.update(actions=()), "actions: there is no array"),
+    "tree keys": (lambda d: d.update(actions={1: T32}), "keys of a tree must be text"),
+    "successors": (lambda d: d.update(terminated=np.zeros((3, 2), bool)), "add next_observations"),
+    "truncation": (lambda d: d.update(truncated=np.eye(3, 2, dtype=bool)), "add next_observations"),
+    "next shape": (
+        lambda d: d.update(next_observations=np.ones((2, 2, 2))),
+        r"next_observations: got float64\[2, 2, 2\], expected numbers\[3, 2",
+    ),
+    "next tree": (
+        lambda d: d.update(next_observations={"x": np.ones((3, 2, 2))}),
+        r"cut_observations: its tree .* differs from that of obs",
+    ),
+    "next dtype": (
+        lambda d: d.update(next_observations=np.ones((3, 2, 2)), observations=np.ones((3, 2, 2), np.uint8)),
+        r"cut_observations: got float64\[2, 2\], expected uint8\[2, 2\]",
+    ),
+    "twice": (lambda d: d.update(next_observations=T32, cut_rows=T32), "say the same thing twice"),
+    "cut rows alone": (lambda d: d.update(cut_rows=T32.astype(int)), "has cut_rows but lacks cut_observations"),
+    "cuts alone": (lambda d: d.update(cut_observations=T32), "has cut_observations but lacks cut_rows"),
+    "cut dtype": (lambda d: d.update(cut_rows=T32, cut_observations=T32), r"cut_rows: got float64\[3, 2\], expected int32\[K, 2\]"),
+    "cut missing": (lambda d: d.update(cut_rows=[[2, 0]], cut_observations=np.ones((1, 2), "f")), r"cut_rows: \(t=2, b=1\) is missing"),
+    "cut doubled": (
+        lambda d: d.update(cut_rows=[[2, 0], [2, 0], [2, 1]], cut_observations=np.ones((3, 2), "f")),
+        r"cut_rows: \(t=2, b=0\) stands there twice",
+    ),
+    "cut outside": (lambda d: d.update(cut_rows=[[2, 2]], cut_observations=np.ones((1, 2), "f")), "outside the rollout of 3 steps"),
+    "cut count": (lambda d: d.update(cut_rows=[[2, 0], [2, 1]], cut_observations=np.ones((1, 2))), "one row for each of cut_rows"),
+    "version": (lambda d: d.update(policy_version=np.ones(3, int)), r"policy_version: got int64\[3\], expected int32\[2\] or one number"),
+    "memory lanes": (lambda d: d.update(policy_state=np.ones((3, 5))), r"policy_state: got float64\[3, 5\], expected numbers\[T/S, 2"),
+    "memory cuts": (lambda d: d.update(policy_state=np.ones((3, 2))), "cut_state: its tree"),
+    "global state": (lambda d: d.update(global_state=np.ones((3, 3))), "3 env copies do not divide 2 lanes"),
+    "context": (lambda d: d.update(context=np.ones((3, 2))), r"context: expected \(table"),
+    "context index": (lambda d: d.update(context=(np.ones(2), np.full((3, 2), 2))), "whole numbers from 0 to 1"),
+    "episode lane": (lambda d: d.update(episodes=[EpisodeRecord(1.0, 1, 2, 0)]), "is no EpisodeRecord of one of 2 lanes"),
+    "episode keys": (lambda d: d.update(episodes=[{"reward": 1.0}]), "episodes: .* is no EpisodeRecord"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_words(case):
+    change, words = REFUSED[case]
+    given = data()
+    change(given)
+    with pytest.raises(RolloutError, match=words):
+        Rollout.from_dict(given)
+
+
+def test_only_mappings_make_rollouts():
+    with pytest.raises(RolloutError, match="not from list"):
+        Rollout.from_dict([1])
+
+
+# validate
+
+
+def test_validate_against_spaces():
+    rollout = Rollout.from_dict(data())
+    rollout.validate(BOX, CHOICE)
+    with pytest.raises(RolloutError, match=r"observations: got float32\[3, 2, 2\], expected float32\[T, B, 3\]"):
+        rollout.validate(spaces.Box(-1, 1, (3,)))
+    with pytest.raises(RolloutError, match="expected uint8"):
+        rollout.validate(spaces.Box(0, 255, (2,), np.uint8))
+    with pytest.raises(RolloutError, match=r"observations: its tree \* differs from that of its space, \{'x': \*\}"):
+        rollout.validate(spaces.Dict({"x": BOX}))
+    with pytest.raises(RolloutError, match=r"actions: 2 at \(t=1, b=1\) is not in Discrete\(2\)"):
+        rollout.validate(BOX, spaces.Discrete(2))  # the actions are 0 1 / 1 2 / 2 0
+
+
+def test_choices_of_every_discrete_space():
+    many = spaces.Dict(
+        {"m": spaces.MultiDiscrete([2, 3]), "b": spaces.MultiBinary(2), "d": spaces.Discrete(2, start=5), "x": spaces.Box(0, 1)}
+    )
+    rollout = create_fake_rollout(BOX, many, 10, 2)
+    rollout.validate(BOX, many)
+    for key, wrong in (("m", 3), ("b", 2), ("d", 4)):
+        actions = {name: leaf.copy() for name, leaf in rollout.actions.items()}
+        actions[key][4, 1] = wrong
+        with pytest.raises(RolloutError, match=rf"actions.{key}: .* at \(t=4, b=1\)"):
+            dataclasses.replace(rollout, actions=actions).validate(BOX, many)
+        valid = rollout.valid.copy()
+        valid[4, 1] = False  # where nobody lives, nobody acts
+        dataclasses.replace(rollout, actions=actions, valid=valid).validate(BOX, many)
+
+
+@pytest.mark.parametrize("name", ["observations", "log_probs", "rewards"])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_named(name, number):
+    given = data()
+    given[name][1, 1] = number
+    rollout = Rollout.from_dict(given)
+    with pytest.raises(BadNumberError, match=rf"{name} at \(t=1, b=1\) is not finite"):
+        rollout.validate()
+    valid = np.ones((3, 2), bool)
+    valid[1, 1] = False
+    Rollout.from_dict({**given, "valid": valid}).validate()
+
+
+def test_a_successor_that_is_not_finite_is_named():
+    rollout = Rollout.from_dict(data(cut_rows=[[2, 0], [2, 1]], cut_observations=np.array([[1, 1], [1, np.nan]], np.float32)))
+    with pytest.raises(BadNumberError, match=r"cut_observations at \(t=2, b=1\)"):
+        rollout.validate()
+
+
+def test_a_reward_beyond_float32_is_noticed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rollout = Rollout.from_dict(data(rewards=np.full((3, 2), 1e300)))
+    with pytest.raises(BadNumberError, match="rewards"):
+        rollout.validate()
+
+
+# combine and select
+
+
+def test_combine_rebases_everything():
+    one, two = rich(0), rich(1, lanes=2, copies=1)
+    both = combine_rollouts([one, two])
+    both.validate()
+    np.testing.assert_array_equal(both.rewards, np.concatenate([one.rewards, two.rewards], 1))
+    np.testing.assert_array_equal(both.observations["b"][0][:, 4:], two.observations["b"][0])
+    np.testing.assert_array_equal(both.policy_state["h"][:, 4:], two.policy_state["h"])
+    np.testing.assert_array_equal(both.global_state, np.concatenate([one.global_state, two.global_state], 1))
+    assert both.policy_version.tolist() == [0, 1, 2, 3, 1, 2]
+    assert both.weights_fingerprint.tolist() == [2**64 - 1] * 4 + [2**64 - 2] * 2
+    # lanes of the second rollout begin at 4: its truncated rows (2, 1) and (4, 1) are (2, 5) and (4, 5)
+    assert both.cut_rows.tolist() == [[2, 1], [2, 5], [4, 3], [4, 5], *([5, lane] for lane in range(6))]
+    successors = successor_observations(both)["a"]
+    np.testing.assert_array_equal(successors, np.concatenate([successor_observations(r)["a"] for r in (one, two)], 1))
+    assert [(e.lane, e.episode_return) for e in both.episodes] == [(1, 1.5), (3, 2.0), (5, 1.5), (5, 2.0)]
+    table, index = both.context
+    np.testing.assert_array_equal(table[index], np.concatenate([one.context[0][one.context[1]], two.context[0][two.context[1]]], 1))
+
+
+def test_combine_of_one_is_equal():
+    assert_equal(combine_rollouts([rich()]), rich())
+
+
+def test_combine_and_select_are_inverse():
+    one, two = rich(0), rich(1)
+    both = combine_rollouts([one, two])
+    first, second = both.select_lanes(range(4)), select_lanes(both, [False] * 4 + [True] * 4)
+    for back, original in ((first, one), (second, two)):
+        table, index = back.context
+        np.testing.assert_array_equal(table[index], original.context[0][original.context[1]])
+        assert_equal(dataclasses.replace(back, context=()), dataclasses.replace(original, context=()))
+
+
+def test_select_in_any_order():
+    rollout = rich()
+    chosen = rollout.select_lanes([3, 0, 1])
+    chosen.validate()
+    np.testing.assert_array_equal(chosen.rewards, rollout.rewards[:, [3, 0, 1]])
+    # old lanes 3, 0, 1 are now 0, 1, 2: the truncated rows (2, 1) and (4, 3) are (2, 2) and (4, 0)
+    assert chosen.cut_rows.tolist() == [[2, 2], [4, 0], [5, 0], [5, 1], [5, 2]]
+    np.testing.assert_array_equal(successor_observations(chosen)["a"], successor_observations(rollout)["a"][:, [3, 0, 1]])
+    assert [(e.lane, e.episode_return) for e in chosen.episodes] == [(2, 1.5), (0, 2.0)]
+    # lanes 3 | 0, 1 belong to the copies 1 | 0, 0: not equally many, so each lane has its own row
+    np.testing.assert_array_equal(chosen.global_state, rollout.global_state[:, [1, 0, 0]])
+
+
+def test_select_keeps_one_global_state_per_copy_where_it_can():
+    rollout = rich()
+    assert rollout.select_lanes([0, 2]).global_state.shape == (6, 2)  # one lane of each copy
+    np.testing.assert_array_equal(rollout.select_lanes([3, 2]).global_state, rollout.global_state[:, [1]])
+    assert rollout.select_lanes([]).num_lanes == 0
+    rollout.select_lanes([]).validate()
+
+
+@pytest.mark.parametrize(
+    "lanes, words", [([4], "from 0 to 3"), ([-1], "from 0"), ([1, 1], "twice"), ([0.5], "numbers"), ([True], "one bool")]
+)
+def test_wrong_lanes_are_refused(lanes, words):
+    with pytest.raises(RolloutError, match=words):
+        rich().select_lanes(lanes)
+
+
+def without(rollout: Rollout, **changes) -> Rollout:
+    return dataclasses.replace(rollout, **changes)
+
+
+@pytest.mark.parametrize(
+    "other, words",
+    [
+        (lambda: rich(steps=7), "rollout 1 has 7 steps, not 6"),
+        (lambda: without(rich(), actions=rich().actions.astype(np.int32)), r"rollout 1: actions: int32\[6, 4\] does not fit int64\[6, 4\]"),
+        (lambda: without(rich(), observations=rich().observations["a"]), "rollout 1: observations: its tree"),
+        (lambda: without(rich(), policy_state={"h": np.zeros((6, 4, 1), "f")}), "rollout 1: policy_state.h"),
+        (lambda: without(rich(), cut_state={"h": np.zeros((6, 2), "f")}), "rollout 1: cut_state.h"),
+        (lambda: without(rich(), context=()), "rollout 1: context"),
+        (lambda: rich(copies=4), "rollout 1: global_state has 1 lanes per env copy, rollout 0 2"),
+    ],
+)
+def test_what_does_not_fit_is_named(other, words):
+    with pytest.raises(RolloutError, match=words):
+        combine_rollouts([rich(), other()])
+
+
+def test_nothing_to_combine():
+    with pytest.raises(RolloutError, match="no rollout to combine"):
+        combine_rollouts([])
