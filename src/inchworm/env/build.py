@@ -1,0 +1,187 @@
+"""Serves step 1: one environment from its config, with its wrappers, its time limit and the usual Atari preprocessing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers
+
+from inchworm.errors import ConfigError, EnvError, MissingExtraError
+
+if TYPE_CHECKING:  # a worker with a plain factory need not import the configs
+    from inchworm.config import EnvConfig, WrapperConfig
+
+Env: TypeAlias = gym.Env[Any, Any]
+
+_CROSSES_EPISODES = {
+    "NormalizeObservation": "its statistics cross episodes, so none could be replayed; set policy.normalize_observations=true instead",
+    "NormalizeReward": "its statistics cross episodes, so none could be replayed; set policy.normalize_values=true instead",
+    "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
+}
+
+
+def make_env(config: EnvConfig) -> Env:
+    """One environment as `config` describes it: the world, then Atari preprocessing, wrappers and frame stacking."""
+    env = _make_world(config)
+    if config.atari:
+        env = _preprocess_atari(env, config)
+    for wrapper in config.wrappers:
+        env = _wrap(env, wrapper)
+    if config.frame_stack > 1:
+        env = wrappers.FrameStackObservation(env, config.frame_stack)
+    refuse_stateful_wrappers(env)
+    return env
+
+
+def refuse_stateful_wrappers(env: Env) -> None:
+    """Raise if a wrapper keeps something from one episode to the next that training would see."""
+    for wrapper in wrapper_chain(env):
+        reason = _CROSSES_EPISODES.get(type(wrapper).__name__)
+        if reason is not None and type(wrapper).__module__.startswith("gymnasium."):
+            raise EnvError(f"the wrapper {type(wrapper).__name__} is refused: {reason}")
+
+
+def wrapper_chain(env: Env) -> Iterator[Env]:
+    """The environment with its wrappers, outermost first, the world itself last."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _make_world(config: EnvConfig) -> Env:
+    if ":" in config.id:
+        factory = _find_factory(config.id)
+        if factory is not None:
+            return _limit(_checked(factory(**config.kwargs), config.id), config)
+    elif _is_atari(config):
+        _register_atari()
+    return _make_registered(config)
+
+
+def _find_factory(name: str) -> Callable[..., Any] | None:
+    """What `package.module:make_env` names; None if the module has no such name but Gymnasium registered it."""
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name, name)
+    found = getattr(module, attribute, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise EnvError(
+            f"env.id={name!r}: {attribute} of {module_name} is {type(found).__name__}, not a function that returns an environment"
+        )
+    if attribute in gym.registry:
+        return None
+    public = [key for key in vars(module) if not key.startswith("_")] + list(gym.registry)
+    raise EnvError(f"env.id={name!r}: the module {module_name} has no {attribute}{_did_you_mean(attribute, public)}")
+
+
+def _import(module_name: str, name: str) -> Any:
+    """Import the module; one that lies in the working directory is found too, as people expect on a command line."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        top = module_name.partition(".")[0]
+        if error.name == top and os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())
+            return _import(module_name, name)
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvError(
+                f"env.id={name!r}: there is no module {error.name}; install it, or start in the directory that holds it"
+            ) from None
+        raise
+
+
+def _make_registered(config: EnvConfig) -> Env:
+    limits: dict[str, Any] = {} if config.atari else {"max_episode_steps": config.max_episode_steps}
+    if config.atari:
+        limits["frameskip"] = 1
+    try:
+        # Gymnasium's passive checker is left out: every value is checked on its way into the rows anyway.
+        env = gym.make(config.id, disable_env_checker=True, **limits, **config.kwargs)
+    except gym.error.DependencyNotInstalled as error:
+        _missing_dependency(config.id, error)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        hint = _did_you_mean(config.id.rpartition(":")[2], gym.registry)
+        raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
+    except gym.error.Error as error:
+        raise EnvError(f"env.id={config.id!r}: {error}") from error
+    except TypeError as error:
+        raise EnvError(f"env.id={config.id!r} could not be made with env.kwargs={config.kwargs!r}: {error}") from error
+    return env
+
+
+def _checked(env: Any, name: str) -> Env:
+    if not isinstance(env, gym.Env):
+        raise EnvError(f"{name} returned {type(env).__name__}, not a gymnasium.Env")
+    return env
+
+
+def _limit(env: Env, config: EnvConfig) -> Env:
+    if config.max_episode_steps is None:
+        return env
+    return wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def _is_atari(config: EnvConfig) -> bool:
+    return config.atari or config.id.startswith("ALE/") or "NoFrameskip" in config.id
+
+
+def _register_atari() -> None:
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtraError('Atari games need ale-py and OpenCV; type: pip install "inchworm[atari]"') from error
+    gym.register_envs(ale_py)
+
+
+def _preprocess_atari(env: Env, config: EnvConfig) -> Env:
+    try:
+        env = wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=True, grayscale_obs=True)
+    except gym.error.DependencyNotInstalled as error:
+        raise MissingExtraError('Atari preprocessing needs OpenCV; type: pip install "inchworm[atari]"') from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvError(f"env.atari=true does not fit env.id={config.id!r}: {error}") from error
+    # The limit counts the agent's steps, of four frames each, so it stands outside the frame skip.
+    return wrappers.TransformReward(_limit(env, config), _sign)
+
+
+def _sign(reward: Any) -> float:
+    return float(np.sign(reward))
+
+
+def _wrap(env: Env, config: WrapperConfig) -> Env:
+    reason = _CROSSES_EPISODES.get(config.name)
+    if reason is not None:
+        raise ConfigError(f"env.wrappers: {config.name} is refused: {reason}")
+    known = [name for name in wrappers.__all__ if name != "vector"]
+    if config.name not in known:
+        raise ConfigError(f"env.wrappers: gymnasium.wrappers has no {config.name}{_did_you_mean(config.name, known)}")
+    try:
+        wrapped: Env = getattr(wrappers, config.name)(env, **config.kwargs)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"env.wrappers: {config.name} could not be made with {config.kwargs!r}: {error}") from error
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise MissingExtraError(f"env.wrappers: {config.name} needs a package that is not installed: {error}") from error
+    return wrapped
+
+
+def _missing_dependency(name: str, error: Exception) -> NoReturn:
+    spec = gym.registry.get(name)
+    entry = str(spec.entry_point) if spec is not None else ""
+    for extra in ("box2d", "mujoco"):
+        if extra in entry or extra in str(error).lower():
+            raise MissingExtraError(f'{name} needs the {extra} extra; type: pip install "inchworm[{extra}]"') from error
+    raise MissingExtraError(f"{name} needs a package that is not installed: {error}") from error
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,65 @@
+"""Serves steps 1 and 2: what a vector env and its worker processes say to each other, over one private socket each.
+
+A message is one byte that says its kind, and for most kinds a JSON header and raw bytes. The two messages of every step,
+`STEP` and `STEPPED`, are that one byte alone: the data of the step lies in shared memory.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any, NamedTuple
+
+# From the vector env to a worker.
+SETUP, ATTACH, RESET, STEP, OPTIONS, REPLAY, CLOSE = b"u", b"m", b"r", b"s", b"o", b"p", b"c"
+# From a worker to the vector env.
+HELLO, DONE, STEPPED, ENDED, ALIVE, ERROR, CLOSED = b"h", b"d", b"S", b"E", b".", b"!", b"C"
+
+_BARE = (STEP, STEPPED, DONE, ALIVE)
+_SIZES = struct.Struct("<IQ")  # bytes of the JSON header, bytes of the raw part
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    kind: bytes
+    header: Any = None
+    raw: bytes = b""
+    descriptors: tuple[int, ...] = ()
+
+
+def pack(kind: bytes, header: Any = None, raw: bytes = b"") -> bytes:
+    """A message as bytes."""
+    if kind in _BARE:
+        return kind
+    text = json.dumps(header).encode()
+    return b"".join((kind, _SIZES.pack(len(text), len(raw)), text, raw))
+
+
+def receive(connection: socket.socket, *, descriptors: int = 0) -> Message:
+    """Wait for one message; `EOFError` if the other side is gone. Descriptors come with the kind of the message."""
+    received: list[int] = []
+    if descriptors:
+        kind, received, _, _ = socket.recv_fds(connection, 1, descriptors)
+    else:
+        kind = connection.recv(1)
+    if not kind:
+        raise EOFError
+    if kind in _BARE:
+        return Message(kind)
+    header_size, raw_size = _SIZES.unpack(_read(connection, _SIZES.size))
+    header = json.loads(_read(connection, header_size))
+    return Message(kind, header, bytes(_read(connection, raw_size)), tuple(received))
+
+
+def _read(connection: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    done = 0
+    while done < size:
+        count = connection.recv_into(view[done:])
+        if count == 0:
+            raise EOFError
+        done += count
+    return data

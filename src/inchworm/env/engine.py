@@ -1,0 +1,58 @@
+"""Between steps 1 and 2: the contract of an engine, which moves the copies of an environment and writes their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inchworm.env.memory import StepRows
+from inchworm.spaces import Space
+from inchworm.types import Tree
+
+Ended = tuple[int, Mapping[str, float]]
+"""A lane whose episode ended in this step, and the numbers of its last `info`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An episode as far as it went: enough to bring a copy there again."""
+
+    copy: int
+    seed: int
+    options: Any
+    actions: Tree
+    """[n, *act]"""
+
+
+class Engine(Protocol):
+    """What moves the copies."""
+
+    observation_space: Space
+    action_space: Space
+    lanes_per_copy: int
+    rows: StepRows
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin episodes in some copies; their first observations stand in the rows."""
+        ...
+
+    def start(self) -> None:
+        """Begin a step with the actions that stand in the rows."""
+        ...
+
+    def finish(self) -> list[Ended]:
+        """Wait for it: the step stands in the rows; where an episode ended, the next has begun with its `next_seeds`."""
+        ...
+
+    def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
+        """Reset options from the copies' next reset on."""
+        ...
+
+    def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
+        """Bring copies to where their episodes stood: (return, steps) of each; fewer steps if one ended on the way."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...

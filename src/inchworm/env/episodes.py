@@ -1,0 +1,201 @@
+"""Step 2 of 9: what every copy's episode is made of, so that it can be replayed: seed, reset options, actions so far.
+
+This history is kept where the vector env is, not in the workers: it is what a dead worker is rebuilt from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from inchworm.env.engine import Replay
+from inchworm.env.memory import StepRows, tree_leaves
+from inchworm.errors import EnvError
+from inchworm.seeding import episode_seed
+from inchworm.spaces import Space, build_tree, leaves
+from inchworm.types import Array, Tree
+
+
+class ActionLog:
+    """The last actions of all lanes, [step, B, *act] for each leaf; forgets what no running episode needs."""
+
+    def __init__(self, actions: Tree, limit: int) -> None:
+        self._live = tree_leaves(actions)
+        self._limit = limit
+        self._buffers = [np.empty((64, *live.shape), live.dtype) for live in self._live]
+        self._pairs = list(zip(self._buffers, self._live))
+        self._first = 0  # the number of the step in row 0
+        self._filled = 0
+
+    @property
+    def now(self) -> int:
+        """The number of the next step."""
+        return self._first + self._filled
+
+    def append(self, starts: Array) -> None:
+        """Keep the actions that now stand in the rows; episodes run since `starts` [E]."""
+        if self._filled == len(self._buffers[0]):
+            self._make_room(max(int(starts.min()), self.now - self._limit))
+        for buffer, live in self._pairs:
+            buffer[self._filled] = live
+        self._filled += 1
+
+    def _make_room(self, oldest: int) -> None:
+        keep = slice(oldest - self._first, self._filled)
+        size = max(64, 2 * (keep.stop - keep.start))
+        for index, buffer in enumerate(self._buffers):
+            fresh = np.empty((size, *buffer.shape[1:]), buffer.dtype)
+            fresh[: keep.stop - keep.start] = buffer[keep]
+            self._buffers[index] = fresh
+        self._pairs = list(zip(self._buffers, self._live))
+        self._first, self._filled = oldest, keep.stop - keep.start
+
+    def since(self, start: int, lanes: slice) -> list[np.ndarray]:
+        """The actions of some lanes since a step, [n, *act] for each leaf; a copy's lanes are joined if it has several."""
+        rows = slice(start - self._first, self._filled)
+        width = lanes.stop - lanes.start
+        return [buffer[rows, lanes.start].copy() if width == 1 else buffer[rows, lanes].copy() for buffer in self._buffers]
+
+    def preload(self, actions: Sequence[Sequence[np.ndarray]], lanes_per_copy: int) -> np.ndarray:
+        """Begin again with the actions of each copy [copy][leaf][n, *act], so aligned that all end now; their starts [E]."""
+        longest = max((len(copy[0]) for copy in actions), default=0)
+        self._buffers = [np.zeros((max(64, 2 * longest), *live.shape), live.dtype) for live in self._live]
+        self._pairs = list(zip(self._buffers, self._live))
+        self._first, self._filled = 0, longest
+        for index, copy in enumerate(actions):
+            lanes = slice(index * lanes_per_copy, (index + 1) * lanes_per_copy)
+            for buffer, saved in zip(self._buffers, copy):
+                buffer[longest - len(saved) : longest, lanes] = saved[:, None] if lanes_per_copy == 1 else saved
+        return np.array([longest - len(copy[0]) for copy in actions], np.int64)
+
+
+class EpisodeLedger:
+    """The episodes of E copies: numbers, seeds, options, actions, returns. Seeds live in the rows, where workers read them."""
+
+    def __init__(
+        self, rows: StepRows, action_space: Space, *, seed: int, first_copy: int, lanes_per_copy: int, max_replay_steps: int
+    ) -> None:
+        self._rows, self._action_space = rows, action_space
+        self.seed, self.first_copy, self.lanes_per_copy = seed, first_copy, lanes_per_copy
+        self.num_copies = len(rows.seeds)
+        self.episodes = [-1] * self.num_copies  # the number of the running episode of each copy
+        self.explicit = [False] * self.num_copies
+        self.options: list[Any] = [None] * self.num_copies
+        self.next_options: list[Any] = [None] * self.num_copies
+        self.returns = np.zeros(self.num_copies, np.float64)  # [E]
+        self.starts = np.zeros(self.num_copies, np.int64)  # [E] the log's number of each episode's first step
+        self._limit = max_replay_steps
+        self._log = ActionLog(rows.actions, max_replay_steps)
+
+    @property
+    def lengths(self) -> Array:
+        """[E] steps of the running episodes."""
+        return self._log.now - self.starts
+
+    def begin(self, copy: int, seed: int | None = None) -> int:
+        """Write down that a new episode begins, with this seed or the derived one; returns its seed."""
+        episode = self.episodes[copy] = self.episodes[copy] + 1
+        self.explicit[copy] = seed is not None
+        if seed is None:
+            seed = self._derived(copy, 0) if episode == 0 else int(self._rows.next_seeds[copy])
+        self._rows.seeds[copy] = seed
+        self._rows.next_seeds[copy] = self._derived(copy, episode + 1)
+        self.options[copy] = self.next_options[copy]
+        self.returns[copy] = 0.0
+        self.starts[copy] = self._log.now
+        return seed
+
+    def _derived(self, copy: int, episode: int) -> int:
+        return episode_seed(self.seed, self.first_copy + copy, episode)
+
+    def record(self) -> None:
+        """Keep the actions that stand in the rows."""
+        self._log.append(self.starts)
+
+    def add_rewards(self) -> None:
+        """Add the rewards that stand in the rows to the running returns."""
+        rewards = self._rows.rewards  # [B] f32
+        self.returns += rewards if self.lanes_per_copy == 1 else rewards.reshape(self.num_copies, -1).sum(1)
+
+    def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
+        """Every copy's episode as plain data, and the actions of all copies one after another, an array for each leaf."""
+        lengths = [int(length) for length in self.lengths]
+        kept = [length <= self._limit for length in lengths]
+        copies = [
+            {
+                "episode": self.episodes[copy],
+                "seed": int(self._rows.seeds[copy]),
+                "explicit": self.explicit[copy],
+                "options": self.options[copy],
+                "next_options": self.next_options[copy],
+                "length": lengths[copy],
+                "episode_return": float(self.returns[copy]),
+                "replayable": kept[copy],
+                "observation_hash": observation_hashes[copy],
+            }
+            for copy in range(self.num_copies)
+        ]
+        return {"seed": self.seed, "first_copy": self.first_copy, "copies": copies, "actions": self._stacked(kept)}
+
+    def _stacked(self, kept: Sequence[bool]) -> dict[str, np.ndarray]:
+        width = self.lanes_per_copy
+        whole = [
+            self._log.since(int(self.starts[copy]) if kept[copy] else self._log.now, slice(copy * width, (copy + 1) * width))
+            for copy in range(self.num_copies)
+        ]
+        return {f"part{leaf}": np.concatenate(parts) for leaf, parts in enumerate(zip(*whole))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[Replay]:
+        """Take over what `state_dict` described; what must be replayed to get there."""
+        copies = state["copies"]
+        if len(copies) != self.num_copies:
+            raise EnvError(f"the saved environments are {len(copies)} copies, here are {self.num_copies}; set env.num_envs={len(copies)}")
+        self.seed, self.first_copy = int(state["seed"]), int(state["first_copy"])
+        for index, copy in enumerate(copies):
+            self.episodes[index], self.explicit[index] = int(copy["episode"]), bool(copy["explicit"])
+            self.options[index], self.next_options[index] = copy["options"], copy["next_options"]
+            self._rows.seeds[index] = int(copy["seed"])
+            self._rows.next_seeds[index] = self._derived(index, self.episodes[index] + 1)
+            self.returns[index] = float(copy["episode_return"])
+        actions = self._unstacked(state)
+        self.starts[:] = self._log.preload(actions, self.lanes_per_copy)
+        return [
+            Replay(index, int(copy["seed"]), copy["options"], self._as_tree(actions[index]))
+            for index, copy in enumerate(copies)
+            if copy["replayable"] and copy["episode"] >= 0
+        ]
+
+    def _unstacked(self, state: Mapping[str, Any]) -> list[list[np.ndarray]]:
+        parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(list(leaves(self._action_space))))]
+        lengths = [copy["length"] if copy["replayable"] else 0 for copy in state["copies"]]
+        if any(len(part) != sum(lengths) for part in parts):
+            raise EnvError(f"the saved environments need {sum(lengths)} actions, but {[len(part) for part in parts]} were saved")
+        ends = np.cumsum(lengths)
+        return [[part[end - length : end] for part in parts] for end, length in zip(ends, lengths)]
+
+    def _as_tree(self, parts: Sequence[np.ndarray]) -> Tree:
+        """Leaves in their order as a tree in the structure of the action space."""
+        order = {path: part for (path, _), part in zip(leaves(self._action_space), parts)}
+        return build_tree(self._action_space, lambda path, _: order[path])
+
+
+def plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Reset options as the plain data that a worker and a checkpoint can hold; the same wherever the environment runs."""
+    return None if options is None else {key: _plain(value, key) for key, value in options.items()}
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+    raise EnvError(
+        f"reset options must be plain data (numbers, text, lists, dicts with text keys); {where} is {type(value).__name__}: "
+        "give an array as a list, by its tolist()"
+    )

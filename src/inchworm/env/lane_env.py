@@ -1,0 +1,220 @@
+"""Step 2 of 9: rows of all copies become one EnvStep [B]. The one implementation of the `VectorEnv` contract.
+
+An engine moves the copies (in this process, in workers, or all at once in NumPy) and writes their rows; everything else,
+episode seeds, history, autoreset bookkeeping and the order of calls, is here, and so the same for all engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from inchworm.env.actions import make_put
+from inchworm.env.engine import Ended, Engine
+from inchworm.env.episodes import EpisodeLedger, plain_options
+from inchworm.env.memory import map_tree, tree_leaves
+from inchworm.errors import EnvError
+from inchworm.types import EndedEpisode, EnvStep, Tree
+
+_NEW, _READY, _SENT, _FAILED, _CLOSED = "new", "ready", "sent", "failed", "closed"
+
+_WHY_NOT = {
+    _NEW: "the environments have not been reset; call reset() first",
+    _READY: "no step has been sent; call send(actions) first",
+    _SENT: "a step has been sent and not received; call recv() first",
+    _FAILED: "the last call failed or was interrupted; call reset() for all lanes, or close()",
+    _CLOSED: "the vector env is closed; make a new one",
+}
+
+
+class LaneVectorEnv:
+    """The `VectorEnv` contract over an engine."""
+
+    def __init__(self, engine: Engine, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> None:
+        self._phase = _NEW
+        self._engine = engine
+        self._rows = rows = engine.rows
+        self.observation_space, self.action_space = engine.observation_space, engine.action_space
+        self.num_lanes = len(rows.rewards)
+        self.num_envs = len(rows.seeds)
+        self._put_actions = make_put(self.action_space)
+        self._ledger = EpisodeLedger(
+            rows,
+            self.action_space,
+            seed=seed,
+            first_copy=first_copy,
+            lanes_per_copy=engine.lanes_per_copy,
+            max_replay_steps=max_replay_steps,
+        )
+        self._episode_starts = np.zeros(self.num_lanes, np.bool_)  # [B]
+        self._quiet = EnvStep(  # the step in which nothing ended: always these arrays, so one object serves
+            observations=rows.observations,
+            rewards=rows.rewards,
+            terminated=rows.terminated,
+            truncated=rows.truncated,
+            episode_starts=self._episode_starts,
+            valid=np.ones(self.num_lanes, np.bool_),
+        )
+
+    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
+        """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones.
+
+        Returns all lanes: rewards 0, `episode_starts` true where the observation opens an episode. With `indices=()` nothing
+        begins, and the lanes are returned as they stand, which is how to look at them after `load_state_dict`.
+        """
+        self._require(_NEW, _READY, _FAILED)
+        chosen = self._indices(indices)
+        if self._phase != _READY and len(chosen) < self.num_envs:
+            raise EnvError(f"{_WHY_NOT[self._phase]}: the first reset must be of all {self.num_envs} copies")
+        if seeds is not None and len(seeds) != len(chosen):
+            raise EnvError(f"reset got {len(seeds)} seeds for {len(chosen)} copies")
+        if seeds is not None and any(not 0 <= int(seed) < 2**63 for seed in seeds):
+            raise EnvError(f"seeds must be from 0 to 2**63 - 1; got {list(seeds)}")
+        self._phase = _FAILED  # until it has worked
+        self._begin(chosen, seeds)
+        self._phase = _READY
+        return self._standing()
+
+    def _begin(self, copies: Sequence[int], seeds: Sequence[int] | None = None) -> None:
+        used = [self._ledger.begin(copy, None if seeds is None else int(seeds[place])) for place, copy in enumerate(copies)]
+        self._engine.reset(copies, used)
+
+    def _standing(self) -> EnvStep:
+        """All lanes as they stand, between steps."""
+        self._rows.rewards[:] = 0.0
+        self._rows.terminated[:] = self._rows.truncated[:] = False
+        self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self._engine.lanes_per_copy)
+        return self._quiet
+
+    def send(self, actions: Tree) -> None:
+        """Start one step with actions [B, *act], already within bounds."""
+        if self._phase is not _READY:
+            self._refuse()
+        self._put_actions(actions, self._rows.actions)
+        self._phase = _FAILED  # until it has worked
+        self._ledger.record()
+        self._engine.start()
+        self._phase = _SENT
+
+    def recv(self) -> EnvStep:
+        """Wait for the step that `send` started."""
+        if self._phase is not _SENT:
+            self._refuse()
+        self._phase = _FAILED  # until it has worked
+        ended = self._engine.finish()
+        self._ledger.add_rewards()
+        step = self._quiet
+        if ended:
+            step = self._with_ended(ended)
+        else:
+            self._episode_starts.fill(False)
+        self._phase = _READY
+        return step
+
+    def step(self, actions: Tree) -> EnvStep:
+        """`send`, then `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def _with_ended(self, ended: list[Ended]) -> EnvStep:
+        rows, quiet = self._rows, self._quiet
+        np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
+        records = []
+        for lane, info in ended:
+            copy = lane // self._engine.lanes_per_copy
+            records.append(EndedEpisode(lane, int(rows.seeds[copy]), _row(rows.final_observations, lane), info))
+        for copy in dict.fromkeys(record.lane // self._engine.lanes_per_copy for record in records):
+            self._ledger.begin(copy)
+        return EnvStep(
+            quiet.observations, quiet.rewards, quiet.terminated, quiet.truncated, quiet.episode_starts, quiet.valid, tuple(records)
+        )
+
+    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
+        """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
+        self._require(_NEW, _READY, _FAILED)
+        plain, chosen = plain_options(options), self._indices(indices)
+        for copy in chosen:
+            self._ledger.next_options[copy] = plain
+        self._engine.set_options(chosen, [plain] * len(chosen))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every copy stands: plain data, and the actions since each copy's reset as arrays."""
+        self._require(_NEW, _READY)
+        return self._ledger.state_dict([self._observation_hash(copy) for copy in range(self.num_envs)])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring every copy to where `state` says, by replay. A copy that does not get there begins a fresh episode, with a warning."""
+        self._require(_NEW, _READY, _FAILED)
+        self._phase = _FAILED  # until it has worked
+        jobs = self._ledger.load_state_dict(state)
+        everyone = list(range(self.num_envs))
+        self._engine.set_options(everyone, self._ledger.next_options)
+        results = dict(zip([job.copy for job in jobs], self._engine.replay(jobs)))
+        astray = [copy for copy in everyone if self._is_astray(copy, state["copies"][copy], results.get(copy))]
+        if astray:
+            self._begin(astray)
+        self._phase = _NEW if any(episode < 0 for episode in self._ledger.episodes) else _READY
+        self._standing()
+
+    def _is_astray(self, copy: int, saved: Mapping[str, Any], result: tuple[float, int] | None) -> bool:
+        """Whether a copy is not where it was saved; says why."""
+        if saved["episode"] < 0:
+            return False
+        if not saved["replayable"]:
+            why = f"its episode had {saved['length']} steps, more than collect.max_replay_steps kept"
+        elif result != (saved["episode_return"], saved["length"]):
+            why = f"replay gave return and length {result}, but {(saved['episode_return'], saved['length'])} was saved"
+        elif self._observation_hash(copy) != saved["observation_hash"]:
+            why = "replay led to another observation: the environment is not a function of seed, options and actions"
+        else:
+            return False
+        warnings.warn(
+            f"lane {copy * self._engine.lanes_per_copy} is not where it was saved and begins a fresh episode: {why}", stacklevel=3
+        )
+        return True
+
+    def _observation_hash(self, copy: int) -> str:
+        width = self._engine.lanes_per_copy
+        digest = hashlib.sha256()
+        for array in tree_leaves(self._rows.observations):
+            digest.update(np.ascontiguousarray(array[copy * width : (copy + 1) * width]).tobytes())
+        return digest.hexdigest()
+
+    def _indices(self, indices: Sequence[int] | None) -> list[int]:
+        chosen = list(range(self.num_envs)) if indices is None else [int(index) for index in indices]
+        if len(set(chosen)) < len(chosen) or any(not 0 <= index < self.num_envs for index in chosen):
+            raise EnvError(f"indices {chosen} must be different copies from 0 to {self.num_envs - 1}")
+        return chosen
+
+    def _require(self, *phases: str) -> None:
+        if self._phase not in phases:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise EnvError(_WHY_NOT[self._phase])
+
+    def close(self) -> None:
+        """Release everything, in bounded time; safe to call twice."""
+        if self._phase != _CLOSED:
+            self._phase = _CLOSED
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # a constructor that failed, or an interpreter that is shutting down
+            self.close()
+
+
+def _row(rows: Tree, lane: int) -> Tree:
+    """A copy of one lane's row, [*leaf]."""
+    return map_tree(lambda array: array[lane].copy(), rows)

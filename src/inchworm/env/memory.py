@@ -1,0 +1,111 @@
+"""Steps 1 and 2: the arrays that a step of all lanes lives in, in ordinary or in shared memory.
+
+Shared memory is an anonymous file (memfd) that is passed to workers as a descriptor: it never has a name, so nothing can
+be left behind under one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inchworm.spaces import Space, build_tree, leaf_dtype, leaf_shape
+from inchworm.types import Array, Tree
+
+_ALIGNMENT = 64
+"""A cache line: arrays do not share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Where the lanes of B lanes in E copies write a step, and where they read what to do."""
+
+    observations: Tree
+    """[B, *obs] what to act on next."""
+    final_observations: Tree
+    """[B, *obs] the true last observation of lanes whose episode ended in this step; older data elsewhere."""
+    actions: Tree
+    """[B, *act] what to do in the next step."""
+    rewards: Array
+    """[B] f32"""
+    terminated: Array
+    """[B] bool"""
+    truncated: Array
+    """[B] bool"""
+    seeds: Array
+    """[E] i64: the seeds of the running episodes."""
+    next_seeds: Array
+    """[E] i64: the seeds of the episodes after them."""
+
+
+class _Arena:
+    """Hands out arrays of zeros one after another, from a buffer or, without one, from ordinary memory."""
+
+    def __init__(self, buffer: mmap.mmap | None) -> None:
+        self.buffer, self.size = buffer, 0
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        count = int(np.prod(shape))
+        self.size = start + count * np.dtype(dtype).itemsize
+        if self.buffer is None or count == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(self.buffer, dtype, count, start).reshape(shape)
+
+
+def carve_rows(
+    observation_space: Space, action_space: Space, num_lanes: int, num_copies: int, buffer: mmap.mmap | None = None
+) -> tuple[StepRows, int]:
+    """The rows, and the bytes that a buffer for them needs. Everybody who carves the same spaces gets the same places."""
+    arena = _Arena(buffer)
+
+    def batch(space: Space) -> Tree:
+        return build_tree(space, lambda _, leaf: arena.take((num_lanes, *leaf_shape(leaf)), leaf_dtype(leaf)))
+
+    rows = StepRows(
+        observations=batch(observation_space),
+        final_observations=batch(observation_space),
+        actions=batch(action_space),
+        rewards=arena.take((num_lanes,), np.float32),
+        terminated=arena.take((num_lanes,), np.bool_),
+        truncated=arena.take((num_lanes,), np.bool_),
+        seeds=arena.take((num_copies,), np.int64),
+        next_seeds=arena.take((num_copies,), np.int64),
+    )
+    return rows, arena.size
+
+
+def open_shared(size: int) -> int:
+    """The descriptor of `size` bytes of nameless shared memory; close it once it is mapped and sent."""
+    create: Callable[[str], int] | None = getattr(os, "memfd_create", None)
+    if create is not None:
+        descriptor = create("inchworm")
+    else:
+        with tempfile.TemporaryFile() as file:  # unlinked as soon as it is made
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, max(size, 1))
+    return descriptor
+
+
+def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with `function` applied to each leaf."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, inner) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, inner) for inner in tree)
+    return function(tree)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The tree's arrays in the order of `spaces.leaves`."""
+    if isinstance(tree, dict):
+        return [array for key in sorted(tree) for array in tree_leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [array for inner in tree for array in tree_leaves(inner)]
+    return [tree]

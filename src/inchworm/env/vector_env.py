@@ -1,0 +1,123 @@
+"""Step 2 of 9: copies of an environment, stepped as one. `make_vector_env` chooses how they run; the numbers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from inchworm.config import EnvConfig
+from inchworm.env.block import Block, warn_of
+from inchworm.env.build import Env, make_env
+from inchworm.env.engine import Replay
+from inchworm.env.lane_env import LaneVectorEnv
+from inchworm.env.memory import carve_rows
+from inchworm.env.native import NativeCartPole, native_pays
+from inchworm.env.workers import WorkerPool
+from inchworm.errors import EnvError
+from inchworm.protocols import VectorEnv
+
+__all__ = ["InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "make_vector_env"]
+
+_DEFAULT_NUM_ENVS = 8
+
+
+class _InProcess:
+    """The engine that steps all copies in this process, one after another."""
+
+    lanes_per_copy = 1
+
+    def __init__(self, make: Callable[[], Env], num_copies: int) -> None:
+        self._block = Block(make, 0, num_copies)
+        self.observation_space, self.action_space = self._block.observation_space, self._block.action_space
+        self.rows, _ = carve_rows(self.observation_space, self.action_space, num_copies, num_copies)
+        self._block.attach(self.rows)
+        self.reset, self.set_options, self.finish = self._block.reset, self._block.set_options, self._block.step
+
+    def start(self) -> None:
+        """Nothing to wake: `finish` takes the step."""
+
+    def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
+        """Replay one copy after another."""
+        return [self._block.replay(job) for job in jobs]
+
+    def close(self) -> None:
+        """Close every environment."""
+        warn_of(self._block.close())
+
+
+class InProcessVectorEnv(LaneVectorEnv):
+    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
+
+    def __init__(self, make: Callable[[], Env], num_envs: int, **options: Any) -> None:
+        super().__init__(_InProcess(make, num_envs), **options)
+
+
+class WorkerVectorEnv(LaneVectorEnv):
+    """`num_envs` copies in `num_workers` processes: for environments whose step takes a good part of a millisecond or more.
+
+    A worker that raises, dies, or does not answer within `worker_timeout` seconds ends all of them with a `WorkerError`.
+    """
+
+    def __init__(
+        self, make: EnvConfig | Callable[[], Env], num_envs: int, num_workers: int, *, worker_timeout: float = 60.0, **options: Any
+    ) -> None:
+        if not 1 <= num_workers <= num_envs:
+            raise EnvError(f"num_workers={num_workers} must be from 1 to num_envs={num_envs}")
+        super().__init__(WorkerPool(make, num_envs, num_workers, worker_timeout), **options)
+
+
+def make_vector_env(
+    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv,
+    num_envs: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
+    *,
+    seed: int = 0,
+    worker_timeout: float | None = None,
+    max_replay_steps: int = 100_000,
+    first_copy: int = 0,
+) -> VectorEnv:
+    """Many copies of an environment, stepped as one.
+
+    `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
+    lane, in this process), or a `VectorEnv`, which is returned as it is. `num_envs`, `num_workers` and `worker_timeout` override the
+    config's; 0 workers and "auto" mean this process. Copies are numbered from `first_copy`, which with `seed` decides every episode's seed.
+    """
+    if isinstance(env, VectorEnv):
+        return env
+    overrides = {"num_envs": num_envs, "num_workers": num_workers, "worker_timeout": worker_timeout}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    options = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
+    if isinstance(env, str):
+        env = EnvConfig(id=env)
+    if isinstance(env, gym.Env):
+        return _of_instance(env, num_envs, num_workers, options)
+    if isinstance(env, EnvConfig):
+        return _of_config(env.replace(**given), options)
+    if callable(env):
+        copies = _DEFAULT_NUM_ENVS if num_envs is None else num_envs
+        checked = EnvConfig(num_envs=copies).replace(**given)
+        workers = 0 if checked.num_workers == "auto" else checked.num_workers
+        if workers:
+            return WorkerVectorEnv(env, copies, workers, worker_timeout=checked.worker_timeout, **options)
+        return InProcessVectorEnv(env, copies, **options)
+    raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")
+
+
+def _of_config(config: EnvConfig, options: dict[str, Any]) -> VectorEnv:
+    workers = 0 if config.num_workers == "auto" else config.num_workers
+    if workers:
+        return WorkerVectorEnv(config, config.num_envs, workers, worker_timeout=config.worker_timeout, **options)
+    if native_pays(config):
+        return NativeCartPole(config.id, config.num_envs, max_episode_steps=config.max_episode_steps, **options)
+    return InProcessVectorEnv(lambda: make_env(config), config.num_envs, **options)
+
+
+def _of_instance(env: Env, num_envs: int | None, num_workers: Any, options: dict[str, Any]) -> VectorEnv:
+    if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
+        raise EnvError(
+            f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were asked for; "
+            "give its id or a factory, so that it can be made several times"
+        )
+    return InProcessVectorEnv(lambda: env, 1, **options)

@@ -1,0 +1,329 @@
+"""Tests of env/vector_env.py and env/lane_env.py: the contract of a vector env, in this process."""
+
+import gc
+import weakref
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from helpers_env import assert_equal_steps, frozen, run
+
+from inchworm.config import EnvConfig
+from inchworm.env.native import NativeCartPole
+from inchworm.env.toys import ConstantReward, Corridor, Counter
+from inchworm.env.vector_env import InProcessVectorEnv, make_vector_env
+from inchworm.errors import ConfigError, EnvError, SpaceError
+from inchworm.protocols import VectorEnv
+from inchworm.seeding import episode_seed
+
+
+def counters(num_envs=3, length=4, **kwargs):
+    return make_vector_env(lambda: Counter(length=length), num_envs, **kwargs)
+
+
+def act(env, value=0):
+    return env.step(np.full(env.num_lanes, value))
+
+
+def test_whatever_describes_an_environment_is_taken():
+    for source in ("inchworm.env.toys:Counter", EnvConfig(id="inchworm.env.toys:Counter"), Counter):
+        env = make_vector_env(source, 2)
+        assert isinstance(env, InProcessVectorEnv)
+        assert isinstance(env, VectorEnv)
+        assert (env.num_lanes, env.num_envs) == (2, 2)
+        assert env.action_space == spaces.Discrete(3)
+        assert make_vector_env(env) is env
+    assert make_vector_env(Counter).num_lanes == 8
+    assert make_vector_env(EnvConfig(id="inchworm.env.toys:Counter", num_envs=5)).num_lanes == 5
+    assert make_vector_env(EnvConfig(id="inchworm.env.toys:Counter", num_envs=5), 2, 0).num_lanes == 2
+    with pytest.raises(EnvError, match="must be an id, an EnvConfig"):
+        make_vector_env(7)
+    with pytest.raises(ConfigError, match="num_envs=0"):
+        make_vector_env(Counter, 0)
+    with pytest.raises(ConfigError, match="num_workers=9 is more than"):
+        make_vector_env(EnvConfig(num_workers=2), 8, 9)
+
+
+def test_one_environment_is_one_lane():
+    instance = Counter()
+    env = make_vector_env(instance)
+    assert env.num_lanes == 1
+    for wrong in ({"num_envs": 2}, {"num_workers": 1}):
+        with pytest.raises(EnvError, match="one environment is one lane in this process"):
+            make_vector_env(instance, **wrong)
+
+
+def test_seeds_depend_on_run_copy_and_episode():
+    env = counters(seed=11, first_copy=5)
+    assert env.reset().observations[:, 0].tolist() == [episode_seed(11, copy, 0) for copy in (5, 6, 7)]
+    assert env.reset().observations[:, 0].tolist() == [episode_seed(11, copy, 1) for copy in (5, 6, 7)]
+
+
+def test_a_part_of_the_lanes_is_reset():
+    env = counters(seed=1)
+    env.reset()
+    act(env)
+    step = env.reset(seeds=[77], indices=[1])
+    assert step.observations.tolist() == [[episode_seed(1, 0, 0), 1], [77, 0], [episode_seed(1, 2, 0), 1]]
+    assert step.episode_starts.tolist() == [False, True, False]
+    assert step.rewards.tolist() == [0, 0, 0]
+    for _ in range(4):
+        step = act(env)
+    assert step.observations[1].tolist() == [episode_seed(1, 1, 2), 0]  # the episode after the given one has the derived seed again
+
+
+def test_resetting_nothing_shows_the_lanes_as_they_stand():
+    env = counters()
+    env.reset()
+    seen = frozen(act(env)).observations
+    step = env.reset(indices=())
+    assert step.observations.tolist() == seen.tolist()
+    assert not step.episode_starts.any()
+
+
+def test_wrong_resets_are_refused():
+    env = counters()
+    with pytest.raises(EnvError, match="the first reset must be of all 3 copies"):
+        env.reset(indices=[0])
+    for wrong, words in [
+        ({"seeds": [1, 2]}, "2 seeds for 3 copies"),
+        ({"seeds": [1, 2, -3]}, "seeds must be"),
+        ({"indices": [0, 0, 1]}, "must be different copies"),
+        ({"indices": [3]}, "from 0 to 2"),
+    ]:
+        with pytest.raises(EnvError, match=words):
+            env.reset(**wrong)
+
+
+def test_the_order_of_calls_is_kept():
+    env = counters()
+    actions = np.zeros(3, int)
+    with pytest.raises(EnvError, match="call reset"):
+        env.send(actions)
+    env.reset()
+    with pytest.raises(EnvError, match="no step has been sent"):
+        env.recv()
+    env.send(actions)
+    for call in (lambda: env.send(actions), env.reset, env.state_dict, lambda: env.set_reset_options({}), lambda: env.load_state_dict({})):
+        with pytest.raises(EnvError, match="sent and not received"):
+            call()
+    assert env.recv().observations[:, 1].tolist() == [1, 1, 1]
+    env.close()
+    for call in (lambda: env.send(actions), env.recv, env.reset, env.state_dict):
+        with pytest.raises(EnvError, match="closed"):
+            call()
+    env.close()
+
+
+def test_refused_actions_change_nothing():
+    env = counters()
+    env.reset()
+    with pytest.raises(SpaceError, match="shape"):
+        env.step(np.zeros(2, int))
+    assert act(env).observations[:, 1].tolist() == [1, 1, 1]
+
+
+def test_a_context_manager_and_the_garbage_collector_close():
+    closed = []
+
+    class Closes(Counter):
+        def close(self):
+            closed.append(1)
+
+    with make_vector_env(Closes, 2) as env:
+        env.reset()
+    assert closed == [1, 1]
+    env = make_vector_env(Closes, 1)
+    gone = weakref.ref(env)
+    del env
+    gc.collect()
+    assert gone() is None
+    assert closed == [1, 1, 1]
+
+
+def test_reset_options_are_given_at_the_next_reset():
+    env = make_vector_env(lambda: Corridor(length=2), 2)
+    env.reset()
+    env.set_reset_options({"place": 1}, indices=[1])
+    step = act(env, 1)
+    assert step.observations.ravel().tolist() == [0.5, 0.5]  # nothing changes in a running episode
+    step = act(env, 1)
+    assert step.terminated.tolist() == [True, True]
+    assert step.observations.ravel().tolist() == [0.0, 0.5]  # lane 1 begins at place 1
+    assert [dict(ended.info) for ended in step.ended] == [{"place": 2.0, "success": 1.0}] * 2
+    env.set_reset_options(None)
+    assert env.reset().observations.ravel().tolist() == [0.0, 0.0]
+
+
+def test_reset_options_are_plain_data():
+    env = counters(1)
+    env.set_reset_options({"a": (1, 2.5, None, {"b": [True, "x"]}), "c": np.float64(2.0)})
+    assert env._ledger.next_options[0] == {"a": [1, 2.5, None, {"b": [True, "x"]}], "c": 2.0}
+    for wrong in ({"a": np.ones(2)}, {"a": {1: 2}}, {"a": [object()]}):
+        with pytest.raises(EnvError, match=r"reset options must be plain data.*a"):
+            env.set_reset_options(wrong)
+
+
+def test_an_environment_cannot_change_the_options_of_others():
+    class Greedy(Counter):
+        def reset(self, *, seed=None, options=None):
+            if options:
+                options["seen"].append(1)
+                assert options["seen"] == [1]
+            return super().reset(seed=seed, options=options)
+
+    env = make_vector_env(Greedy, 2)
+    env.set_reset_options({"seen": []})
+    env.reset()
+    env.reset()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5, 130])
+def test_a_state_is_restored_by_replay(steps):
+    def make():
+        return make_vector_env(lambda: gym.make("CartPole-v1", disable_env_checker=True), 3, seed=4)
+
+    env, rng = make(), np.random.default_rng(0)
+    env.set_reset_options({"low": -0.01, "high": 0.01}, indices=[2])
+    env.reset(seeds=[9, 10, 11])
+    for _ in range(steps):
+        env.step(rng.integers(0, 2, 3))
+    standing = frozen(env.reset(indices=()))
+    env.set_reset_options({"low": -0.02, "high": 0.02}, indices=[0])
+    state = env.state_dict()
+    other = make()
+    other.load_state_dict(state)
+    assert_equal_steps([other.reset(indices=())], [standing])
+    for _ in range(60):
+        actions = rng.integers(0, 2, 3)
+        assert_equal_steps([frozen(env.step(actions))], [frozen(other.step(actions))])
+    ours, theirs = env.state_dict(), other.state_dict()
+    assert ours["copies"] == theirs["copies"]
+    assert ours["actions"]["part0"].tolist() == theirs["actions"]["part0"].tolist()
+
+
+def test_what_a_state_holds():
+    env = counters(2, length=3, seed=3, first_copy=1)
+    env.reset()
+    for action in range(3):
+        act(env, action)
+    act(env, 2)
+    env.reset(seeds=[5], indices=[1])
+    state = env.state_dict()
+    assert (state["seed"], state["first_copy"]) == (3, 1)
+    first, second = state["copies"]
+    assert first["observation_hash"] != second["observation_hash"]
+    for copy in state["copies"]:
+        del copy["observation_hash"]
+    common = {"options": None, "next_options": None, "replayable": True}
+    assert first == {"episode": 1, "seed": episode_seed(3, 1, 1), "explicit": False, "length": 1, "episode_return": 1.0, **common}
+    assert second == {"episode": 2, "seed": 5, "explicit": True, "length": 0, "episode_return": 0.0, **common}
+    assert state["actions"]["part0"].tolist() == [2]
+
+
+def test_a_state_from_before_the_first_reset():
+    state = counters().state_dict()
+    env = counters(seed=99)
+    env.load_state_dict(state)
+    with pytest.raises(EnvError, match="have not been reset"):
+        act(env)
+    assert env.reset().observations[0, 0] == episode_seed(0, 0, 0)
+
+
+def test_a_replay_that_goes_astray_is_reported_and_begins_a_fresh_episode():
+    class Unsteady(Counter):
+        drift = 0
+
+        def _observe(self):
+            return super()._observe() + Unsteady.drift * (self.episode == episode_seed(0, 1, 0))
+
+    env = make_vector_env(Unsteady, 3)
+    env.reset()
+    act(env)
+    state = env.state_dict()
+    Unsteady.drift = 1
+    with pytest.warns(UserWarning, match="lane 1 is not where it was saved.*another observation") as caught:
+        env.load_state_dict(state)
+    assert len(caught) == 1
+    step = env.reset(indices=())
+    assert step.episode_starts.tolist() == [False, True, False]
+    assert step.observations.tolist() == [[episode_seed(0, 0, 0), 1], [episode_seed(0, 1, 1), 0], [episode_seed(0, 2, 0), 1]]
+
+
+@pytest.mark.parametrize("change", [{"episode_return": 5.0}, {"length": 3}])
+def test_return_and_length_are_verified(change):
+    env = counters(1, length=9)
+    env.reset()
+    act(env), act(env)
+    state = env.state_dict()
+    state["copies"][0].update(change)
+    if "length" in change:  # one action more than was taken
+        state["actions"]["part0"] = np.zeros(3, int)
+    with pytest.warns(UserWarning, match="lane 0 is not where it was saved"):
+        env.load_state_dict(state)
+
+
+def test_an_episode_that_ends_during_replay_is_astray():
+    env = counters(1, length=3)
+    env.reset()
+    act(env), act(env)
+    state = env.state_dict()
+    short = counters(1, length=2)
+    with pytest.warns(UserWarning, match=r"replay gave return and length \(1.0, 1\), but \(3.0, 2\) was saved"):
+        short.load_state_dict(state)
+    step = short.reset(indices=())
+    assert step.observations[0].tolist() == [episode_seed(0, 0, 1), 0]
+    assert not step.terminated.any()
+    assert not act(short).terminated.any()
+
+
+def test_replay_is_bounded():
+    env = counters(2, length=500, max_replay_steps=100)
+    env.reset()
+    for _ in range(90):
+        act(env)
+    env.reset(indices=[1])
+    for _ in range(20):
+        act(env, 1)
+    state = env.state_dict()
+    assert [copy["replayable"] for copy in state["copies"]] == [False, True]
+    assert state["actions"]["part0"].tolist() == [1] * 20
+    with pytest.warns(UserWarning, match="lane 0 .*110 steps, more than collect.max_replay_steps"):
+        env.load_state_dict(state)
+    assert env.reset(indices=()).observations[:, 1].tolist() == [0, 20]
+
+
+def test_other_numbers_of_copies_are_refused():
+    state = counters(2).state_dict()
+    with pytest.raises(EnvError, match=r"2 copies, here are 3; set env\.num_envs=2"):
+        counters(3).load_state_dict(state)
+    env = counters(1)
+    env.reset(), act(env)
+    state = env.state_dict()
+    state["actions"]["part0"] = np.zeros(5, int)
+    with pytest.raises(EnvError, match="need 1 actions"):
+        env.load_state_dict(state)
+
+
+def test_native_is_chosen_where_it_pays():
+    def kind(**changes):
+        return type(make_vector_env(EnvConfig(**{"id": "CartPole-v1", "num_envs": 8, **changes})))
+
+    assert kind() is NativeCartPole
+    for plain in ({"native": False}, {"num_envs": 1}, {"kwargs": {"sutton_barto_reward": True}}, {"frame_stack": 2}, {"id": "Acrobot-v1"}):
+        assert kind(**plain) is InProcessVectorEnv
+
+
+def test_two_runs_of_one_seed_are_equal():
+    taxi = max(name for name in gym.registry if name.startswith("Taxi-v"))  # offers masks in its info
+    assert_equal_steps(run(make_vector_env(taxi, 3, seed=5), 30), run(make_vector_env(taxi, 3, seed=5), 30))
+
+
+def test_an_error_in_a_constructor_leaves_nothing_to_close():
+    class Broken(ConstantReward):
+        def __init__(self):
+            raise RuntimeError("no such world")
+
+    with pytest.raises(RuntimeError, match="no such world"):
+        make_vector_env(Broken, 2)
