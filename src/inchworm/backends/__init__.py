@@ -1,0 +1,1 @@
+"""Who acts and learns: one folder a framework, one specification for all."""

@@ -1,0 +1,81 @@
+"""Serves the loop: which backend acts, learns and looks at a policy. The only place that chooses; nothing heavy is imported before it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.config import PPOConfig, TrainingConfig
+from inchworm.policy.spec import PolicySpec
+from inchworm.protocols import Actor, Learner, Policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.types import Advantages
+
+
+def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None) -> Policy:
+    """A policy that can be trained, from its spec."""
+    from inchworm.backends.torch.policy import TorchPolicy
+
+    return TorchPolicy(spec, weights, seed=seed)
+
+
+def acting_policy(policy: Actor) -> Actor:
+    """Who acts for a policy while it learns: a NumPy twin where the network is small enough to be one, else the policy itself."""
+    if not isinstance(policy, Policy) or isinstance(policy, NumpyPolicy):
+        return policy
+    from inchworm.backends.torch.policy import TorchPolicy
+
+    if isinstance(policy, TorchPolicy) and policy.builtin and not policy.spec.observations.images:
+        return NumpyPolicy(policy.spec, policy.get_weights())
+    return policy
+
+
+def is_builtin(policy: Actor) -> bool:
+    """Whether a policy is fully described by its spec and weights, and so has a policy file."""
+    return isinstance(policy, NumpyPolicy) or (isinstance(policy, Policy) and _is_builtin_torch(policy))
+
+
+def _is_builtin_torch(policy: Policy) -> bool:
+    from inchworm.backends.torch.policy import TorchPolicy
+
+    return isinstance(policy, TorchPolicy) and policy.builtin
+
+
+def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:
+    """The learner of a policy, with the run's seed, device and length."""
+    from inchworm.backends.torch.optimizer import PPOOptimizer
+
+    run = config.run
+    return PPOOptimizer(
+        policy, config.ppo, device=run.device, seed=run.seed, total_timesteps=run.total_timesteps, dump_directory=dump_directory
+    )
+
+
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+    """The current critic's view of a rollout: values, successors' values, advantages and returns, each [T, B], as NumPy arrays."""
+    if isinstance(policy, NumpyPolicy):
+        return compute_advantages_numpy(policy, rollout, config)
+    from inchworm.backends.torch.gae import advantages_as_arrays
+
+    return advantages_as_arrays(policy, rollout, config)
+
+
+@contextlib.contextmanager
+def learning_threads(threads: int) -> Iterator[None]:
+    """So many CPU threads for the learning framework inside, and as before outside; 0 changes nothing. Threads change last bits."""
+    if not threads:
+        yield
+        return
+    import inchworm.backends.torch.threads as torch_threads
+
+    before = torch_threads.get()
+    torch_threads.use(threads)
+    try:
+        yield
+    finally:
+        torch_threads.use(before)

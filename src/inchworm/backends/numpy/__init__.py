@@ -1,0 +1,1 @@
+"""Acting without a learning framework, and the mathematics as reference."""

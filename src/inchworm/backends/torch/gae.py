@@ -1,0 +1,62 @@
+"""Step 6 of 9: a rollout becomes advantages. One pass of the critic, then the recursion backwards in time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import optree
+import torch
+from torch import Tensor
+
+from inchworm.backends.numpy import gae as reference
+from inchworm.backends.torch.encoding import to_tensor
+from inchworm.backends.torch.minibatches import harmless
+from inchworm.config import PPOConfig
+from inchworm.protocols import Policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.types import Advantages
+
+
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalised advantage estimates, each argument and the result [T, B] (Schulman et al. 2016, equations 11 to 16).
+
+    On the CPU the recursion runs in NumPy on the same memory: T steps of a few numbers each are all overhead in torch.
+    """
+    if rewards.device.type == "cpu":
+        r, v, w, ended, cut = (tensor.detach().numpy() for tensor in (rewards, values, next_values, terminated, truncated))
+        return torch.from_numpy(reference.compute_gae(r, v, w, ended, cut, gamma, gae_lambda))
+    return gae_on_device(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+
+
+def gae_on_device(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """The recursion with tensors alone, for devices whose memory NumPy cannot see."""
+    advantages = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B] the deltas, for now
+    carries = torch.where(terminated | truncated, 0, torch.full_like(advantages, gamma * gae_lambda))  # [T, B]
+    for t in range(len(advantages) - 2, -1, -1):
+        advantages[t] += carries[t] * advantages[t + 1]
+    return advantages
+
+
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+    """The current critic's view of a rollout of tensors: values, the values of the true successors, advantages and returns."""
+    first_state = optree.tree_map(lambda leaf: leaf[0], rollout.policy_state)
+    values = policy.value(rollout.observations, first_state, rollout.episode_starts)  # [T, B]
+    cut_observations = optree.tree_map(lambda leaf: leaf[None], rollout.cut_observations)  # [1, K, *obs]
+    goes_on = torch.zeros((1, len(rollout.cut_rows)), dtype=torch.bool, device=values.device)
+    cut_values = policy.value(cut_observations, rollout.cut_state, goes_on)[0]  # [K]
+    next_values = torch.cat([values[1:], values[-1:]])
+    rows = rollout.cut_rows.long()
+    next_values[rows[:, 0], rows[:, 1]] = cut_values
+    advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
+    return Advantages(values, next_values, advantages, advantages + values)
+
+
+def advantages_as_arrays(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+    """`compute_advantages` for a rollout of NumPy arrays, with NumPy arrays as its result."""
+    device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
+    result = compute_advantages(policy, harmless(rollout.map(partial(to_tensor, device=device))), config)
+    return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])

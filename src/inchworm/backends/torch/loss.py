@@ -1,0 +1,64 @@
+"""Step 8 of 9: PPO's loss, term by term. Every term is a sum over valid samples divided by one count, so that splitting a
+minibatch changes nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.types import Evaluation, Minibatch
+
+
+def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: Tensor) -> dict[str, Tensor]:
+    """All terms as scalars under their metric names; `loss` is the one to minimise.
+
+    `count` is the number of valid samples of the whole minibatch, of which `minibatch` may be a part.
+    """
+    weight = minibatch.valid.to(evaluation.values.dtype) / count.clamp(min=1)  # [L, N]
+    log_ratio = evaluation.log_probs - minibatch.log_probs
+    ratio = log_ratio.exp()
+    policy_loss = -(clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef) * weight).sum()
+    value_loss = (value_errors(evaluation, minibatch, coefficients) * weight).sum()
+    entropy = (evaluation.entropy * weight).sum()
+    loss = policy_loss + coefficients.vf_coef * value_loss - coefficients.ent_coef * entropy
+    with torch.no_grad():
+        approx_kl = ((ratio - 1 - log_ratio) * weight).sum()
+        clip_fraction = (((ratio - 1).abs() > coefficients.clip_coef) * weight).sum()
+    return {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": approx_kl,  # the k3 estimator: unbiased, never negative (Schulman 2020, "Approximating KL divergence")
+        "clip_fraction": clip_fraction,
+    }
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """The objective to maximise, per sample (Schulman et al. 2017, equation 7): the worse of the ratio and its clipped self."""
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
+
+
+def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> Tensor:
+    """½ ((V - R) / scale)² per sample; with clipping, the worse of that and of V held within clip_coef · scale of the old V."""
+    scale = evaluation.value_scale
+    errors = ((evaluation.values - minibatch.returns) / scale).square()
+    if coefficients.clip_vloss:
+        reach = coefficients.clip_coef * scale
+        held = minibatch.values + (evaluation.values - minibatch.values).clamp(-reach, reach)
+        errors = torch.maximum(errors, ((held - minibatch.returns) / scale).square())
+    halves: Tensor = 0.5 * errors
+    return halves
+
+
+def normalize(advantages: Tensor, valid: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 (n - 1) over the valid samples; fewer than two have no deviation and stay as they are.
+
+    In float64: equal advantages then have a deviation of exactly 0, and the square of 1e30 is a number.
+    """
+    count = valid.sum()
+    wide = torch.where(valid, advantages, 0).double()
+    centered = (wide - wide.sum() / count.clamp(min=1)) * valid
+    std = (centered.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(count > 1, (centered / (std + 1e-8)).to(advantages.dtype), advantages)

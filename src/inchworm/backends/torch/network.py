@@ -1,0 +1,120 @@
+"""Serves steps 4 and 8 of 9: networks. The built-in one is made from a `PolicySpec`; people bring theirs as a `Network`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from inchworm.backends.torch.encoding import encode_image, encode_observations
+from inchworm.policy.spec import PolicySpec
+from inchworm.spaces import leaf
+from inchworm.types import Tree
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+}
+
+
+class Network(nn.Module):
+    """What `TorchPolicy` asks of a network: outputs for the action distribution, and values.
+
+    Observations come as the environment's tree of tensors [N, *obs], raw and without the action mask. Override
+    `forward` too where actor and critic share work.
+    """
+
+    def action_outputs(self, observations: Tree) -> Tensor:  # noqa: ARG002
+        """[N, C + D]: logits of all discrete choices, then means of the continuous ones."""
+        raise TypeError(f"{type(self).__name__} must define action_outputs(observations) -> Tensor [N, outputs]")
+
+    def values(self, observations: Tree) -> Tensor:  # noqa: ARG002
+        """[N] in reward units, or normalised where the policy has a value normaliser."""
+        raise TypeError(f"{type(self).__name__} must define values(observations) -> Tensor [N]")
+
+    def forward(self, observations: Tree) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        return self.action_outputs(observations), self.values(observations)
+
+
+class SpecNetwork(Network):
+    """The built-in network: convolutions for images, then actor and critic, with separate trunks or a shared one."""
+
+    center: Tensor
+    inverse_std: Tensor
+
+    def __init__(self, spec: PolicySpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.activation = ACTIVATIONS[spec.config.activation]()
+        self.cnn = nn.ModuleDict()
+        for part in spec.observations.images:
+            self.cnn[spec.image_name(part).removeprefix("cnn.")] = _stack(spec, spec.image_name(part))
+        self.trunk = _stack(spec, "trunk")
+        self.actor = _stack(spec, "actor")
+        self.critic = _stack(spec, "critic")
+        self.register_buffer("center", torch.zeros(spec.observations.size), persistent=False)
+        self.register_buffer("inverse_std", torch.ones(spec.observations.size), persistent=False)
+
+    def action_outputs(self, observations: Tree) -> Tensor:
+        """[N, C + D]"""
+        return self._head(self.actor, self._features(observations))
+
+    def values(self, observations: Tree) -> Tensor:
+        """[N]"""
+        return self._head(self.critic, self._features(observations)).squeeze(-1)
+
+    def forward(self, observations: Tree) -> tuple[Tensor, Tensor]:
+        """Both from one pass of what they share."""
+        features = self._features(observations)
+        return self._head(self.actor, features), self._head(self.critic, features).squeeze(-1)
+
+    def _features(self, observations: Tree) -> Tensor:
+        layout, pieces = self.spec.observations, []
+        if layout.size:
+            flat = encode_observations(layout, observations, 1).to(self.center.dtype)
+            if self.spec.config.normalize_observations:
+                limit = self.spec.config.observation_clip
+                flat = ((flat - self.center) * self.inverse_std).clamp(-limit, limit)
+            pieces.append(flat)
+        for part, stack in zip(layout.images, self.cnn.values()):
+            pieces.append(self._convolve(stack, encode_image(part, leaf(observations, part.path)).to(self.center.dtype)))
+        features = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        for layer in self.trunk.values():
+            features = self.activation(layer(features))
+        return features
+
+    def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
+        *hidden, head = stack.values()  # type: ignore[operator]
+        for layer in hidden:
+            features = self.activation(layer(features))
+        outputs: Tensor = head(features)
+        return outputs
+
+    def _convolve(self, stack: nn.Module, images: Tensor) -> Tensor:
+        *convolutions, head = stack.values()  # type: ignore[operator]
+        for layer in convolutions:
+            images = torch.relu(layer(images))
+        return torch.relu(head(images.flatten(1)))
+
+
+def _stack(spec: PolicySpec, prefix: str) -> nn.ModuleDict:
+    """The layers whose weights the spec names `prefix.*`, in order."""
+    stack = nn.ModuleDict()
+    for name, shape in spec.layers.items():
+        if name.startswith(f"{prefix}.") and name.endswith(".weight"):
+            key = name.removeprefix(f"{prefix}.").removesuffix(".weight")
+            stack[key] = _layer(spec, key, shape)
+    return stack
+
+
+def _layer(spec: PolicySpec, key: str, shape: tuple[int, ...]) -> nn.Module:
+    """A layer with room for weights; they are always set from the spec's own, so torch draws no numbers for them."""
+    with torch.device("meta"):
+        if len(shape) == 2:
+            layer: nn.Module = nn.Linear(shape[1], shape[0])
+        else:
+            layer = nn.Conv2d(shape[1], shape[0], shape[2], stride=spec.config.cnn_filters[int(key)][2])
+    return layer.to_empty(device="cpu")

@@ -1,0 +1,1 @@
+"""What a policy is besides the framework that runs it: its spec, its layouts, its file."""

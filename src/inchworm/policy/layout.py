@@ -1,0 +1,251 @@
+"""How observations and actions, which are trees, become the vectors that networks read and write. Serves steps 4 and 8.
+
+A layout is a list of parts with offsets: the same list drives the encoders of every backend, so that they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from inchworm.errors import SpaceError
+from inchworm.spaces import MASK_KEY, Path, Space, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, path_name, split_mask
+from inchworm.types import Array, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationPart:
+    """One leaf of the observation and its place in the network's input."""
+
+    path: Path
+    kind: Literal["box", "one_hot", "image"]
+    shape: tuple[int, ...]
+    size: int
+    """Width in the flat input; 0 for an image, which goes through convolutions instead."""
+    offset: int
+    scale: float = 1.0
+    """What raw values are multiplied with: 1/255 for bytes."""
+    sizes: tuple[int, ...] = ()
+    """one_hot: the number of categories of each entry."""
+    starts: tuple[int, ...] = ()
+    """one_hot: the smallest value of each entry."""
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """All parts of an observation; images apart if the network has convolutions."""
+
+    parts: tuple[ObservationPart, ...]
+    has_mask: bool
+
+    @cached_property
+    def flat(self) -> tuple[ObservationPart, ...]:
+        """The parts of the flat input."""
+        return tuple(part for part in self.parts if part.kind != "image")
+
+    @cached_property
+    def images(self) -> tuple[ObservationPart, ...]:
+        """The parts that go through convolutions."""
+        return tuple(part for part in self.parts if part.kind == "image")
+
+    @cached_property
+    def size(self) -> int:
+        """Width of the flat input."""
+        return sum(part.size for part in self.flat)
+
+    @cached_property
+    def normalized(self) -> np.ndarray:
+        """[size] bool: entries that a normaliser may scale. One-hot entries and bytes are scaled already."""
+        keep = np.zeros(self.size, bool)
+        for part in self.flat:
+            keep[part.offset : part.offset + part.size] = part.kind == "box" and part.scale == 1.0
+        return keep
+
+
+def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout:
+    """The layout of an observation space; the action mask is no part of it."""
+    seen, mask = split_mask(space)
+    parts: list[ObservationPart] = []
+    offset = 0
+    for path, leaf_space in leaves(seen):
+        part = _observation_part(path, leaf_space, offset, convolutions)
+        parts.append(part)
+        offset += part.size
+    if not parts:
+        raise SpaceError(f"the observation space {space} holds nothing that a policy could see")
+    if convolutions and not any(part.kind == "image" for part in parts):
+        raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
+    return ObservationLayout(tuple(parts), mask is not None)
+
+
+def _observation_part(path: Path, space: Space, offset: int, convolutions: bool) -> ObservationPart:
+    shape = leaf_shape(space)
+    size = int(np.prod(shape))
+    if isinstance(space, spaces.Box):
+        scale = 1 / 255 if leaf_dtype(space) == np.uint8 and np.all(space.low == 0) and np.all(space.high == 255) else 1.0
+        if convolutions and len(shape) == 3:
+            return ObservationPart(path=path, kind="image", shape=shape, size=0, offset=offset, scale=scale)
+        return ObservationPart(path=path, kind="box", shape=shape, size=size, offset=offset, scale=scale)
+    if isinstance(space, spaces.MultiBinary):
+        return ObservationPart(path=path, kind="box", shape=shape, size=size, offset=offset)
+    sizes = mask_sizes(space)
+    starts = np.broadcast_to(getattr(space, "start", 0), shape).reshape(-1)
+    return ObservationPart(
+        path=path, kind="one_hot", shape=shape, size=sum(sizes), offset=offset, sizes=sizes, starts=tuple(int(s) for s in starts)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionPart:
+    """One leaf of the action: some categorical choices, or some Gaussian dimensions."""
+
+    path: Path
+    kind: Literal["categorical", "gaussian"]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sizes: tuple[int, ...] = ()
+    """categorical: choices of each entry."""
+    starts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """categorical: the smallest value of each entry."""
+    low: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    high: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def sampled_dtype(self) -> np.dtype[Any]:
+        """In what a sampled action is kept: never rounded further than float32, or its log-prob would be another action's."""
+        return np.result_type(self.dtype, np.float32) if self.kind == "gaussian" else self.dtype
+
+    @cached_property
+    def width(self) -> int:
+        """Entries of the flat action."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """All parts of an action.
+
+    A network's output is [..., C + D]: the logits of all choices, part after part, then the Gaussian means. A flat action is a
+    pair: choices [..., G] counted from 0, and Gaussian values [..., D].
+    """
+
+    space: Space
+    parts: tuple[ActionPart, ...]
+    bounds: Literal["clip", "tanh"]
+
+    @cached_property
+    def group_sizes(self) -> tuple[int, ...]:
+        """The number of choices of every categorical entry; there are G."""
+        return tuple(size for part in self.parts for size in part.sizes)
+
+    @cached_property
+    def num_logits(self) -> int:
+        """C"""
+        return sum(self.group_sizes)
+
+    @cached_property
+    def num_gaussians(self) -> int:
+        """D"""
+        return sum(part.width for part in self.parts if part.kind == "gaussian")
+
+    @property
+    def num_outputs(self) -> int:
+        """C + D"""
+        return self.num_logits + self.num_gaussians
+
+    @cached_property
+    def groups(self) -> tuple[slice, ...]:
+        """Where each categorical entry's logits stand."""
+        ends = np.cumsum((0, *self.group_sizes))
+        return tuple(slice(int(a), int(b)) for a, b in pairwise(ends))
+
+    @cached_property
+    def low(self) -> np.ndarray:
+        """[D] lower bounds of the Gaussian entries."""
+        return np.concatenate([part.low for part in self.parts] or [np.zeros(0, np.float32)])
+
+    @cached_property
+    def high(self) -> np.ndarray:
+        """[D] f32 upper bounds."""
+        return np.concatenate([part.high for part in self.parts] or [np.zeros(0, np.float32)])
+
+    def unflatten(self, choices: np.ndarray, gaussians: np.ndarray, *, sampled: bool = False) -> Tree:
+        """Flat actions [..., G] and [..., D] as the space's tree, each leaf in the space's dtype, or as `sampled` ones are kept."""
+        leading = choices.shape[:-1]
+        pieces: dict[Path, np.ndarray] = {}
+        group = dimension = 0
+        for part in self.parts:
+            if part.kind == "categorical":
+                values = choices[..., group : group + part.width] + part.starts
+                group += part.width
+            else:
+                values = gaussians[..., dimension : dimension + part.width]
+                dimension += part.width
+            dtype = part.sampled_dtype if sampled else part.dtype
+            pieces[part.path] = values.reshape(*leading, *part.shape).astype(dtype, copy=False)
+        return _rebuild(self.space, pieces, ())
+
+    def mask_leaves(self, mask: Tree) -> list[Array]:
+        """The mask arrays of the categorical parts, in order."""
+        return [leaf(mask, part.path) for part in self.parts if part.kind == "categorical"]
+
+
+def action_layout(space: Space, bounds: Literal["clip", "tanh"]) -> ActionLayout:
+    """The layout of an action space."""
+    parts = tuple(_action_part(path, leaf_space, bounds) for path, leaf_space in leaves(space))
+    if not parts:
+        raise SpaceError(f"the action space {space} has no parts")
+    return ActionLayout(space, parts, bounds)
+
+
+def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
+    shape, dtype = leaf_shape(space), leaf_dtype(space)
+    if isinstance(space, spaces.Box):
+        if dtype.kind != "f":
+            raise SpaceError(
+                f"the action Box {path_name(path)} has dtype {dtype}; continuous actions need a float Box, else use MultiDiscrete"
+            )
+        with np.errstate(over="ignore"):
+            width = space.high - space.low
+        if bounds == "tanh" and not np.isfinite(width).all():
+            raise SpaceError(
+                f'policy.action_bounds="tanh" needs finite bounds, but the action space has {space.low} to {space.high}; use "clip"'
+            )
+        low, high = space.low.reshape(-1), space.high.reshape(-1)  # in the space's own dtype: a rounded bound lies outside
+        return ActionPart(path=path, kind="gaussian", shape=shape, dtype=dtype, low=low, high=high)
+    starts = np.broadcast_to(np.asarray(getattr(space, "start", 0), np.int64), shape).reshape(-1)
+    return ActionPart(path=path, kind="categorical", shape=shape, dtype=dtype, sizes=mask_sizes(space), starts=starts)
+
+
+def _rebuild(space: Space, pieces: dict[Path, np.ndarray], path: Path) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {key: _rebuild(space.spaces[key], pieces, (*path, key)) for key in sorted(space.spaces)}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rebuild(inner, pieces, (*path, index)) for index, inner in enumerate(space.spaces))
+    return pieces[path]
+
+
+def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
+    """Refuse a mask in the observation space that does not fit the action space."""
+    _, mask = split_mask(observation_space)
+    if mask is None:
+        return
+    for part in layout.parts:
+        if part.kind != "categorical":
+            continue
+        try:
+            found: Any = mask
+            for key in part.path:
+                found = found[key]
+        except (KeyError, IndexError, TypeError):
+            raise SpaceError(f"the observation's {MASK_KEY} has no part {path_name(part.path)} for the action of that name") from None
+        size = int(np.prod(leaf_shape(found)))
+        if size != sum(part.sizes):
+            raise SpaceError(
+                f"the observation's {MASK_KEY} has {size} entries where the action {layout.space} has {sum(part.sizes)} choices"
+            )

@@ -1,0 +1,147 @@
+"""Sampling, log-probs and entropies against counting, brute force, numeric integration and other libraries."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.numpy import distributions
+from inchworm.policy.layout import action_layout
+
+NO_STD, NO_CHOICES = np.zeros(0), np.zeros((1, 0), np.int64)
+
+
+def test_entropy_is_the_sum_over_all_joint_actions():
+    layout = action_layout(spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Discrete(4), spaces.MultiBinary(2)]), "clip")
+    rng = np.random.default_rng(0)
+    outputs = rng.standard_normal((1, layout.num_outputs))
+    mask = rng.random((1, layout.num_logits)) < 0.7
+    for group in layout.groups:
+        mask[0, group.start] = True
+    for legal in (None, mask):
+        # 2 * 3 * 4 * 2 * 2 = 96 joint actions; those with an illegal part have probability 0 and add nothing.
+        actions = np.array(list(product(*(range(size) for size in layout.group_sizes))))  # [96, 5]
+        repeated = np.repeat(outputs, len(actions), 0)
+        masks = None if legal is None else np.repeat(legal, len(actions), 0)
+        log_p = distributions.log_prob(layout, repeated, NO_STD, masks, actions, np.zeros((len(actions), 0)))
+        p = np.exp(log_p)
+        assert p.sum() == pytest.approx(1, abs=1e-12)
+        brute = -sum(q * np.log(q) for q in p if q > 0)
+        assert distributions.entropy(layout, outputs, NO_STD, legal)[0] == pytest.approx(brute, abs=1e-12)
+
+
+def test_masked_choices_are_never_sampled_in_10_000_draws():
+    layout = action_layout(spaces.MultiDiscrete([3, 4]), "clip")
+    outputs = np.tile(np.array([[9.0, 0, 0, 9.0, 9.0, 0, 0]], np.float32), (10_000, 1))  # the illegal ones would be the favourites
+    mask = np.tile(np.array([[0, 1, 1, 0, 0, 1, 0]], bool), (10_000, 1))
+    choices, _ = distributions.sample(layout, outputs, NO_STD, mask, np.random.default_rng(0))
+    assert set(choices[:, 0]) == {1, 2}
+    assert set(choices[:, 1]) == {2}
+    greedy, _ = distributions.mode(layout, outputs, mask)
+    assert set(greedy[:, 0]) == {1}
+    assert set(greedy[:, 1]) == {2}
+
+
+@pytest.mark.parametrize("legal", [[0, 0, 1], [1, 0, 0], [0, 1, 0]])
+def test_the_edges_of_the_uniform_draw_never_reach_an_illegal_choice(legal):
+    layout = action_layout(spaces.Discrete(3), "clip")
+    outputs, mask = np.zeros((2, 3), np.float32), np.array([legal, legal], bool)
+
+    class Edges:  # 0 and the largest number below 1 that a generator can give
+        def random(self, shape):
+            return np.array([[0.0], [1 - 2**-53]])
+
+    choices, _ = distributions.sample(layout, outputs, NO_STD, mask, Edges())
+    assert (choices[:, 0] == np.argmax(legal)).all()
+
+
+def test_sampling_frequencies_are_the_probabilities():
+    layout = action_layout(spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (1,))]), "clip")
+    n = 40_000
+    outputs = np.tile(np.array([[0.0, 1.0, -1.0, 0.5, 0.3]], np.float32), (n, 1))
+    choices, gaussians = distributions.sample(layout, outputs, np.array([-0.5], np.float32), None, np.random.default_rng(3))
+    p = np.exp([0, 1, -1, 0.5]) / np.exp([0, 1, -1, 0.5]).sum()
+    spread = np.sqrt(p * (1 - p) / n)
+    assert (np.abs(np.bincount(choices[:, 0], minlength=4) / n - p) < 5 * spread).all()
+    std = np.exp(-0.5)
+    assert gaussians.mean() == pytest.approx(0.3, abs=5 * std / np.sqrt(n))
+    assert gaussians.std() == pytest.approx(std, rel=5 / np.sqrt(2 * n))
+    assert gaussians.dtype == np.float32
+
+
+def test_greedy_takes_the_most_likely_choice_and_the_mean():
+    layout = action_layout(spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)]), "clip")
+    choices, gaussians = distributions.mode(layout, np.array([[0.1, 0.9, 0.3, 5.0, -6.0]]), None)
+    np.testing.assert_array_equal(choices, [[1]])
+    np.testing.assert_array_equal(gaussians, [[5.0, -6.0]])
+
+
+def test_tanh_density_integrates_to_one_and_its_entropy_is_minus_the_mean_log_density():
+    # Change of variables, done numerically: the density of a = tanh(u) on a grid of a, from log_prob at u = artanh(a).
+    layout = action_layout(spaces.Box(-1, 1, (1,)), "tanh")
+    edges = np.tanh(np.linspace(-12, 12, 200_001))
+    a = (edges[1:] + edges[:-1]) / 2
+    width = np.diff(edges)
+    for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.2, 0.3)):
+        outputs = np.full((len(a), 1), mean)
+        inside = np.abs(a) < 1
+        u = np.arctanh(np.where(inside, a, 0))[:, None]
+        log_p = distributions.log_prob(layout, outputs, np.array([log_std]), None, np.zeros((len(a), 0), np.int64), u)
+        p = np.where(inside, np.exp(log_p), 0)
+        assert (p * width).sum() == pytest.approx(1, abs=1e-4)
+        entropy = -(p * np.where(inside, log_p, 0) * width).sum()
+        found = distributions.entropy(layout, np.array([[mean]]), np.array([log_std]), None)[0]
+        assert found == pytest.approx(entropy, abs=2e-3)
+
+
+def test_tanh_entropy_by_monte_carlo():
+    layout = action_layout(spaces.Box(-3, 5, (2,)), "tanh")
+    n = 200_000
+    outputs, log_std = np.tile(np.array([[0.4, -0.9]]), (n, 1)), np.array([-0.3, 0.4])
+    choices, gaussians = distributions.sample(layout, outputs, log_std, None, np.random.default_rng(0))
+    surprise = -distributions.log_prob(layout, outputs, log_std, None, choices, gaussians)
+    found = distributions.entropy(layout, outputs[:1], log_std, None)[0]
+    assert found == pytest.approx(surprise.mean(), abs=5 * surprise.std() / np.sqrt(n) + 2e-3)
+
+
+@pytest.mark.parametrize(("log_std", "tolerance"), [(-2.0, 1e-12), (-1.0, 1e-12), (0.0, 1e-5), (0.5, 1e-3), (1.0, 0.01), (2.0, 0.2)])
+def test_the_quadrature_is_as_good_as_the_gaussian_is_narrow(log_std, tolerance):
+    layout = action_layout(spaces.Box(-1, 1, (1,)), "tanh")
+    nodes = np.linspace(-9, 9, 400_001)
+    weights = np.exp(-0.5 * nodes**2) / np.exp(-0.5 * nodes**2).sum()
+    for mean in (0.0, 0.5, 3.0):
+        slope = distributions.log_tanh_slope(mean + np.exp(log_std) * nodes)
+        exact = log_std + 0.5 * np.log(2 * np.pi * np.e) + (slope * weights).sum()
+        found = distributions.entropy(layout, np.array([[mean]]), np.array([log_std]), None)[0]
+        assert found == pytest.approx(exact, abs=tolerance)
+
+
+def test_actions_for_the_environment():
+    bounds = (np.array([-1.0, 2.0], np.float32), np.array([1.0, 6.0], np.float32))
+    clip, tanh = (action_layout(spaces.Box(*bounds), way) for way in ("clip", "tanh"))
+    sampled = np.array([[0.5, 3.0], [9.0, -9.0]], np.float32)
+    np.testing.assert_array_equal(distributions.to_env(clip, sampled), [[0.5, 3.0], [1.0, 2.0]])
+    # tanh(0.5) = 0.462117 in -1 … 1; 2 + (tanh(3) + 1) * 2 = 2 + 1.995055 * 2; far out it is the bound itself.
+    squashed = distributions.to_env(tanh, sampled)
+    np.testing.assert_allclose(squashed, [[0.46211716, 5.9901095], [1.0, 2.0]], rtol=1e-6)
+    far = distributions.to_env(tanh, np.array([[1e30, -1e30]], np.float32))
+    np.testing.assert_array_equal(far, [[1.0, 2.0]])
+
+
+def test_an_unbounded_box_is_left_alone_by_clipping():
+    layout = action_layout(spaces.Box(-np.inf, np.inf, (2,)), "clip")
+    values = np.array([[-1e20, 1e20]], np.float32)
+    np.testing.assert_array_equal(distributions.to_env(layout, values), values)
+
+
+@pytest.mark.parametrize("logit", [0.0, 1e4, -1e4])
+def test_extreme_logits_stay_finite(logit):
+    layout = action_layout(spaces.Discrete(2), "clip")
+    outputs = np.array([[logit, 0.0]], np.float32)
+    for choice in (0, 1):
+        log_p = distributions.log_prob(layout, outputs, NO_STD, None, np.array([[choice]]), np.zeros((1, 0)))
+        assert np.isfinite(log_p).all()
+    assert np.isfinite(distributions.entropy(layout, outputs, NO_STD, None)).all()

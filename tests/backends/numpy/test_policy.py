@@ -1,0 +1,105 @@
+"""The NumPy policy as people use it: one observation in, one action out; weights in and out; frozen statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
+from inchworm.config import PolicyConfig
+from inchworm.errors import InchwormError, SpaceError
+from inchworm.policy.spec import PolicySpec
+from inchworm.protocols import Policy
+from inchworm.rollout.fake import create_fake_rollout
+
+SMALL = PolicyConfig(hidden_sizes=(4,))
+
+
+def policy_of(observation_space, action_space, config=SMALL, seed=0):
+    return NumpyPolicy(PolicySpec(observation_space, action_space, config), seed=seed)
+
+
+def test_it_keeps_the_policy_contract():
+    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    assert isinstance(policy, Policy)
+    assert policy.initial_state(3) == ()
+    assert policy.act(np.zeros((3, 2), np.float32), (), np.ones(3, bool), np.random.default_rng(0)).state == ()
+
+
+def test_predict_gives_an_action_of_the_space():
+    rng = np.random.default_rng(0)
+    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=4))
+    action = policy.predict([0.1, 0.2])
+    assert type(action) is int
+    assert action in (4, 5, 6)
+    space = spaces.Dict({"go": spaces.Box(-1, 1, (2,)), "what": spaces.Discrete(2), "where": spaces.Tuple([spaces.MultiDiscrete([2, 3])])})
+    policy = policy_of(spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "k": spaces.Discrete(4)}), space)
+    for deterministic in (True, False):
+        assert space.contains(policy.predict({"x": np.zeros(1, np.float32), "k": 3}, deterministic=deterministic, rng=rng))
+
+
+def test_predict_is_greedy_unless_told_otherwise():
+    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
+    assert {float(policy.predict(np.zeros(2, np.float32))[0]) for _ in range(5)} == {0.0}
+    sampled = {float(policy.predict(np.zeros(2, np.float32), deterministic=False)[0]) for _ in range(5)}
+    assert len(sampled) > 1
+    same = [policy.predict(np.zeros(2), deterministic=False, rng=np.random.default_rng(7)) for _ in range(2)]
+    np.testing.assert_array_equal(*same)
+
+
+def test_predict_refuses_in_words():
+    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    with pytest.raises(SpaceError, match=r"observation of shape \(2,\) for one observation, not \(3,\)"):
+        policy.predict([0.0, 0.0, 0.0])
+    policy = policy_of(spaces.Dict({"x": spaces.Box(-1, 1, (2,))}), spaces.Discrete(2))
+    with pytest.raises(SpaceError, match="x is missing or wrong"):
+        policy.predict({"y": np.zeros(2)})
+    with pytest.raises(SpaceError, match="x is missing or wrong"):
+        policy.predict({"x": "no numbers"})
+
+
+def test_predict_obeys_the_mask():
+    space = spaces.Dict({"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
+    policy = policy_of(space, spaces.Discrete(3))
+    for legal in range(3):
+        mask = np.eye(3, dtype=np.int8)[legal]
+        assert policy.predict({"observation": np.zeros(2, np.float32), "action_mask": mask}) == legal
+
+
+def test_weights_that_do_not_fit_are_refused_by_name():
+    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    weights = policy.get_weights()
+    with pytest.raises(InchwormError, match=r"actor\.head\.weight has shape"):
+        policy.set_weights({**weights, "actor.head.weight": np.zeros((3, 4), np.float32)})
+    with pytest.raises(InchwormError, match=r"missing \['critic.head.bias'\]"):
+        policy.set_weights({name: value for name, value in weights.items() if name != "critic.head.bias"})
+    with pytest.raises(InchwormError, match=r"unknown \['extra'\]"):
+        policy.set_weights({**weights, "extra": np.zeros(1)})
+
+
+def test_convolutions_are_refused_in_words():
+    with pytest.raises(SpaceError, match="torch backend"):
+        policy_of(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), PolicyConfig(kind="cnn"))
+
+
+def test_acting_and_evaluating_leave_statistics_alone():
+    config = PolicyConfig(hidden_sizes=(4,), normalize_observations=True, normalize_values=True)
+    policy = policy_of(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), config)
+    rollout = create_fake_rollout(policy.spec.observation_space, policy.spec.action_space, 5, 2)
+    policy.update_statistics(rollout, np.ones((5, 2), np.float32))
+    before = policy.get_weights()
+    policy.act(rollout.observations[0], (), np.ones(2, bool), np.random.default_rng(0))
+    policy.value(rollout.observations)
+    policy.predict(np.zeros(2))
+    after = policy.get_weights()
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), SMALL)
+    first, again, other = (fresh_weights(spec, seed) for seed in (1, 1, 2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(again[name], value)
+    assert (first["actor.0.weight"] != other["actor.0.weight"]).any()

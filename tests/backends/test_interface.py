@@ -1,0 +1,93 @@
+"""The one place that chooses a backend: who acts, who learns, and on how many threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.interface import acting_policy, compute_advantages, is_builtin, learning_threads, make_learner, make_policy
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+
+SPEC = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig(hidden_sizes=(4,)))
+IMAGES = PolicySpec(
+    spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), PolicyConfig(kind="cnn", cnn_filters=((4, 5, 3),), cnn_features=4)
+)
+
+
+def test_a_small_policy_acts_in_numpy_and_an_image_policy_where_it_learns():
+    policy = make_policy(SPEC, seed=3)
+    assert isinstance(policy, TorchPolicy)
+    actor = acting_policy(policy)
+    assert isinstance(actor, NumpyPolicy)
+    np.testing.assert_array_equal(actor.get_weights()["actor.0.weight"], policy.get_weights()["actor.0.weight"])
+    assert acting_policy(actor) is actor
+    images = make_policy(IMAGES)
+    assert acting_policy(images) is images
+    weights = policy.get_weights()
+    np.testing.assert_array_equal(make_policy(SPEC, seed=9, weights=weights).get_weights()["actor.0.weight"], weights["actor.0.weight"])
+
+
+def test_a_stub_that_only_acts_is_left_alone():
+    class Stub:
+        def initial_state(self, num_lanes):
+            return ()
+
+        def act(self, observations, state, episode_starts, rng, *, deterministic=False):
+            raise AssertionError
+
+    stub = Stub()
+    assert acting_policy(stub) is stub
+    assert not is_builtin(stub)
+
+
+def test_what_has_a_policy_file():
+    assert is_builtin(NumpyPolicy(SPEC))
+    assert is_builtin(TorchPolicy(SPEC))
+    assert is_builtin(TorchPolicy(IMAGES))
+
+
+def test_the_learner_gets_the_runs_seed_device_and_length(tmp_path):
+    config = TrainingConfig.from_dict({"run": {"seed": 5, "total_timesteps": 77, "device": "cpu"}, "ppo": {"clip_coef": 0.3}})
+    learner = make_learner(make_policy(SPEC), config, dump_directory=tmp_path)
+    assert isinstance(learner, PPOOptimizer)
+    assert learner.total_timesteps == 77
+    assert learner.config.clip_coef == 0.3
+    same = PPOOptimizer(make_policy(SPEC), device="cpu", seed=5)
+    assert learner.state_dict()["stream"] == same.state_dict()["stream"]
+
+
+def test_advantages_are_the_same_from_both_backends():
+    policy = make_policy(SPEC)
+    rollout = create_fake_rollout(SPEC.observation_space, SPEC.action_space, 20, 3)
+    ours = [compute_advantages(one, rollout, PPOConfig()) for one in (policy, NumpyPolicy(SPEC, policy.get_weights()))]
+    for name in ("values", "next_values", "advantages", "returns"):
+        one, other = (getattr(found, name) for found in ours)
+        assert isinstance(one, np.ndarray)
+        np.testing.assert_allclose(one, other, atol=5e-6)
+    # At a cut row the next value is that of the true successor, elsewhere that of the next row.
+    values, found = ours[1].values, ours[1].next_values
+    cut = np.zeros((20, 3), bool)
+    cut[tuple(rollout.cut_rows.T)] = True
+    np.testing.assert_array_equal(found[:-1][~cut[:-1]], values[1:][~cut[:-1]])
+    true = NumpyPolicy(SPEC, policy.get_weights()).value(rollout.cut_observations[None])[0]
+    np.testing.assert_allclose(found[tuple(rollout.cut_rows.T)], true, atol=1e-6)
+    np.testing.assert_allclose(ours[1].returns, ours[1].advantages + values, atol=1e-6)
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with learning_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError), learning_threads(before + 1):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
+    with learning_threads(0):
+        assert torch.get_num_threads() == before

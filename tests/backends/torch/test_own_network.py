@@ -1,0 +1,251 @@
+"""Networks that people bring: behind `TorchPolicy`, and as a plain `torch.nn.Module` that keeps the `Policy` contract by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from inchworm.backends.interface import acting_policy, is_builtin
+from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.errors import ConfigError, InchwormError
+from inchworm.policy.spec import PolicySpec
+from inchworm.protocols import Policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.types import Evaluation, PolicyStep
+
+CONFIG = PPOConfig(update_epochs=4, num_minibatches=4, learning_rate=1e-2, ent_coef=0.0)
+
+
+def play(policy, seed, steps=32, lanes=8):
+    """A world of one step an episode: the observation is a sign, the right action (0 or 1) names it, the reward says so."""
+    rng = np.random.default_rng(seed)
+    state, rows = policy.initial_state(lanes), []
+    for _ in range(steps):
+        signs = rng.integers(0, 2, lanes)
+        observations = np.stack([2.0 * signs - 1, rng.normal(size=lanes)], -1).astype(np.float32)
+        step = policy.act(observations, state, np.ones(lanes, bool), rng)
+        state = step.state
+        rows.append((observations, step.actions, step.log_probs, (step.env_actions == signs).astype(np.float32)))
+    observations, actions, log_probs, rewards = (np.stack(column) for column in zip(*rows))
+    terminated = np.ones_like(rewards, bool)
+    return Rollout.from_dict(
+        {"observations": observations, "actions": actions, "log_probs": log_probs, "rewards": rewards, "terminated": terminated}
+    )
+
+
+class MyNetwork(Network):
+    """Whatever people build: here with batch statistics in a buffer, and a gate."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(2, 16)
+        self.gate = nn.Linear(2, 16)
+        self.actor, self.critic = nn.Linear(16, 2), nn.Linear(16, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def features(self, observations):
+        return torch.tanh(self.body(observations)) * torch.sigmoid(self.gate(observations))
+
+    def action_outputs(self, observations):
+        return self.actor(self.features(observations))
+
+    def values(self, observations):
+        return self.critic(self.features(observations)).squeeze(-1)
+
+
+SPEC = PolicySpec(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), PolicyConfig())
+
+
+def train(policy, updates=6):
+    learner = PPOOptimizer(policy, CONFIG, device="cpu")
+    for seed in range(updates):
+        stats = learner.update(play(policy, seed))
+        assert all(np.isfinite(list(stats.values())))
+        assert stats["ratio_error"] < 5e-5
+    return learner
+
+
+def test_a_network_behind_torch_policy_learns():
+    torch.manual_seed(0)
+    policy = TorchPolicy(SPEC, network=MyNetwork())
+    assert not policy.builtin
+    assert play(policy, 100).rewards.mean() < 0.7
+    train(policy)
+    assert play(policy, 101).rewards.mean() > 0.9
+    assert policy.predict(np.array([1.0, 0.0])) == 1
+    assert policy.predict(np.array([-1.0, 0.0])) == 0
+    assert acting_policy(policy) is policy  # it acts where it learns
+    assert not is_builtin(policy)
+
+
+def test_its_weights_are_its_parameters_and_buffers():
+    policy, other = TorchPolicy(SPEC, network=MyNetwork()), TorchPolicy(SPEC, network=MyNetwork())
+    policy.network.calls.fill_(5)
+    policy.policy_version = 3
+    weights = policy.get_weights()
+    layers = [f"network.{layer}.{kind}" for layer in ("body", "gate", "actor", "critic") for kind in ("weight", "bias")]
+    assert {*layers, "network.calls", "policy_version"} == set(weights)
+    other.set_weights(weights)
+    assert other.policy_version == 3
+    assert other.network.calls == 5
+    observations = np.random.default_rng(0).normal(size=(1, 5, 2)).astype(np.float32)
+    torch.testing.assert_close(other.value(observations), policy.value(observations), rtol=0, atol=0)
+    with pytest.raises(InchwormError, match=r"\['network.actor.weight'\] are only on one side"):
+        other.set_weights({name: value for name, value in weights.items() if name != "network.actor.weight"})
+    with pytest.raises(InchwormError, match=r"network.actor.bias has shape \(1,\); the policy needs \(2,\)"):  # never broadcast
+        other.set_weights({**weights, "network.actor.bias": np.ones(1, np.float32)})
+
+
+def test_a_parameter_of_theirs_may_have_the_name_of_one_of_ours():
+    class Named(MyNetwork):
+        def __init__(self):
+            super().__init__()
+            self.log_std = nn.Parameter(torch.tensor([7.0]))
+
+    for space in (spaces.Discrete(2), spaces.Box(-1, 1, (2,))):
+        policy = TorchPolicy(PolicySpec(SPEC.observation_space, space, PolicyConfig()), network=Named())
+        weights = policy.get_weights()
+        assert weights["network.log_std"] == [7.0]
+        policy.set_weights({**weights, "network.log_std": np.array([8.0], np.float32)})
+        assert float(policy.network.log_std.detach()) == 8.0
+        assert (policy.log_std == 0).all()
+
+
+def test_a_network_with_continuous_actions_gets_a_log_std():
+    class Continuous(MyNetwork):
+        def __init__(self):
+            super().__init__()
+            self.actor = nn.Linear(16, 3)
+
+    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,)), PolicyConfig(log_std_init=-1.0))
+    policy = TorchPolicy(spec, network=Continuous())
+    np.testing.assert_array_equal(policy.get_weights()["log_std"], [-1, -1, -1])
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigError, match="belong to the built-in networks"):
+        TorchPolicy(PolicySpec(SPEC.observation_space, SPEC.action_space, PolicyConfig(normalize_values=True)), network=MyNetwork())
+    with pytest.raises(TypeError, match=r"Network must define action_outputs"):
+        TorchPolicy(SPEC, network=Network()).predict(np.zeros(2))
+    with pytest.raises(TypeError, match=r"Network must define values"):
+        TorchPolicy(SPEC, network=Network()).value(np.zeros((1, 1, 2), np.float32))
+
+
+class RawPolicy(nn.Module):
+    """The seven methods of the contract, and nothing of ours inherited."""
+
+    def __init__(self):
+        super().__init__()
+        self.policy_version = 0
+        self.actor = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.rollouts_seen = 0
+
+    def initial_state(self, num_lanes):
+        return ()
+
+    def act(self, observations, state, episode_starts, rng, *, deterministic=False):
+        with torch.no_grad():
+            log_p = torch.log_softmax(self.actor(torch.as_tensor(observations)), -1).numpy()
+        if deterministic:
+            actions = log_p.argmax(-1)
+        else:
+            actions = (rng.random(len(log_p)) > np.exp(log_p[:, 0])).astype(np.int64)
+        return PolicyStep(actions, actions, log_p[np.arange(len(log_p)), actions], state)
+
+    def value(self, observations, state, episode_starts):
+        with torch.no_grad():
+            return self.critic(observations).squeeze(-1)
+
+    def evaluate(self, minibatch):
+        distribution = torch.distributions.Categorical(logits=self.actor(minibatch.observations))
+        values = self.critic(minibatch.observations).squeeze(-1)
+        return Evaluation(distribution.log_prob(minibatch.actions), distribution.entropy(), values, 1.0)
+
+    def update_statistics(self, rollout, returns):
+        assert isinstance(rollout, Rollout)
+        assert returns.shape == rollout.rewards.shape
+        self.rollouts_seen += 1
+
+    def get_weights(self):
+        weights = {name: tensor.detach().numpy().copy() for name, tensor in self.state_dict().items()}
+        return {**weights, "policy_version": np.array(self.policy_version)}
+
+    def set_weights(self, weights):
+        self.policy_version = int(weights["policy_version"])
+        self.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items() if name != "policy_version"})
+
+
+@pytest.mark.parametrize("clip_vloss", [False, True])
+def test_a_raw_module_that_keeps_the_contract_learns(clip_vloss):
+    torch.manual_seed(0)
+    policy = RawPolicy()
+    assert isinstance(policy, Policy)
+    learner = PPOOptimizer(policy, CONFIG.replace(clip_vloss=clip_vloss), device="cpu")
+    for seed in range(6):
+        learner.update(play(policy, seed))
+    assert play(policy, 101).rewards.mean() > 0.9
+    assert policy.policy_version == policy.rollouts_seen == learner.updates == 6
+    other = RawPolicy()
+    other.set_weights(policy.get_weights())
+    assert play(other, 101).rewards.mean() == play(policy, 101).rewards.mean()
+
+
+def test_advantages_of_a_raw_module_as_arrays():
+    from inchworm.backends.interface import compute_advantages
+
+    policy = RawPolicy()
+    rollout = play(policy, 0, steps=4, lanes=2)
+    found = compute_advantages(policy, rollout, CONFIG)
+    assert isinstance(found.values, np.ndarray)
+    np.testing.assert_allclose(found.advantages, rollout.rewards - found.values, atol=1e-6)  # every row is terminal
+
+
+def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
+    modes = []
+
+    class Watching(MyNetwork):
+        def features(self, observations):
+            modes.append(self.training)
+            return super().features(observations)
+
+    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
+    policy = TorchPolicy(spec, network=Watching())
+    rollout = play(policy, 0)
+    assert set(modes) == {False}, "dropout and the like are off while acting"
+    modes.clear()
+    PPOOptimizer(policy, CONFIG).update(rollout)
+    assert modes[:2] == [False, False], "the critic's pass over the rollout and its cut rows"
+    assert modes[2:4] == [False, False], "actor and critic for ratio_error, which asks whether what acted is what learns"
+    assert set(modes[4:]) == {True}
+
+
+def test_dropout_is_on_while_learning_only():
+    class Dropping(MyNetwork):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def features(self, observations):
+            seen.append(self.dropout.training)
+            return self.dropout(super().features(observations))
+
+    seen = []
+    policy = TorchPolicy(SPEC, network=Dropping())
+    observations = np.ones((1, 64, 2), np.float32)
+    assert len(set(policy.value(observations).flatten().tolist())) == 1
+    assert not any(seen)
+    stats = PPOOptimizer(policy, CONFIG, device="cpu").update(play(policy, 0))
+    assert stats["ratio_error"] < 5e-5  # measured without it
+    assert any(seen)
+    seen.clear()
+    play(policy, 1, steps=2)
+    policy.predict(np.zeros(2))
+    assert seen
+    assert not any(seen)

@@ -1,0 +1,186 @@
+"""The same batch and weights in Stable-Baselines3 give the same values, log-probs, advantages, loss, gradients and next weights.
+
+Its value loss has no ½, so its vf_coef c is our 2c; it normalises advantages per minibatch with n - 1; Adam's eps is 1e-5 on both sides.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.torch.gae import compute_advantages
+from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
+from inchworm.types import Minibatch
+
+pytest.importorskip("stable_baselines3")
+STEPS, LANES = 32, 4
+CONFIG = PPOConfig(
+    learning_rate=3e-3, gamma=0.98, gae_lambda=0.9, clip_coef=0.2, vf_coef=1.0, ent_coef=0.01, update_epochs=1, num_minibatches=1,
+    normalize_advantages="minibatch", rollout_steps=STEPS,
+)  # fmt: skip
+NAMES = {
+    "actor.0": "mlp_extractor.policy_net.0",
+    "actor.1": "mlp_extractor.policy_net.2",
+    "actor.head": "action_net",
+    "critic.0": "mlp_extractor.value_net.0",
+    "critic.1": "mlp_extractor.value_net.2",
+    "critic.head": "value_net",
+}
+
+
+class World(gym.Env):
+    """Only its spaces are needed."""
+
+    def __init__(self, action_space):
+        self.observation_space, self.action_space = spaces.Box(-np.inf, np.inf, (5,)), action_space
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(5, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(5, np.float32), 0.0, False, False, {}
+
+
+def peer_names():
+    for ours, theirs in NAMES.items():
+        for kind in ("weight", "bias"):
+            yield f"{ours}.{kind}", f"{theirs}.{kind}"
+    yield "log_std", "log_std"
+
+
+def copied(values, theirs):
+    return {our: values[their] for our, their in peer_names() if their in theirs}
+
+
+def ours_and_theirs(action_space):
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import configure
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    peer = PPO(
+        "MlpPolicy", DummyVecEnv([lambda: World(action_space)] * LANES), n_steps=STEPS, batch_size=STEPS * LANES, n_epochs=1,
+        learning_rate=CONFIG.learning_rate, gamma=CONFIG.gamma, gae_lambda=CONFIG.gae_lambda, clip_range=CONFIG.clip_coef,
+        vf_coef=CONFIG.vf_coef / 2, ent_coef=CONFIG.ent_coef, max_grad_norm=CONFIG.max_grad_norm, seed=1, device="cpu",
+    )  # fmt: skip
+    peer.set_logger(configure(None, []))
+    with torch.no_grad():
+        peer.policy.action_net.weight.mul_(100)  # from nearly uniform to a policy with opinions
+    spec = PolicySpec(spaces.Box(-np.inf, np.inf, (5,)), action_space, PolicyConfig())
+    policy = TorchPolicy(spec)
+    state = {name: tensor.numpy() for name, tensor in peer.policy.state_dict().items()}
+    policy.set_weights({**policy.get_weights(), **copied(state, state)})
+    return policy, peer
+
+
+def rollout_of(policy, seed=0):
+    """A rollout of both kinds of ends, acted by another policy so that ratios are not 1."""
+    rng = np.random.default_rng(seed)
+    observations = rng.standard_normal((STEPS, LANES, 5)).astype(np.float32)
+    steps = [policy.act(observations[t], (), np.zeros(LANES, bool), rng) for t in range(STEPS)]
+    terminated = rng.random((STEPS, LANES)) < 0.1
+    return Rollout.from_dict(
+        {
+            "observations": observations,
+            "actions": np.stack([step.actions for step in steps]),
+            "log_probs": np.stack([step.log_probs for step in steps]) + rng.normal(0, 0.2, (STEPS, LANES)).astype(np.float32),
+            "rewards": rng.standard_normal((STEPS, LANES)).astype(np.float32),
+            "terminated": terminated,
+            "truncated": (rng.random((STEPS, LANES)) < 0.1) & ~terminated,
+            "next_observations": rng.standard_normal((STEPS, LANES, 5)).astype(np.float32),
+        }
+    )
+
+
+def fill(peer, rollout):
+    """Their buffer with our rollout, as their collect_rollouts does it: V of the true successor is added to truncated rewards."""
+    buffer = peer.rollout_buffer
+    buffer.reset()
+    rewards = rollout.rewards.copy()
+    cuts = {tuple(row): observation for row, observation in zip(rollout.cut_rows.tolist(), rollout.cut_observations)}
+    starts = np.zeros(LANES, bool)
+    with torch.no_grad():
+        for t in range(STEPS):
+            for lane in np.flatnonzero(rollout.truncated[t]):
+                successor = torch.from_numpy(cuts[(t, int(lane))].copy())[None]
+                rewards[t, lane] += CONFIG.gamma * peer.policy.predict_values(successor).item()
+            values = peer.policy.predict_values(torch.from_numpy(rollout.observations[t].copy()))
+            log_probs = torch.from_numpy(rollout.log_probs[t].copy())
+            actions = rollout.actions[t].reshape(LANES, -1)
+            buffer.add(rollout.observations[t], actions, rewards[t], starts, values, log_probs)
+            starts = rollout.terminated[t] | rollout.truncated[t]
+        last = np.stack([cuts[(STEPS - 1, lane)] for lane in range(LANES)])
+        buffer.compute_returns_and_advantage(peer.policy.predict_values(torch.from_numpy(last)), starts)
+
+
+@pytest.mark.parametrize("action_space", [spaces.Discrete(4), spaces.Box(-1, 1, (2,))], ids=["discrete", "box"])
+def test_one_update_is_the_same(action_space):
+    policy, peer = ours_and_theirs(action_space)
+    rollout = rollout_of(policy)
+    fill(peer, rollout)
+    tensors = rollout.map(lambda array: torch.from_numpy(array.astype(np.int64) if array.dtype == np.uint64 else array.copy()))
+
+    advantages = compute_advantages(policy, tensors, CONFIG)
+    buffer = peer.rollout_buffer
+    np.testing.assert_allclose(advantages.values, buffer.values, atol=1e-5)
+    np.testing.assert_allclose(advantages.advantages, buffer.advantages, atol=1e-5)
+    np.testing.assert_allclose(advantages.returns, buffer.returns, atol=1e-5)
+
+    flat = rollout.observations.reshape(-1, 5)
+    values, log_probs, entropy = peer.policy.evaluate_actions(
+        torch.from_numpy(flat.copy()), torch.from_numpy(rollout.actions.reshape(STEPS * LANES, *rollout.actions.shape[2:]).copy())
+    )
+    found = policy.evaluate(
+        Minibatch(
+            observations=tensors.observations,
+            actions=tensors.actions,
+            log_probs=tensors.log_probs,
+            advantages=advantages.advantages,
+            returns=advantages.returns,
+            values=advantages.values,
+            valid=tensors.valid,
+            episode_starts=tensors.episode_starts,
+        )
+    )
+    torch.testing.assert_close(found.values.reshape(-1), values.reshape(-1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.log_probs.reshape(-1), log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.entropy.reshape(-1), entropy, rtol=0, atol=1e-5)
+
+    learner = PPOOptimizer(policy, CONFIG, device="cpu")
+    stats = learner.update(rollout)
+    peer.train()
+    logged = peer.logger.name_to_value
+    assert stats["policy_loss"] == pytest.approx(logged["train/policy_gradient_loss"], abs=1e-5)
+    assert stats["value_loss"] == pytest.approx(logged["train/value_loss"] / 2, abs=1e-5)
+    assert stats["entropy"] == pytest.approx(-logged["train/entropy_loss"], abs=1e-5)
+    assert stats["loss"] == pytest.approx(logged["train/loss"], abs=1e-5)
+    assert stats["approx_kl"] == pytest.approx(logged["train/approx_kl"], abs=1e-5)
+    assert stats["clip_fraction"] == pytest.approx(logged["train/clip_fraction"], abs=1e-7)
+    assert stats["clip_fraction"] > 0.1  # the clip was at work
+    assert stats["grad_norm"] > CONFIG.max_grad_norm  # and so was the clipping of gradients
+
+    theirs = dict(peer.policy.named_parameters())
+    mine = {name.removeprefix("network."): parameter for name, parameter in policy.named_parameters()}
+    for our, their in peer_names():
+        if their in theirs:
+            torch.testing.assert_close(mine[our].grad, theirs[their].grad, rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
+            torch.testing.assert_close(mine[our], theirs[their], rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
+
+
+def test_explained_variance_is_theirs():
+    from stable_baselines3.common.utils import explained_variance as theirs
+
+    from inchworm.backends.torch.optimizer import explained_variance
+    from inchworm.types import Advantages
+
+    rng = np.random.default_rng(0)
+    values, returns = rng.normal(size=(2, 6, 3)).astype(np.float32)
+    tensors = [torch.from_numpy(array) for array in (values, values, returns - values, returns)]
+    found = explained_variance(Advantages(*tensors), torch.ones(6, 3, dtype=torch.bool))
+    assert found == pytest.approx(float(theirs(values.reshape(-1), returns.reshape(-1))), abs=1e-6)

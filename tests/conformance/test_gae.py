@@ -1,0 +1,89 @@
+"""GAE is the same on every backend: arithmetic by hand, a sum written out, and random cases with all combinations of flags."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+
+def run(backend, dtype, rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    floats = [backend.array(np.asarray(array, dtype)) for array in (rewards, values, next_values)]
+    flags = [backend.array(np.asarray(array, bool)) for array in (terminated, truncated)]
+    return backend.numpy(backend.compute_gae(*floats, *flags, gamma, gae_lambda))
+
+
+def written_out(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """A_t = sum over k of (gamma lambda)^k delta_{t+k}, up to and including the row that ends the episode."""
+    result = np.zeros(rewards.shape)
+    for t, b in np.ndindex(*rewards.shape):
+        for k, row in enumerate(range(t, len(rewards))):
+            following = 0.0 if terminated[row, b] else gamma * next_values[row, b]
+            result[t, b] += (gamma * gae_lambda) ** k * (rewards[row, b] + following - values[row, b])
+            if terminated[row, b] or truncated[row, b]:
+                break
+    return result
+
+
+def test_by_hand(gae_backend):
+    # gamma 0.5, lambda 0.5; rows 0, 1 go on, row 1 is truncated in lane 1, row 2 is terminated in lane 0.
+    # lane 0: delta = 1 + 0.5*4 - 2 = 1,  2 + 0.5*6 - 4 = 1,  3 - 6 = -3
+    #         A_2 = -3,  A_1 = 1 + 0.25*-3 = 0.25,  A_0 = 1 + 0.25*0.25 = 1.0625
+    # lane 1: delta = 1 + 0.5*4 - 2 = 1,  2 + 0.5*100 - 4 = 48 (V of the true successor), 3 + 0.5*2 - 6 = -2
+    #         A_2 = -2,  A_1 = 48 (nothing passes the cut),  A_0 = 1 + 0.25*48 = 13
+    rewards, values = np.array([[1, 1], [2, 2], [3, 3]]), np.array([[2, 2], [4, 4], [6, 6]])
+    next_values = np.array([[4, 4], [6, 100], [-77, 2]])
+    terminated, truncated = np.zeros((3, 2), bool), np.zeros((3, 2), bool)
+    terminated[2, 0] = truncated[1, 1] = True
+    found = run(gae_backend, np.float64, rewards, values, next_values, terminated, truncated, 0.5, 0.5)
+    np.testing.assert_allclose(found, [[1.0625, 13], [0.25, 48], [-3, -2]], rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 5e-6), (np.float64, 1e-10)])
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.5, 0.95, 1.0])
+def test_equals_the_sum_written_out(gae_backend, dtype, tolerance, gae_lambda):
+    rng = np.random.default_rng(7)
+    for _ in range(12):
+        steps, lanes = int(rng.integers(1, 12)), int(rng.integers(1, 4))
+        rewards, values, next_values = (rng.standard_normal((steps, lanes)).astype(dtype) for _ in range(3))
+        terminated, truncated = rng.random((2, steps, lanes)) < 0.3
+        found = run(gae_backend, dtype, rewards, values, next_values, terminated, truncated, 0.97, gae_lambda)
+        expected = written_out(*(a.astype(np.float64) for a in (rewards, values, next_values)), terminated, truncated, 0.97, gae_lambda)
+        assert found.dtype == dtype
+        assert np.abs(found - expected).max() <= tolerance
+
+
+def test_every_combination_of_flags_of_three_steps(gae_backend):
+    rng = np.random.default_rng(3)
+    combinations = np.array(list(product((False, True), repeat=6))).T  # [6, 64]: both flags of three rows, a lane each
+    terminated, truncated = combinations[:3], combinations[3:]
+    rewards, values, next_values = rng.standard_normal((3, 3, 64))
+    found = run(gae_backend, np.float64, rewards, values, next_values, terminated, truncated, 0.9, 0.8)
+    expected = written_out(rewards, values, next_values, terminated, truncated, 0.9, 0.8)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_lambda_0_is_td_and_lambda_1_is_monte_carlo(gae_backend):
+    rng = np.random.default_rng(1)
+    rewards, values = rng.standard_normal((2, 6, 2))
+    next_values = np.concatenate([values[1:], rng.standard_normal((1, 2))])
+    none = np.zeros((6, 2), bool)
+    td = run(gae_backend, np.float64, rewards, values, next_values, none, none, 0.9, 0.0)
+    np.testing.assert_allclose(td, rewards + 0.9 * next_values - values, atol=1e-14)
+    returns = run(gae_backend, np.float64, rewards, values, next_values, none, none, 0.9, 1.0) + values
+    expected = next_values[-1]
+    for t in reversed(range(6)):  # R_t = r_t + gamma R_{t+1}, and V of what follows the last row
+        expected = rewards[t] + 0.9 * expected
+        np.testing.assert_allclose(returns[t], expected, atol=1e-12)
+
+
+def test_what_stands_behind_a_terminated_row_is_never_looked_at(gae_backend):
+    # A = 1 - 0 = 1 in row 0; row 1: 1 + 0.5 * 2 = 2.
+    found = run(gae_backend, np.float32, [[1], [1]], [[0], [0]], [[np.nan], [2]], [[1], [0]], [[0], [0]], 0.5, 1.0)
+    np.testing.assert_array_equal(found, [[1], [2]])
+
+
+def test_no_steps(gae_backend):
+    nothing = np.zeros((0, 3))
+    assert run(gae_backend, np.float32, nothing, nothing, nothing, nothing, nothing, 0.9, 0.9).shape == (0, 3)
