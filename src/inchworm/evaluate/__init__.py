@@ -1,0 +1,1 @@
+"""Scoring policies: the evaluator and the statistics it returns."""

@@ -1,0 +1,231 @@
+"""A run as a directory: with what config and versions it is made, and who may write to it. Serves the front door and the CLI.
+
+```
+runs/CartPole-v1-20261115-214455-a1b2/
+  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  lock
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from inchworm.config import TrainingConfig
+from inchworm.errors import ConfigError, InchwormError
+from inchworm.files import write_atomically
+from inchworm.versions import versions
+
+CONFIG = "config.yaml"
+VERSIONS = "versions.json"
+POLICY = "policy.safetensors"
+BEST_POLICY = "best_policy.safetensors"
+CHECKPOINTS = "checkpoints"
+LOCK = "lock"
+
+FREE_FIELDS = frozenset(
+    {
+        "run.name",
+        "run.directory",
+        "run.total_timesteps",
+        "run.max_iterations",
+        "run.max_episodes",
+        "run.checkpoint_interval",
+        "run.keep_checkpoints",
+        "run.log_interval",
+        "evaluation.interval",
+        "evaluation.episodes",
+        "evaluation.final_episodes",
+        "env.num_workers",
+        "env.worker_timeout",
+        "collect.max_replay_steps",
+    }
+)
+"""What may differ when a run goes on: how long it runs, what it writes and how often, how its copies are stepped. None of it changes
+what has been learnt so far. (A schedule is stretched to a new total_timesteps from here on.)"""
+
+BIT_FIELDS = frozenset({"run.device", "run.threads"})
+"""What may differ too, with a warning: the run goes on, but not with the bits it would have had."""
+
+
+class NotExactWarning(UserWarning):
+    """The run goes on under other circumstances than it began with; its bits are no longer those of an undisturbed run."""
+
+
+class Run:
+    """A run's directory. Hold its lock while writing to it; reading needs none."""
+
+    def __init__(self, path: Path, config: TrainingConfig, *, continued: bool) -> None:
+        """`continued` says whether the run was there before."""
+        self.path = path
+        self.config = config
+        self.continued = continued
+        self._lock: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.path / CHECKPOINTS
+
+    def policy_path(self, *, best: bool = False) -> Path:
+        """The file of the latest policy, or of the best by evaluation."""
+        return self.path / (BEST_POLICY if best else POLICY)
+
+    def lock(self) -> None:
+        """Become the one process that writes to the run. The system drops the lock when the process ends, however it ends."""
+        if self._lock is not None:
+            return
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "that has just begun"
+            os.close(descriptor)
+            raise InchwormError(f"the run {self.path} is in use by process {holder}; wait for it, or stop it first") from None
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def change_config(self, config: TrainingConfig) -> None:
+        """Go on with `config`, if it differs from the run's own only where that changes nothing that has happened."""
+        changes = config_changes(self.config, config)
+        forbidden = [line for name, line in changes.items() if name not in FREE_FIELDS | BIT_FIELDS]
+        if forbidden:
+            raise ConfigError(
+                f"the run {self.path} has another config: {', '.join(forbidden)}; leave that as it was, or give another run.name"
+            )
+        for name in sorted(BIT_FIELDS & set(changes)):
+            warnings.warn(f"{changes[name]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=2)
+        if changes:
+            self.save_config(config)
+
+    def save_config(self, config: TrainingConfig) -> None:
+        """Write `config` as the run's own."""
+        write_atomically(self.path / CONFIG, config.to_yaml())
+        self.config = config
+
+    def check_versions(self) -> None:
+        """Warn of everything whose version differs from when the run began."""
+        try:
+            before = json.loads((self.path / VERSIONS).read_bytes())
+        except (OSError, ValueError) as error:
+            warnings.warn(f"cannot compare versions with {self.path / VERSIONS}: {error}", NotExactWarning, stacklevel=2)
+            return
+        for name, line in _changes(before if isinstance(before, dict) else {}, versions()).items():
+            warnings.warn(f"{name}: {line.partition(': ')[2]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Let others write to the run."""
+        descriptor, self._lock = self._lock, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def create_run(config: TrainingConfig) -> Run:
+    """The run that `config` describes, locked: a new directory, or the one named `run.name` if it is there and has an equal config."""
+    directory = Path(config.run.directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = _make_unique(directory, config.env.id) if config.run.name is None else directory / config.run.name
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
+    run = Run(path, config, continued=(path / CONFIG).exists())
+    run.lock()
+    try:
+        _continue(run, config) if run.continued else _begin(run)
+    except BaseException:
+        run.close()
+        raise
+    return run
+
+
+def _begin(run: Run) -> None:
+    strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in (LOCK, VERSIONS))
+    if strangers:
+        raise ConfigError(f"{run.path} is no run (it has no {CONFIG}) but holds {', '.join(strangers[:3])}; give another run.name")
+    write_atomically(run.path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
+    run.save_config(run.config)  # last: a directory with a config is a run
+
+
+def _continue(run: Run, config: TrainingConfig) -> None:
+    run.config = load_config(run.path / CONFIG, env=config.env.id)
+    run.change_config(config)
+    run.check_versions()
+
+
+def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: str | None = None) -> Run:
+    """An existing run by its path, or by its name in `directory`. Not locked; `env` as for `load_config`."""
+    for path in (Path(path_or_name), Path(directory) / path_or_name):
+        if (path / CONFIG).is_file():
+            return Run(path, load_config(path / CONFIG, env=env), continued=True)
+    names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
+    if not names:
+        raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one")
+    near = difflib.get_close_matches(Path(path_or_name).name, names, n=3, cutoff=0.3) or names[-3:]
+    raise ConfigError(f"there is no run {path_or_name}; nearest in {directory}: {', '.join(near)}")
+
+
+def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env {id}") -> TrainingConfig:
+    """A config from a file. Code is never imported because a file says so: an id with ":" must be given as `env` too.
+
+    `allow` is what the error tells people to type.
+    """
+    config = TrainingConfig.from_yaml(path)
+    if ":" in config.env.id and env != config.env.id:
+        raise ConfigError(
+            f"{path} names code to import ({config.env.id}), which a file may not decide; "
+            f"if you trust it, type: {allow.format(id=config.env.id)}"
+        )
+    return config
+
+
+def config_changes(before: TrainingConfig, after: TrainingConfig) -> dict[str, str]:
+    """Every field that differs, as name -> `ppo.gamma: 0.99 → 0.9`."""
+    return _changes(before.to_dict(), after.to_dict())
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    old, new = _flat(before), _flat(after)
+    names = [*old, *(name for name in new if name not in old)]
+    return {name: f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)}
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _make_unique(directory: Path, env_id: str) -> Path:
+    """A new directory such as `CartPole-v1-20261115-214455-a1b2`: names sort by environment, then by time."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env_id).strip("-.")[-60:] or "run"
+    while True:
+        path = directory / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path

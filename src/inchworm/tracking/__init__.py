@@ -1,0 +1,1 @@
+"""Where metrics go: files, the terminal, and whatever else keeps the `Tracker` contract."""

@@ -1,0 +1,168 @@
+"""The run as people watch it: a live view in a terminal, plain lines elsewhere. Serves the loop.
+
+Drawing happens inside `log` and at most a few times a second, so that watching a run does not slow it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from inchworm.tracking.terminal import Terminal, make_terminal
+
+_EVALUATION = "evaluation/mean_return"
+_SHOWN = {  # metric -> what the views call it
+    "loss": "loss",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "entropy": "entropy",
+    "approx_kl": "kl",
+    "clip_fraction": "clip fraction",
+    "explained_variance": "explained variance",
+    "learning_rate": "learning rate",
+}
+
+
+class ConsoleTracker:
+    """Shows progress, time left, steps per second, returns, evaluation scores and losses."""
+
+    def __init__(
+        self,
+        total_timesteps: int | None = None,
+        *,
+        title: str = "",
+        quiet: bool = False,
+        terminal: Terminal | None = None,
+        seconds_between_draws: float = 0.25,
+        seconds_between_lines: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`quiet` shows nothing at all; the clock is there to be replaced in tests."""
+        self.total = total_timesteps
+        self.title = title
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self.best_evaluation: float | None = None
+        self._terminal = terminal or make_terminal(quiet=quiet)
+        self._clock = clock
+        self._samples = deque([(clock(), 0)], maxlen=50)
+        live = self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet
+        self._live = Live(console=self._terminal, auto_refresh=False) if live else None
+        self._interval = seconds_between_draws if live else seconds_between_lines
+        self._last_shown: float | None = None
+        self._unseen = False
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Take in a row and show it, unless the last one was shown only just now; an evaluation is always shown."""
+        self.step = step
+        self.metrics |= metrics
+        self._samples.append((self._clock(), step))
+        if _EVALUATION in metrics:
+            score = metrics[_EVALUATION]
+            self.best_evaluation = score if self.best_evaluation is None else max(score, self.best_evaluation)
+        self._unseen = True
+        if self._last_shown is None or _EVALUATION in metrics or self._clock() - self._last_shown >= self._interval:
+            self._show()
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """The config is not shown."""
+
+    def start(self, step: int = 0) -> None:
+        """The run begins, or goes on from `step`: the clock starts, the live view appears. Without this, the first row does it."""
+        self.step = step
+        self._samples.clear()
+        self._samples.append((self._clock(), step))
+        if self._live is not None:
+            self._show()
+            self._last_shown = None
+
+    def log_artifact(self, path: Path) -> None:
+        """Files are not shown."""
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was."""
+        if self._unseen:
+            self._show()
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Over the last rows; None before there is anything to measure."""
+        (first_time, first_step), (last_time, last_step) = self._samples[0], self._samples[-1]
+        return (last_step - first_step) / (last_time - first_time) if last_time > first_time else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the present speed; None where that is unknown."""
+        speed = self.steps_per_second
+        return max(0.0, self.total - self.step) / speed if self.total is not None and speed else None
+
+    def _show(self) -> None:
+        self._last_shown = self._clock()
+        self._unseen = False
+        if self._live is None:
+            self._terminal.print(self.line())
+            return
+        self._live.start()
+        self._live.update(self.view(), refresh=True)
+
+    def line(self) -> str:
+        """The state in one line of text."""
+        parts = [self._progress(), *self._pace(), *(f"{name} {value}" for name, value in self._scores().items())]
+        parts += [f"{name} {value}" for name, value in self._losses().items() if name in ("loss", "entropy", "kl")]
+        return "  ".join(part for part in parts if part)
+
+    def view(self) -> RenderableType:
+        """The state as the live view: a bar, then returns and scores, then losses."""
+        head = Table.grid(padding=(0, 2))
+        cells: list[RenderableType] = [Text(self.title, style="bold")] if self.title else []
+        if self.total is not None:
+            cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total), width=30))
+        head.add_row(*cells, self._progress(), *(Text(part, style="cyan") for part in self._pace()))
+        losses = list(self._losses().items())
+        return Group(head, _row(self._scores().items(), "bold green"), _row(losses[:4], ""), _row(losses[4:], ""))
+
+    def _progress(self) -> str:
+        if self.total is None:
+            return f"{self.step:,} steps"
+        return f"{self.step:,}/{self.total:,} steps {min(1.0, self.step / self.total):.0%}"
+
+    def _pace(self) -> list[str]:
+        speed, left = self.steps_per_second, self.seconds_left
+        parts = [] if speed is None else [f"{speed:,.0f} steps/s"]
+        return parts if left is None else [*parts, f"{_duration(left)} left"]
+
+    def _scores(self) -> dict[str, str]:
+        scores = {}
+        if "mean_return" in self.metrics:
+            scores["return"] = f"{self.metrics['mean_return']:.1f}"
+        if _EVALUATION in self.metrics:
+            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}"
+        if self.best_evaluation is not None:
+            scores["best"] = f"{self.best_evaluation:.1f}"
+        return scores
+
+    def _losses(self) -> dict[str, str]:
+        return {label: f"{self.metrics[name]:.3g}" for name, label in _SHOWN.items() if name in self.metrics}
+
+
+def _row(values: Iterable[tuple[str, str]], style: str) -> Text:
+    """Names and values in one line, which is cut rather than wrapped where the terminal is narrow."""
+    parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<9}", style), "  ")]
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,201 @@
+"""A world whose episodes are known from their seeds: seed s gives s % 7 + 1 steps of reward s % 5 each."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.config import EnvConfig, EvalConfig
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import BadNumberError, ConfigError
+from inchworm.evaluate.evaluator import PolicyEvaluator, _for_evaluation, evaluate_policy
+from inchworm.evaluate.stats import EvalStats
+from inchworm.seeding import episode_seed
+from inchworm.types import PolicyStep, Tree
+
+
+def length_of(seed: int) -> int:
+    return seed % 7 + 1
+
+
+class SeedWorld(gym.Env[np.ndarray, int]):
+    observation_space = spaces.Box(-10.0, 10.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    opened = 0
+    closed = 0
+
+    def __init__(self, *, bad: bool = False, raises: bool = False) -> None:
+        self.bad, self.raises = bad, raises
+        SeedWorld.opened += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None
+        self.seed, self.steps, self.actions = seed, 0, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.raises:
+            raise RuntimeError("the world ended")
+        self.steps += 1
+        self.actions += int(action)
+        over = self.steps == length_of(self.seed)
+        info = {"is_success": self.seed % 2 == 0, "ones": self.actions} if over else {}
+        reward = float("nan") if self.bad else float(self.seed % 5)
+        return np.full(1, self.steps, np.float32), reward, over, False, info
+
+    def close(self) -> None:
+        SeedWorld.closed += 1
+
+
+class Coin:
+    """Samples a coin; greedily it is 1. Remembers, as a recurrent policy would, how many steps of the episode it has seen."""
+
+    def __init__(self) -> None:
+        self.memory: list[np.ndarray] = []
+
+    def initial_state(self, num_lanes: int) -> Tree:
+        return np.zeros(num_lanes)
+
+    def act(
+        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
+    ) -> PolicyStep:
+        seen = np.where(episode_starts, 0.0, state)
+        assert np.array_equal(seen, observations[:, 0])  # the observation counts the same steps
+        actions = np.ones(len(seen), np.int64) if deterministic else rng.integers(0, 2, len(seen))
+        return PolicyStep(actions, actions, np.zeros(len(seen), np.float32), seen + 1)
+
+
+def expect(stats: EvalStats, seeds: list[int]) -> None:
+    assert stats.seeds.tolist() == seeds
+    assert stats.lengths.tolist() == [length_of(seed) for seed in seeds]
+    assert stats.returns.tolist() == [length_of(seed) * (seed % 5) for seed in seeds]
+    assert stats.infos["is_success"].tolist() == [float(seed % 2 == 0) for seed in seeds]
+
+
+@pytest.mark.parametrize(("episodes", "copies"), [(1, 1), (3, 4), (10, 4), (12, 4), (9, 2)])
+def test_every_planned_episode_is_played_once_and_no_other(episodes: int, copies: int) -> None:
+    with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=copies, seed=5)) as evaluator:
+        stats = evaluator.evaluate(Coin(), episodes)
+    # episode i is number i // copies of copy i % copies, whichever copy is quick
+    expect(stats, [episode_seed(5, index % copies, index // copies) for index in range(episodes)])
+
+
+def test_short_episodes_count_no_more_than_long_ones() -> None:
+    # Two copies, five episodes each. Copy 0 plays 7 steps each time, copy 1 one step: "the first ten that finish" would
+    # take eight or so of the short ones and find a mean length near 2; the true mean is (7 + 1) / 2 = 4.
+    long, short = 7 * 100 + 6, 7 * 100
+    stats = evaluate_policy(Coin(), SeedWorld, seeds=[long, short] * 5, num_envs=2)
+    assert stats.lengths.tolist() == [7, 1] * 5
+    assert stats.mean_episode_length == 4.0
+
+
+def test_the_same_policy_gets_the_same_numbers_each_time_greedy_and_sampled() -> None:
+    with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=3, episodes=10)) as evaluator:
+        for deterministic in (True, False):
+            first = evaluator.evaluate(Coin(), deterministic=deterministic)
+            second = evaluator.evaluate(Coin(), deterministic=deterministic)
+            assert first.to_dict() == second.to_dict()
+            assert first.deterministic is deterministic
+    sampled = evaluate_policy(Coin(), SeedWorld, 10, deterministic=False, num_envs=3)
+    assert sampled.infos["ones"].tolist() == second.infos["ones"].tolist()
+    assert 0 < sampled.infos["ones"].sum() < sampled.lengths.sum()
+    assert first.seeds.tolist() == sampled.seeds.tolist()
+
+
+def test_another_seed_is_other_episodes() -> None:
+    assert evaluate_policy(Coin(), SeedWorld, 4, seed=1).seeds.tolist() != evaluate_policy(Coin(), SeedWorld, 4, seed=2).seeds.tolist()
+
+
+def test_explicit_seeds_are_used_in_order() -> None:
+    expect(evaluate_policy(Coin(), SeedWorld, 5, seeds=[3, 1, 4, 1, 59], num_envs=2), [3, 1, 4, 1, 59])
+
+
+def test_seeds_and_episodes_must_agree() -> None:
+    with pytest.raises(ConfigError, match="got 3 seeds for 5 episodes; give one seed per episode"):
+        evaluate_policy(Coin(), SeedWorld, 5, seeds=[1, 2, 3])
+
+
+def test_no_episode_is_refused() -> None:
+    with pytest.raises(ConfigError, match="evaluation of 0 episodes"):
+        evaluate_policy(Coin(), SeedWorld, 0)
+
+
+def test_a_hundred_episodes_unless_told_otherwise_and_the_seeds_decide_too() -> None:
+    assert evaluate_policy(Coin(), SeedWorld).episodes == 100
+    assert evaluate_policy(Coin(), SeedWorld, seeds=range(7)).episodes == 7
+
+
+def test_progress_counts_finished_episodes() -> None:
+    told: list[int] = []
+    with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=2, episodes=5)) as evaluator:
+        evaluator.evaluate(Coin(), progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == 5
+
+
+def test_environments_are_made_once_and_closed() -> None:
+    SeedWorld.opened = SeedWorld.closed = 0
+    with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=2, episodes=3)) as evaluator:
+        assert SeedWorld.opened == 0
+        evaluator.evaluate(Coin())
+        evaluator.evaluate(Coin())
+        assert (SeedWorld.opened, SeedWorld.closed) == (2, 0)
+    assert SeedWorld.closed == 2
+    evaluator.close()
+
+
+def test_after_a_crash_the_environments_are_made_anew() -> None:
+    worlds = [SeedWorld(raises=True), SeedWorld()]
+    with PolicyEvaluator(lambda: worlds.pop(0), EvalConfig(num_envs=1, episodes=2)) as evaluator:
+        with pytest.raises(Exception, match="the world ended"):
+            evaluator.evaluate(Coin())
+        assert evaluator.evaluate(Coin()).episodes == 2
+
+
+def test_an_environment_that_is_given_stays_open() -> None:
+    world = SeedWorld()
+    SeedWorld.closed = 0
+    expect(evaluate_policy(Coin(), world, seeds=[1, 2, 3]), [1, 2, 3])
+    vector_env = make_vector_env(SeedWorld, 2)
+    expect(evaluate_policy(Coin(), vector_env, seeds=[1, 2, 3]), [1, 2, 3])
+    assert SeedWorld.closed == 0
+    vector_env.close()
+    assert SeedWorld.closed == 2
+
+
+def test_a_return_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(BadNumberError, match=r"(?i)nan"):
+        evaluate_policy(Coin(), lambda: SeedWorld(bad=True), 2)
+
+
+def test_evaluation_has_its_own_copies_and_no_more_workers_than_those() -> None:
+    config = _for_evaluation(EnvConfig(num_envs=16, num_workers=12), EvalConfig(num_envs=4))
+    assert (config.num_envs, config.num_workers) == (4, 4)
+    assert _for_evaluation(EnvConfig(), EvalConfig(num_envs=4)).num_workers == "auto"
+
+
+def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
+    pytest.importorskip("ale_py")
+    from inchworm.env.build import make_env
+
+    trained = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=2, max_episode_steps=50)
+    scored = _for_evaluation(trained, EvalConfig(num_envs=2))
+    env = make_env(scored)
+    try:
+        chain = repr(env)
+        assert env.observation_space.shape == (2, 84, 84)
+        assert "TransformReward" not in chain
+        env.reset(seed=0)
+        rng = np.random.default_rng(0)
+        lives, steps, over = set(), 0, False
+        while not over:
+            _, _, terminated, truncated, info = env.step(rng.integers(0, 4))
+            lives.add(info["lives"])
+            steps, over = steps + 1, terminated or truncated
+    finally:
+        env.close()
+    assert steps == 50  # the limit counts the agent's steps
+    assert len(lives) > 1  # a life was lost on the way, and the game went on
