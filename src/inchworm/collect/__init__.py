@@ -1,0 +1,1 @@
+"""Step 3 of the walk: rollouts from environments."""

@@ -1,0 +1,1 @@
+"""The loop around the two motions, and the front door."""

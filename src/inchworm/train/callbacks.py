@@ -1,0 +1,184 @@
+"""Serves the loop: what happens beside training. Evaluate, keep the best, save, write down; each a `Callback` of its own."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inchworm.config import EvalConfig
+from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.protocols import Actor, Callback, Tracker
+from inchworm.rollout.rollout import Rollout
+from inchworm.train.loop import TrainingState
+
+SNAPSHOT_SECONDS, SNAPSHOT_PAUSE = 2.0, 100
+"""How old the snapshot may be that Ctrl-C falls back on: two seconds, or a hundred times as long as one takes if that is less."""
+
+
+class BaseCallback:
+    """A callback that does nothing; override what you need."""
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Before the first iteration."""
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
+        """After collect; a returned rollout replaces it for learn."""
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """After learn; False stops the run."""
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """After the last iteration."""
+
+
+class FunctionCallback(BaseCallback):
+    """A plain function as an `on_iteration` callback: `function(state, metrics)`, False stops the run."""
+
+    def __init__(self, function: Callable[[TrainingState, Mapping[str, float]], bool | None]) -> None:
+        self._function = function
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Call the function."""
+        return self._function(state, metrics)
+
+
+def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
+    """A callback as it is, a plain function as one."""
+    if callable(callback) and not isinstance(callback, BaseCallback) and getattr(callback, "on_iteration", None) is None:
+        return FunctionCallback(callback)
+    return callback  # type: ignore[return-value]
+
+
+class EvaluateCallback(BaseCallback):
+    """Scores the policy every so many iterations and at the end, and tells `on_best` whenever it has never been better.
+
+    A crash in the evaluation is written down and training goes on: hours of learning do not hang on a scoring environment.
+    """
+
+    def __init__(
+        self,
+        evaluator: PolicyEvaluator,
+        actor: Callable[[], Actor],
+        config: EvalConfig,
+        on_best: Callable[[], None],
+        before_final: Callable[[TrainingState], None] | None = None,
+    ) -> None:
+        """`before_final` is called before the evaluation at the end, which may be long: what has been learned should be safe by then."""
+        self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
+        self._before_final = before_final
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Evaluate if it is time; the scores join the iteration's metrics."""
+        del metrics
+        if self._config.interval and state.iteration % self._config.interval == 0:
+            self._evaluate(state, self._config.episodes)
+        return None
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """The final evaluation; after an interruption there is none."""
+        if self._config.final_episodes and not state.interrupted:
+            if self._before_final is not None:
+                self._before_final(state)
+            self._evaluate(state, self._config.final_episodes)
+
+    def _evaluate(self, state: TrainingState, episodes: int) -> None:
+        try:
+            stats = self._evaluator.evaluate(self._actor(), episodes)
+        except Exception as error:
+            state.failures.append(f"the evaluation after iteration {state.iteration} failed: {type(error).__name__}: {error}")
+            state.evaluations.append({"iteration": state.iteration, "failed": traceback.format_exc()})
+            state.metrics["evaluation/failed"] = 1.0
+            return
+        state.evaluations.append({"iteration": state.iteration, "env_steps": state.env_steps, **stats.to_dict()})
+        state.metrics |= {f"evaluation/{name}": value for name, value in stats.metrics().items()}
+        if state.best_score is None or stats.mean_return > state.best_score:
+            state.best_score = stats.mean_return
+            self._on_best()
+
+
+class CheckpointCallback(BaseCallback):
+    """Saves every so many iterations, and at the end."""
+
+    def __init__(self, save: Callable[[], object], interval: int) -> None:
+        self._save, self._interval = save, interval
+        self._saved: tuple[int, float | None] | None = None
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Save if it is time."""
+        del metrics
+        if self._interval and state.iteration % self._interval == 0:
+            self._save_once(state)
+        return None
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """Save what has not been saved yet."""
+        self._save_once(state)
+
+    def _save_once(self, state: TrainingState) -> None:
+        now = (state.iteration, state.best_score)  # the evaluation at the end may have found the best policy yet
+        if self._saved != now:
+            self._save()
+            self._saved = now
+
+
+class SnapshotCallback(BaseCallback):
+    """Keeps a complete iteration in memory, so that Ctrl-C in the middle of a long one, or of a long evaluation, can save it.
+
+    After iterations of seconds that is the last one. Of fast ones some are kept, for a hundredth of the time: Ctrl-C waits for them
+    to finish, and falls back on the snapshot only if something has stalled.
+    """
+
+    def __init__(self, full_state: Callable[[], dict[str, Any]]) -> None:
+        self._full_state = full_state
+        self._due_at = 0.0
+        self.taken: dict[str, Any] = {}
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Keep what the run begins with."""
+        del state
+        self._take()
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Keep this iteration if the one that is kept is old."""
+        del state, metrics
+        if time.monotonic() > self._due_at:
+            self._take()
+        return None
+
+    def _take(self) -> None:
+        began = time.monotonic()
+        self.taken = self._full_state()
+        now = time.monotonic()
+        self._due_at = now + min(SNAPSHOT_SECONDS, SNAPSHOT_PAUSE * (now - began))
+
+
+class TrackCallback(BaseCallback):
+    """Hands the metrics of every so many iterations, and of the final evaluation, to the trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker], interval: int) -> None:
+        self._trackers, self._interval = trackers, interval
+        self._logged_evaluations = 0
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Earlier evaluations are somebody else's."""
+        self._logged_evaluations = len(state.evaluations)
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Log the row, if it is time or an evaluation is in it."""
+        if state.iteration % self._interval == 0 or len(state.evaluations) > self._logged_evaluations:
+            self._log(state, metrics)
+        return None
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """Log the final evaluation, if there was one."""
+        if len(state.evaluations) > self._logged_evaluations:
+            final = {name: value for name, value in state.metrics.items() if name.startswith("evaluation/")}
+            self._log(state, final)
+
+    def _log(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        self._logged_evaluations = len(state.evaluations)
+        row = {"iteration": float(state.iteration), **metrics}
+        for tracker in self._trackers:
+            tracker.log(row, state.env_steps)

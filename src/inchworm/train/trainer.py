@@ -1,0 +1,328 @@
+"""The front door: `PPOTrainer`, a thin shell that makes the parts, keeps them together, and calls the loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import gymnasium as gym
+
+from inchworm.backends.interface import acting_policy, is_builtin, learning_threads, make_learner
+from inchworm.checkpoint import TrainingCheckpointer
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.errors import ConfigError
+from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.evaluate.stats import EvalStats
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy.weights import save_policy
+from inchworm.protocols import Actor, Callback, Collector, Learner, Tracker, VectorEnv
+from inchworm.rollout.rollout import Rollout
+from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY
+from inchworm.tracking.jsonl import JsonlTracker
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback
+from inchworm.train.interrupt import interruptible
+from inchworm.train.loop import (
+    StepFunction,
+    TrainingComponents,
+    TrainingState,
+    default_training_step,
+    run_training_loop,
+)
+from inchworm.train.resolve import evaluation_source, resolve_config, resolve_env, resolve_policy
+from inchworm.types import UpdateStats
+
+CHECKPOINT_FORMAT = 1
+NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
+
+
+class PPOTrainer:
+    """Trains a policy in an environment: collect, learn, repeat.
+
+    `policy` is "mlp", "cnn", a `PolicyConfig`, a `PolicySpec` or a policy; `env` an id, an `EnvConfig`, a Gymnasium environment, a
+    factory of them or a `VectorEnv`; `config` a `PPOConfig` or a whole `TrainingConfig`. Keywords override the config. With a
+    `run_dir` the run is written there: config, metrics, checkpoints, policies. Scores are taken during `train` only if a
+    `TrainingConfig` asks for it; `evaluate` takes one at any time.
+    """
+
+    def __init__(
+        self,
+        policy: str | PolicyConfig | PolicySpec | Actor,
+        env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv,
+        config: PPOConfig | TrainingConfig | None = None,
+        *,
+        num_envs: int | None = None,
+        seed: int | None = None,
+        backend: str | None = None,
+        device: str | None = None,
+        callbacks: Sequence[Callback | Callable[..., Any]] = (),
+        trackers: Sequence[Tracker] = (),
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self.config = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
+        self.run_dir = Path(run_dir) if run_dir is not None else None
+        self.env = resolve_env(env, self.config)
+        try:
+            self.policy = resolve_policy(policy, self.config, self.env)
+        except BaseException:
+            if self.env is not env:  # somebody else's stays open
+                self.env.close()
+            raise
+        self.collector = RolloutCollector(self.env, acting_policy(self.policy), seed=self.config.run.seed)
+        self.state = TrainingState()
+        self._knows_its_past = False
+        self._saved_iteration = -1
+        self.callbacks = [as_callback(callback) for callback in callbacks]
+        self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
+        source = evaluation_source(env, self.config)
+        self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
+        for tracker in self.trackers:
+            tracker.log_params(self.config.to_dict())
+
+    @cached_property
+    def learner(self) -> Learner:
+        """The optimiser of the policy; made when it is first needed, so that collecting needs no learning framework."""
+        return make_learner(self.policy, self.config, dump_directory=self.run_dir)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimiser inside the learner."""
+        learner: Any = self.learner
+        return learner.optimizer
+
+    @property
+    def device(self) -> str:
+        """Where the policy learns."""
+        learner: Any = self.learner
+        return str(learner.device)
+
+    @property
+    def total_timesteps(self) -> int:
+        """Env steps collected so far."""
+        return self.collector.env_steps
+
+    @property
+    def n_updates(self) -> int:
+        """Updates learned so far."""
+        return self.learner.updates
+
+    @property
+    def episode_rewards(self) -> list[float]:
+        """Returns of the last 100 finished episodes."""
+        return [episode.episode_return for episode in self.collector.recent]
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong beside the training itself."""
+        return self.state.failures
+
+    def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
+        """The next `n_steps` steps of every lane, with the policy as it is. Never learns."""
+        return self.collector.collect(n_steps if n_steps is not None else self.config.ppo.rollout_steps)
+
+    def learn(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
+        """Draw the policy up to a rollout, whoever collected it. Never touches the environment or the rollout."""
+        with learning_threads(self.config.run.threads):
+            stats = self.learner.update(rollout, custom_loss_fns)
+        self.collector.set_weights(self.policy.get_weights())
+        return stats
+
+    def train(
+        self,
+        total_timesteps: int | None = None,
+        callback: Callback | Callable[..., Any] | None = None,
+        *,
+        custom_loss_fns: Sequence[Callable[..., Any]] = (),
+        step_fn: StepFunction | None = None,
+    ) -> dict[str, list[float]]:
+        """Collect and learn until `total_timesteps` env steps have been taken since the run's beginning.
+
+        Returns the history of this call: lists under timesteps, mean_reward, loss and every other metric, one entry an iteration.
+        """
+        config = self._config_to(total_timesteps)
+        self._begin()
+        self.learner.total_timesteps = config.run.total_timesteps
+        self.state.should_stop = self.state.interrupted = False
+        self.state.follow(self.collector)
+        self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
+        extra = [as_callback(callback)] if callback is not None else []
+        components = TrainingComponents(
+            config,
+            self.policy,
+            self._collection(),
+            self.learner,
+            tuple(custom_loss_fns),
+            tuple(self._callbacks(config, extra)),
+        )
+        try:
+            with learning_threads(config.run.threads), interruptible(self.state):
+                run_training_loop(self.state, components, step_fn or default_training_step)
+        except KeyboardInterrupt:
+            self._save_snapshot()
+            raise
+        finally:
+            self._close_evaluator()
+        if self.state.interrupted:
+            raise KeyboardInterrupt
+        return self.state.history
+
+    def evaluate(self, episodes: int | None = None, *, deterministic: bool | None = None) -> EvalStats:
+        """Score the policy on environments of its own."""
+        if self.evaluator is None:
+            raise ConfigError(NO_COPY)
+        with learning_threads(self.config.run.threads):
+            return self.evaluator.evaluate(self.collector.policy, episodes, deterministic)
+
+    def save_checkpoint(self, directory: str | Path | None = None) -> Path:
+        """Write all state as one checkpoint, into the run's directory or the one given; and the policy file beside it."""
+        target = Path(directory) if directory is not None else self._run_file(CHECKPOINTS, "save_checkpoint(directory)")
+        if directory is None:
+            self._begin()
+        return self._write_checkpoint(target, self.full_state())
+
+    def full_state(self) -> dict[str, Any]:
+        """All that a run is at this moment, as plain data and arrays."""
+        return {
+            "format": CHECKPOINT_FORMAT,
+            "config": self.config.to_dict(),
+            "weights": self.policy.get_weights(),
+            "learner": self.learner.state_dict(),
+            "collector": self.collector.state_dict(),
+            "state": self.state.state_dict(),
+        }
+
+    def load_checkpoint(self, path: str | Path | None = None) -> None:
+        """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
+        target = Path(path) if path is not None else self._run_file(CHECKPOINTS, "load_checkpoint(path)")
+        checkpointer, single = TrainingCheckpointer(target), None
+        if (target / "manifest.json").exists():
+            checkpointer, single = TrainingCheckpointer(target.parent), target
+        state = checkpointer.load(single).state
+        self.policy.set_weights(state["weights"])
+        self.learner.load_state_dict(state["learner"])
+        self.collector.set_weights(state["weights"])
+        self.collector.load_state_dict(state["collector"])
+        self.state.load_state_dict(state["state"])
+        self.state.follow(self.collector)
+        self._knows_its_past, self._saved_iteration = True, -1
+        self._forget_rows_after()
+
+    def save_policy(self, path: str | Path) -> Path:
+        """Write the policy file: spec, weights and normalisers, for acting anywhere."""
+        if not self._has_policy_file:
+            raise ConfigError("only built-in networks have a policy file; save a network of your own with its own state_dict")
+        learned: Any = self.policy
+        return save_policy(path, learned.spec, self.policy.get_weights())
+
+    def close(self) -> None:
+        """Close environments and trackers; safe to call twice."""
+        self._close_evaluator()
+        self.collector.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _collection(self) -> Collector:
+        overridden = type(self).collect_rollouts is not PPOTrainer.collect_rollouts
+        return _OwnCollection(self) if overridden else self.collector
+
+    def _begin(self) -> None:
+        """A run directory holds one run: the one that goes on here, or none yet."""
+        if self.run_dir is not None and not self._knows_its_past:
+            there = TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest()
+            if there is not None:
+                raise ConfigError(
+                    f"{self.run_dir} holds a run already ({there.name}); go on with load_checkpoint(), or give another run_dir"
+                )
+            self._forget_rows_after()
+        self._knows_its_past = True
+
+    def _forget_rows_after(self) -> None:
+        """Rows of iterations that are to come: a run that was killed wrote them after its last checkpoint."""
+        for tracker in self.trackers:
+            if isinstance(tracker, JsonlTracker):
+                tracker.truncate_after(self.state.iteration)
+
+    def _config_to(self, total_timesteps: int | None) -> TrainingConfig:
+        if total_timesteps is None:
+            return self.config
+        return self.config.replace(run=self.config.run.replace(total_timesteps=total_timesteps))
+
+    def _callbacks(self, config: TrainingConfig, extra: Sequence[Callback]) -> list[Callback]:
+        """In the order in which an iteration needs them: score, the user's own, write down, save."""
+        chosen: list[Callback] = []
+        checkpoint = CheckpointCallback(self.save_checkpoint, config.run.checkpoint_interval) if self.run_dir is not None else None
+        scored = config.evaluation.interval or config.evaluation.final_episodes
+        if scored and self.evaluator is None:
+            warnings.warn(f"no scores are taken during training: {NO_COPY}", stacklevel=3)
+        elif scored and self.evaluator is not None:
+            safe = checkpoint.on_train_end if checkpoint is not None else None
+            chosen.append(EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, self._keep_best, safe))
+        chosen += [*self.callbacks, *extra]
+        if self.trackers:
+            chosen.append(TrackCallback(self.trackers, config.run.log_interval))
+        if checkpoint is not None:
+            chosen += [checkpoint, self._snapshot]
+        return chosen
+
+    @cached_property
+    def _snapshot(self) -> SnapshotCallback:
+        return SnapshotCallback(self.full_state)
+
+    def _save_snapshot(self) -> None:
+        """After an interruption in the middle of an iteration: write the last complete one that was kept, unless a later one is written."""
+        taken = self._snapshot.taken
+        if self.run_dir is not None and taken and taken["state"]["iteration"] > self._saved_iteration:
+            self._write_checkpoint(self.run_dir / CHECKPOINTS, taken)
+
+    def _write_checkpoint(self, directory: Path, state: dict[str, Any]) -> Path:
+        """A checkpoint, and the run's policy file with the same weights."""
+        iteration = int(state["state"]["iteration"])
+        path = TrainingCheckpointer(directory, keep=self.config.run.keep_checkpoints).save(iteration, state)
+        if self.run_dir is not None and directory == self.run_dir / CHECKPOINTS:
+            self._saved_iteration = iteration
+            if self._has_policy_file:
+                learned: Any = self.policy
+                save_policy(self.run_dir / POLICY, learned.spec, state["weights"])
+        return path
+
+    @property
+    def _has_policy_file(self) -> bool:
+        return is_builtin(self.policy)
+
+    def _close_evaluator(self) -> None:
+        if self.evaluator is not None:
+            self.evaluator.close()
+
+    def _keep_best(self) -> None:
+        if self.run_dir is not None and self._has_policy_file:
+            self.save_policy(self.run_dir / BEST_POLICY)
+
+    def _run_file(self, name: str, instead: str) -> Path:
+        if self.run_dir is None:
+            raise ConfigError(f"this trainer has no run directory; give PPOTrainer(…, run_dir=…) or {instead}")
+        return self.run_dir / name
+
+
+class _OwnCollection:
+    """A trainer's own `collect_rollouts` as a collector, so that the loop calls what a subclass has written."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+        self.set_weights = trainer.collector.set_weights
+        self.state_dict = trainer.collector.state_dict
+        self.load_state_dict = trainer.collector.load_state_dict
+        self.close = trainer.collector.close
+
+    def collect(self, num_steps: int) -> Rollout:
+        """What the subclass collects."""
+        return self._trainer.collect_rollouts(num_steps)

@@ -1,0 +1,616 @@
+"""Collect alone: a scripted vector env whose every number says where it belongs, and policies that are stubs."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import optree
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
+from inchworm.config import EnvConfig, PolicyConfig
+from inchworm.env.toys import Corridor, Counter, SpacesEnv
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import BadNumberError, ConfigError
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy.weights import fingerprint
+from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout
+from inchworm.seeding import episode_seed
+from inchworm.types import EndedEpisode, EnvStep, PolicyStep, Tree
+
+LENGTHS = (3, 4, 5)
+"""Lane b's episodes have LENGTHS[b] steps; even ones terminate, odd ones are truncated."""
+
+
+class ScriptedEnv:
+    """A mock: lane b, episode e, step s is observed as (b, e, s), and the step that leads there earns 100 b + 10 e + s.
+
+    It keeps the letter of the contract: there is one set of arrays, which every step overwrites.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, lengths: Sequence[int] = LENGTHS) -> None:
+        self.num_lanes, self.lengths = len(lengths), lengths
+        self.received: list[np.ndarray] = []
+        self.resets = 0
+        self.episode, self.taken = np.zeros(self.num_lanes, int), np.zeros(self.num_lanes, int)
+        self.observations = np.zeros((self.num_lanes, 3), np.float32)
+        self.rewards = np.zeros(self.num_lanes, np.float32)
+        self.flags = {name: np.zeros(self.num_lanes, bool) for name in ("terminated", "truncated", "episode_starts")}
+        self.valid = np.ones(self.num_lanes, bool)
+        self.global_state = np.zeros((self.num_lanes, 1), np.float32)
+        self.poison: dict[tuple[int, str], float] = {}
+        """(number of the step since the reset, what) -> the number that lane 1 gets instead."""
+
+    def _show(self, ended: Sequence[EndedEpisode] = ()) -> EnvStep:
+        for lane in range(self.num_lanes):
+            self.observations[lane] = (lane, self.episode[lane], self.taken[lane])
+        self.global_state[:, 0] = self.episode * 10 + self.taken
+        return EnvStep(
+            self.observations, self.rewards, **self.flags, valid=self.valid, ended=tuple(ended), global_state={"joint": self.global_state}
+        )
+
+    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
+        assert seeds is None
+        if indices is None:
+            self.resets += 1
+            self.episode += self.resets > 1
+            self.taken[:] = 0
+        self.rewards[:] = 0
+        self.flags["terminated"][:] = self.flags["truncated"][:] = False
+        self.flags["episode_starts"][:] = self.taken == 0
+        return self._show()
+
+    def step(self, actions: Tree) -> EnvStep:
+        self.received.append(np.array(actions))
+        ended = []
+        self.taken += 1
+        for lane in range(self.num_lanes):
+            self.rewards[lane] = 100 * lane + 10 * self.episode[lane] + self.taken[lane]
+            over = self.taken[lane] == self.lengths[lane]
+            even = self.episode[lane] % 2 == 0
+            self.flags["terminated"][lane], self.flags["truncated"][lane] = over and even, over and not even
+            self.flags["episode_starts"][lane] = over
+            if over:
+                final = np.array((lane, self.episode[lane], self.taken[lane]), np.float32)
+                ended.append(EndedEpisode(lane, self.seed_of(lane, self.episode[lane]), final, {"odd": float(not even)}))
+                self.episode[lane] += 1
+                self.taken[lane] = 0
+        shown = self._show(ended)
+        return self._poisoned(shown, len(self.received))
+
+    def _poisoned(self, shown: EnvStep, number: int) -> EnvStep:
+        for (at, what), value in self.poison.items():
+            if at == number and what == "reward":
+                self.rewards[1] = value
+            elif at == number and what == "observation":
+                self.observations[1, 2] = value
+            elif at == number and what == "final observation":
+                [lane_1] = [ended for ended in shown.ended if ended.lane == 1]
+                lane_1.final_observation[0] = value
+        return shown
+
+    @staticmethod
+    def seed_of(lane: int, episode: int) -> int:
+        return 1000 * lane + int(episode)
+
+    def send(self, actions: Tree) -> None:
+        raise AssertionError("step is enough")
+
+    recv = send
+
+    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"episode": self.episode.copy(), "taken": self.taken.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.episode, self.taken = np.array(state["episode"]), np.array(state["taken"])
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Stub:
+    """No weights, no critic. Step k in lane b acts 10 k + b + noise; its memory is how many observations of the episode it has read."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def initial_state(self, num_lanes: int) -> Tree:
+        return np.zeros(num_lanes, np.float32)
+
+    def act(
+        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
+    ) -> PolicyStep:
+        lanes = np.arange(len(observations))
+        actions = (10.0 * self.calls + lanes).astype(np.float32)[:, None]
+        self.calls += 1
+        memory = np.where(episode_starts, 0, state).astype(np.float32)
+        noise = rng.random(len(lanes)).astype(np.float32)
+        return PolicyStep(actions, np.clip(actions, -1, 1), noise, memory + 1)
+
+
+def expected(num_steps: int, first: int = 0) -> dict[str, np.ndarray]:
+    """What the script says of rows `first` … of every lane: at row t lane b is in episode t // L, step t % L."""
+    row, length = np.arange(first, first + num_steps)[:, None], np.array(LENGTHS)
+    episode, step = row // length, row % length
+    lanes = np.broadcast_to(np.arange(len(LENGTHS)), episode.shape)
+    over = step == length - 1
+    return {
+        "observations": np.stack([lanes, episode, step], -1).astype(np.float32),
+        "rewards": (100 * lanes + 10 * episode + step + 1).astype(np.float32),
+        "terminated": over & (episode % 2 == 0),
+        "truncated": over & (episode % 2 == 1),
+        "episode_starts": step == 0,
+        "valid": np.ones_like(over),
+        "policy_state": step.astype(np.float32),  # what the stub has read of the episode before, if nothing had ended
+    }
+
+
+def assert_equal(one: Rollout, other: Rollout) -> None:
+    """Byte for byte."""
+    for name in ARRAY_FIELDS:
+        left, right = optree.tree_leaves(one[name]), optree.tree_leaves(other[name])
+        assert optree.tree_structure(one[name]) == optree.tree_structure(other[name]), name
+        for a, b in zip(left, right, strict=True):
+            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
+    assert one.episodes == other.episodes
+
+
+# ---- where every number lands
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 23])
+def test_identifiable_rows_land_at_their_time_and_lane(num_steps: int) -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(num_steps)
+    assert (rollout.num_steps, rollout.num_lanes) == (num_steps, 3)  # T rows of B lanes, exactly
+    for name, value in expected(num_steps).items():
+        if name != "policy_state":
+            assert np.array_equal(rollout[name], value), name
+    assert len(rollout["observations"]) == num_steps
+
+
+def test_the_sampled_action_is_stored_and_the_clipped_one_is_sent() -> None:
+    env = ScriptedEnv()
+    rollout = RolloutCollector(env, Stub()).collect(4)
+    # row t, lane b: 10 t + b; the env got at most 1
+    assert rollout.actions[..., 0].tolist() == [[0, 1, 2], [10, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert np.array(env.received)[..., 0].tolist() == [[0, 1, 1]] + [[1, 1, 1]] * 3
+
+
+def test_the_log_probs_are_the_policys_and_its_noise_the_collectors_stream() -> None:
+    same = [RolloutCollector(ScriptedEnv(), Stub(), seed=3).collect(5).log_probs for _ in range(2)]
+    other = RolloutCollector(ScriptedEnv(), Stub(), seed=4).collect(5).log_probs
+    assert np.array_equal(*same)
+    assert not np.isin(other, same[0]).any()
+
+
+@pytest.mark.parametrize(("every", "rows"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
+def test_memory_is_recorded_before_the_observation_is_read(every: int, rows: list[int]) -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub(), sequence_length=every).collect(7)
+    # Before row t the stub has read the rows of the running episode, or all of the last one where a new one opens.
+    step = expected(7)["policy_state"]
+    before = np.where((step == 0) & (np.arange(7) > 0)[:, None], np.array(LENGTHS), step)
+    assert rollout.policy_state.tolist() == before[rows].tolist()
+
+
+def test_the_global_state_is_of_the_row_and_not_of_its_successor() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(6)
+    script = expected(6)["observations"]
+    assert np.array_equal(rollout.global_state["joint"][..., 0], 10 * script[..., 1] + script[..., 2])
+
+
+# ---- cut rows
+
+
+def cuts(rollout: Rollout) -> dict[tuple[int, int], list[float]]:
+    return {(int(t), int(b)): rollout.cut_observations[k].tolist() for k, (t, b) in enumerate(rollout.cut_rows)}
+
+
+def test_cut_rows_where_nothing_ended() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(2)
+    assert cuts(rollout) == {(1, b): [b, 0, 2] for b in range(3)}  # what the next act would read
+    assert rollout.cut_state.tolist() == [2, 2, 2]
+
+
+def test_cut_rows_terminated_at_the_last_row() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(3)
+    # lane 0 terminates at row 2: its final observation (step 3 of episode 0), not the first of episode 1
+    assert rollout.terminated[2].tolist() == [True, False, False]
+    assert cuts(rollout) == {(2, 0): [0, 0, 3], (2, 1): [1, 0, 3], (2, 2): [2, 0, 3]}
+
+
+def test_cut_rows_truncated_at_the_last_row() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(6)
+    # lane 0: episode 0 terminates at row 2 (no cut row: nothing follows), episode 1 is truncated at row 5
+    assert rollout.truncated[5].tolist() == [True, False, False]
+    assert cuts(rollout) == {(5, 0): [0, 1, 3], (5, 1): [1, 1, 2], (5, 2): [2, 1, 1]}
+    assert rollout.cut_state.tolist() == [3, 2, 1]
+
+
+def test_cut_rows_truncated_in_the_middle() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(9)
+    # truncated: lane 0 at row 5, lane 1 at row 7; lane 2 would be at row 9. Last rows: lane 0 terminates there.
+    assert np.argwhere(rollout.truncated).tolist() == [[5, 0], [7, 1]]
+    assert cuts(rollout) == {(5, 0): [0, 1, 3], (7, 1): [1, 1, 4], (8, 0): [0, 2, 3], (8, 1): [1, 2, 1], (8, 2): [2, 1, 4]}
+    assert rollout.cut_state.tolist() == [3, 4, 3, 1, 4]
+
+
+# ---- one call after another
+
+
+def test_episodes_go_on_from_call_to_call() -> None:
+    env = ScriptedEnv()
+    collector = RolloutCollector(env, Stub())
+    first, second = collector.collect(4), collector.collect(5)
+    for rollout, begin in ((first, 0), (second, 4)):
+        for name in ("observations", "rewards", "episode_starts", "terminated", "truncated"):
+            assert np.array_equal(rollout[name], expected(rollout.num_steps, begin)[name]), name
+    assert env.resets == 1
+    assert second.policy_state[0].tolist() == [1, 4, 4]  # lane 0 is one step into its next episode, lane 1 has just ended one
+
+
+def test_a_kept_rollout_is_read_only_and_unchanged_by_the_next() -> None:
+    collector = RolloutCollector(ScriptedEnv(), Stub())
+    kept = collector.collect(4)
+    before = {name: [leaf.tobytes() for leaf in optree.tree_leaves(kept[name])] for name in ARRAY_FIELDS}
+    collector.collect(4)
+    assert {name: [leaf.tobytes() for leaf in optree.tree_leaves(kept[name])] for name in ARRAY_FIELDS} == before
+    for name in ARRAY_FIELDS:
+        for leaf in optree.tree_leaves(kept[name]):
+            with pytest.raises(ValueError, match="read-only"):
+                leaf[...] = 0
+
+
+def test_episode_statistics_across_rollout_boundaries() -> None:
+    collector = RolloutCollector(ScriptedEnv(), Stub())
+    rollouts = [collector.collect(4), collector.collect(4)]
+    # Episode e of lane b: L steps of rewards 100 b + 10 e + (1 … L), so L (100 b + 10 e) + L (L + 1) / 2.
+    got = [[(e.lane, e.episode_return, e.length, e.seed, dict(e.info)) for e in rollout.episodes] for rollout in rollouts]
+    assert got == [
+        [(0, 6.0, 3, 0, {"odd": 0.0}), (1, 410.0, 4, 1000, {"odd": 0.0})],  # rows 2 and 3
+        [
+            (2, 1015.0, 5, 2000, {"odd": 0.0}),  # row 4, begun in the first rollout: 5 · 200 + 15
+            (0, 36.0, 3, 1, {"odd": 1.0}),  # row 5, begun in the first rollout: 3 · 10 + 6
+            (1, 450.0, 4, 1001, {"odd": 1.0}),  # row 7: 4 · 110 + 10
+        ],
+    ]
+    assert collector.episodes == 5
+    assert [episode.episode_return for episode in collector.recent] == [6, 410, 1015, 36, 450]
+    assert collector.env_steps == 2 * 4 * 3
+
+
+def test_only_the_last_hundred_episodes_are_kept_for_means() -> None:
+    collector = RolloutCollector(ScriptedEnv((1,)), Stub())
+    collector.collect(130)
+    assert collector.episodes == 130
+    # episode e earns 10 e + 1
+    assert [episode.episode_return for episode in collector.recent] == [10 * e + 1 for e in range(30, 130)]
+    assert len(collector.recent) == RECENT_EPISODES == 100
+
+
+def test_only_living_agents_count() -> None:
+    env = ScriptedEnv()
+    env.valid[1] = False
+    collector = RolloutCollector(env, Stub())
+    rollout = collector.collect(4)
+    assert rollout.valid.tolist() == [[True, False, True]] * 4
+    assert collector.env_steps == rollout.num_valid == 8
+
+
+def test_refuses_no_steps() -> None:
+    env = ScriptedEnv()
+    with pytest.raises(ConfigError, match="1 step or more, not 0"):
+        RolloutCollector(env, Stub()).collect(0)
+    assert env.resets == 0
+
+
+def test_close_closes_the_environments() -> None:
+    env = ScriptedEnv()
+    RolloutCollector(env, Stub()).close()
+    assert env.closed
+
+
+# ---- never learns, never asks the critic
+
+
+class NoCritic(NumpyPolicy):
+    """A policy that only acts."""
+
+    def value(self, *arguments: Any, **more: Any) -> Any:
+        raise AssertionError("the collector ran the critic")
+
+    evaluate = update_statistics = value
+
+
+def spec_of(env: Any, **config: Any) -> PolicySpec:
+    return PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,), **config))
+
+
+def test_collect_never_asks_the_critic_and_never_moves_a_weight() -> None:
+    env = make_vector_env("CartPole-v1", 3)
+    policy = NoCritic(spec_of(env, normalize_observations=True), seed=1)
+    before = {name: value.tobytes() for name, value in policy.get_weights().items()}
+    RolloutCollector(env, policy).collect(64)
+    assert {name: value.tobytes() for name, value in policy.get_weights().items()} == before
+
+
+def test_a_torch_policy_collects_without_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    from inchworm.backends.torch.policy import TorchPolicy
+
+    env = make_vector_env("CartPole-v1", 2)
+    policy = TorchPolicy(spec_of(env), seed=1)
+    rollout = RolloutCollector(env, policy).collect(8)
+    assert all(type(leaf) is np.ndarray for name in ARRAY_FIELDS for leaf in optree.tree_leaves(rollout[name]))
+    assert all(parameter.grad is None for parameter in policy.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_weights_given_act_from_the_next_collect_on_and_sign_the_rollout() -> None:
+    env = make_vector_env("CartPole-v1", 4)
+    spec = spec_of(env)
+    collector = RolloutCollector(env, NumpyPolicy(spec, seed=1))
+    first = collector.collect(4)
+    always_left = NumpyPolicy(spec, seed=1).get_weights()
+    always_left["actor.head.bias"] = np.array([50.0, -50.0], np.float32)
+    always_left["policy_version"] = np.array(7, np.int64)
+    collector.set_weights(always_left)
+    second = collector.collect(4)
+    assert first.actions.any()
+    assert not second.actions.any()
+    assert (first.policy_version.tolist(), second.policy_version.tolist()) == ([0] * 4, [7] * 4)
+    assert second.weights_fingerprint.tolist() == [fingerprint(always_left)] * 4
+    assert first.weights_fingerprint[0] != second.weights_fingerprint[0]
+
+
+def test_a_policy_that_learns_in_place_signs_its_rollouts_anew() -> None:
+    env = make_vector_env("CartPole-v1", 2)
+    policy = NumpyPolicy(spec_of(env), seed=1)
+    collector = RolloutCollector(env, policy)
+    first = collector.collect(2)
+    weights = policy.get_weights()
+    weights |= {"actor.head.bias": np.ones(2, np.float32), "policy_version": np.array(1, np.int64)}
+    policy.set_weights(weights)  # as a learner does that shares the object
+    second = collector.collect(2)
+    assert second.policy_version.tolist() == [1, 1]
+    assert second.weights_fingerprint.tolist() == [fingerprint(weights)] * 2 != first.weights_fingerprint.tolist()
+
+
+def test_an_actor_without_weights_cannot_be_given_any() -> None:
+    collector = RolloutCollector(ScriptedEnv(), Stub())
+    with pytest.raises(ConfigError, match="Stub is an actor without weights"):
+        collector.set_weights({})
+    rollout = collector.collect(1)
+    assert rollout.weights_fingerprint.tolist() == rollout.policy_version.tolist() == [0, 0, 0]
+
+
+# ---- bad numbers
+
+
+@pytest.mark.parametrize(
+    ("at", "what", "says"),
+    [
+        (2, "reward", r"reward of lane 1 is not finite at step 2 of its episode: nan"),
+        (6, "reward", r"reward of lane 1 is not finite at step 2 of its episode: nan"),  # the second step of its second episode
+        (3, "observation", r"observation 'observation' of lane 1 is not finite at step 3 of its episode: \[ 1.  0. nan\]"),
+        (4, "observation", r"observation 'observation' of lane 1 is not finite at step 0 of its episode"),  # opens the next episode
+        (4, "final observation", r"final observation 'observation' of lane 1 is not finite at step 4 of its episode: \[nan  0.  4.\]"),
+    ],
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_stops_at_its_step(at: int, what: str, says: str, bad: float) -> None:
+    env = ScriptedEnv()
+    env.poison[at, what] = bad
+    collector = RolloutCollector(env, Stub())
+    with pytest.raises(BadNumberError, match=says.replace("nan", "inf") if bad == np.inf else says):
+        collector.collect(9)
+    assert len(env.received) == at  # not one step further
+    assert collector.env_steps == 3 * (at - 1)  # the bad step does not count
+    assert collector.episodes == len(collector.recent) == sum((at - 1) // length for length in LENGTHS)
+
+
+def test_a_bad_first_observation_is_named_too() -> None:
+    env = ScriptedEnv()
+    env.poison[0, "observation"] = np.nan
+    env.reset = lambda seeds=None, indices=None: env._poisoned(ScriptedEnv.reset(env), 0)  # type: ignore[method-assign]
+    with pytest.raises(BadNumberError, match="observation 'observation' of lane 1 is not finite at step 0"):
+        RolloutCollector(env, Stub()).collect(1)
+
+
+def test_the_bad_key_of_a_dict_observation_is_named() -> None:
+    class Broken(gym.Env[Any, Any]):
+        observation_space = spaces.Dict(
+            {"camera": spaces.Box(0, 255, (2,), np.uint8), "speed": spaces.Dict({"x": spaces.Box(-9, 9, (1,))})}
+        )
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return {"camera": np.zeros(2, np.uint8), "speed": {"x": np.zeros(1, np.float32)}}, {}
+
+        def step(self, action: Any) -> Any:
+            return {"camera": np.zeros(2, np.uint8), "speed": {"x": np.full(1, np.nan, np.float32)}}, 0.0, False, False, {}
+
+    env = make_vector_env(Broken, 2)
+    with pytest.raises(BadNumberError, match=r"observation 'speed.x' of lane 0 .* at step 1"):
+        RolloutCollector(env, NumpyPolicy(spec_of(env))).collect(3)
+
+
+@pytest.mark.parametrize("what", ["bad number", "interruption"])
+def test_after_half_a_step_the_next_collect_begins_new_episodes(what: str) -> None:
+    env = ScriptedEnv()
+    collector = RolloutCollector(env, Stub())
+    collector.collect(2)
+    if what == "bad number":
+        env.poison[3, "reward"] = np.nan
+        with pytest.raises(BadNumberError):
+            collector.collect(4)
+    else:
+        env._show = lambda ended=(): (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(4)
+        del env._show  # type: ignore[method-assign]
+    env.poison.clear()
+    rollout = collector.collect(3)
+    assert env.resets == 2
+    assert rollout.episode_starts[0].all()
+    assert rollout.observations[0, :, 2].tolist() == [0, 0, 0]
+    assert rollout.policy_state[0].tolist() == [0, 0, 0]
+    # The half-lived episode leaves no trace: lane 0 is in its next one now (the bad step ended one more), of three steps.
+    episode = rollout.observations[0, 0, 1]
+    assert [(e.lane, e.length, e.episode_return) for e in rollout.episodes] == [(0, 3, 30 * episode + 6)]
+
+
+# ---- the same seed gives the same rollout, however the copies are stepped
+
+
+def layouts(env: Any, copies: int) -> list[tuple[str, Any]]:
+    in_process = env.replace(native=False) if isinstance(env, EnvConfig) else env
+    made = [("in-process", make_vector_env(in_process, copies, 0, seed=9)), ("as chosen", make_vector_env(env, copies, seed=9))]
+    return made + [(f"{workers} workers", make_vector_env(in_process, copies, workers, seed=9)) for workers in (1, 2, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "steps"),
+    [
+        (EnvConfig(id="CartPole-v1"), 60),
+        (
+            functools.partial(
+                SpacesEnv,
+                spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(4, start=-1)}),
+                spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 2.0, (2,), np.float32)]),
+                mask="info",
+            ),
+            17,
+        ),
+    ],
+    ids=["CartPole-v1", "masked dict world with hybrid actions"],
+)
+def test_workers_do_not_change_a_bit(env: Any, steps: int) -> None:
+    reference: list[Rollout] = []
+    for name, vector_env in layouts(env, 4):
+        with vector_env:
+            collector = RolloutCollector(vector_env, NumpyPolicy(spec_of(vector_env), seed=2), seed=9)
+            rollouts = [collector.collect(steps), collector.collect(steps)]
+        reference = reference or rollouts
+        for one, other in zip(reference, rollouts, strict=True):
+            try:
+                assert_equal(one, other)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
+    assert reference[0].episodes  # and so resets are among what was compared
+    assert len(np.unique(reference[1].log_probs)) > 10
+
+
+def test_another_seed_gives_another_rollout() -> None:
+    def collected(seed: int) -> Rollout:
+        env = make_vector_env("CartPole-v1", 2, seed=seed)
+        return RolloutCollector(env, NumpyPolicy(spec_of(env), seed=0), seed=seed).collect(8)
+
+    assert_equal(collected(1), collected(1))
+    assert not np.isin(collected(1).observations[0], collected(2).observations[0]).any()
+
+
+def test_episode_seeds_are_derived_from_run_seed_copy_and_episode() -> None:
+    env = make_vector_env(Counter, 2, seed=5)
+    rollout = RolloutCollector(env, NumpyPolicy(spec_of(env)), seed=5).collect(11)
+    expected_seeds = {(lane, row): episode_seed(5, lane, row // 5) for lane in range(2) for row in range(11)}
+    assert {(b, t): int(rollout.observations[t, b, 0]) for b in range(2) for t in range(11)} == expected_seeds
+    assert [(e.lane, e.seed) for e in rollout.episodes] == [(b, episode_seed(5, b, e)) for e in range(2) for b in range(2)]
+    assert [e.info["total"] for e in rollout.episodes] == [rollout.actions[5 * e : 5 * e + 5, b].sum() for e in range(2) for b in range(2)]
+
+
+# ---- options, and saving in the middle
+
+
+def test_reset_options_apply_from_each_lanes_next_reset_on() -> None:
+    env = make_vector_env(functools.partial(Corridor, 4), 2)
+    policy = NumpyPolicy(spec_of(env), seed=0)
+    weights = policy.get_weights()
+    weights["actor.head.bias"] = np.array([-50.0, 50.0], np.float32)  # always to the right
+    policy.set_weights(weights)
+    collector = RolloutCollector(env, policy)
+    collector.collect(2)
+    env.set_reset_options({"place": 3}, indices=[1])
+    rollout = collector.collect(5)
+    # Both walk on from place 2 to the end at 4; then lane 0 begins at 0 again and lane 1 at 3, one step from the end.
+    assert (rollout.observations[..., 0] * 4).T.tolist() == [[2, 3, 0, 1, 2], [2, 3, 3, 3, 3]]
+    assert [(e.lane, e.length) for e in rollout.episodes] == [(0, 4), (1, 4), (1, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("env", [EnvConfig(id="CartPole-v1"), functools.partial(Counter, 7, truncate=True)], ids=["CartPole-v1", "Counter"])
+def test_a_collector_goes_on_bit_for_bit_from_its_saved_state(env: Any, workers: int) -> None:
+    def collector() -> RolloutCollector:
+        vector_env = make_vector_env(env, 4, workers, seed=1)
+        return RolloutCollector(vector_env, NumpyPolicy(spec_of(vector_env), seed=1), seed=1)
+
+    undisturbed, resumed = collector(), collector()
+    undisturbed.collect(11)
+    state = undisturbed.state_dict()
+    assert undisturbed._lengths.any()  # in the middle of episodes
+    expect = [undisturbed.collect(9), undisturbed.collect(9)]
+    resumed.load_state_dict(state)
+    for rollout in expect:
+        assert_equal(resumed.collect(9), rollout)
+    assert (resumed.env_steps, resumed.episodes, resumed.recent) == (undisturbed.env_steps, undisturbed.episodes, undisturbed.recent)
+    undisturbed.load_state_dict(state)  # the same object goes back, too
+    assert_equal(undisturbed.collect(9), expect[0])
+    for each in (undisturbed, resumed):
+        each.close()
+
+
+def test_memory_goes_on_from_a_saved_state() -> None:
+    undisturbed, resumed = RolloutCollector(ScriptedEnv(), Stub()), RolloutCollector(ScriptedEnv(), Stub())
+    undisturbed.collect(7)
+    resumed.load_state_dict(undisturbed.state_dict())
+    # After 7 rows lane 0 is one step into its third episode, lane 1 three into its second, lane 2 two.
+    assert resumed.collect(1).policy_state.tolist() == undisturbed.collect(1).policy_state.tolist() == [[1, 3, 2]]
+
+
+def test_the_state_before_the_first_step_is_a_state_too() -> None:
+    def collector() -> RolloutCollector:
+        env = make_vector_env(functools.partial(Corridor, 4), 2)
+        return RolloutCollector(env, NumpyPolicy(spec_of(env), seed=1), seed=1)
+
+    first = collector()
+    first.vector_env.set_reset_options({"place": 2})
+    state = first.state_dict()
+    expect = first.collect(9)
+    assert expect.observations[0].ravel().tolist() == [0.5, 0.5]
+    second = collector()
+    second.load_state_dict(state)  # reset options and all
+    assert_equal(second.collect(9), expect)
+    first.load_state_dict(state)  # back to the very beginning: the same episodes again
+    assert_equal(first.collect(9), expect)
+
+
+def test_a_lane_that_replay_does_not_bring_back_counts_from_zero() -> None:
+    class Moody(Counter):
+        """Forgets its seed: after a restart an episode does not look the same."""
+
+        born = 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            Moody.born += 1
+            return super().reset(seed=(seed or 0) + Moody.born, options=options)
+
+    def collector() -> RolloutCollector:
+        env = make_vector_env(functools.partial(Moody, 6), 1)
+        return RolloutCollector(env, NumpyPolicy(spec_of(env), seed=1), seed=1)
+
+    first, second = collector(), collector()
+    first.collect(4)
+    with pytest.warns(UserWarning, match="lane|copy"):
+        second.load_state_dict(first.state_dict())
+    rollout = second.collect(6)
+    assert rollout.episode_starts[:, 0].tolist() == [True] + [False] * 5
+    assert [(e.length, e.episode_return) for e in rollout.episodes] == [(6, 21.0)]  # 1 + … + 6: nothing of the lost episode

@@ -1,0 +1,376 @@
+"""What happens beside training: scoring, keeping the best, saving, writing down."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.env.toys import ActionReward, Corridor
+from inchworm.evaluate.evaluator import evaluate_policy
+from inchworm.evaluate.stats import EvalStats
+from inchworm.policy.weights import load_policy
+from inchworm.tracking.jsonl import METRICS, read_rows
+from inchworm.train import callbacks as module
+from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
+from inchworm.train.loop import TrainingState
+from inchworm.train.trainer import PPOTrainer
+
+STEPS, LANES = 8, 2
+BATCH = STEPS * LANES
+
+
+def config(evaluation: EvalConfig, *, iterations: int, **run: Any) -> TrainingConfig:
+    return TrainingConfig(
+        env=EnvConfig(num_envs=LANES),
+        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, update_epochs=1),
+        evaluation=evaluation,
+        run=RunConfig(total_timesteps=iterations * BATCH, **run),
+    )
+
+
+class FakeEvaluator:
+    """Gives the scores it was made with, one after another; an exception among them is raised."""
+
+    def __init__(self, *scores: Any) -> None:
+        self.scores, self.asked = list(scores), list[tuple[Any, int]]()
+
+    def evaluate(self, actor: Any, episodes: int) -> EvalStats:
+        self.asked.append((actor, episodes))
+        score = self.scores.pop(0)
+        if isinstance(score, BaseException):
+            raise score
+        ones = np.ones(episodes)
+        return EvalStats(returns=ones * score, lengths=ones, seeds=ones, infos={"success": ones})
+
+
+def evaluating(*scores: Any, interval: int = 2, final_episodes: int = 9) -> tuple[EvaluateCallback, FakeEvaluator, list[float]]:
+    evaluator, bests = FakeEvaluator(*scores), list[float]()
+    actor: Any = "whoever acts"
+    callback = EvaluateCallback(
+        evaluator,  # type: ignore[arg-type]
+        lambda: actor,
+        EvalConfig(interval=interval, episodes=5, final_episodes=final_episodes),
+        lambda: bests.append(1.0),
+    )
+    return callback, evaluator, bests
+
+
+def live(callback: BaseCallback, iterations: int, state: TrainingState | None = None) -> TrainingState:
+    """A run of so many iterations, as a callback sees it."""
+    state = state or TrainingState()
+    callback.on_train_start(state)
+    for _ in range(iterations):
+        state.iteration += 1
+        state.env_steps += BATCH
+        state.metrics = {"loss": float(state.iteration)}
+        callback.on_iteration(state, state.metrics)
+    callback.on_train_end(state)
+    return state
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize(
+    ("interval", "final", "iterations", "after"),
+    [
+        (2, 9, 5, [(2, 5), (4, 5), (5, 9)]),  # (iteration, episodes): never at 0, always at the end
+        (2, 9, 4, [(2, 5), (4, 5), (4, 9)]),
+        (2, 0, 5, [(2, 5), (4, 5)]),
+        (0, 9, 5, [(5, 9)]),
+        (9, 9, 5, [(5, 9)]),
+    ],
+)
+def test_evaluates_at_intervals_and_at_the_end_and_never_at_the_start(
+    interval: int, final: int, iterations: int, after: list[tuple[int, int]]
+) -> None:
+    callback, evaluator, _ = evaluating(*itertools.repeat(1.0, 9), interval=interval, final_episodes=final)
+    state = live(callback, iterations)
+    assert [entry["iteration"] for entry in state.evaluations] == [iteration for iteration, _ in after]
+    assert evaluator.asked == [("whoever acts", episodes) for _, episodes in after]
+    assert [entry["env_steps"] for entry in state.evaluations] == [iteration * BATCH for iteration, _ in after]
+
+
+def test_the_scores_join_the_iterations_metrics() -> None:
+    callback, _, _ = evaluating(3.0, interval=1, final_episodes=0)
+    state = live(callback, 1)
+    assert state.metrics["evaluation/mean_return"] == 3.0
+    assert state.metrics["evaluation/info/success"] == 1.0
+    assert state.metrics["loss"] == 1.0
+
+
+def test_the_best_is_told_whenever_it_has_never_been_better() -> None:
+    callback, _, bests = evaluating(-5.0, -7.0, -5.0, -4.0, 2.0, interval=1)
+    state = live(callback, 4)
+    assert len(bests) == 3  # -5 (the first), -4, 2; an equal score is no better one
+    assert state.best_score == 2.0
+
+
+def test_a_resumed_run_knows_its_best() -> None:
+    callback, _, bests = evaluating(3.0, 5.0, interval=1, final_episodes=0)
+    live(callback, 2, TrainingState(best_score=4.0))
+    assert len(bests) == 1  # only the 5
+
+
+def test_a_crash_is_written_down_and_training_goes_on() -> None:
+    callback, evaluator, bests = evaluating(1.0, RuntimeError("the scoring world ended"), 2.0, interval=1, final_episodes=0)
+    state = live(callback, 3)
+    assert len(evaluator.asked) == 3
+    assert len(bests) == 2
+    assert state.failures == ["the evaluation after iteration 2 failed: RuntimeError: the scoring world ended"]
+    assert "Traceback" in state.evaluations[1]["failed"]
+    assert state.evaluations[1]["iteration"] == 2
+
+
+def test_a_crash_is_a_metric() -> None:
+    callback, _, _ = evaluating(RuntimeError(), interval=1, final_episodes=0)
+    assert live(callback, 1).metrics["evaluation/failed"] == 1.0
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()])
+def test_whoever_wants_to_stop_is_let_go(stop: BaseException) -> None:
+    callback, _, _ = evaluating(stop, interval=1)
+    with pytest.raises(type(stop)):
+        live(callback, 1)
+
+
+def test_no_evaluation_at_the_end_of_an_interrupted_run() -> None:
+    callback, evaluator, _ = evaluating(1.0, interval=0)
+    live(callback, 1, TrainingState(interrupted=True))
+    assert not evaluator.asked
+
+
+def test_what_was_learned_is_safe_before_the_long_evaluation_at_the_end() -> None:
+    order: list[str] = []
+
+    class Watched(FakeEvaluator):
+        def evaluate(self, actor: Any, episodes: int) -> EvalStats:
+            order.append("evaluate")
+            return super().evaluate(actor, episodes)
+
+    def saved(state: TrainingState) -> None:
+        order.append(f"saved {state.iteration}")
+
+    callback = EvaluateCallback(Watched(1.0), object, EvalConfig(interval=0), lambda: order.append("best"), saved)  # type: ignore[arg-type]
+    live(callback, 3)
+    assert order == ["saved 3", "evaluate", "best"]
+
+
+# ---- checkpoints and snapshots
+
+
+@pytest.mark.parametrize(("interval", "iterations", "saved"), [(2, 5, [2, 4, 5]), (2, 4, [2, 4]), (0, 3, [3]), (7, 3, [3])])
+def test_saves_at_intervals_and_at_the_end_and_nothing_twice(interval: int, iterations: int, saved: list[int]) -> None:
+    got: list[int] = []
+    state = TrainingState()
+    live(CheckpointCallback(lambda: got.append(state.iteration), interval), iterations, state)
+    assert got == saved
+
+
+def test_saves_again_if_the_last_evaluation_was_the_best() -> None:
+    """The file of the best policy has changed, so the checkpoint must know its score, or a worse one would replace it later."""
+    got: list[float | None] = []
+    state = TrainingState(best_score=1.0)
+    callback = CheckpointCallback(lambda: got.append(state.best_score), 1)
+    state.iteration = 1
+    callback.on_iteration(state, {})
+    callback.on_train_end(state)
+    assert got == [1.0]
+    state.best_score = 2.0
+    callback.on_train_end(state)
+    assert got == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("cost", "expect"),
+    [
+        (0.5, [0, 0, 0, 0, 1, 1, 2, 3, 3]),  # dear: once two seconds have passed since the last, so after 2.1 and after each slow one
+        (0.007, [0, 0, 1, 1, 2, 2, 3, 4, 4]),  # a hundred times as long is 0.7 s
+        (0.0, [0, 1, 2, 3, 4, 5, 6, 7, 8]),  # costs nothing: each
+    ],
+)
+def test_a_snapshot_is_never_old_and_rarely_taken(cost: float, expect: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, count = [100.0], itertools.count()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def full_state() -> dict[str, Any]:
+        now[0] += cost
+        return {"number": next(count)}
+
+    callback, state = SnapshotCallback(full_state), TrainingState()
+    callback.on_train_start(state)
+    taken = [callback.taken["number"]]
+    for seconds in (0.5, 0.5, 0.5, 0.6, 0.1, 3.0, 5.0, 0.1):
+        now[0] += seconds
+        callback.on_iteration(state, {})
+        taken.append(callback.taken["number"])
+    assert taken == expect
+
+
+# ---- rows
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, Mapping[str, float]]] = []
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_params(self, params: Mapping[str, Any]) -> None: ...
+
+    def log_artifact(self, path: Path) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_rows_at_intervals_to_every_tracker() -> None:
+    trackers = [Recorder(), Recorder()]
+    live(TrackCallback(trackers, 2), 5)
+    assert trackers[0].rows == trackers[1].rows
+    assert trackers[0].rows == [(2 * BATCH, {"iteration": 2.0, "loss": 2.0}), (4 * BATCH, {"iteration": 4.0, "loss": 4.0})]
+
+
+def test_an_evaluation_is_logged_whenever_it_comes() -> None:
+    tracker = Recorder()
+    callback = TrackCallback([tracker], 4)
+    state = TrainingState(evaluations=[{"old": 1}])
+    callback.on_train_start(state)
+    for iteration in (1, 2, 3):
+        state.iteration, state.metrics = iteration, {"loss": float(iteration)}
+        if iteration == 2:
+            state.evaluations.append({})
+            state.metrics["evaluation/mean_return"] = 7.0
+        callback.on_iteration(state, state.metrics)
+    assert [row["iteration"] for _, row in tracker.rows] == [2.0]
+    assert tracker.rows[0][1]["evaluation/mean_return"] == 7.0
+    state.evaluations.append({})
+    state.metrics["evaluation/mean_return"] = 8.0
+    callback.on_train_end(state)
+    assert tracker.rows[1:] == [(0, {"iteration": 3.0, "evaluation/mean_return": 8.0})]  # the rest of that row is logged, or not due
+    callback.on_train_end(state)
+    assert len(tracker.rows) == 2
+
+
+# ---- all of it, in a trainer
+
+
+def test_evaluation_in_a_run_keeps_the_best_policy(tmp_path: Path) -> None:
+    quick = config(EvalConfig(interval=3, episodes=4, final_episodes=5, num_envs=2), iterations=20).replace(
+        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0), policy=PolicyConfig(hidden_sizes=(8,))
+    )
+    with PPOTrainer(quick.policy, ActionReward, quick, run_dir=tmp_path) as trainer:
+        history = trainer.train()
+        state = trainer.state
+    assert [entry["iteration"] for entry in state.evaluations] == [3, 6, 9, 12, 15, 18, 20]
+    assert [entry["episodes"] for entry in state.evaluations] == [4] * 6 + [5]
+    assert state.best_score == 1.0
+    best = load_policy(tmp_path / "best_policy.safetensors")
+    assert evaluate_policy(best, ActionReward, 20).mean_return == 1.0
+    # It is the first that was so good, not the last.
+    first = next(entry["iteration"] for entry in state.evaluations if entry["mean_return"] == 1.0)
+    assert best.policy_version == first
+    assert [np.isnan(value) for value in history["evaluation/mean_return"]] == [(k + 1) % 3 != 0 for k in range(20)]
+    rows = read_rows(tmp_path / METRICS)
+    assert [row["iteration"] for row in rows] == [*range(1, 21), 20]
+    assert rows[-1].keys() == {"iteration", "env_steps"} | {name for name in rows[-1] if name.startswith("evaluation/")}
+    assert rows[-1]["evaluation/mean_return"] == 1.0
+    assert [row["iteration"] for row in rows[:-1] if "evaluation/mean_return" in row] == [3, 6, 9, 12, 15, 18]
+
+
+def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:
+    open_worlds: list[int] = []
+
+    class Door(ActionReward):
+        def __init__(self) -> None:
+            super().__init__()
+            open_worlds.append(1)
+
+        def close(self) -> None:
+            open_worlds.pop()
+
+    with PPOTrainer("mlp", Door, config(EvalConfig(interval=1, final_episodes=2, num_envs=3), iterations=2)) as trainer:
+        trainer.train()
+        assert len(open_worlds) == LANES  # those that train
+        trainer.evaluate(1)
+        assert len(open_worlds) == LANES + 3
+    assert not open_worlds
+
+
+def test_success_and_other_info_numbers_are_logged(tmp_path: Path) -> None:
+    with PPOTrainer(
+        "mlp", Corridor, config(EvalConfig(interval=0, final_episodes=2, num_envs=2), iterations=12), run_dir=tmp_path
+    ) as trainer:
+        trainer.train()
+    rows = read_rows(tmp_path / METRICS)
+    assert {"evaluation/info/success", "evaluation/info/place"} <= rows[-1].keys()
+    assert [row for row in rows[:-1] if "episode/success" in row]
+
+
+def test_a_world_that_breaks_while_scoring_does_not_stop_training(tmp_path: Path) -> None:
+    class Fragile(Corridor):
+        """The copies made for training are the first two; whatever is made later breaks."""
+
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Fragile.made += 1
+            self.number = Fragile.made
+
+        def step(self, action: Any) -> Any:
+            if self.number > LANES:
+                raise RuntimeError("only made for training")
+            return super().step(action)
+
+    with PPOTrainer(
+        "mlp", Fragile, config(EvalConfig(interval=2, final_episodes=3, num_envs=1), iterations=5), run_dir=tmp_path
+    ) as trainer:
+        history = trainer.train()
+    assert len(history["loss"]) == 5
+    assert len(trainer.failures) == 3  # after 2, after 4, at the end
+    assert "after iteration 4 failed: RuntimeError: only made for training" in trainer.failures[1]
+    assert history["evaluation/failed"][1] == 1.0
+    assert not (tmp_path / "best_policy.safetensors").exists()
+    assert (tmp_path / "policy.safetensors").exists()
+
+
+def test_the_end_of_a_run_saves_before_and_after_its_evaluation(tmp_path: Path) -> None:
+    """A run that is killed in its last evaluation has lost nothing that it learned."""
+
+    class Killed(ActionReward):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Killed.made += 1
+            if Killed.made > LANES:
+                raise KeyboardInterrupt
+
+    settings = config(EvalConfig(interval=0, final_episodes=3, num_envs=1), iterations=3, checkpoint_interval=2)
+    with PPOTrainer("mlp", Killed, settings, run_dir=tmp_path) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    expect = trainer.policy.get_weights()
+    with PPOTrainer("mlp", ActionReward, settings, run_dir=tmp_path) as trainer:
+        trainer.load_checkpoint()
+        assert trainer.state.iteration == 3
+        assert all(np.array_equal(value, expect[name]) for name, value in trainer.policy.get_weights().items())
+        assert trainer.state.best_score is None
+        trainer.train()  # only the evaluation is left
+        assert len(trainer.state.evaluations) == 1
+    with PPOTrainer("mlp", ActionReward, settings, run_dir=tmp_path) as trainer:
+        trainer.load_checkpoint()
+        assert trainer.state.best_score is not None
+
+
+def test_an_environment_that_was_handed_over_is_trained_in_without_scores() -> None:
+    env: gym.Env[Any, Any] = Corridor()
+    with PPOTrainer("mlp", env, config(EvalConfig(interval=1), iterations=2)) as trainer:
+        with pytest.warns(UserWarning, match=r"no scores are taken .* give PPOTrainer an id or a factory"):
+            trainer.train()
+        assert trainer.state.evaluations == []

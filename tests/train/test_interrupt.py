@@ -1,0 +1,366 @@
+"""Ctrl-C: once saves the last complete iteration and leaves, twice leaves at once; and what was saved goes on bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.env.toys import Corridor
+from inchworm.tracking.jsonl import METRICS, read_rows
+from inchworm.train import interrupt
+from inchworm.train.callbacks import BaseCallback
+from inchworm.train.interrupt import interruptible
+from inchworm.train.loop import TrainingState
+from inchworm.train.trainer import PPOTrainer
+
+STEPS, LANES = 8, 2
+BATCH = STEPS * LANES
+
+
+def config(**evaluation: Any) -> TrainingConfig:
+    return TrainingConfig(
+        env=EnvConfig(num_envs=LANES),
+        policy=PolicyConfig(hidden_sizes=(8,)),
+        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
+        evaluation=EvalConfig(**{"interval": 0, "final_episodes": 0, "num_envs": 1, "episodes": 2, **evaluation}),
+        run=RunConfig(total_timesteps=6 * BATCH, checkpoint_interval=100),
+    )
+
+
+def trainer_for(run_dir: Path | None, env: Any = Corridor, **evaluation: Any) -> PPOTrainer:
+    return PPOTrainer(PolicyConfig(hidden_sizes=(8,)), env, config(**evaluation), run_dir=run_dir)
+
+
+def outcome(trainer: PPOTrainer) -> dict[str, Any]:
+    """All that an interrupted run and an undisturbed one must have in common."""
+    assert trainer.run_dir is not None
+    state = trainer.full_state()
+    bits = {part: [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(state[part])] for part in ("weights", "learner", "collector")}
+    return {**bits, "state": state["state"], "metrics": (trainer.run_dir / METRICS).read_bytes()}
+
+
+def undisturbed(tmp_path: Path, **evaluation: Any) -> dict[str, Any]:
+    with trainer_for(tmp_path / "undisturbed", **evaluation) as trainer:
+        trainer.train()
+        return outcome(trainer)
+
+
+def resumed(run_dir: Path, at: int, **evaluation: Any) -> dict[str, Any]:
+    with trainer_for(run_dir, **evaluation) as trainer:
+        trainer.load_checkpoint()
+        assert trainer.state.iteration == at
+        trainer.train()
+        return outcome(trainer)
+
+
+@pytest.fixture(autouse=True)
+def the_handler_is_put_back() -> Any:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class At(BaseCallback):
+    """Does something in the middle of an iteration."""
+
+    def __init__(self, iteration: int, action: Callable[[], Any]) -> None:
+        self.iteration, self.action = iteration, action
+
+    def on_rollout(self, state: TrainingState, rollout: Any) -> None:
+        if state.iteration + 1 == self.iteration:
+            self.action()
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+# ---- once
+
+
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_path: Path) -> None:
+    with trainer_for(tmp_path / "run") as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=At(iteration, press))
+        assert trainer.state.interrupted
+        assert trainer.state.iteration == trainer.n_updates == iteration
+        assert len(trainer.state.history["loss"]) == iteration
+    assert [row["iteration"] for row in read_rows(tmp_path / "run" / METRICS)] == list(range(1, iteration + 1))
+    assert resumed(tmp_path / "run", iteration) == undisturbed(tmp_path)
+
+
+def test_the_same_trainer_goes_on_too(tmp_path: Path) -> None:
+    with trainer_for(tmp_path / "run") as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=At(2, press))
+        trainer.train()
+        assert outcome(trainer) == undisturbed(tmp_path)
+
+
+def test_without_a_run_directory_it_just_stops() -> None:
+    with trainer_for(None) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=At(2, press))
+        assert trainer.n_updates == 2
+
+
+def test_no_evaluation_at_the_end_of_an_interrupted_run(tmp_path: Path) -> None:
+    with trainer_for(tmp_path / "run", final_episodes=3) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=At(2, press))
+        assert trainer.state.evaluations == []
+
+
+# ---- twice, or too long
+
+
+def test_twice_leaves_at_once_with_the_iteration_before(tmp_path: Path) -> None:
+    reached: list[str] = []
+
+    def twice() -> None:
+        press()
+        reached.append("still here")  # the first press only asks
+        press()
+        reached.append("too far")
+
+    with trainer_for(tmp_path / "run") as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train(callback=At(3, twice))
+    assert reached == ["still here"]
+    assert 0 <= (at := newest(tmp_path / "run")) <= 2
+    assert resumed(tmp_path / "run", at) == undisturbed(tmp_path)
+
+
+def newest(run_dir: Path) -> int:
+    return max(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def stuck() -> None:
+    """A step that takes for ever, in a way that only a signal ends."""
+    press()
+    time.sleep(60)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SECONDS", 0.0)  # as if iterations were slow
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_iteration_that_does_not_end_is_left_and_the_last_complete_one_saved(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with trainer_for(tmp_path / "run") as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=At(4, stuck))
+        assert time.monotonic() - began < 5
+        assert trainer.total_timesteps == 4 * BATCH  # in the middle of the fourth
+    assert newest(tmp_path / "run") == 3
+    assert (tmp_path / "run" / "policy.safetensors").exists()
+    assert resumed(tmp_path / "run", 3) == undisturbed(tmp_path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_path: Path) -> None:
+    """Also when it was left in the middle of an environment's step."""
+    steps = [0]
+
+    class Sleepy(Corridor):
+        def step(self, action: Any) -> Any:
+            steps[0] += 1
+            if steps[0] == 2 * BATCH + 5:
+                stuck()
+            return super().step(action)
+
+    with trainer_for(tmp_path / "run", Sleepy) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.load_checkpoint()
+        assert trainer.state.iteration == 2
+        trainer.train()
+        assert outcome(trainer) == undisturbed(tmp_path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_first_iteration_may_be_the_one(tmp_path: Path) -> None:
+    with trainer_for(tmp_path / "run") as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train(callback=At(1, stuck))
+    assert resumed(tmp_path / "run", 0) == undisturbed(tmp_path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) -> None:
+    made = [0]
+
+    class StuckWhenScored(Corridor):
+        def __init__(self) -> None:
+            super().__init__()
+            made[0] += 1
+            self.scored = made[0] > LANES
+
+        def step(self, action: Any) -> Any:
+            if self.scored:
+                stuck()
+            return super().step(action)
+
+    scores = {"interval": 3, "final_episodes": 0}
+    with trainer_for(tmp_path / "run", StuckWhenScored, **scores) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert newest(tmp_path / "run") == 2  # the third was not complete: its score is part of it
+    assert resumed(tmp_path / "run", 2, **scores) == undisturbed(tmp_path, **scores)
+
+
+def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_PAUSE", 1e9)  # the snapshot stays the one of the start
+    often = config().replace(run=config().run.replace(checkpoint_interval=1))
+    with PPOTrainer(config().policy, Corridor, often, run_dir=tmp_path) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train(callback=At(4, stuck))
+    assert newest(tmp_path) == 3
+
+
+# ---- the handler itself
+
+
+def test_the_grace_is_over_in_ten_seconds() -> None:
+    assert interrupt.GRACE_SECONDS <= 8
+
+
+def test_outside_the_main_thread_nothing_is_caught() -> None:
+    histories: list[Any] = []
+
+    def run() -> None:
+        with trainer_for(None) as trainer:
+            histories.append(trainer.train())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert len(histories[0]["loss"]) == 6
+
+
+def test_the_timer_does_not_outlive_the_run() -> None:
+    state = TrainingState()
+    with interruptible(state):
+        press()
+        assert state.interrupted
+        assert state.should_stop
+        [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    timer.join(1.0)  # it would wait for seven seconds, and then interrupt whatever runs by then
+    assert not timer.is_alive()
+
+
+# ---- from outside, as people do it
+
+SCRIPT = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+    from inchworm.env.toys import Corridor
+
+    run_dir, seconds, slow_from, slow_seconds = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    steps = 0
+
+    class Slow(Corridor):
+        def step(self, action):
+            global steps
+            steps += 1
+            time.sleep(slow_seconds if steps > slow_from else seconds)
+            return super().step(action)
+
+    policy = PolicyConfig(hidden_sizes=(8,))
+    config = TrainingConfig(
+        env=EnvConfig(num_envs=2), policy=policy, ppo=PPOConfig(rollout_steps=8, num_minibatches=2, update_epochs=1),
+        evaluation=EvalConfig(interval=0, final_episodes=0), run=RunConfig(total_timesteps=int(sys.argv[5]), checkpoint_interval=100),
+    )
+    with PPOTrainer(policy, Slow, config, run_dir=run_dir) as trainer:
+        trainer.train()
+    print("finished")
+""")
+
+
+def start(run_dir: Path, *arguments: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", SCRIPT, str(run_dir), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rows(run_dir: Path, count: int, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while len(read_rows(run_dir / METRICS)) < count:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def leave(process: "subprocess.Popen[str]", within: float) -> tuple[int, str, float]:
+    began = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=within)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert "finished" not in out
+    return process.returncode, err, time.monotonic() - began
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_a_sigint_saves_and_dies_of_it(tmp_path: Path) -> None:
+    total = 400 * BATCH
+    process = start(tmp_path / "run", 0.001, 10**9, 0, total)
+    wait_for_rows(tmp_path / "run", 3, process)
+    os.kill(process.pid, signal.SIGINT)
+    code, err, seconds = leave(process, 10)
+    assert code == -signal.SIGINT, err
+    assert seconds < 10
+    at = newest(tmp_path / "run")
+    assert at == len(read_rows(tmp_path / "run" / METRICS)) >= 3  # every iteration that was complete
+    further = config().replace(run=config().run.replace(total_timesteps=(at + 3) * BATCH))
+    outcomes = []
+    for name in ("run", "undisturbed"):
+        with PPOTrainer(further.policy, Corridor, further, run_dir=tmp_path / name) as trainer:
+            if name == "run":
+                trainer.load_checkpoint()
+                assert trainer.state.iteration == at
+            trainer.train()
+            outcomes.append(outcome(trainer))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.slow
+def test_a_process_in_a_long_iteration_leaves_within_ten_seconds(tmp_path: Path) -> None:
+    # Two iterations of 16 steps of 0.1 s, then every step takes 15 s: the third would take three minutes.
+    process = start(tmp_path / "run", 0.1, 2 * BATCH + 3, 15.0, 10 * BATCH)
+    wait_for_rows(tmp_path / "run", 2, process)
+    time.sleep(0.5)  # it sleeps in the third now
+    os.kill(process.pid, signal.SIGINT)
+    code, err, seconds = leave(process, 20)
+    assert code == -signal.SIGINT, err
+    assert 5 < seconds < 10
+    assert newest(tmp_path / "run") == 2
+    assert resumed(tmp_path / "run", 2) == undisturbed(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_two_leaves_at_once(tmp_path: Path) -> None:
+    process = start(tmp_path / "run", 0.02, 2 * BATCH + 3, 15.0, 10 * BATCH)
+    wait_for_rows(tmp_path / "run", 2, process)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    code, err, seconds = leave(process, 10)
+    assert code == -signal.SIGINT, err
+    assert seconds < interrupt.GRACE_SECONDS - 1
+    assert resumed(tmp_path / "run", newest(tmp_path / "run")) == undisturbed(tmp_path)

@@ -1,0 +1,632 @@
+"""The front door: two motions that can be had apart, a loop around them, and runs that go on where they stopped."""
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.env.toys import ActionReward, Corridor, Counter
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import ConfigError, EnvError, RolloutError
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy.weights import load_policy
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts
+from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
+from inchworm.train.callbacks import BaseCallback
+from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
+from inchworm.train.trainer import PPOTrainer
+from inchworm.types import UpdateStats, Weights
+
+pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
+
+STEPS, LANES = 16, 4
+BATCH = STEPS * LANES
+PPO = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=2, learning_rate=1e-2)
+SMALL = PolicyConfig(hidden_sizes=(8,))
+OBSERVED, ACTED = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
+
+
+def config(env: Any = "CartPole-v1", **run: Any) -> TrainingConfig:
+    return TrainingConfig(
+        env=EnvConfig(id=env if isinstance(env, str) else "given", num_envs=LANES),
+        policy=SMALL,
+        ppo=PPO,
+        evaluation=EvalConfig(interval=0, final_episodes=0, num_envs=2, episodes=3),
+        run=RunConfig(**{"total_timesteps": 6 * BATCH, "checkpoint_interval": 2, **run}),
+    )
+
+
+def trainer_for(env: Any = "CartPole-v1", *, run: Mapping[str, Any] | None = None, **more: Any) -> PPOTrainer:
+    return PPOTrainer(SMALL, env, config(env, **(run or {})), **more)
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(value.tobytes() == other[name].tobytes() for name, value in one.items())
+
+
+class Forbidden:
+    """A vector env that nobody may touch."""
+
+    observation_space, action_space, num_lanes = OBSERVED, ACTED, 2
+
+    def _no(self, *arguments: Any, **more: Any) -> Any:
+        raise AssertionError("learn touched the environment")
+
+    reset = send = recv = step = set_reset_options = state_dict = load_state_dict = _no
+
+    def close(self) -> None: ...
+
+
+# ---- learn alone
+
+
+def test_learn_takes_made_up_data_and_no_environment() -> None:
+    trainer = PPOTrainer(SMALL, Forbidden(), PPO)
+    stats = trainer.learn(create_fake_rollout(OBSERVED, ACTED, 20, 3))
+    assert isinstance(stats, UpdateStats)
+    assert {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"} <= set(stats)
+    assert all(type(value) is float and math.isfinite(value) for value in stats.values())
+    assert trainer.n_updates == 1
+    assert trainer.total_timesteps == 0  # nothing was collected
+
+
+def test_learn_reads_its_input_and_never_writes_it() -> None:
+    trainer = PPOTrainer(SMALL, Forbidden(), PPO)
+    rollout = create_fake_rollout(OBSERVED, ACTED, 20, 3)
+    mapping = {name: np.array(rollout[name]) for name in ("observations", "actions", "log_probs", "rewards", "terminated", "truncated")}
+    mapping |= {"cut_rows": np.array(rollout.cut_rows), "cut_observations": np.array(rollout.cut_observations)}
+    before = {name: value.tobytes() for name, value in mapping.items()}
+    trainer.learn(mapping)
+    assert {name: value.tobytes() for name, value in mapping.items()} == before
+    assert all(type(value) is np.ndarray and value.flags.writeable for value in mapping.values())
+
+
+@pytest.mark.parametrize("missing", ["observations", "actions", "rewards", "log_probs"])
+def test_learn_names_what_is_missing(missing: str) -> None:
+    data = create_fake_rollout(OBSERVED, ACTED, 20, 3).to_dict()
+    del data[missing]
+    with pytest.raises(RolloutError, match=missing):
+        PPOTrainer(SMALL, Forbidden(), PPO).learn(data)
+
+
+def test_learn_copes_with_an_empty_rollout() -> None:
+    trainer = PPOTrainer(SMALL, Forbidden(), PPO)
+    before = trainer.policy.get_weights()
+    stats = trainer.learn(create_fake_rollout(OBSERVED, ACTED, 0, 3))
+    assert stats["loss"] == stats["policy_loss"] == 0.0
+    assert same(trainer.policy.get_weights(), before)
+
+
+def test_learn_takes_less_than_a_minibatch() -> None:
+    trainer = PPOTrainer(SMALL, Forbidden(), PPOConfig(minibatch_size=64, rollout_steps=64))
+    assert math.isfinite(trainer.learn(create_fake_rollout(OBSERVED, ACTED, 2, 1))["loss"])
+
+
+def test_learn_hands_the_new_weights_to_whoever_acts_and_takes_custom_losses() -> None:
+    def touch(values: Any) -> Any:
+        return values.mean()
+
+    with trainer_for() as trainer:
+        stats = trainer.learn(trainer.collect_rollouts(), custom_loss_fns=[touch])
+        assert "loss/touch" in stats
+        assert same(trainer.collector.policy.get_weights(), trainer.policy.get_weights())
+        assert trainer.collect_rollouts(1).policy_version.tolist() == [1] * LANES
+
+
+# ---- collect alone
+
+
+def test_collect_never_learns() -> None:
+    with trainer_for() as trainer:
+        before = trainer.policy.get_weights()
+        rollouts = [trainer.collect_rollouts(), trainer.collect_rollouts(n_steps=5)]
+        assert same(trainer.policy.get_weights(), before)
+        assert [len(rollout["observations"]) for rollout in rollouts] == [STEPS, 5]
+        assert {"observations", "actions", "rewards", "log_probs", "terminated", "truncated"} <= set(rollouts[0].keys())
+        assert trainer.total_timesteps == LANES * (STEPS + 5)
+        assert trainer.n_updates == 0
+
+
+def test_a_rollout_from_disk_teaches_bit_for_bit_the_same(tmp_path: Path) -> None:
+    learned = []
+    for detour in (False, True):
+        with trainer_for(run={"seed": 4}) as trainer:
+            rollout = trainer.collect_rollouts()
+            if detour:
+                rollout = Rollout.load(rollout.save(tmp_path / "rollout.safetensors"))
+            trainer.learn(rollout)
+            learned.append(trainer.policy.get_weights())
+    assert same(*learned)
+
+
+def test_rollouts_of_several_collectors_are_learned_from_together() -> None:
+    with trainer_for() as one, trainer_for(run={"seed": 1}) as other:
+        together = combine_rollouts([one.collect_rollouts(), other.collect_rollouts(), one.collect_rollouts()])
+        stats = one.learn(together)
+    assert together.num_lanes == 3 * LANES
+    assert math.isfinite(stats["loss"])
+
+
+# ---- train
+
+
+def test_train_collects_learns_and_remembers() -> None:
+    with trainer_for() as trainer:
+        history = trainer.train()
+        assert history["timesteps"] == [BATCH * k for k in range(1, 7)]
+        assert {"mean_reward", "loss", "policy_loss", "value_loss", "entropy"} <= history.keys()
+        assert {len(values) for values in history.values()} == {6}
+        assert (trainer.total_timesteps, trainer.n_updates, trainer.policy.policy_version) == (6 * BATCH, 6, 6)
+        assert trainer.episode_rewards == [episode.episode_return for episode in trainer.collector.recent]
+        assert history["mean_reward"][-1] == pytest.approx(np.mean(trainer.episode_rewards))
+        assert type(trainer.optimizer).__name__ == "Adam"
+        assert trainer.device in ("cpu", "cuda")
+
+
+def test_the_names_of_history_are_there_even_if_nothing_happened() -> None:
+    with trainer_for() as trainer:
+        trainer.train(BATCH)
+        history = trainer.train(BATCH)  # the target is absolute and has been reached
+        assert history == {name: [] for name in ("timesteps", "mean_reward", "loss", "policy_loss", "value_loss", "entropy")}
+        assert trainer.n_updates == 1
+
+
+def test_the_target_is_absolute_and_a_second_call_goes_on_to_it() -> None:
+    with trainer_for() as whole, trainer_for() as halves:
+        whole.train(6 * BATCH)
+        first, second = halves.train(3 * BATCH), halves.train(6 * BATCH)
+        assert (first["timesteps"][-1], second["timesteps"]) == (3 * BATCH, [4 * BATCH, 5 * BATCH, 6 * BATCH])
+        assert same(whole.policy.get_weights(), halves.policy.get_weights())
+
+
+def test_steps_that_were_collected_by_hand_count() -> None:
+    with trainer_for() as trainer:
+        trainer.collect_rollouts(2 * STEPS)
+        assert trainer.train(3 * BATCH)["timesteps"] == [3 * BATCH]
+
+
+def test_only_the_last_hundred_episodes_are_in_episode_rewards() -> None:
+    with trainer_for(functools.partial(Counter, 1)) as trainer:
+        trainer.collect_rollouts(30)  # 120 episodes of one step
+        assert trainer.episode_rewards == [1.0] * 100
+
+
+def test_schedules_run_towards_the_target_of_the_call() -> None:
+    linear = config().replace(ppo=PPO.replace(learning_rate_schedule="linear"))
+    with PPOTrainer(SMALL, "CartPole-v1", linear) as trainer:
+        rates = trainer.train(4 * BATCH)["learning_rate"]
+    assert rates == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])  # update k is taken at (k - 1) / 4 of the way
+
+
+def test_a_plain_function_is_a_callback_and_false_stops() -> None:
+    calls: list[tuple[int, bool]] = []
+
+    def watch(state: TrainingState, metrics: Mapping[str, float]) -> bool:
+        calls.append((state.iteration, "loss" in metrics))
+        return state.iteration < 3
+
+    with trainer_for() as trainer:
+        trainer.train(callback=watch)
+        assert calls == [(1, True), (2, True), (3, True)]
+        assert trainer.state.should_stop
+        trainer.train(callback=watch)  # goes on: a stop is not for ever
+        assert calls[3:] == [(4, True)]
+
+
+def test_callbacks_of_the_constructor_and_of_the_call_are_both_called() -> None:
+    calls = []
+    with trainer_for(callbacks=[lambda state, metrics: calls.append("constructor")]) as trainer:
+        trainer.train(BATCH, lambda state, metrics: calls.append("call"))
+    assert calls == ["constructor", "call"]
+
+
+def test_rewards_that_a_callback_replaces_reach_the_weights() -> None:
+    """Action 1 earns 1 and action 0 earns -1; a callback turns it round, and so does the policy."""
+
+    class Perverse(BaseCallback):
+        def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
+            import dataclasses
+
+            return dataclasses.replace(rollout, rewards=-rollout.rewards)
+
+    quick = config().replace(ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0))
+    with PPOTrainer(SMALL, ActionReward, quick, callbacks=[Perverse()]) as trainer:
+        history = trainer.train(25 * BATCH)
+        assert trainer.evaluate(1).mean_return == -1.0
+    assert history["mean_reward"][-1] < -0.8
+
+
+def test_step_functions_replace_the_iteration() -> None:
+    with trainer_for() as trainer:
+
+        def twice(state: TrainingState, components: TrainingComponents) -> Mapping[str, float]:
+            default_training_step(state, components)
+            return default_training_step(state, components)
+
+        history = trainer.train(4 * BATCH, step_fn=twice)
+    assert history["timesteps"] == [2 * BATCH, 4 * BATCH]
+    assert trainer.n_updates == 4
+
+
+class CurriculumTrainer(PPOTrainer):
+    """Easier at first: episodes begin nearer to the goal."""
+
+    calls: list[tuple[int | None, int]]
+
+    def collect_rollouts(self, n_steps: int | None = None, difficulty_level: int = 1) -> Rollout:
+        self.calls = [*getattr(self, "calls", []), (n_steps, difficulty_level)]
+        self.env.set_reset_options({"place": 4 - difficulty_level})
+        return super().collect_rollouts(n_steps)
+
+
+def test_train_calls_the_collect_rollouts_of_a_subclass() -> None:
+    with CurriculumTrainer(SMALL, functools.partial(Corridor, 5), config()) as trainer:
+        trainer.train(2 * BATCH)
+        assert trainer.calls == [(STEPS, 1), (STEPS, 1)]
+        assert trainer.total_timesteps == 2 * BATCH
+        rollout = trainer.collect_rollouts(40, difficulty_level=3)
+        # The options apply at the next reset: then episodes open at place 1 of 5.
+        opened = np.argwhere(rollout.episode_starts)
+        late = [rollout.observations[t, b, 0] for t, b in opened if t > 0]
+        assert late
+        assert late == pytest.approx([0.2] * len(late))
+
+
+def test_a_subclass_may_collect_several_at_once() -> None:
+    class Wide(PPOTrainer):
+        def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
+            first, second = super().collect_rollouts(n_steps), super().collect_rollouts(n_steps)
+            return combine_rollouts([first, second])
+
+    with Wide(SMALL, "CartPole-v1", config()) as trainer:
+        assert trainer.train(4 * BATCH)["timesteps"] == [2 * BATCH, 4 * BATCH]
+        assert trainer.total_timesteps == 4 * BATCH
+
+
+# ---- evaluate
+
+
+def test_evaluate_at_any_time_with_the_weights_of_now() -> None:
+    with trainer_for(ActionReward) as trainer:
+        weights = trainer.policy.get_weights()
+        for action, score in ((0, -1.0), (1, 1.0)):
+            weights["actor.head.bias"] = np.where(np.arange(2) == action, 9.0, -9.0).astype(np.float32)
+            trainer.policy.set_weights(weights)
+            trainer.collector.set_weights(weights)
+            stats = trainer.evaluate(episodes=7)
+            assert (stats.mean_return, len(stats.returns)) == (score, 7)
+        assert len(trainer.evaluate().returns) == 3  # the config's number
+        weights["actor.head.bias"][:] = 0
+        trainer.collector.set_weights(weights)
+        assert set(trainer.evaluate(40, deterministic=False).returns) == {-1.0, 1.0}
+        assert len(set(trainer.evaluate(40).returns)) == 1
+        assert trainer.total_timesteps == 0
+
+
+def test_what_cannot_be_copied_cannot_be_evaluated_on() -> None:
+    for env in (Corridor(), make_vector_env(Corridor, 2)):
+        with PPOTrainer(SMALL, env, PPO) as trainer, pytest.raises(ConfigError, match="give PPOTrainer an id or a factory"):
+            trainer.evaluate()
+
+
+def test_a_registered_environment_is_copied_for_evaluation() -> None:
+    import gymnasium as gym
+
+    with PPOTrainer(SMALL, gym.make("CartPole-v1"), PPO) as trainer:
+        assert trainer.evaluate(2).mean_return >= 8
+
+
+@pytest.mark.parametrize("name", ["evaluation", "threads"])
+def test_looking_does_not_change_what_is_learned(name: str) -> None:
+    import torch
+
+    watched = config()
+    if name == "evaluation":
+        watched = watched.replace(evaluation=EvalConfig(interval=2, episodes=3, final_episodes=4, num_envs=2))
+    before = torch.get_num_threads()
+    with PPOTrainer(SMALL, "CartPole-v1", watched) as one, trainer_for() as other:
+        one.train()
+        if name == "threads":
+            torch.set_num_threads(2)
+            assert watched.run.threads == 1
+        other.train()
+        assert torch.get_num_threads() == (before if name == "evaluation" else 2)  # a guest leaves things as they were
+        assert same(one.policy.get_weights(), other.policy.get_weights())
+    torch.set_num_threads(before)
+
+
+def test_the_configs_threads_are_used_for_training_learning_and_scoring() -> None:
+    import torch
+
+    before, seen = torch.get_num_threads(), list[int]()
+
+    def look(*arguments: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return {}
+
+    def loss(values: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return 0.0 * values.mean()
+
+    torch.set_num_threads(3)
+    with PPOTrainer(SMALL, "CartPole-v1", config(threads=2, max_iterations=1)) as trainer:
+        trainer.train(step_fn=look)
+        trainer.learn(trainer.collect_rollouts(), [loss])
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+
+
+# ---- checkpoints
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(tree)]
+
+
+def finished(run_dir: Path) -> dict[str, Any]:
+    """All that two equal runs must have in common, timing apart."""
+    with trainer_for(run_dir=run_dir) as trainer:
+        trainer.load_checkpoint()
+        state = trainer.full_state()
+    files = {name: (run_dir / name).read_bytes() for name in (METRICS, "policy.safetensors")}
+    return {**files, **{part: bits(state[part]) for part in ("weights", "learner", "collector", "state")}}
+
+
+EXACT: dict[str, tuple[PolicyConfig, PPOConfig]] = {
+    "plain": (SMALL, PPO),
+    "normalised, scheduled": (
+        PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True),
+        PPO.replace(learning_rate_schedule="linear", clip_schedule="cosine", ent_schedule="linear"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_stopped_and_resumed_is_the_undisturbed_run_bit_for_bit(kind: str, stop: int, tmp_path: Path) -> None:
+    policy, ppo = EXACT[kind]
+    scored = EvalConfig(interval=2, episodes=2, final_episodes=0, num_envs=2)
+    whole = config().replace(policy=policy, ppo=ppo, evaluation=scored)
+    with PPOTrainer(policy, "CartPole-v1", whole, run_dir=tmp_path / "whole") as trainer:
+        trainer.train()
+        undisturbed = trainer.full_state()
+    cut_short = whole.replace(run=whole.run.replace(max_iterations=stop))
+    with PPOTrainer(policy, "CartPole-v1", cut_short, run_dir=tmp_path / "parts") as trainer:
+        trainer.train()
+        assert trainer.state.iteration == stop
+    with PPOTrainer(policy, "CartPole-v1", whole, run_dir=tmp_path / "parts") as trainer:
+        trainer.load_checkpoint()
+        assert (trainer.state.iteration, trainer.total_timesteps, trainer.state.env_steps) == (stop, stop * BATCH, stop * BATCH)
+        assert trainer.n_updates == trainer.policy.policy_version == stop
+        trainer.train()
+        resumed = trainer.full_state()
+    for part in ("weights", "learner", "collector", "state", "config"):
+        assert bits(undisturbed[part]) == bits(resumed[part]), part
+    for name in (METRICS, "policy.safetensors", "best_policy.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
+    assert len(read_rows(tmp_path / "parts" / METRICS)) == len(read_rows(tmp_path / "parts" / TIMING)) == 6
+
+
+def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> None:
+    """Checkpoints after 2, 4, 6; killed after 3, whose row is on disk already."""
+
+    def die(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        if state.iteration == 4:
+            raise SystemError("power cut")  # before the rows and the checkpoint of iteration 4
+
+    with trainer_for(run_dir=tmp_path / "whole") as trainer:
+        trainer.train()
+    with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
+        trainer.train(callback=die)
+    assert [row["iteration"] for row in read_rows(tmp_path / "killed" / METRICS)] == [1, 2, 3]
+    with trainer_for(run_dir=tmp_path / "killed") as trainer:
+        trainer.load_checkpoint()
+        assert trainer.state.iteration == 2
+        trainer.train()
+    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_record(tmp_path: Path) -> None:
+    def die(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        if state.iteration == 2:
+            raise SystemError("power cut")
+
+    with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
+        trainer.train(callback=die)
+    assert len(read_rows(tmp_path / "killed" / METRICS)) == 1
+    for name in ("killed", "whole"):
+        with trainer_for(run_dir=tmp_path / name) as trainer:
+            trainer.train()
+    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
+
+
+def test_a_directory_that_holds_a_run_is_not_overwritten_by_another(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as trainer:
+        trainer.train(2 * BATCH)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with trainer_for(run_dir=tmp_path) as trainer:
+        with pytest.raises(ConfigError, match=r"holds a run .*step-000000000002.*load_checkpoint"):
+            trainer.train(4 * BATCH)
+        with pytest.raises(ConfigError, match="holds a run"):
+            trainer.save_checkpoint()
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+        trainer.load_checkpoint()
+        trainer.train(4 * BATCH)
+    assert [row["iteration"] for row in read_rows(tmp_path / METRICS)] == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_by_hand_and_back(tmp_path: Path) -> None:
+    with trainer_for() as trainer:
+        with pytest.raises(ConfigError, match=r"run_dir=…\) or save_checkpoint\(directory\)"):
+            trainer.save_checkpoint()
+        with pytest.raises(ConfigError, match=r"run_dir=…\) or load_checkpoint\(path\)"):
+            trainer.load_checkpoint()
+        trainer.train(2 * BATCH)
+        path = trainer.save_checkpoint(tmp_path / "mine")
+        assert path.parent == tmp_path / "mine"
+        expect = trainer.train(4 * BATCH)
+        later = trainer.policy.get_weights()
+        for target in (path, tmp_path / "mine"):  # the checkpoint, or the directory of them
+            trainer.load_checkpoint(target)
+            assert trainer.total_timesteps == 2 * BATCH
+            again = trainer.train(4 * BATCH)
+            assert same(trainer.policy.get_weights(), later)
+            assert again["loss"] == expect["loss"]
+    assert not (tmp_path / "mine" / "policy.safetensors").exists()
+
+
+def test_saving_before_training_does_not_get_in_its_way(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as trainer:
+        trainer.save_checkpoint()
+        trainer.train(BATCH)
+        assert trainer.state.iteration == 1
+
+
+def test_no_checkpoint_is_said_in_words(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as trainer, pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        trainer.load_checkpoint()
+
+
+def test_checkpoints_come_at_intervals_and_at_the_end_and_old_ones_go(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        seen.append(sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")))
+
+    with trainer_for(run_dir=tmp_path) as trainer:
+        trainer.train(5 * BATCH, look)
+    # The callback comes before the save: after iteration 2 nothing, at 3 the one of 2, at 5 those of 2 and 4.
+    assert seen == [[], [], ["2"], ["2"], ["2", "4"]]
+    assert sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")) == ["4", "5"]
+
+
+def test_a_checkpoint_has_no_pickle_and_holds_everything(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as trainer:
+        trainer.train(BATCH)
+        path = trainer.save_checkpoint()
+        assert set(trainer.full_state()) == {"format", "config", "weights", "learner", "collector", "state"}
+    assert {file.name for file in path.iterdir()} == {"arrays.safetensors", "state.json", "manifest.json"}
+
+
+# ---- what a run leaves behind
+
+
+def test_a_run_directory(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path / "run", run={"log_interval": 2}) as trainer:
+        trainer.train()
+        assert same(load_policy(tmp_path / "run" / "policy.safetensors").get_weights(), trainer.policy.get_weights())
+    rows = read_rows(tmp_path / "run" / METRICS)
+    assert [(row["iteration"], row["env_steps"]) for row in rows] == [(2, 2 * BATCH), (4, 4 * BATCH), (6, 6 * BATCH)]
+    assert {"loss", "entropy", "mean_return"} <= rows[-1].keys()
+    assert not [name for row in rows for name in row if "timing" in name or "seconds" in name]
+    timing = read_rows(tmp_path / "run" / TIMING)
+    assert {"seconds", "collect_seconds", "learn_seconds", "steps_per_second"} <= timing[0].keys()
+    assert TrainingConfig.from_yaml(tmp_path / "run" / "config.yaml") == trainer.config
+
+
+class Recorder:
+    """A tracker that only remembers."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.params: list[Mapping[str, Any]] = []
+        self.closed = 0
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        self.params.append(params)
+
+    def log_artifact(self, path: Path) -> None: ...
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_trackers_get_the_config_once_and_a_row_an_iteration() -> None:
+    recorder = Recorder()
+    with trainer_for(trackers=[recorder]) as trainer:
+        trainer.train(3 * BATCH)
+        assert recorder.params == [trainer.config.to_dict()]
+        json.dumps(recorder.params)  # plain data
+        assert [(step, row["iteration"]) for step, row in recorder.rows] == [(BATCH, 1.0), (2 * BATCH, 2.0), (3 * BATCH, 3.0)]
+        assert [row["loss"] for _, row in recorder.rows] == trainer.state.history["loss"]
+    assert recorder.closed == 1
+
+
+def test_close_twice_and_no_training_after() -> None:
+    trainer = trainer_for()
+    trainer.train(BATCH)
+    trainer.evaluate(1)
+    trainer.close()
+    trainer.close()
+    with pytest.raises(EnvError, match="closed"):
+        trainer.train(2 * BATCH)
+
+
+def test_a_context_manager_closes_also_after_an_error() -> None:
+    closed: list[int] = []
+
+    class Door(Counter):
+        def close(self) -> None:
+            closed.append(1)
+
+    def fail(state: TrainingState, components: TrainingComponents) -> Mapping[str, float]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), trainer_for(Door) as trainer:
+        trainer.train(step_fn=fail)
+    assert len(closed) == LANES
+
+
+def test_a_network_of_ones_own_trains_and_says_what_it_cannot_do(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.actor, self.critic = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+
+        def forward(self, observations: Any) -> Any:
+            hidden = self.body(observations).tanh()
+            return self.actor(hidden), self.critic(hidden)[..., 0]
+
+        def action_outputs(self, observations: Any) -> Any:
+            return self.forward(observations)[0]
+
+        def values(self, observations: Any) -> Any:
+            return self.forward(observations)[1]
+
+    torch.manual_seed(0)
+    env = make_vector_env("CartPole-v1", 2)
+    policy = TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()), network=Own())
+    with PPOTrainer(policy, env, PPO, run_dir=tmp_path) as trainer:
+        assert trainer.collector.policy is policy
+        trainer.train(64)
+        assert trainer.n_updates == 2
+        with pytest.raises(ConfigError, match="only built-in networks have a policy file"):
+            trainer.save_policy(tmp_path / "policy.safetensors")
+        expect = policy.get_weights()
+        trainer.load_checkpoint()
+        assert same(policy.get_weights(), expect)
+    assert not (tmp_path / "policy.safetensors").exists()
+
+
+def test_every_array_of_a_trainers_rollout_is_time_by_lane() -> None:
+    with trainer_for() as trainer:
+        rollout = trainer.collect_rollouts(3)
+    for name in ARRAY_FIELDS[:8]:
+        assert rollout[name].shape[:2] == (3, LANES), name
