@@ -1,0 +1,159 @@
+"""PPO in two motions: collect a rollout, learn from it.
+
+`__all__` is the public surface. Names are imported when they are first used, so that `import inchworm` costs nothing: a
+program that only acts never imports a learning framework, and `PPOOptimizer` and `TorchPolicy` are what brings torch in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inchworm.backends.interface import compute_advantages
+    from inchworm.backends.numpy.gae import compute_gae
+    from inchworm.backends.numpy.policy import NumpyPolicy
+    from inchworm.backends.torch.optimizer import PPOOptimizer
+    from inchworm.backends.torch.policy import TorchPolicy
+    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.collect.collector import RolloutCollector
+    from inchworm.config import CollectConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+    from inchworm.env.build import make_env
+    from inchworm.env.checker import check_env
+    from inchworm.env.vector_env import make_vector_env
+    from inchworm.errors import InchwormError
+    from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
+    from inchworm.evaluate.stats import EvalStats
+    from inchworm.normalization import ReturnNormalizer, RunningMeanStd
+    from inchworm.policy.spec import PolicySpec
+    from inchworm.policy.weights import load_policy, save_policy
+    from inchworm.presets import config_for, small_fast_config
+    from inchworm.protocols import Actor, Policy, VectorEnv
+    from inchworm.rollout.buffer import RolloutBuffer
+    from inchworm.rollout.fake import create_fake_rollout
+    from inchworm.rollout.rollout import Rollout, combine_rollouts, select_lanes
+    from inchworm.rollout.sequences import iter_minibatches, split_into_sequences
+    from inchworm.tracking.stats_logger import StatsLogger
+    from inchworm.train.loop import (
+        TrainingComponents,
+        TrainingState,
+        create_training_components,
+        default_training_step,
+        functional_training_loop,
+    )
+    from inchworm.train.trainer import PPOTrainer
+    from inchworm.types import Advantages, EnvStep, EpisodeRecord, Evaluation, Minibatch, PolicyStep, UpdateStats
+
+    __version__: str
+
+__all__ = [
+    "Actor",
+    "Advantages",
+    "CollectConfig",
+    "EnvConfig",
+    "EnvStep",
+    "EpisodeRecord",
+    "EvalConfig",
+    "EvalStats",
+    "Evaluation",
+    "InchwormError",
+    "Minibatch",
+    "NumpyPolicy",
+    "PPOConfig",
+    "PPOOptimizer",
+    "PPOTrainer",
+    "Policy",
+    "PolicyConfig",
+    "PolicyEvaluator",
+    "PolicySpec",
+    "PolicyStep",
+    "ReturnNormalizer",
+    "Rollout",
+    "RolloutBuffer",
+    "RolloutCollector",
+    "RunConfig",
+    "RunningMeanStd",
+    "StatsLogger",
+    "TorchPolicy",
+    "TrainingCheckpointer",
+    "TrainingComponents",
+    "TrainingConfig",
+    "TrainingState",
+    "UpdateStats",
+    "VectorEnv",
+    "__version__",
+    "check_env",
+    "combine_rollouts",
+    "compute_advantages",
+    "compute_gae",
+    "config_for",
+    "create_fake_rollout",
+    "create_training_components",
+    "default_training_step",
+    "evaluate_policy",
+    "functional_training_loop",
+    "iter_minibatches",
+    "load_policy",
+    "make_env",
+    "make_vector_env",
+    "save_policy",
+    "select_lanes",
+    "small_fast_config",
+    "split_into_sequences",
+]
+
+_HOMES = {
+    "backends.interface": ("compute_advantages",),
+    "backends.numpy.gae": ("compute_gae",),
+    "backends.numpy.policy": ("NumpyPolicy",),
+    "backends.torch.optimizer": ("PPOOptimizer",),
+    "backends.torch.policy": ("TorchPolicy",),
+    "checkpoint": ("TrainingCheckpointer",),
+    "collect.collector": ("RolloutCollector",),
+    "config": ("CollectConfig", "EnvConfig", "EvalConfig", "PPOConfig", "PolicyConfig", "RunConfig", "TrainingConfig"),
+    "env.build": ("make_env",),
+    "env.checker": ("check_env",),
+    "env.vector_env": ("make_vector_env",),
+    "errors": ("InchwormError",),
+    "evaluate.evaluator": ("PolicyEvaluator", "evaluate_policy"),
+    "evaluate.stats": ("EvalStats",),
+    "normalization": ("ReturnNormalizer", "RunningMeanStd"),
+    "policy.spec": ("PolicySpec",),
+    "policy.weights": ("load_policy", "save_policy"),
+    "presets": ("config_for", "small_fast_config"),
+    "protocols": ("Actor", "Policy", "VectorEnv"),
+    "rollout.buffer": ("RolloutBuffer",),
+    "rollout.fake": ("create_fake_rollout",),
+    "rollout.rollout": ("Rollout", "combine_rollouts", "select_lanes"),
+    "rollout.sequences": ("iter_minibatches", "split_into_sequences"),
+    "tracking.stats_logger": ("StatsLogger",),
+    "train.loop": (
+        "TrainingComponents",
+        "TrainingState",
+        "create_training_components",
+        "default_training_step",
+        "functional_training_loop",
+    ),
+    "train.trainer": ("PPOTrainer",),
+    "types": ("Advantages", "EnvStep", "EpisodeRecord", "Evaluation", "Minibatch", "PolicyStep", "UpdateStats"),
+}
+"""Which module each public name lives in."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name == "__version__":
+        value: Any = importlib.import_module("importlib.metadata").version("inchworm")
+    elif name in _HOME_OF:
+        value = getattr(importlib.import_module(f"inchworm.{_HOME_OF[name]}"), name)
+    else:
+        raise AttributeError(f"module 'inchworm' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not."""
+    return sorted({*globals(), *__all__})

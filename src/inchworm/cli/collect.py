@@ -1,0 +1,83 @@
+"""`inchworm collect RUN --out FILE`: the first motion alone. Gathers a rollout with a run's policy and writes it to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from inchworm.cli.arguments import UsageError, parse, split
+from inchworm.cli.runs import load_run_policy, named_run
+from inchworm.collect.collector import RolloutCollector
+from inchworm.env.vector_env import make_vector_env
+from inchworm.protocols import Policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.run import Run
+from inchworm.seeding import derive_seed
+from inchworm.tracking.terminal import make_terminal
+
+PROG = "inchworm collect"
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """Gather a rollout with a run's policy, for looking at it or for `inchworm learn`. No learning framework is involved."""
+
+    run_name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ""
+    """The run's directory, or its name in runs/."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Where the rollout goes."""
+    steps: int | None = None
+    """Steps of every lane; the run's ppo.rollout_steps by default."""
+    num_envs: int | None = None
+    """Lanes; the run's env.num_envs by default."""
+    seed: int | None = None
+    """Of episodes and actions; derived from the run's seed and the policy's version by default."""
+    best: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Act with the best policy by evaluation instead of the latest."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FACTORY")] = None
+    """The environment, where it is code to import: repeat what the run was trained with."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Say nothing but errors and warnings."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Collect, save, and say what is in the file."""
+    options = parse(CollectOptions, arguments, PROG)
+    if not options.out:
+        raise UsageError("no file is given for the rollout; add --out rollout.safetensors")
+    known = named_run(split(CollectOptions, arguments)[0], PROG, env=options.env)
+    policy = load_run_policy(known, best=options.best)
+    terminal = make_terminal(quiet=options.quiet)
+    steps = known.config.ppo.rollout_steps if options.steps is None else options.steps
+    lanes = known.config.env.num_envs if options.num_envs is None else options.num_envs
+    terminal.print(f"collecting {steps:,} steps of {lanes} lanes of {known.config.env.id}", markup=False)
+    rollout = _collect(known, policy, steps, lanes, options.seed)
+    try:
+        path = rollout.save(Path(options.out))
+    except OSError as error:
+        raise UsageError(f"cannot write --out {options.out}: {error}") from error
+    terminal.print(f"rollout: {path} ({_summary(rollout)})\nnext:    inchworm learn {known.path} {path}", markup=False)
+    return 0
+
+
+def _collect(known: Run, policy: Policy, steps: int, lanes: int, seed: int | None) -> Rollout:
+    seed = derive_seed(known.config.run.seed, "collect", policy.policy_version) if seed is None else seed
+    config = known.config.env
+    workers = config.num_workers if config.num_workers == "auto" else min(config.num_workers, lanes)
+    env = make_vector_env(config.replace(num_envs=lanes, num_workers=workers), seed=seed)
+    collector = RolloutCollector(env, policy, seed=seed)
+    try:
+        return collector.collect(steps)
+    finally:
+        collector.close()
+
+
+def _summary(rollout: Rollout) -> str:
+    returns = [episode.episode_return for episode in rollout.episodes]
+    told = f", mean return {np.mean(returns):.4g}" if returns else ""
+    return f"{rollout.num_valid:,} steps, finished episodes: {len(returns)}{told}"

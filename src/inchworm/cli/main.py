@@ -1,0 +1,156 @@
+"""The command line's entrance: chooses the command, and turns whatever happens into an exit code and a clear line.
+
+Nothing heavy is imported here: the list of commands must appear at once. Exit codes: 0 done, 1 failed, 2 wrong use, 3 trained but an
+evaluation failed on the way, 130 interrupted (Ctrl-C), 143 terminated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TextIO
+
+COMMANDS = {
+    "train": "train a policy:            inchworm train CartPole-v1 --ppo.clip-coef 0.1",
+    "evaluate": "score a run's policy:      inchworm evaluate RUN --episodes 100",
+    "resume": "go on with a run:          inchworm resume RUN --total-timesteps 200000",
+    "config": "print a resolved config:   inchworm config CartPole-v1 > my.yaml",
+    "check-env": "look for faults in an environment: inchworm check-env package.module:make_env",
+    "collect": "gather a rollout:          inchworm collect RUN --out rollout.safetensors",
+    "learn": "learn from rollout files:  inchworm learn RUN rollout.safetensors",
+    "version": "print the versions of everything that decides a result",
+}
+
+OK, FAILED, WRONG_USE, EVALUATION_FAILED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        return _write(_overview())
+    command = "version" if arguments[0] in ("-V", "--version") else arguments[0]
+    if command not in COMMANDS:
+        return _unknown(command)
+    code = _run(command, arguments[1:], debug)
+    _write("")
+    return code
+
+
+def _run(command: str, arguments: list[str], debug: bool) -> int:
+    from inchworm.errors import ConfigError, InchwormError, MissingExtraError
+
+    terminated: list[int] = []
+    try:
+        with _one_line_warnings(), _terminable(terminated):
+            _make_current_directory_importable()
+            module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
+            return int(module.run(arguments))
+    except (ConfigError, MissingExtraError) as error:
+        return _complain(error, WRONG_USE, debug)
+    except InchwormError as error:
+        return _complain(error, FAILED, debug)
+    except KeyboardInterrupt:
+        return TERMINATED if terminated else INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
+        _silence_stdout()
+        return OK
+    except SystemExit as end:  # help was printed
+        return end.code if isinstance(end.code, int) else OK
+
+
+def _complain(error: Exception, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    else:
+        sys.stderr.write(f"inchworm: {error}\n")
+    return code
+
+
+def _overview() -> str:
+    rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    return (
+        "inchworm: PPO in two motions, collect and learn\n\nusage: inchworm COMMAND …   (inchworm COMMAND --help says more)\n\n"
+        f"{rows}\n\n  --debug    with any command: show the traceback of an error\n"
+    )
+
+
+def _unknown(command: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
+    hint = f"did you mean inchworm {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
+    sys.stderr.write(f"inchworm: unknown command {command}; {hint}\n")
+    return WRONG_USE
+
+
+def _write(text: str) -> int:
+    """Print, and flush now: a reader that has gone is met here, not at the interpreter's end."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence_stdout()
+    return OK
+
+
+def _silence_stdout() -> None:
+    from inchworm.tracking.terminal import detach
+
+    detach(sys.stdout)
+
+
+def _make_current_directory_importable() -> None:
+    """So that `package.module:make_env` finds a module lying here. Last in the search, so that nothing here hides a library."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as people read them: one line each, without the source that raised them."""
+    seen: set[str] = set()
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    ) -> None:
+        del category, filename, lineno, file, line
+        text = " ".join(str(message).split())
+        if text not in seen:
+            seen.add(text)
+            sys.stderr.write(f"warning: {text}\n")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def _terminable(terminated: list[int]) -> Iterator[None]:
+    """SIGTERM becomes what Ctrl-C is, and is written down. Signals belong to the main thread; elsewhere nothing is changed."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        del frame
+        terminated.append(number)
+        signal.raise_signal(signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

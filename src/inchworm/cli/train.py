@@ -1,0 +1,42 @@
+"""`inchworm train ENV`: a new run, or one that goes on under its given name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from inchworm.cli.arguments import config_from, parse_over
+from inchworm.cli.worlds import check_can_be_made
+from inchworm.config import TrainingConfig
+from inchworm.run import create_run
+
+PROG = "inchworm train"
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
+
+    Two more flags take YAML: --env.kwargs '{gravity: 5}' and --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
+    """
+
+    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
+    """A Gymnasium id, or package.module:make_env for a factory of yours."""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
+    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Say nothing but errors and warnings."""
+    settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train, and say what came of it."""
+    options = parse_over(TrainOptions, arguments, PROG, config_from(TrainOptions, arguments, PROG))
+    check_can_be_made(options.settings.env)
+    from inchworm.cli.training import train_run  # the learning framework: only once the command line is known to be right
+
+    with create_run(options.settings) as new:
+        return train_run(new, quiet=options.quiet)

@@ -1,0 +1,92 @@
+"""Training as `train` and `resume` both do it: the trainer at work, watched, and what came of it."""
+
+from __future__ import annotations
+
+from inchworm.checkpoint import TrainingCheckpointer
+from inchworm.cli.main import EVALUATION_FAILED, OK
+from inchworm.run import BEST_POLICY, POLICY, Run
+from inchworm.tracking.console import ConsoleTracker
+from inchworm.tracking.jsonl import JsonlTracker
+from inchworm.tracking.terminal import Terminal, make_terminal
+from inchworm.train.loop import TrainingState, is_done
+from inchworm.train.trainer import PPOTrainer
+
+
+def train_run(run: Run, *, quiet: bool) -> int:
+    """Train until the run's target, going on from its newest checkpoint if it has one. The run must be locked."""
+    terminal = make_terminal(quiet=quiet)
+    config = run.config
+    has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
+    if not has_checkpoint:
+        JsonlTracker(run.path).truncate_after(0)  # of a run that was killed before its first checkpoint, which begins again
+    console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, terminal=terminal)
+    with PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run.path) as trainer:
+        if has_checkpoint:
+            trainer.load_checkpoint()
+            if is_done(trainer.state, config.run):
+                _say_done(terminal, run, trainer.state)
+                return OK
+        _say_start(terminal, run, trainer.state)
+        console.start(trainer.state.env_steps)
+        try:
+            trainer.train()
+        except KeyboardInterrupt:
+            console.close()
+            _say_interrupted(terminal, run, trainer.state)
+            raise
+        console.close()
+        _say_end(terminal, run, trainer.state)
+        for failure in trainer.state.failures:
+            make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
+        return EVALUATION_FAILED if trainer.state.failures else OK
+
+
+def _say_start(terminal: Terminal, run: Run, state: TrainingState) -> None:
+    config = run.config
+    way = f"going on from {state.env_steps:,} of" if state.env_steps else "for"
+    terminal.print(
+        f"training {config.env.id} {way} {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}", markup=False
+    )
+
+
+def _say_done(terminal: Terminal, run: Run, state: TrainingState) -> None:
+    terminal.print(
+        f"the run {run.path} has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations); to go on:\n"
+        f"  inchworm resume {_argument(run)} --total-timesteps {2 * state.env_steps}",
+        markup=False,
+    )
+
+
+def _say_interrupted(terminal: Terminal, run: Run, state: TrainingState) -> None:
+    terminal.print(
+        f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To go on:\n  inchworm resume {_argument(run)}",
+        markup=False,
+    )
+
+
+def _say_end(terminal: Terminal, run: Run, state: TrainingState) -> None:
+    files = ", ".join(name for name in (POLICY, BEST_POLICY) if (run.path / name).exists())
+    lines = [
+        f"score: {_score(state)}",
+        f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",
+        "next:  " + f"inchworm evaluate {_argument(run)} --episodes 100",
+        "       " + f"inchworm resume {_argument(run)} --total-timesteps {2 * run.config.run.total_timesteps}",
+    ]
+    terminal.print("\n".join(lines), markup=False)
+
+
+def _score(state: TrainingState) -> str:
+    if not state.evaluations:
+        return "no evaluation was asked for"
+    last = state.evaluations[-1]
+    if "failed" in last:
+        return "unknown, the last evaluation failed"
+    low, high = last["interval95"]
+    spread = "" if low is None or high is None else f" ± {(high - low) / 2:.4g}"
+    return f"{last['mean_return']:.5g}{spread} mean return over {last['episodes']} episodes (95 % interval)"
+
+
+def _argument(run: Run) -> str:
+    """The run as it is typed after a command: with the environment, where that is code that no file may name."""
+    env = f" --env {run.config.env.id}" if ":" in run.config.env.id else ""
+    return f"{run.name if run.path.parent.name == 'runs' else run.path}{env}"

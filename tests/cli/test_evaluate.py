@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inchworm.evaluate.evaluator import evaluate_policy
+from inchworm.policy.weights import load_policy
+from inchworm.tracking.jsonl import read_rows
+
+
+def test_by_default_the_score_is_that_of_the_final_evaluation(cli: Any, run: Path) -> None:
+    result = cli("evaluate", "small", "--json")
+    assert result.code == 0, result.err
+    final = read_rows(run / "metrics.jsonl")[-1]
+    stats = json.loads(result.out)
+    assert stats["episodes"] == 3
+    assert stats["mean_return"] == final["evaluation/mean_return"]
+    assert stats["deterministic"] is True
+
+
+def test_the_score_is_one_line_by_path_or_by_name(cli: Any, run: Path) -> None:
+    by_name, by_path = cli("evaluate", "small", "--episodes", 4), cli("evaluate", run, "--episodes", 4, "--last")
+    assert by_name.code == by_path.code == 0
+    assert by_name.out.startswith("runs/small/policy.safetensors: mean return ")
+    assert "4 greedy episodes" in by_name.out
+    assert by_name.out.split(": ")[1] == by_path.out.split(": ")[1]
+    assert len(by_name.out.splitlines()) == 1
+
+
+def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> None:
+    result = cli("evaluate", "small", "--episodes", 5, "--seed", 7, "--sampled", "--num-envs", 2, "--best", "--json")
+    expected = evaluate_policy(load_policy(run / "best_policy.safetensors"), "CartPole-v1", 5, seed=7, deterministic=False, num_envs=2)
+    assert json.loads(result.out) == expected.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no run is given; type: inchworm evaluate RUN"),
+        (["smal"], "there is no run smal; nearest in runs: small"),
+        (["small", "--best", "--last"], "--best and --last are two policies"),
+        (["small", "--episodes", "0"], "evaluation.episodes=0 must be 1 or more"),
+        (["small", "--env", "Acrobot-v1"], "was made for the observation space"),
+        (["small", "--env", "Nowhere-v1"], "is not registered"),
+        (["small", "--episode", "3"], "unknown flag --episode; did you mean --episodes?"),
+    ],
+)
+def test_wrong_use_is_one_line(cli: Any, run: Path, arguments: list[str], message: str) -> None:
+    result = cli("evaluate", *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_run_without_a_policy_says_so(cli: Any, run: Path) -> None:
+    (run / "best_policy.safetensors").unlink()
+    assert "has no best_policy.safetensors yet; leave --best out" in cli("evaluate", "small", "--best").err
+    (run / "policy.safetensors").unlink()
+    result = cli("evaluate", "small")
+    assert result.code == 2
+    assert "inchworm resume runs/small trains it further" in result.err
+
+
+def test_a_damaged_policy_is_a_failure_in_one_line(cli: Any, run: Path) -> None:
+    content = bytearray((run / "policy.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "policy.safetensors").write_bytes(content)
+    result = cli("evaluate", "small")
+    assert result.code == 1
+    assert "policy.safetensors" in result.err
+    assert "Traceback" not in result.err
