@@ -1,0 +1,71 @@
+# Everything happens in .venv, which is made when it is first needed and renewed when pyproject.toml or constraints.txt change.
+#   make train      train CartPole-v1 and print its score
+#   make test       lint, format check, strict types, all tests with coverage: what continuous integration runs
+#   make lint       lint, format check and types alone          make format    put every file into shape
+#   make bench      speed beside Stable-Baselines3              make learning  scores beside Stable-Baselines3, 5 seeds each (hours)
+#   make docs       renew the generated pages                   make clean     remove .venv and everything that tools left
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+PYTHON ?= python3.11 python3 python3.12 python3.13 python
+JOBS ?= 2
+CODE := src tests examples benchmarks docs
+
+.DEFAULT_GOAL := help
+.PHONY: help train test lint format bench learning docs clean
+
+help:
+	@sed -n 's/^# \{0,3\}//p' Makefile | head -6
+
+# The first interpreter of $(PYTHON) that runs and is new enough; a name alone says neither.
+$(VENV)/made:
+	@for python in $(PYTHON); do \
+		if $$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$($$python --version)"; \
+			$$python -m venv --clear $(VENV) && touch $@ && exit 0; \
+			exit 1; \
+		fi; \
+	done; \
+	echo "inchworm needs Python 3.11 or newer; none of '$(PYTHON)' is. Install one, or type: make PYTHON=/path/to/python" >&2; exit 1
+
+# torch comes first and alone: it is the one big download, and everything else is small once it is there.
+$(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
+	@echo "installing inchworm into $(VENV) (the first time takes a minute or two)"
+	@$(PIP) torch
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "installing what the tests need"
+	@$(PIP) -e '.[dev,box2d,mujoco,atari,bench]'
+	@touch $@
+
+train: $(VENV)/installed
+	@$(BIN)/inchworm train CartPole-v1
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy --strict
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/compare.py
+
+learning: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/learning.py
+
+docs: $(VENV)/installed-dev
+	$(BIN)/python docs/make_config_table.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist build MUJOCO_LOG.TXT
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

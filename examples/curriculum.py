@@ -1,0 +1,82 @@
+"""A curriculum by overriding `collect_rollouts`: the trainer's own loop calls the override, and nothing else changes.
+
+    python examples/curriculum.py [STEPS]
+
+Difficulty travels as reset options, so it changes when an episode begins and never inside one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from inchworm import PPOConfig, PPOTrainer, Rollout
+
+LENGTHS = {1: 4, 2: 8, 3: 16}
+
+
+class LongCorridor(gym.Env[np.ndarray, int]):
+    """Walk right to the end of a corridor that `options["difficulty"]` makes longer; a step costs, arriving pays."""
+
+    observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin at the left end."""
+        super().reset(seed=seed)
+        self.length = LENGTHS[(options or {}).get("difficulty", 1)]
+        self.cell = 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Left or right."""
+        self.cell = max(0, self.cell + (1 if action == 1 else -1))
+        arrived = self.cell == self.length
+        return self._observation(), 1.0 if arrived else -0.05, arrived, False, {"length": float(self.length)}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self.cell / 16, self.length / 16], np.float32)
+
+
+class CurriculumTrainer(PPOTrainer):
+    """Difficulty 1, then 2 after 30 % of the run, then 3 after 60 %."""
+
+    planned_steps = 0
+
+    @property
+    def difficulty(self) -> int:
+        """By progress."""
+        progress = self.total_timesteps / max(1, self.planned_steps)
+        return 1 + (progress >= 0.3) + (progress >= 0.6)
+
+    def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
+        """The ordinary rollout, of whatever the environments are told to be at their next reset."""
+        self.env.set_reset_options({"difficulty": self.difficulty})
+        return super().collect_rollouts(n_steps)
+
+    def train(self, total_timesteps: int | None = None, *args: Any, **kwargs: Any) -> dict[str, list[float]]:
+        """Remember the target, which the difficulty goes by."""
+        self.planned_steps = total_timesteps or self.config.run.total_timesteps
+        return super().train(total_timesteps, *args, **kwargs)
+
+
+def make_env() -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(LongCorridor(), max_episode_steps=64)
+
+
+def main(steps: int = 16_000) -> dict[str, list[float]]:
+    config = PPOConfig(learning_rate=2e-3, rollout_steps=64, num_minibatches=4, update_epochs=8)
+    with CurriculumTrainer("mlp", make_env, config, num_envs=8, seed=0) as trainer:
+        history = trainer.train(total_timesteps=steps)
+    shown = list(zip(history["timesteps"], history["episode/length"], history["mean_reward"]))
+    for timesteps, length, reward in shown[:: max(1, len(shown) // 8)]:
+        print(f"{timesteps:7.0f} steps  corridor {length:5.1f}  mean return {reward:6.2f}")
+    return history
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:2]))

@@ -1,0 +1,280 @@
+"""The architecture as tests: who may import what, what is public, and that a data point walks in a straight line."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+import inchworm
+from inchworm import PPOConfig, PPOTrainer
+
+SOURCE = Path(inchworm.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def imports(tree: ast.AST, *, late: bool) -> Iterator[str]:
+    """Every module that is imported; without `late`, those that importing the file imports."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are absolute here"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        if late or not (deferred or typing_only):
+            yield from imports(child, late=late)
+
+
+@pytest.mark.parametrize(("framework", "home"), [("torch", "backends/torch/"), ("jax", "backends/jax/"), ("flax", "backends/jax/")])
+def test_a_learning_framework_is_imported_in_its_folder_only(framework: str, home: str) -> None:
+    strangers = [
+        relative(path)
+        for path, tree in TREES.items()
+        if not relative(path).startswith(home) and any(name.split(".")[0] == framework for name in imports(tree, late=True))
+    ]
+    assert strangers == []
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after `code`."""
+    program = f"{code}\nimport sys\nprint('|'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.strip().splitlines()[-1].split("|")}
+
+
+def test_import_inchworm_imports_nothing_heavy() -> None:
+    assert imported_by("import inchworm; dir(inchworm)").isdisjoint({"torch", "jax", "gymnasium", "numpy", "pydantic", "rich", "tyro"})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import inchworm.env.worker",
+        "from inchworm import NumpyPolicy, RolloutCollector, Rollout, make_vector_env, evaluate_policy, load_policy, PolicyEvaluator",
+        "from inchworm import PPOTrainer, compute_advantages, functional_training_loop",
+        "import inchworm.cli.main, inchworm.cli.train, inchworm.cli.evaluate, inchworm.cli.collect",
+    ],
+)
+def test_acting_and_collecting_import_no_learning_framework(code: str) -> None:
+    assert imported_by(code).isdisjoint({"torch", "jax"})
+
+
+def test_collecting_with_a_built_in_policy_runs_without_a_learning_framework() -> None:
+    code = """
+from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, RolloutCollector, evaluate_policy, make_vector_env
+env = make_vector_env("CartPole-v1", 2)
+policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()))
+rollout = RolloutCollector(env, policy).collect(8)
+assert rollout.num_valid == 16
+"""
+    assert imported_by(code).isdisjoint({"torch", "jax"})
+
+
+def test_every_public_name_resolves() -> None:
+    for name in inchworm.__all__:
+        assert getattr(inchworm, name) is not None, name
+    assert set(inchworm.__all__) <= set(dir(inchworm))
+    assert len(set(inchworm.__all__)) == len(inchworm.__all__)
+
+
+def test_public_names_are_all_and_type_checkers_see_the_same() -> None:
+    lazy = {*inchworm._HOME_OF, "__version__"}
+    block = next(node for node in TREES[SOURCE / "__init__.py"].body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen |= {node.target.id for node in block.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    assert set(inchworm.__all__) == lazy == seen
+
+
+def test_public_names_are_the_objects_of_their_modules() -> None:
+    from inchworm.evaluate.evaluator import evaluate_policy
+    from inchworm.rollout.rollout import Rollout
+
+    assert inchworm.Rollout is Rollout
+    assert inchworm.evaluate_policy is evaluate_policy
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        inchworm.Trainer  # noqa: B018
+
+
+def test_no_import_cycles() -> None:
+    graph = {
+        name: {found for imported in imports(TREES[path], late=False) if (found := nearest(imported))} for name, path in MODULES.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import cycle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for target in graph[name] - {name}:
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def nearest(imported: str) -> str | None:
+    """The module of this package that an imported name is, or lives in."""
+    return next((name for name in (imported, imported.rpartition(".")[0]) if name in MODULES and name != "inchworm"), None)
+
+
+def test_no_function_is_over_60_lines() -> None:
+    long = [
+        f"{relative(path)}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno and node.end_lineno - node.lineno + 1 > 60
+    ]
+    assert long == []
+
+
+def test_every_module_begins_with_a_docstring() -> None:
+    silent = [relative(path) for path, tree in TREES.items() if not ast.get_docstring(tree)]
+    assert silent == []
+
+
+FORBIDDEN_CALLS = {"hasattr", "print", "eval", "exec", "locals"}
+FORBIDDEN_ATTRIBUTES = {("torch", "load"), ("yaml", "load"), ("yaml", "unsafe_load"), ("yaml", "full_load"), ("np", "load"), ("np", "seed")}
+FORBIDDEN_MODULES = {"pickle", "dill", "marshal", "shelve", "joblib"}
+
+
+def breaches(path: Path, tree: ast.AST) -> Iterator[str]:
+    for name in imports(tree, late=True):
+        if name.split(".")[0] in FORBIDDEN_MODULES:
+            yield f"imports {name}"
+        if name.split(".")[0] == "cloudpickle" and not relative(path).startswith("env/"):
+            yield f"imports {name}, which is for env/ alone"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            yield f"line {node.lineno} calls {node.func.id}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and (node.value.id, node.attr) in FORBIDDEN_ATTRIBUTES:
+            yield f"line {node.lineno} uses {node.value.id}.{node.attr}"
+        if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "weights_only"):
+            yield f"line {node.value.lineno} passes {node.arg}"
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"line {node.lineno} has a bare except"
+
+
+def test_house_rules() -> None:
+    found = [f"{relative(path)}: {breach}" for path, tree in TREES.items() for breach in breaches(path, tree)]
+    assert found == []
+
+
+def test_cloudpickle_reads_only_what_a_socket_brought() -> None:
+    """`cloudpickle.loads` stands once, in the worker; nothing reads it from a file."""
+    uses = {relative(path): text.count("cloudpickle.load") for path in FILES if "cloudpickle.load" in (text := path.read_text())}
+    assert uses == {"env/worker.py": 1}
+
+
+# The walk of one data point (docs/index.md): which files are each step's room.
+ROOMS = {
+    1: r"env/(worker|block|lanes|rows|masks|build)",
+    2: r"env/(vector_env|lane_env|episodes|workers|native)",
+    3: r"collect/\w+",
+    4: r"backends/\w+/(policy|network|encoding|distributions)|policy/\w+",
+    5: r"rollout/buffer",
+    6: r"backends/\w+/gae",
+    7: r"rollout/sequences|backends/\w+/minibatches",
+    8: r"backends/\w+/(loss|custom_losses)",
+    9: r"backends/\w+/(optimizer|step|guard)",
+}
+# The functions that hand the data point on: when they first return, it has passed their step.
+HANDS_ON = {
+    1: ("env/block", "Block.reset"),
+    2: ("env/lane_env", "LaneVectorEnv.reset"),
+    4: ("backends/numpy/policy", "NumpyPolicy.act"),
+    5: ("rollout/buffer", "RolloutBuffer.get"),
+    6: ("backends/torch/gae", "compute_advantages"),
+    7: ("rollout/sequences", "split_into_sequences"),
+    8: ("backends/torch/loss", "ppo_loss"),
+    9: ("backends/torch/optimizer", "PPOOptimizer.update"),
+}
+
+
+class Walk:
+    """Watches one iteration: in which order the steps are passed, and which doors between their rooms are used."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+        self.doors: set[tuple[int, int]] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        file = self.file(frame)
+        if file is None or event not in ("call", "return"):
+            return
+        if event == "return":
+            self.order += [step for step, place in HANDS_ON.items() if place == (file, frame.f_code.co_qualname) and step not in self.order]
+            return
+        here, origin = self.room(frame), self.caller(frame)
+        if here is not None and origin is not None and here != origin:
+            self.doors.add((origin, here))
+            if (origin, here) == (3, 4) and frame.f_code.co_name == "act" and 3 not in self.order:
+                self.order.append(3)  # the collector hands the observation to the policy
+
+    @staticmethod
+    def file(frame: FrameType) -> str | None:
+        path = frame.f_code.co_filename
+        return path.removeprefix(f"{SOURCE}/").removesuffix(".py") if path.startswith(f"{SOURCE}/") else None
+
+    def room(self, frame: FrameType) -> int | None:
+        file = self.file(frame) or ""
+        return next((step for step, pattern in ROOMS.items() if re.fullmatch(pattern, file)), None)
+
+    def caller(self, frame: FrameType) -> int | None:
+        """The nearest room outwards; what lies between (trees, checks, NumPy, torch) only passes through."""
+        outer = frame.f_back
+        while outer is not None and self.room(outer) is None:
+            outer = outer.f_back
+        return self.room(outer) if outer is not None else None
+
+
+@pytest.fixture(scope="module")
+def walk() -> Walk:
+    config = PPOConfig(rollout_steps=8, num_minibatches=2, update_epochs=1)
+    seen = Walk()
+    with PPOTrainer("mlp", lambda: gym.make("CartPole-v1"), config, num_envs=2) as trainer:
+        trainer.learner  # noqa: B018 - made before the walk begins
+        before = sys.getprofile()
+        sys.setprofile(seen)
+        try:
+            trainer.learn(trainer.collect_rollouts())
+        finally:
+            sys.setprofile(before)
+    return seen
+
+
+def test_one_iteration_passes_the_steps_in_order(walk: Walk) -> None:
+    assert walk.order == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_no_door_of_the_walk_is_used_both_ways(walk: Walk) -> None:
+    assert {(3, 2), (2, 1), (3, 4), (3, 5), (9, 6), (9, 7), (9, 8), (6, 4)} <= walk.doors, "the walk was watched"
+    assert {door for door in walk.doors if door[::-1] in walk.doors} == set()
+
+
+def test_collect_and_learn_touch_at_the_rollout_alone(walk: Walk) -> None:
+    """The rooms of collect (1 to 5) and those of learn (6 to 9) have no door between them, except to the policy, which both use."""
+    across = {door for door in walk.doors if (door[0] <= 5) != (door[1] <= 5)}
+    assert {target for _, target in across} <= {4}

@@ -1,0 +1,151 @@
+"""The documentation is true: Python blocks run, commands are understood, links lead somewhere, generated pages are current."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from inchworm.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """(line number, text) of every fenced block of a language."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match.group(1)) for match in found]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+WITH_CONSOLE = [page for page in PAGES if blocks(page, "console")]
+
+
+def test_the_pages_were_found() -> None:
+    names = {name(page) for page in WITH_PYTHON}
+    pages = ("index", "quickstart", "environments", "policies", "custom_losses", "runs", "metrics", "troubleshooting", "migration")
+    assert {"README.md", *(f"docs/{page}.md" for page in pages)} <= names
+    assert len(list((ROOT / "docs" / "decisions").glob("000?-*.md"))) >= 6
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, in a directory of their own; a traceback points at the page's line."""
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    try:
+        for line, code in blocks(page, "python"):
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the run that the pages speak of, `first`, made with tiny numbers, and a rollout of it."""
+    directory = tmp_path_factory.mktemp("console")
+    tiny = "--run.total-timesteps 64 --ppo.rollout-steps 16 --ppo.minibatch-size 16 --env.num-envs 2 --evaluation.final-episodes 2"
+    with contextlib.chdir(directory):
+        assert main(["train", "CartPole-v1", "--run.name", "first", *tiny.split(), "--quiet"]) == 0
+        assert main(["collect", "first", "--out", "rollout.safetensors", "--quiet"]) == 0
+    return directory
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for _, text in blocks(page, "console") for line in text.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def output_of(arguments: list[str]) -> str:
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured):
+        code = main(arguments)
+    assert code == 0, f"inchworm {' '.join(arguments)} ended with {code}"
+    return captured.getvalue()
+
+
+def try_command(line: str) -> None:
+    """Run a command where that is cheap; else see that all of it is understood."""
+    words, _, target = (part.strip() for part in line.partition(" > "))
+    command, *arguments = shlex.split(words, comments=True)[1:]
+    assert command in COMMANDS, line
+    if command == "train":  # `config` reads the same flags and stops before training
+        output_of(["config", *arguments])
+    elif command == "resume":
+        page = output_of(["resume", "--help"])
+        assert all(flag in page for flag in arguments if flag.startswith("--")), line
+    else:
+        output = output_of([command, *arguments])
+        if target:
+            Path(target).write_text(output, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", WITH_CONSOLE, ids=name)
+def test_commands_are_understood(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    for line in commands(page):
+        if line.startswith("make "):
+            assert line.split()[1] in MAKE_TARGETS, line
+        elif line.startswith("inchworm "):
+            try_command(line)
+
+
+def test_a_wrong_flag_in_a_page_would_be_seen(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    for line in ("inchworm train CartPole-v1 --ppo.clip-range 0.1", "inchworm resume first --steps 5", "inchworm fly CartPole-v1"):
+        with pytest.raises(AssertionError):
+            try_command(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{name(page)} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_config_page_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("make_config_table", ROOT / "docs" / "make_config_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/config.md is out of date; type: make docs"
+
+
+def test_the_walk_page_names_every_step_in_order() -> None:
+    rows = re.findall(r"^\| (\d) \| \[([\w/]+\.py)\]", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 10))
+
+
+def test_the_project_speaks_of_no_machine() -> None:
+    """No page holds a path or a host of the machine it was written on."""
+    for page in PAGES:
+        assert not re.search(r"/root/|/home/|/tmp/|file://|localhost", page.read_text(encoding="utf-8")), name(page)

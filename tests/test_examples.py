@@ -1,0 +1,83 @@
+"""Every example runs, from its own file, with tiny settings; and each is listed here, so that none is forgotten."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inchworm.cli.main import main
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+# steps that make each one run at least twice round its loop
+STEPS = {
+    "components": 600,
+    "curriculum": 1600,
+    "custom_loss": 600,
+    "custom_network": 600,
+    "functional_loop": 600,
+    "offline": 2048,
+    "own_env": 1100,
+    "structured_config": 600,
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def _threads() -> Any:
+    """Examples that use the optimiser alone choose torch's threads for the whole process: put them back."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_example_is_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - {"__init__"} == set(STEPS)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("name", sorted(STEPS))
+def test_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", str(STEPS[name])])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out.strip(), "an example shows what it did"
+
+
+def test_curriculum_gets_harder_at_30_and_60_percent() -> None:
+    history = runpy.run_path(str(EXAMPLES / "curriculum.py"))["main"](6144)  # 12 iterations of 8 lanes x 64 steps
+    lengths = history["episode/length"]
+    assert lengths[0] == 4.0
+    assert lengths[-1] == 16.0
+    assert lengths == sorted(lengths)
+
+
+def test_custom_losses_are_logged_by_name_and_move_the_weights() -> None:
+    history = runpy.run_path(str(EXAMPLES / "custom_loss.py"))["main"](512)
+    assert {"loss/mirror_symmetry", "grad_norm/mirror_symmetry", "loss/entropy_floor"} <= history.keys()
+    assert history["grad_norm/mirror_symmetry"][-1] > 0
+
+
+def test_functional_loop_stops_at_its_target() -> None:
+    state = runpy.run_path(str(EXAMPLES / "functional_loop.py"))["main"](512)  # 8 lanes x 32 steps = 256 an iteration
+    assert (state.iteration, state.env_steps) == (2, 512)
+
+
+def test_own_env_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent))
+    assert main(["check-env", "examples.own_env:make_env"]) == 0
+    arguments = ["--env.kwargs", "{length: 4}", "--run.total-timesteps", "128", "--ppo.rollout-steps", "16", "--run.name", "corridor"]
+    assert main(["train", "examples.own_env:make_env", *arguments, "--evaluation.final-episodes", "5"]) == 0
+    assert "score:" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "corridor" / "policy.safetensors").exists()
+    assert os.listdir(tmp_path / "runs") == ["corridor"]

@@ -1,0 +1,234 @@
+"""Learning, against answers that are known: each world has a value or a best action that a broken learner does not reach."""
+
+import dataclasses
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.env.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
+from inchworm.presets import config_for
+from inchworm.rollout.rollout import Rollout
+from inchworm.spaces import MASK_KEY
+from inchworm.train.callbacks import BaseCallback
+from inchworm.train.loop import TrainingState
+from inchworm.train.trainer import PPOTrainer
+
+LANES, STEPS = 8, 16
+QUICK = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=4, learning_rate=1e-2, ent_coef=0.0, vf_coef=1.0, gamma=0.9)
+
+
+def trained(env: Any, iterations: int, *, ppo: PPOConfig = QUICK, callbacks: Any = (), **policy: Any) -> PPOTrainer:
+    network = PolicyConfig(**{"hidden_sizes": (16,), **policy})
+    trainer = PPOTrainer(network, env, ppo, num_envs=LANES, seed=1, callbacks=callbacks)
+    trainer.train(iterations * LANES * STEPS)
+    return trainer
+
+
+def values(trainer: PPOTrainer, *observations: float) -> list[float]:
+    """The learned critic at observations of one number."""
+    seen = np.array(observations, np.float32)[None, :, None]  # [1, N, 1]
+    return np.asarray(trainer.policy.value(seen, (), np.zeros((1, len(observations)), bool)))[0].tolist()
+
+
+# ---- probes of the critic
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["plain", "popart"])
+def test_a_constant_reward_is_its_own_value(normalize: bool) -> None:
+    trainer = trained(ConstantReward, 25, normalize_values=normalize)
+    assert values(trainer, 0.0) == pytest.approx([1.0], abs=0.03)
+
+
+def test_a_value_reads_the_observation() -> None:
+    trainer = trained(ObservedReward, 30)
+    assert values(trainer, -1.0, 1.0) == pytest.approx([-1.0, 1.0], abs=0.05)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.9])
+def test_a_reward_one_step_away_is_worth_gamma(gamma: float) -> None:
+    trainer = trained(DelayedReward, 30, ppo=QUICK.replace(gamma=gamma))
+    assert values(trainer, 0.0, 1.0) == pytest.approx([gamma, 1.0], abs=0.05)
+
+
+FOREVER = QUICK.replace(gamma=0.8, learning_rate=2e-2)
+"""Reward 1 for ever: V = 1 / (1 - 0.8) = 5. If the cut after 5 steps were an end, no value could pass 1 + 0.8 + … + 0.8⁴ = 3.36."""
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 1.0])
+def test_a_cut_is_no_end(gae_lambda: float) -> None:
+    trainer = trained(TruncatedForever, 60, ppo=FOREVER.replace(gae_lambda=gae_lambda))
+    assert values(trainer, 0.0) == pytest.approx([5.0], rel=0.03)
+
+
+def test_a_cut_that_were_taken_for_an_end_would_show() -> None:
+    class Confused(BaseCallback):
+        def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
+            return dataclasses.replace(rollout, terminated=rollout.truncated, truncated=np.zeros_like(rollout.truncated))
+
+    trainer = trained(TruncatedForever, 60, ppo=FOREVER, callbacks=[Confused()])
+    assert values(trainer, 0.0)[0] < 3.36
+
+
+# ---- probes of the actor
+
+
+def test_the_better_of_two_actions() -> None:
+    trainer = trained(ActionReward, 20)
+    assert trainer.evaluate(10).mean_return == 1.0
+    assert trainer.evaluate(200, deterministic=False).mean_return > 0.9  # it is sure of it, too
+    assert values(trainer, 0.0)[0] > 0.9
+
+
+def test_the_action_depends_on_the_observation() -> None:
+    trainer = trained(ContextualReward, 25)
+    assert trainer.evaluate(40).returns.tolist() == [1.0] * 40  # a policy that does not look earns 0
+    assert [trainer.policy.predict(np.array([sign], np.float32)) for sign in (-1.0, 1.0)] == [0, 1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["plain", "normalised"])
+def test_a_reward_at_the_end_of_a_corridor_is_walked_to(normalize: bool) -> None:
+    trainer = trained(Corridor, 40, normalize_observations=normalize, normalize_values=normalize)
+    stats = trainer.evaluate(8)
+    assert stats.mean_return == 1.0
+    assert stats.lengths.tolist() == [5] * 8  # the shortest way
+    # V(place) = 0.9 ** (steps to go - 1), for a policy that is nearly sure
+    assert values(trainer, 0.0, 0.8) == pytest.approx([0.9**4, 1.0], abs=0.1)
+
+
+class OneStep(gym.Env[Any, Any]):
+    """Episodes of one step; what is seen is drawn anew."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return self.draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.draw(), self.reward(action), True, False, {}
+
+    def draw(self) -> Any:
+        raise NotImplementedError
+
+    def reward(self, action: Any) -> float:
+        raise NotImplementedError
+
+
+class BestLegal(OneStep):
+    """Action a earns a, but only some are legal, which only the mask shows. The best policy takes the highest legal one."""
+
+    action_space = spaces.Discrete(4)
+    observation_space = spaces.Dict({"nothing": spaces.Box(0.0, 1.0, (1,), np.float32), MASK_KEY: spaces.MultiBinary(4)})
+
+    def draw(self) -> Any:
+        self.before = getattr(self, "mask", None)
+        self.mask = self.np_random.integers(0, 2, 4).astype(np.int8)
+        self.mask[self.np_random.integers(4)] = 1
+        return {"nothing": np.zeros(1, np.float32), MASK_KEY: self.mask}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.mask[int(action)], "an illegal action was taken"
+        best = int(np.flatnonzero(self.mask)[-1])
+        return self.draw(), float(action), True, False, {"is_best": int(action) == best}
+
+    def reward(self, action: Any) -> float:
+        return float(action)
+
+
+def test_masked_actions_are_never_taken_and_the_best_legal_one_is_learned() -> None:
+    trainer = trained(BestLegal, 25)
+    stats = trainer.evaluate(50)  # the world itself asserts that every action is legal
+    assert stats.infos["is_best"].tolist() == [1.0] * 50
+    assert len(set(stats.returns)) > 1  # the highest legal action differs from episode to episode
+
+
+class Aim(OneStep):
+    """See ±1, aim at half of it: reward -(a - s/2)². Guessing 0 earns -0.25."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space: Any = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def draw(self) -> Any:
+        self.target = getattr(self, "drawn", 0.0) / 2
+        self.drawn = float(self.np_random.integers(2) * 2 - 1)
+        return np.array([self.drawn], np.float32)
+
+    def reward(self, action: Any) -> float:
+        return -float((action[0] - self.target) ** 2)
+
+
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+def test_a_continuous_action_is_aimed(bounds: str) -> None:
+    trainer = trained(Aim, 50, action_bounds=bounds, log_std_init=-0.5)
+    assert trainer.evaluate(20).mean_return > -0.01
+    aims = [float(trainer.policy.predict(np.array([sign], np.float32))[0]) for sign in (-1.0, 1.0)]  # type: ignore[attr-defined]
+    assert aims == pytest.approx([-0.5, 0.5], abs=0.1)
+
+
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+def test_a_best_action_at_the_edge_of_the_box_is_reached(bounds: str) -> None:
+    class Edge(Aim):
+        action_space = spaces.Box(-3.0, -1.0, (1,), np.float32)  # and bounds other than ±1
+
+        def reward(self, action: Any) -> float:
+            assert -3.0 <= action[0] <= -1.0
+            return float(action[0])
+
+    trainer = trained(Edge, 30, action_bounds=bounds)
+    assert trainer.evaluate(10).mean_return > -1.15  # the middle is -2, the best -1
+
+
+class Hybrid(Aim):
+    """A gear that must match what is seen, and an aim that must be half of it: the best policy earns 1."""
+
+    action_space = spaces.Dict({"aim": spaces.Box(-1.0, 1.0, (1,), np.float32), "gear": spaces.Discrete(2, start=1)})
+
+    def reward(self, action: Any) -> float:
+        right = int(action["gear"]) == (2 if self.target > 0 else 1)
+        return float(right) - float((action["aim"][0] - self.target) ** 2)
+
+
+def test_the_parts_of_a_hybrid_action_are_learned_together() -> None:
+    trainer = trained(Hybrid, 50, log_std_init=-0.5)
+    stats = trainer.evaluate(20)
+    assert stats.min_return > 0.95  # the gear alone earns 0.75, the aim alone 0.5
+
+
+class Side(OneStep):
+    """A tiny image whose left or right half is bright, wherever exactly: action 0 for left, 1 for right."""
+
+    observation_space = spaces.Box(0, 255, (1, 8, 8), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def draw(self) -> Any:
+        self.side, self.next = getattr(self, "next", 0), int(self.np_random.integers(2))
+        image = np.zeros((1, 8, 8), np.uint8)
+        row, column = self.np_random.integers(0, 7), 4 * self.next + self.np_random.integers(0, 3)
+        image[0, row : row + 2, column : column + 2] = 255
+        return image
+
+    def reward(self, action: Any) -> float:
+        return 1.0 if int(action) == self.side else -1.0
+
+
+def test_convolutions_tell_left_from_right() -> None:
+    gentle = QUICK.replace(learning_rate=5e-3)
+    trainer = trained(Side, 40, ppo=gentle, kind="cnn", cnn_filters=((8, 3, 1), (8, 3, 2)), cnn_features=16)
+    assert trainer.evaluate(50).mean_return > 0.9  # a blind one earns 0
+
+
+# ---- whole tasks
+
+
+@pytest.mark.slow
+def test_cartpole_is_solved_by_its_preset_within_its_budget() -> None:
+    config = config_for("CartPole-v1")
+    assert config.run.total_timesteps <= 60_000
+    with PPOTrainer(config.policy, config.env, config, seed=1) as trainer:
+        trainer.train()
+        assert trainer.total_timesteps <= 60_000 + config.ppo.rollout_steps * config.env.num_envs
+        stats = trainer.evaluate(100)
+    assert stats.mean_return >= 475
+    assert trainer.failures == []
