@@ -1,0 +1,80 @@
+"""The works that the benchmarks measure: one table of hyper-parameters, read by inchworm's side and by each peer's.
+
+`vf_coef` is in inchworm's units (the value loss has its ½); Stable-Baselines3, whose loss has none, gets half of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One task with everything that both sides must agree on. Networks: separate 64x64 tanh, Adam with eps 1e-5."""
+
+    name: str
+    env_id: str
+    num_envs: int
+    rollout_steps: int
+    minibatch_size: int
+    update_epochs: int
+    learning_rate: float
+    gamma: float
+    gae_lambda: float
+    ent_coef: float
+    total_timesteps: int
+    eval_episodes: int = 100
+    clip_coef: float = 0.2
+    vf_coef: float = 1.0
+    max_grad_norm: float = 0.5
+
+
+LEARNING = {
+    work.name: work
+    for work in (
+        Work(
+            name="pendulum", env_id="Pendulum-v1", num_envs=4, rollout_steps=1024, minibatch_size=64, update_epochs=10,
+            learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, ent_coef=0.0, total_timesteps=100_000,
+        ),
+        Work(
+            name="acrobot", env_id="Acrobot-v1", num_envs=16, rollout_steps=256, minibatch_size=64, update_epochs=4,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, total_timesteps=100_000,
+        ),
+        Work(
+            name="lunarlander", env_id="LunarLander-v3", num_envs=16, rollout_steps=1024, minibatch_size=64, update_epochs=4,
+            learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, total_timesteps=300_000,
+        ),
+        Work(
+            name="halfcheetah", env_id="HalfCheetah-v5", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=300_000, eval_episodes=20,
+        ),
+    )
+}  # fmt: skip
+"""Where the scores are compared (`learning.py`)."""
+
+SPEED = {
+    work.name: work
+    for work in (
+        Work(
+            name="W1", env_id="CartPole-v1", num_envs=8, rollout_steps=32, minibatch_size=256, update_epochs=20,
+            learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, total_timesteps=100_000,
+        ),
+        Work(
+            name="W2", env_id="CartPole-v1", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=100_000,
+        ),
+        Work(
+            name="W3", env_id="CartPole-v1", num_envs=4, rollout_steps=128, minibatch_size=128, update_epochs=4,
+            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=100_000,
+        ),
+        Work(
+            name="W4", env_id="HalfCheetah-v5", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=100_000, eval_episodes=10,
+        ),
+        Work(
+            name="W5", env_id="CartPole-v1", num_envs=64, rollout_steps=128, minibatch_size=2048, update_epochs=4,
+            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=500_000,
+        ),
+    )
+}  # fmt: skip
+"""Where the speed is compared (`compare.py`)."""
