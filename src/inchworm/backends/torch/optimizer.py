@@ -24,6 +24,7 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.backends.torch.step import MinibatchStep, Row
 from inchworm.config import PPOConfig
 from inchworm.errors import ConfigError, RolloutError
+from inchworm.policy.weights import fingerprint
 from inchworm.protocols import Policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.seeding import make_stream, restore_stream, stream_state
@@ -175,7 +176,7 @@ class PPOOptimizer:
         with torch.no_grad():
             ratio = (self.policy.evaluate(minibatch).log_probs - minibatch.log_probs).exp()
             error = float(((ratio - 1).abs() * minibatch.valid).max().nan_to_num(nan=torch.finfo(ratio.dtype).max))
-        if not error <= RATIO_TOLERANCE and self._just_collected:
+        if not error <= RATIO_TOLERANCE and self._actors.tolist() == [fingerprint(self.policy.get_weights())]:
             warnings.warn(f"ratio_error is {error:.2g}: the policy that learns disagrees with the one that acted", stacklevel=4)
         return error
 
@@ -191,7 +192,7 @@ class PPOOptimizer:
         else:
             rollout.validate()
         staleness, limit = self._staleness(rollout), self.config.max_staleness
-        self._just_collected = staleness == 0 and bool((rollout.weights_fingerprint != 0).all())  # by these very weights
+        self._actors = np.unique(rollout.weights_fingerprint)  # whose weights made the rollout
         if limit is not None and staleness > limit:
             raise RolloutError(
                 f"the rollout was made by weights {staleness} updates old, more than ppo.max_staleness={limit}; "
