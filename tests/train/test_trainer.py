@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import optree
@@ -280,6 +280,24 @@ def test_train_calls_the_collect_rollouts_of_a_subclass() -> None:
         late = [rollout.observations[t, b, 0] for t, b in opened if t > 0]
         assert late
         assert late == pytest.approx([0.2] * len(late))
+
+
+def test_train_calls_the_learn_of_a_subclass() -> None:
+    class Twice(PPOTrainer):
+        """Learns each rollout twice, by calling the ordinary motion."""
+
+        seen: ClassVar[list[int]] = []
+
+        def learn(self, rollout: Any, custom_loss_fns: Any = ()) -> UpdateStats:
+            self.seen.append(rollout.num_steps)
+            super().learn(rollout, custom_loss_fns)
+            return super().learn(rollout, custom_loss_fns)
+
+    with Twice(SMALL, functools.partial(Corridor, 5), config()) as trainer:
+        history = trainer.train(3 * BATCH)
+        assert Twice.seen == [STEPS] * 3
+        assert trainer.n_updates == 6
+        assert history["staleness"] == [1.0] * 3, "the second time the weights are one update further"
 
 
 def test_a_subclass_may_collect_several_at_once() -> None:

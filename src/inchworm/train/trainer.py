@@ -12,7 +12,6 @@ from typing import Any, Self
 import gymnasium as gym
 
 from inchworm.backends.interface import acting_policy, is_builtin, learning_threads, make_learner
-from inchworm.checkpoint import TrainingCheckpointer
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.errors import ConfigError
@@ -20,9 +19,8 @@ from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import save_policy
-from inchworm.protocols import Actor, Callback, Collector, Learner, Tracker, VectorEnv
+from inchworm.protocols import Actor, Callback, Learner, Tracker, VectorEnv
 from inchworm.rollout.rollout import Rollout
-from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback
 from inchworm.train.interrupt import interruptible
@@ -34,6 +32,7 @@ from inchworm.train.loop import (
     run_training_loop,
 )
 from inchworm.train.resolve import evaluation_source, resolve_config, resolve_env, resolve_policy
+from inchworm.train.run_files import RunFiles
 from inchworm.types import UpdateStats
 
 CHECKPOINT_FORMAT = 1
@@ -74,10 +73,9 @@ class PPOTrainer:
             raise
         self.collector = RolloutCollector(self.env, acting_policy(self.policy), seed=self.config.run.seed)
         self.state = TrainingState()
-        self._knows_its_past = False
-        self._saved_iteration = -1
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
+        self.files = RunFiles(self.run_dir, self.policy, self.trackers, self.config.run.keep_checkpoints)
         source = evaluation_source(env, self.config)
         self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
         for tracker in self.trackers:
@@ -144,7 +142,7 @@ class PPOTrainer:
         Returns the history of this call: lists under timesteps, mean_reward, loss and every other metric, one entry an iteration.
         """
         config = self._config_to(total_timesteps)
-        self._begin()
+        self.files.begin(self.state.iteration)
         self.learner.total_timesteps = config.run.total_timesteps
         self.state.should_stop = self.state.interrupted = False
         self.state.follow(self.collector)
@@ -153,8 +151,8 @@ class PPOTrainer:
         components = TrainingComponents(
             config,
             self.policy,
-            self._collection(),
-            self.learner,
+            _OwnCollection(self) if self._overrides("collect_rollouts") else self.collector,
+            _OwnLearning(self) if self._overrides("learn") else self.learner,
             tuple(custom_loss_fns),
             tuple(self._callbacks(config, extra)),
         )
@@ -162,7 +160,7 @@ class PPOTrainer:
             with learning_threads(config.run.threads), interruptible(self.state):
                 run_training_loop(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
-            self._save_snapshot()
+            self.files.write_snapshot(self._snapshot.taken)
             raise
         finally:
             self._close_evaluator()
@@ -179,10 +177,7 @@ class PPOTrainer:
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
         """Write all state as one checkpoint, into the run's directory or the one given; and the policy file beside it."""
-        target = Path(directory) if directory is not None else self._run_file(CHECKPOINTS, "save_checkpoint(directory)")
-        if directory is None:
-            self._begin()
-        return self._write_checkpoint(target, self.full_state())
+        return self.files.write_checkpoint(self.full_state(), directory)
 
     def full_state(self) -> dict[str, Any]:
         """All that a run is at this moment, as plain data and arrays."""
@@ -197,23 +192,17 @@ class PPOTrainer:
 
     def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
-        target = Path(path) if path is not None else self._run_file(CHECKPOINTS, "load_checkpoint(path)")
-        checkpointer, single = TrainingCheckpointer(target), None
-        if (target / "manifest.json").exists():
-            checkpointer, single = TrainingCheckpointer(target.parent), target
-        state = checkpointer.load(single).state
+        state = self.files.read_checkpoint(path)
         self.policy.set_weights(state["weights"])
         self.learner.load_state_dict(state["learner"])
         self.collector.set_weights(state["weights"])
         self.collector.load_state_dict(state["collector"])
         self.state.load_state_dict(state["state"])
         self.state.follow(self.collector)
-        self._knows_its_past, self._saved_iteration = True, -1
-        self._forget_rows_after()
 
     def save_policy(self, path: str | Path) -> Path:
         """Write the policy file: spec, weights and normalisers, for acting anywhere."""
-        if not self._has_policy_file:
+        if not is_builtin(self.policy):
             raise ConfigError("only built-in networks have a policy file; save a network of your own with its own state_dict")
         learned: Any = self.policy
         return save_policy(path, learned.spec, self.policy.get_weights())
@@ -231,26 +220,9 @@ class PPOTrainer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _collection(self) -> Collector:
-        overridden = type(self).collect_rollouts is not PPOTrainer.collect_rollouts
-        return _OwnCollection(self) if overridden else self.collector
-
-    def _begin(self) -> None:
-        """A run directory holds one run: the one that goes on here, or none yet."""
-        if self.run_dir is not None and not self._knows_its_past:
-            there = TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest()
-            if there is not None:
-                raise ConfigError(
-                    f"{self.run_dir} holds a run already ({there.name}); go on with load_checkpoint(), or give another run_dir"
-                )
-            self._forget_rows_after()
-        self._knows_its_past = True
-
-    def _forget_rows_after(self) -> None:
-        """Rows of iterations that are to come: a run that was killed wrote them after its last checkpoint."""
-        for tracker in self.trackers:
-            if isinstance(tracker, JsonlTracker):
-                tracker.truncate_after(self.state.iteration)
+    def _overrides(self, method: str) -> bool:
+        """Whether a subclass has written its own `method`, which the loop must then call."""
+        return getattr(type(self), method) is not getattr(PPOTrainer, method)
 
     def _config_to(self, total_timesteps: int | None) -> TrainingConfig:
         if total_timesteps is None:
@@ -266,7 +238,9 @@ class PPOTrainer:
             warnings.warn(f"no scores are taken during training: {NO_COPY}", stacklevel=3)
         elif scored and self.evaluator is not None:
             safe = checkpoint.on_train_end if checkpoint is not None else None
-            chosen.append(EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, self._keep_best, safe))
+            chosen.append(
+                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, self.files.write_best_policy, safe)
+            )
         chosen += [*self.callbacks, *extra]
         if self.trackers:
             chosen.append(TrackCallback(self.trackers, config.run.log_interval))
@@ -278,39 +252,9 @@ class PPOTrainer:
     def _snapshot(self) -> SnapshotCallback:
         return SnapshotCallback(self.full_state)
 
-    def _save_snapshot(self) -> None:
-        """After an interruption in the middle of an iteration: write the last complete one that was kept, unless a later one is written."""
-        taken = self._snapshot.taken
-        if self.run_dir is not None and taken and taken["state"]["iteration"] > self._saved_iteration:
-            self._write_checkpoint(self.run_dir / CHECKPOINTS, taken)
-
-    def _write_checkpoint(self, directory: Path, state: dict[str, Any]) -> Path:
-        """A checkpoint, and the run's policy file with the same weights."""
-        iteration = int(state["state"]["iteration"])
-        path = TrainingCheckpointer(directory, keep=self.config.run.keep_checkpoints).save(iteration, state)
-        if self.run_dir is not None and directory == self.run_dir / CHECKPOINTS:
-            self._saved_iteration = iteration
-            if self._has_policy_file:
-                learned: Any = self.policy
-                save_policy(self.run_dir / POLICY, learned.spec, state["weights"])
-        return path
-
-    @property
-    def _has_policy_file(self) -> bool:
-        return is_builtin(self.policy)
-
     def _close_evaluator(self) -> None:
         if self.evaluator is not None:
             self.evaluator.close()
-
-    def _keep_best(self) -> None:
-        if self.run_dir is not None and self._has_policy_file:
-            self.save_policy(self.run_dir / BEST_POLICY)
-
-    def _run_file(self, name: str, instead: str) -> Path:
-        if self.run_dir is None:
-            raise ConfigError(f"this trainer has no run directory; give PPOTrainer(…, run_dir=…) or {instead}")
-        return self.run_dir / name
 
 
 class _OwnCollection:
@@ -326,3 +270,17 @@ class _OwnCollection:
     def collect(self, num_steps: int) -> Rollout:
         """What the subclass collects."""
         return self._trainer.collect_rollouts(num_steps)
+
+
+class _OwnLearning:
+    """A trainer's own `learn` as a learner, for the same reason."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+        self.updates, self.total_timesteps = trainer.learner.updates, trainer.learner.total_timesteps
+        self.state_dict = trainer.learner.state_dict
+        self.load_state_dict = trainer.learner.load_state_dict
+
+    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
+        """What the subclass learns."""
+        return self._trainer.learn(rollout, custom_loss_fns)
