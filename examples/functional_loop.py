@@ -33,8 +33,7 @@ def step_until_solved(state: TrainingState, components: TrainingComponents) -> d
     metrics = default_training_step(state, components)
     metrics["clipped_too_much"] = float(metrics["clip_fraction"] > 0.3)  # any number: it is in the history under this name
     if metrics["clipped_too_much"] and isinstance(components.learner, PPOOptimizer):
-        for group in components.learner.optimizer.param_groups:
-            group["lr"] *= 0.9
+        components.learner.learning_rate_scale *= 0.9
     if len(state.recent) == 100 and metrics["mean_return"] >= 195:
         state.should_stop = True
     return metrics

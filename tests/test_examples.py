@@ -69,8 +69,8 @@ def test_custom_losses_are_logged_by_name_and_move_the_weights() -> None:
 
 
 def test_functional_loop_stops_at_its_target() -> None:
-    state = runpy.run_path(str(EXAMPLES / "functional_loop.py"))["main"](512)  # 8 lanes x 32 steps = 256 an iteration
-    assert (state.iteration, state.env_steps) == (2, 512)
+    state = runpy.run_path(str(EXAMPLES / "functional_loop.py"))["main"](1_024)  # 8 lanes x 64 steps = 512 an iteration
+    assert (state.iteration, state.env_steps) == (2, 1_024)
 
 
 def test_own_env_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

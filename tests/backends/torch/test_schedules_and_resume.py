@@ -37,6 +37,17 @@ def test_linear_and_cosine_by_hand(make_policy, collect):
     assert entropies == pytest.approx([0.02, 0.015, 0.01, 0.005, 0, 0])
 
 
+def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(make_policy, collect):
+    policy = make_policy()
+    learner = PPOOptimizer(policy, SCHEDULED, device="cpu", total_timesteps=144)
+    learner.learning_rate_scale = 0.5
+    assert learner.update(collect(policy))["learning_rate"] == pytest.approx(0.05)
+    restored = PPOOptimizer(make_policy(), SCHEDULED, device="cpu", total_timesteps=144)
+    restored.load_state_dict(learner.state_dict())
+    assert restored.update(collect(policy))["learning_rate"] == pytest.approx(0.075 / 2)
+    assert restored.optimizer.param_groups[0]["lr"] == pytest.approx(0.075 / 2)
+
+
 def test_constant_schedules_need_no_length(make_policy, collect):
     policy = make_policy()
     learner = PPOOptimizer(policy, PPOConfig(learning_rate=0.1), device="cpu")

@@ -60,6 +60,8 @@ class PPOOptimizer:
         self.config = config if config is not None else PPOConfig()
         self.device = pick_device(device)
         self.total_timesteps = total_timesteps
+        self.learning_rate_scale = 1.0
+        """Multiplies the schedule's learning rate from the next update on: the knob for whoever steers it from outside."""
         self.env_steps = 0
         self.updates = 0
         self._guard = BadNumberGuard(dump_directory)
@@ -129,7 +131,7 @@ class PPOOptimizer:
     @property
     def learning_rate(self) -> float:
         """The learning rate at this point of the schedule."""
-        return self.config.learning_rate * self._factor("learning_rate_schedule")
+        return self.config.learning_rate * self._factor("learning_rate_schedule") * self.learning_rate_scale
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser moments, shuffle stream and counters as plain data and arrays."""
@@ -141,6 +143,7 @@ class PPOOptimizer:
             "env_steps": self.env_steps,
             "updates": self.updates,
             "bad_steps": self._guard.bad_steps,
+            "learning_rate_scale": self.learning_rate_scale,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -149,6 +152,7 @@ class PPOOptimizer:
         moments = {int(index): {name: _from_plain(value) for name, value in entry.items()} for index, entry in state["moments"].items()}
         self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self._stream = restore_stream(state["stream"])
+        self.learning_rate_scale = float(state["learning_rate_scale"])
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
 
     def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...]) -> dict[str, float]:
@@ -219,7 +223,7 @@ class PPOOptimizer:
         return schedule_factor(kind, self.progress)
 
     def _set_learning_rate(self) -> None:
-        factor = self._factor("learning_rate_schedule")
+        factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
         for group, initial in zip(self.optimizer.param_groups, self._initial_rates):
             group["lr"] = initial * factor
 
