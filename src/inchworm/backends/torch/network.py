@@ -111,10 +111,29 @@ def _stack(spec: PolicySpec, prefix: str) -> nn.ModuleDict:
 
 
 def _layer(spec: PolicySpec, key: str, shape: tuple[int, ...]) -> nn.Module:
-    """A layer with room for weights; they are always set from the spec's own, so torch draws no numbers for them."""
-    with torch.device("meta"):
-        if len(shape) == 2:
-            layer: nn.Module = nn.Linear(shape[1], shape[0])
-        else:
-            layer = nn.Conv2d(shape[1], shape[0], shape[2], stride=spec.config.cnn_filters[int(key)][2])
-    return layer.to_empty(device="cpu")
+    return Dense(shape) if len(shape) == 2 else Convolution(shape, spec.config.cnn_filters[int(key)][2])
+
+
+class Dense(nn.Module):
+    """A linear layer without initial numbers: they always come from the spec's own, and torch's global stream is left alone."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))  # [out, in]
+        self.bias = nn.Parameter(torch.empty(shape[0]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, in] -> [N, out]"""
+        return nn.functional.linear(inputs, self.weight, self.bias)
+
+
+class Convolution(Dense):
+    """The same for images."""
+
+    def __init__(self, shape: tuple[int, ...], stride: int) -> None:
+        super().__init__(shape)  # [out, in, kernel, kernel]
+        self.stride = stride
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, in, height, width] -> [N, out, height, width]"""
+        return nn.functional.conv2d(inputs, self.weight, self.bias, self.stride)
