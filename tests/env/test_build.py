@@ -48,6 +48,11 @@ def test_a_factory_by_name_gets_the_arguments_and_the_limit():
     assert [env.step(0)[3] for _ in range(4)] == [False, False, False, True]
 
 
+def test_a_factory_that_does_not_take_the_arguments_is_explained():
+    with pytest.raises(EnvError, match=r"toys:Corridor cannot be called with env.kwargs=\{'lenth': 3\}: .*lenth.*; it takes \(length"):
+        make_env(EnvConfig(id="inchworm.env.toys:Corridor", kwargs={"lenth": 3}))
+
+
 def test_a_missing_factory_or_module_is_explained(monkeypatch):
     with pytest.raises(EnvError, match=r"has no Countr; did you mean Counter\?"):
         make_env(EnvConfig(id="inchworm.env.toys:Countr"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -60,10 +61,23 @@ def _make_world(config: EnvConfig) -> Env:
     if ":" in config.id:
         factory = _find_factory(config.id)
         if factory is not None:
+            _check_call(factory, config)
             return _limit(_checked(factory(**config.kwargs), config.id), config)
     elif _is_atari(config):
         _register_atari()
     return _make_registered(config)
+
+
+def _check_call(factory: Callable[..., Any], config: EnvConfig) -> None:
+    """Refuse arguments that a factory does not take, before it is called: a `TypeError` from inside it is its own."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some built-in callables have none
+        return
+    try:
+        signature.bind(**config.kwargs)
+    except TypeError as error:
+        raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
 
 
 def _find_factory(name: str) -> Callable[..., Any] | None:
