@@ -60,7 +60,7 @@ class PPOConfig(ConfigBase):
     num_minibatches: int | None = None
     """Minibatches per epoch; 8 unless minibatch_size is given."""
     minibatch_size: int | None = None
-    """Samples per minibatch, instead of num_minibatches; larger than the batch means the whole batch."""
+    """Samples per minibatch, instead of num_minibatches; a rollout that has fewer is one minibatch."""
     gradient_accumulation: int = 1
     """Micro-batches whose gradients are added up before each optimiser step; the result is the same, the memory less."""
     normalize_advantages: Literal["batch", "minibatch", "off"] = "batch"

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -103,15 +104,8 @@ class Run:
 
     def change_config(self, config: TrainingConfig) -> None:
         """Go on with `config`, if it differs from the run's own only where that changes nothing that has happened."""
-        changes = config_changes(self.config, config)
-        forbidden = [line for name, line in changes.items() if name not in FREE_FIELDS | BIT_FIELDS]
-        if forbidden:
-            raise ConfigError(
-                f"the run {self.path} has another config: {', '.join(forbidden)}; leave that as it was, or give another run.name"
-            )
-        for name in sorted(BIT_FIELDS & set(changes)):
-            warnings.warn(f"{changes[name]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=2)
-        if changes:
+        check_config(self.path, self.config, config)
+        if config_changes(self.config, config):
             self.save_config(config)
 
     def save_config(self, config: TrainingConfig) -> None:
@@ -129,6 +123,11 @@ class Run:
         for name, line in _changes(before if isinstance(before, dict) else {}, versions()).items():
             warnings.warn(f"{name}: {line.partition(': ')[2]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=2)
 
+    def discard(self) -> None:
+        """Remove a directory in which nothing began, because the very first thing went wrong."""
+        if not self.continued and not self.checkpoints.exists() and not (self.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.path)
+
     def close(self) -> None:
         """Let others write to the run."""
         descriptor, self._lock = self._lock, None
@@ -140,6 +139,21 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> None:
+    """Refuse to go on with a config that would have made another past; warn of what changes last bits only."""
+    changes = config_changes(before, now)
+    forbidden = [line for name, line in changes.items() if name not in FREE_FIELDS | BIT_FIELDS]
+    if forbidden:
+        raise ConfigError(f"the run {path} has another config: {', '.join(forbidden)}; leave that as it was, or begin another run")
+    for name in sorted(BIT_FIELDS & set(changes)):
+        warnings.warn(f"{changes[name]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=3)
+
+
+def write_versions(path: Path) -> None:
+    """Put down the versions of everything that a run's bits depend on."""
+    write_atomically(path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
 
 
 def create_run(config: TrainingConfig) -> Run:
@@ -165,7 +179,7 @@ def _begin(run: Run) -> None:
     strangers = sorted(entry.name for entry in run.path.iterdir() if entry.name not in (LOCK, VERSIONS))
     if strangers:
         raise ConfigError(f"{run.path} is no run (it has no {CONFIG}) but holds {', '.join(strangers[:3])}; give another run.name")
-    write_atomically(run.path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
+    write_versions(run.path)
     run.save_config(run.config)  # last: a directory with a config is a run
 
 

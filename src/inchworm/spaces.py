@@ -112,7 +112,7 @@ def mask_space(action_space: Space) -> Space:
     """The space of an action space's masks: its tree, with one flat bool vector for every discrete leaf.
 
     A `MultiDiscrete([2, 3])` has a mask of 5 entries, part after part; a `MultiBinary(n)` has 2n, (off, on) pairs; a
-    Box in a Dict or Tuple has an empty mask.
+    Box has none: in a Dict its key is left out, in a Tuple its place is `()`.
     """
 
     def one(leaf_space: Space) -> Space:

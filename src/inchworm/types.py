@@ -120,8 +120,10 @@ class Minibatch:
     """[L, N] bool: rows that count."""
     episode_starts: Array
     rewards: Array = ()
+    terminated: Array = ()
+    truncated: Array = ()
     next_observations: Tree = ()
-    """The true successors; filled only when a custom loss asks for them by name."""
+    """The true successors (nothing follows a terminated row); filled only when a custom loss asks for them by name."""
     policy_state: Tree = ()
     """[N, *mem] memory before the first row."""
     global_state: Tree = ()

@@ -65,7 +65,7 @@ def test_a_sampled_action_is_not_rounded_to_a_narrow_box():
         (spaces.Box(-np.inf, np.inf, (2,)), "tanh", 'needs finite bounds.*use "clip"'),
         (spaces.Box(-3e38, 3e38, (2,)), "tanh", 'needs finite bounds.*use "clip"'),
         (spaces.Text(3), "clip", "Text spaces are not supported"),
-        (spaces.Dict({}), "clip", "has no parts"),
+        (spaces.Dict({}), "clip", "leaves nothing to choose"),
         (spaces.Dict({"a": spaces.Graph(BOX, None)}), "clip", "Graph spaces at a are not supported"),
     ],
 )

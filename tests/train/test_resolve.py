@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
@@ -255,7 +256,24 @@ def test_evaluation_sources() -> None:
     config = TrainingConfig()
     assert evaluation_source("CartPole-v1", config) is config.env
     assert evaluation_source(config.env, config) is config.env
-    assert evaluation_source(make_cartpole, config) is make_cartpole
+    assert isinstance(evaluation_source(make_cartpole, config)(), gym.Env)
     assert isinstance(evaluation_source(CARTPOLE, config)(), gym.Env)
     assert evaluation_source(Corridor(), config) is None  # an unregistered environment cannot be made again
     assert evaluation_source(InProcessVectorEnv(Corridor, 1), config) is None
+
+
+@pytest.mark.parametrize("given", ["factory", "instance"])
+def test_the_env_config_is_put_around_what_was_given(given: str) -> None:
+    env = CartPoleEnv if given == "factory" else CartPoleEnv()  # without a limit of its own
+    config = TrainingConfig(env=EnvConfig(max_episode_steps=3, frame_stack=2), ppo=PPOConfig(rollout_steps=8))
+    with PPOTrainer("mlp", env, config, num_envs=2 if given == "factory" else None) as trainer:
+        rollout = trainer.collect_rollouts(7)
+        assert rollout.observations.shape[2:] == (2, 4)
+        assert rollout.truncated[:, 0].tolist() == [False, False, True] * 2 + [False]
+
+
+def test_arguments_cannot_reach_an_environment_that_is_made() -> None:
+    with pytest.raises(EnvError, match=r"env.kwargs=\{'size': 3\} cannot reach"):
+        PPOTrainer("mlp", CartPoleEnv(), TrainingConfig(env=EnvConfig(kwargs={"size": 3}), ppo=PPOConfig(rollout_steps=8)))
+    with pytest.raises(ConfigError, match=r"env\.num_workers=2, but an environment that was handed over stays here"):
+        PPOTrainer("mlp", CartPoleEnv(), TrainingConfig(env=EnvConfig(num_envs=2, num_workers=2), ppo=PPOConfig(rollout_steps=8)))

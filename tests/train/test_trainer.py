@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.env.toys import ActionReward, Corridor, Counter
 from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import ConfigError, EnvError, RolloutError
+from inchworm.errors import ConfigError, EnvError, InchwormError, RolloutError
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import load_policy
 from inchworm.rollout.fake import create_fake_rollout
@@ -648,3 +649,32 @@ def test_every_array_of_a_trainers_rollout_is_time_by_lane() -> None:
         rollout = trainer.collect_rollouts(3)
     for name in ARRAY_FIELDS[:8]:
         assert rollout[name].shape[:2] == (3, LANES), name
+
+
+# ---- one run, one owner
+
+
+def test_two_trainers_cannot_share_a_run_directory(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as one, trainer_for(run_dir=tmp_path) as other:
+        one.train(BATCH)
+        with pytest.raises(InchwormError, match=f"in use by process {os.getpid()}"):
+            other.train(BATCH)
+    with trainer_for(run_dir=tmp_path) as later:  # closed trainers hold nothing
+        later.load_checkpoint()
+    assert {"versions.json", "config.yaml", "lock"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_run_does_not_go_on_with_another_config(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path) as trainer:
+        trainer.train(BATCH)
+    changed = config().replace(ppo=PPO.replace(gamma=0.5))
+    with PPOTrainer(SMALL, "CartPole-v1", changed, run_dir=tmp_path) as trainer:
+        with pytest.raises(ConfigError, match=r"another config: ppo.gamma: 0.99 → 0.5"):
+            trainer.load_checkpoint()
+        trainer.load_checkpoint(tmp_path / "checkpoints")  # by name it is the start of something else
+
+
+def test_a_callback_may_stop_with_numpys_false() -> None:
+    with trainer_for() as trainer:
+        trainer.train(4 * BATCH, lambda state, metrics: np.bool_(False))
+        assert trainer.total_timesteps == BATCH

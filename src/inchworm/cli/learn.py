@@ -73,7 +73,7 @@ def _learn(known: Run, rollouts: dict[str, Rollout], options: LearnOptions) -> i
 
     terminal = make_terminal(quiet=options.quiet)
     config = known.config.replace(ppo=_for_files(known.config.ppo, options))
-    with PPOTrainer(config.policy, config.env, config, run_dir=known.path) as trainer:
+    with PPOTrainer(config.policy, config.env, config, run_dir=known) as trainer:
         trainer.load_checkpoint()
         for file, rollout in rollouts.items():
             stats = trainer.learn(rollout)

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
-    from inchworm.errors import ConfigError, InchwormError, MissingExtraError
+    from inchworm.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
 
     terminated: list[int] = []
     try:
@@ -56,7 +56,7 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
             _make_current_directory_importable()
             module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
             return int(module.run(arguments))
-    except (ConfigError, MissingExtraError) as error:
+    except (ConfigError, MissingExtraError, SpaceError) as error:
         return _complain(error, WRONG_USE, debug)
     except InchwormError as error:
         return _complain(error, FAILED, debug)

@@ -11,6 +11,7 @@ import tyro
 from inchworm.cli.arguments import config_from, parse_over
 from inchworm.cli.worlds import check_can_be_made
 from inchworm.config import TrainingConfig
+from inchworm.errors import ConfigError, SpaceError
 from inchworm.run import create_run
 
 PROG = "inchworm train"
@@ -39,4 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     from inchworm.cli.training import train_run  # the learning framework: only once the command line is known to be right
 
     with create_run(options.settings) as new:
-        return train_run(new, quiet=options.quiet)
+        try:
+            return train_run(new, quiet=options.quiet)
+        except (ConfigError, SpaceError):  # what the command line asked for cannot be: it leaves nothing behind
+            new.discard()
+            raise

@@ -20,7 +20,7 @@ def train_run(run: Run, *, quiet: bool) -> int:
     if not has_checkpoint:
         JsonlTracker(run.path).truncate_after(0)  # of a run that was killed before its first checkpoint, which begins again
     console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, terminal=terminal)
-    with PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run.path) as trainer:
+    with PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run) as trainer:
         if has_checkpoint:
             trainer.load_checkpoint()
             if is_done(trainer.state, config.run):

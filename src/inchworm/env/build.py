@@ -29,8 +29,25 @@ _CROSSES_EPISODES = {
 
 
 def make_env(config: EnvConfig) -> Env:
-    """One environment as `config` describes it: the world, then Atari preprocessing, wrappers and frame stacking."""
-    env = _make_world(config)
+    """One environment as `config` describes it: the world, then what the config puts around it."""
+    return dress(_make_world(config), config)
+
+
+def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
+    """One environment from a factory, with the config's arguments, limit and wrappers."""
+    _check_call(factory, config)
+    return dress(_limit(_checked(factory(**config.kwargs), config.id), config), config)
+
+
+def dress_given(env: Env, config: EnvConfig) -> Env:
+    """An environment that was handed over, with the config's limit and wrappers; its arguments are its owner's business."""
+    if config.kwargs:
+        raise EnvError(f"env.kwargs={config.kwargs} cannot reach an environment that is made already; give a factory")
+    return dress(_limit(env, config), config)
+
+
+def dress(env: Env, config: EnvConfig) -> Env:
+    """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for."""
     if config.atari:
         env = _preprocess_atari(env, config)
     for wrapper in config.wrappers:

@@ -76,7 +76,7 @@ def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout
         part = _observation_part(path, leaf_space, offset, convolutions)
         parts.append(part)
         offset += part.size
-    if not parts:
+    if not any(part.size or part.kind == "image" for part in parts):
         raise SpaceError(f"the observation space {space} holds nothing that a policy could see")
     if convolutions and not any(part.kind == "image" for part in parts):
         raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
@@ -198,8 +198,8 @@ class ActionLayout:
 def action_layout(space: Space, bounds: Literal["clip", "tanh"]) -> ActionLayout:
     """The layout of an action space."""
     parts = tuple(_action_part(path, leaf_space, bounds) for path, leaf_space in leaves(space))
-    if not parts:
-        raise SpaceError(f"the action space {space} has no parts")
+    if not any(part.width for part in parts):
+        raise SpaceError(f"the action space {space} leaves nothing to choose")
     return ActionLayout(space, parts, bounds)
 
 
@@ -208,7 +208,7 @@ def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
     if isinstance(space, spaces.Box):
         if dtype.kind != "f":
             raise SpaceError(
-                f"the action Box {path_name(path)} has dtype {dtype}; continuous actions need a float Box, else use MultiDiscrete"
+                f"the action {path_name(path) if path else space} has dtype {dtype}; continuous ones need a float Box, else use MultiDiscrete"
             )
         with np.errstate(over="ignore"):
             width = space.high - space.low
@@ -235,6 +235,8 @@ def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
     _, mask = split_mask(observation_space)
     if mask is None:
         return
+    if not layout.group_sizes:
+        raise SpaceError(f"the observation has the key {MASK_KEY}, but the action space {layout.space} has no discrete part; rename it")
     for part in layout.parts:
         if part.kind != "categorical":
             continue

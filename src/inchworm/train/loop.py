@@ -119,7 +119,8 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         state.iteration += 1
         state.metrics |= timing(time.perf_counter() - began, state.env_steps - steps_before)
         for callback in components.callbacks:
-            if callback.on_iteration(state, state.metrics) is False:
+            answer = callback.on_iteration(state, state.metrics)
+            if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons give their own kind of False
                 state.should_stop = True
         remember(state)
     for callback in components.callbacks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import gymnasium as gym
 from inchworm.backends.interface import is_builtin, make_policy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.env.build import dress_given, make_from
 from inchworm.env.vector_env import make_vector_env
 from inchworm.errors import ConfigError, SpaceError
 from inchworm.policy.spec import PolicySpec
@@ -54,6 +56,8 @@ def _world(env: Any, config: EnvConfig, num_envs: int | None) -> EnvConfig:
     lanes = num_envs if lanes is None else lanes
     if lanes is None:
         return config
+    if isinstance(env, gym.Env) and config.num_workers not in (0, "auto"):
+        raise ConfigError(f"env.num_workers={config.num_workers}, but an environment that was handed over stays here; give a factory")
     workers = config.num_workers
     return config.replace(num_envs=lanes, num_workers=workers if workers == "auto" else min(workers, lanes))
 
@@ -89,13 +93,23 @@ def resolve_env(env: Any, config: TrainingConfig) -> VectorEnv:
     """The environments that train."""
     world = config.env
     return make_vector_env(
-        world if isinstance(env, str | EnvConfig) else env,
+        _source(env, world),
         world.num_envs,
         world.num_workers,
         seed=config.run.seed,
         worker_timeout=world.worker_timeout,
         max_replay_steps=config.collect.max_replay_steps,
     )
+
+
+def _source(env: Any, config: EnvConfig) -> Any:
+    """What copies are made from: the config, or what was given, with the config's limit and wrappers around it."""
+    if isinstance(env, str | EnvConfig):
+        return config
+    if isinstance(env, gym.Env):
+        return dress_given(env, config)
+    is_factory = callable(env) and not isinstance(env, VectorEnv)
+    return partial(make_from, env, config) if is_factory else env
 
 
 def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Policy:
@@ -128,9 +142,7 @@ def _form(space: Space) -> list[Any]:
 
 def evaluation_source(env: Any, config: TrainingConfig) -> Any:
     """Where evaluation gets environments of its own from; None where only the ones that train exist."""
-    if isinstance(env, str | EnvConfig):
-        return config.env
     if isinstance(env, gym.Env):
         spec = env.spec
-        return None if spec is None else lambda: gym.make(spec)
-    return None if isinstance(env, VectorEnv) else env
+        return None if spec is None else lambda: dress_given(gym.make(spec), config.env)
+    return None if isinstance(env, VectorEnv) else _source(env, config.env)

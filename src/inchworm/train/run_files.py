@@ -8,25 +8,29 @@ from typing import Any
 
 from inchworm.backends.interface import is_builtin
 from inchworm.checkpoint import TrainingCheckpointer
+from inchworm.config import TrainingConfig
 from inchworm.errors import ConfigError
 from inchworm.policy.weights import save_policy
 from inchworm.protocols import Policy, Tracker
-from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY
+from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY, VERSIONS, Run, check_config, write_versions
 from inchworm.tracking.jsonl import JsonlTracker
 
 
 class RunFiles:
     """What a trainer writes and reads. Without a run directory only checkpoints with a directory of their own can be written."""
 
-    def __init__(self, directory: Path | None, policy: Policy, trackers: Sequence[Tracker], keep_checkpoints: int) -> None:
-        self.directory = directory
-        self._policy, self._trackers, self._keep = policy, trackers, keep_checkpoints
+    def __init__(self, run: Path | Run | None, policy: Policy, trackers: Sequence[Tracker], config: TrainingConfig) -> None:
+        """`run` is a directory, which is locked from the first write on, or a `Run` that somebody has locked already."""
+        self.directory = run.path if isinstance(run, Run) else run
+        self._lock = Run(run, config, continued=False) if isinstance(run, Path) else None
+        self._policy, self._trackers, self._config = policy, trackers, config
         self._is_ours = False
         self._saved_iteration = -1
 
     def begin(self, iteration: int) -> None:
         """Take possession: a run directory holds one run, the one that goes on here, or none yet."""
         if self.directory is not None and not self._is_ours:
+            self._take_lock()
             there = TrainingCheckpointer(self.directory / CHECKPOINTS).latest()
             if there is not None:
                 raise ConfigError(
@@ -41,7 +45,7 @@ class RunFiles:
         iteration = int(state["state"]["iteration"])
         if directory is None:
             self.begin(iteration)
-        path = TrainingCheckpointer(target, keep=self._keep).save(iteration, state)
+        path = TrainingCheckpointer(target, keep=self._config.run.keep_checkpoints).save(iteration, state)
         if self.directory is not None and target == self.directory / CHECKPOINTS:
             self._saved_iteration = iteration
             self.write_policy(POLICY, state["weights"])
@@ -57,9 +61,29 @@ class RunFiles:
         target = Path(path) if path is not None else self._checkpoints("load_checkpoint(path)")
         single = (target / "manifest.json").exists()
         state: dict[str, Any] = TrainingCheckpointer(target.parent if single else target).load(target if single else None).state
+        if path is None and self._lock is not None:  # the run itself goes on; a checkpoint by name may be the start of something else
+            self._take_lock()
+            check_config(target.parent, self._recorded(state["config"]), self._config)
         self._is_ours, self._saved_iteration = True, -1
         self._forget_rows_after(int(state["state"]["iteration"]))
         return state
+
+    def _recorded(self, config: Mapping[str, Any]) -> TrainingConfig:
+        """The config that a checkpoint was made with. Where a factory made the environment its name says little, and is not compared."""
+        recorded = TrainingConfig.from_dict(config)
+        return recorded.replace(env=recorded.env.replace(id=self._config.env.id)) if ":" in recorded.env.id else recorded
+
+    def close(self) -> None:
+        """Let others write to the run."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def _take_lock(self) -> None:
+        if self._lock is not None and self.directory is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock.lock()
+            if not (self.directory / VERSIONS).exists():
+                write_versions(self.directory)
 
     def write_best_policy(self) -> None:
         """The policy as it is now, as the run's best."""

@@ -21,6 +21,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import save_policy
 from inchworm.protocols import Actor, Callback, Learner, Tracker, VectorEnv
 from inchworm.rollout.rollout import Rollout
+from inchworm.run import Run
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback
 from inchworm.train.interrupt import interruptible
@@ -60,10 +61,11 @@ class PPOTrainer:
         device: str | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
         trackers: Sequence[Tracker] = (),
-        run_dir: str | Path | None = None,
+        run_dir: str | Path | Run | None = None,
     ) -> None:
         self.config = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
-        self.run_dir = Path(run_dir) if run_dir is not None else None
+        run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
+        self.run_dir = run.path if isinstance(run, Run) else run
         self.env = resolve_env(env, self.config)
         try:
             self.policy = resolve_policy(policy, self.config, self.env)
@@ -75,7 +77,7 @@ class PPOTrainer:
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
-        self.files = RunFiles(self.run_dir, self.policy, self.trackers, self.config.run.keep_checkpoints)
+        self.files = RunFiles(run, self.policy, self.trackers, self.config)
         source = evaluation_source(env, self.config)
         self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
         for tracker in self.trackers:
@@ -211,6 +213,7 @@ class PPOTrainer:
         """Close environments and trackers; safe to call twice."""
         self._close_evaluator()
         self.collector.close()
+        self.files.close()
         for tracker in self.trackers:
             tracker.close()
 

@@ -13,7 +13,7 @@ from inchworm.errors import ConfigError
 from inchworm.protocols import Policy
 from inchworm.types import Evaluation, Minibatch
 
-_OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "advantages", "returns", "valid")
+_OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "advantages", "returns", "valid")
 _OF_EVALUATION = ("values", "log_probs", "entropy")
 ARGUMENTS = ("policy", "minibatch", "evaluation", "obs", *_OF_MINIBATCH, *_OF_EVALUATION)
 """What a loss may ask for by naming a parameter so; values, log-probs and entropy are the current policy's, with gradients."""

@@ -27,6 +27,8 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
         "actions": rollout.actions,
         "log_probs": rollout.log_probs,
         "rewards": rollout.rewards,
+        "terminated": rollout.terminated,
+        "truncated": rollout.truncated,
         "episode_starts": rollout.episode_starts,
         "advantages": torch.where(rollout.valid, advantages.advantages, 0),
         "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
