@@ -208,7 +208,8 @@ def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
     if isinstance(space, spaces.Box):
         if dtype.kind != "f":
             raise SpaceError(
-                f"the action {path_name(path) if path else space} has dtype {dtype}; continuous ones need a float Box, else use MultiDiscrete"
+                f"the action {path_name(path) if path else space} has dtype {dtype}; "
+                "continuous actions need a float Box, else use MultiDiscrete"
             )
         with np.errstate(over="ignore"):
             width = space.high - space.low
