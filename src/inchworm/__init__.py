@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inchworm.backends.torch.policy import TorchPolicy
     from inchworm.checkpoint import TrainingCheckpointer
     from inchworm.collect.collector import RolloutCollector
-    from inchworm.config import CollectConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+    from inchworm.config import CollectConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, WrapperConfig
     from inchworm.env.build import make_env
     from inchworm.env.checker import check_env
     from inchworm.env.vector_env import make_vector_env
@@ -81,6 +81,7 @@ __all__ = [
     "TrainingState",
     "UpdateStats",
     "VectorEnv",
+    "WrapperConfig",
     "__version__",
     "check_env",
     "combine_rollouts",
@@ -110,7 +111,7 @@ _HOMES = {
     "backends.torch.policy": ("TorchPolicy",),
     "checkpoint": ("TrainingCheckpointer",),
     "collect.collector": ("RolloutCollector",),
-    "config": ("CollectConfig", "EnvConfig", "EvalConfig", "PPOConfig", "PolicyConfig", "RunConfig", "TrainingConfig"),
+    "config": ("CollectConfig", "EnvConfig", "EvalConfig", "PPOConfig", "PolicyConfig", "RunConfig", "TrainingConfig", "WrapperConfig"),
     "env.build": ("make_env",),
     "env.checker": ("check_env",),
     "env.vector_env": ("make_vector_env",),

@@ -66,6 +66,7 @@ def test_a_sampled_action_is_not_rounded_to_a_narrow_box():
         (spaces.Box(-3e38, 3e38, (2,)), "tanh", 'needs finite bounds.*use "clip"'),
         (spaces.Text(3), "clip", "Text spaces are not supported"),
         (spaces.Dict({}), "clip", "leaves nothing to choose"),
+        (spaces.Box(-1, 1, (0,)), "clip", "leaves nothing to choose"),
         (spaces.Dict({"a": spaces.Graph(BOX, None)}), "clip", "Graph spaces at a are not supported"),
     ],
 )
@@ -77,6 +78,8 @@ def test_action_spaces_that_are_refused(space, bounds, words):
 def test_observation_spaces_that_are_refused():
     with pytest.raises(SpaceError, match="Sequence spaces are not supported"):
         observation_layout(spaces.Sequence(BOX), convolutions=False)
+    with pytest.raises(SpaceError, match="holds nothing that a policy could see"):
+        observation_layout(spaces.Box(-1, 1, (0,)), convolutions=False)
     with pytest.raises(SpaceError, match="holds nothing that a policy could see"):
         observation_layout(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), convolutions=False)
 
@@ -101,3 +104,9 @@ def test_masks_that_fit():
     spec = PolicySpec(spaces.Dict({"x": BOX, "action_mask": mask}), action_space, PolicyConfig())
     assert spec.observations.has_mask
     assert spec.observations.size == 2
+
+
+def test_a_mask_needs_something_to_mask():
+    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
+    with pytest.raises(SpaceError, match=r"the key action_mask, but the action space .* has no discrete part; rename it"):
+        PolicySpec(space, spaces.Box(-1, 1, (1,)), PolicyConfig())

@@ -82,8 +82,10 @@ def _score(state: TrainingState) -> str:
     if "failed" in last:
         return "unknown, the last evaluation failed"
     low, high = last["interval95"]
-    spread = "" if low is None or high is None else f" ± {(high - low) / 2:.4g}"
-    return f"{last['mean_return']:.5g}{spread} mean return over {last['episodes']} episodes (95 % interval)"
+    count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
+    if low is None or high is None:
+        return f"{last['mean_return']:.5g} mean return over {count}"
+    return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval)"
 
 
 def _argument(run: Run) -> str:

@@ -117,7 +117,7 @@ class PolicySpec:
 
 
 def _one_action(value: Any, space: Space) -> Any:
-    return int(value) if isinstance(space, spaces.Discrete) else value
+    return int(value) if isinstance(space, spaces.Discrete) else np.asarray(value)
 
 
 def _dense(name: str, width: int, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -39,6 +39,14 @@ def test_predict_gives_an_action_of_the_space():
         assert space.contains(policy.predict({"x": np.zeros(1, np.float32), "k": 3}, deterministic=deterministic, rng=rng))
 
 
+def test_predict_gives_an_array_for_a_box_without_axes():
+    space = spaces.Box(-1, 1, (), np.float32)
+    action = NumpyPolicy(PolicySpec(spaces.Box(-1, 1, (2,)), space, PolicyConfig())).predict(np.zeros(2, np.float32))
+    assert isinstance(action, np.ndarray)
+    assert action.shape == ()
+    assert action in space
+
+
 def test_predict_is_greedy_unless_told_otherwise():
     policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
     assert {float(policy.predict(np.zeros(2, np.float32))[0]) for _ in range(5)} == {0.0}
