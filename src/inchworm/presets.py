@@ -86,7 +86,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=50, episodes=20),
             run=RunConfig(total_timesteps=59_904),  # 117 whole iterations within 60,000
         ),
-        score="",
+        score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
     "Acrobot-v1": Preset(
         TrainingConfig(
@@ -98,7 +98,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=10),
             run=RunConfig(total_timesteps=100_000, checkpoint_interval=10),
         ),
-        score="",
+        score="-84.0 ± 2.7 after 102,400 steps, seeds 0 to 4",
     ),
     "MountainCar-v0": Preset(
         TrainingConfig(
@@ -111,7 +111,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=200),
             run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
         ),
-        score="",
+        score="-110.0 after 1,000,192 steps, seed 0",
     ),
     "Pendulum-v1": Preset(
         TrainingConfig(
@@ -123,7 +123,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=5),
             run=RunConfig(total_timesteps=100_000, checkpoint_interval=5),
         ),
-        score="",
+        score="-179.4 ± 29.2 after 102,400 steps, seeds 0 to 4",
     ),
     "LunarLander-v3": Preset(
         TrainingConfig(
@@ -138,7 +138,7 @@ PRESETS: dict[str, Preset] = {
         score="",
     ),
     "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score=""),
-    "Hopper-v5": Preset(_mujoco("Hopper-v5"), score=""),
+    "Hopper-v5": Preset(_mujoco("Hopper-v5"), score="3247 after 1,001,472 steps, seed 0"),
     "Walker2d-v5": Preset(_mujoco("Walker2d-v5"), score=""),
 }  # fmt: skip
 """Tuned configs by environment id."""
