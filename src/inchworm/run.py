@@ -47,13 +47,14 @@ FREE_FIELDS = frozenset(
         "evaluation.interval",
         "evaluation.episodes",
         "evaluation.final_episodes",
+        "evaluation.num_envs",
         "env.num_workers",
         "env.worker_timeout",
         "collect.max_replay_steps",
     }
 )
-"""What may differ when a run goes on: how long it runs, what it writes and how often, how its copies are stepped. None of it changes
-what has been learnt so far. (A schedule is stretched to a new total_timesteps from here on.)"""
+"""What may differ when a run goes on: how long it runs, what it writes and how often, how it is scored, how its copies are
+stepped. None of it changes what has been learnt so far. (A schedule is stretched to a new total_timesteps from here on.)"""
 
 BIT_FIELDS = frozenset({"run.device", "run.threads"})
 """What may differ too, with a warning: the run goes on, but not with the bits it would have had."""
