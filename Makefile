@@ -44,6 +44,7 @@ $(VENV)/installed-dev: $(VENV)/installed
 
 train: $(VENV)/installed
 	@$(BIN)/inchworm train CartPole-v1
+	@echo "(the commands are in $(BIN); to type them as they stand: . $(BIN)/activate)"
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CODE)

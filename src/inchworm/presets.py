@@ -137,7 +137,7 @@ PRESETS: dict[str, Preset] = {
         ),
         score="247.6 after 1,015,808 steps, seed 0",
     ),
-    "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score=""),
+    "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score="1863 after 1,001,472 steps, seed 0"),
     "Hopper-v5": Preset(_mujoco("Hopper-v5"), score="3247 after 1,001,472 steps, seed 0"),
     "Walker2d-v5": Preset(_mujoco("Walker2d-v5"), score=""),
 }  # fmt: skip
