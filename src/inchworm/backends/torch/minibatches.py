@@ -12,7 +12,7 @@ import optree
 import torch
 from torch import Tensor
 
-from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.rollout import Rollout, successor_observations
 from inchworm.rollout.sequences import iter_minibatches, select_sequences, sequence_states, split_into_sequences, split_valid
 from inchworm.types import Advantages, Minibatch, Tree
 
@@ -33,23 +33,13 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
         "advantages": torch.where(rollout.valid, advantages.advantages, 0),
         "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
         "values": advantages.values,
-        "next_observations": _successor_observations(rollout) if successors else (),
+        "next_observations": successor_observations(rollout) if successors else (),
     }
     return Minibatch(
         **split_into_sequences(steps, length),
         valid=split_valid(rollout.valid, length),
         policy_state=sequence_states(rollout.policy_state),
     )
-
-
-def _successor_observations(rollout: Rollout) -> Tree:
-    """What each step led to [T, B, *obs], as `rollout.successor_observations` tells it, for tensors on any device."""
-    rows = rollout.cut_rows.long()
-
-    def shifted(leaf: Tensor, cuts: Tensor) -> Tensor:
-        return torch.cat([leaf[1:], leaf[-1:]]).index_put((rows[:, 0], rows[:, 1]), cuts)
-
-    return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)
 
 
 def harmless(rollout: Rollout) -> Rollout:
