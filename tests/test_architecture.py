@@ -197,8 +197,8 @@ ROOMS = {
     5: r"rollout/buffer",
     6: r"backends/\w+/gae",
     7: r"rollout/sequences|backends/\w+/minibatches",
-    8: r"backends/\w+/(loss|custom_losses)",
-    9: r"backends/\w+/(optimizer|step|guard)",
+    8: r"backends/(\w+/loss|custom_losses)",
+    9: r"backends/(\w+/(optimizer|step|adam)|learner|guard)",
 }
 # The functions that hand the data point on: when they first return, it has passed their step.
 HANDS_ON = {
@@ -209,7 +209,7 @@ HANDS_ON = {
     6: ("backends/torch/gae", "compute_advantages"),
     7: ("rollout/sequences", "split_into_sequences"),
     8: ("backends/torch/loss", "ppo_loss"),
-    9: ("backends/torch/optimizer", "PPOOptimizer.update"),
+    9: ("backends/learner", "BaseLearner.update"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.torch.guard import MAX_BAD_STEPS
+from inchworm.backends.guard import MAX_BAD_STEPS
 from inchworm.backends.torch.optimizer import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config import PPOConfig

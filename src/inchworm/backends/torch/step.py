@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.backends.torch.custom_losses import CustomLoss
 from inchworm.backends.torch.loss import normalize, ppo_loss
 from inchworm.backends.torch.minibatches import micro_batches
 from inchworm.config import PPOConfig
+from inchworm.errors import ConfigError
 from inchworm.protocols import Policy
 from inchworm.types import Evaluation, Minibatch
 
@@ -63,7 +64,7 @@ class MinibatchStep:
         """Each custom loss by name, with its own gradient as one vector; both add up over micro-batches, a norm would not."""
         terms: Row = {}
         for loss in losses:
-            value = loss(self._policy, micro, evaluation) * share
+            value = _scalar(loss, loss(self._policy, micro, evaluation)) * share
             terms[f"loss/{loss.name}"] = value
             if value.requires_grad:
                 parts = torch.autograd.grad(value, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -86,3 +87,11 @@ class MinibatchStep:
 def replaced(minibatch: Minibatch, **changes: Any) -> Minibatch:
     """The minibatch with other values in some fields."""
     return Minibatch(**{**{field.name: getattr(minibatch, field.name) for field in fields(minibatch)}, **changes})
+
+
+def _scalar(loss: CustomLoss, value: Any) -> Tensor:
+    """What a custom loss returned, refused where it is no scalar tensor."""
+    if not isinstance(value, Tensor) or value.shape != ():
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
+    return value

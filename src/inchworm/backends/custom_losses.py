@@ -1,4 +1,4 @@
-"""Serves step 8 of 9: losses that people bring. A function gets what its parameters name and returns a scalar."""
+"""Serves step 8 of 9: losses that people bring. A function gets what its parameters name; what it returns is the backend's to judge."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from inchworm.errors import ConfigError
 from inchworm.protocols import Policy
@@ -31,19 +29,15 @@ class CustomLoss:
     """A loss function with the name it is logged under and the arguments it asked for."""
 
     name: str
-    function: Callable[..., Tensor]
+    function: Callable[..., Any]
     arguments: tuple[str, ...]
 
-    def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Tensor:
-        """The scalar to add to the total loss."""
-        value = self.function(*[_argument(name, policy, minibatch, evaluation) for name in self.arguments])
-        if not isinstance(value, Tensor) or value.shape != ():
-            found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ConfigError(f"the custom loss {self.name} returned {found}; it must return a scalar tensor, such as a mean")
-        return value
+    def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
+        """What the function says of a minibatch."""
+        return self.function(*[_argument(name, policy, minibatch, evaluation) for name in self.arguments])
 
 
-def bind_custom_losses(functions: Sequence[Callable[..., Tensor]]) -> tuple[CustomLoss, ...]:
+def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
     """The functions with their names and arguments, refused where an argument is not to be had."""
     losses = tuple(_bind(function) for function in functions)
     names = [loss.name for loss in losses]
@@ -58,7 +52,7 @@ def needs_successors(losses: Sequence[CustomLoss]) -> bool:
     return any("next_observations" in loss.arguments for loss in losses)
 
 
-def _bind(function: Callable[..., Tensor]) -> CustomLoss:
+def _bind(function: Callable[..., Any]) -> CustomLoss:
     inner = getattr(function, "func", function)  # functools.partial
     name = getattr(inner, "__name__", type(inner).__name__)
     required = [

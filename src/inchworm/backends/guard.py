@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import optree
 
-from inchworm.backends.torch.step import Row
 from inchworm.errors import BadNumberError
 from inchworm.files import write_tensor_file
 from inchworm.trees import flatten_tree
 from inchworm.types import Minibatch, Tree
+
+Table = Mapping[str, np.ndarray]
+"""What an epoch's minibatch steps gave, one entry [n] each, under metric names; and the flags `bad` and `empty`."""
 
 MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
@@ -26,21 +30,29 @@ class BadNumberGuard:
         self.bad_steps = 0
         self._directory = dump_directory
 
-    def watch(self, minibatches: Sequence[Minibatch], rows: Sequence[Row]) -> None:
+    def watch(self, minibatches: Sequence[Minibatch], table: Table) -> None:
         """Read an epoch's flags, once; several in a row stop the run, with the last minibatch saved."""
-        for minibatch, row in zip(minibatches, rows):
-            self.bad_steps = self.bad_steps + 1 if bool(row["bad"]) else 0
+        if not table["bad"].any():
+            self.bad_steps = 0
+            return
+        for index, bad in enumerate(table["bad"]):
+            self.bad_steps = self.bad_steps + 1 if bad else 0
             if self.bad_steps >= MAX_BAD_STEPS:
                 raise BadNumberError(
-                    f"the loss or its gradient was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {float(row['loss']):g}, "
-                    f"gradient norm {float(row['grad_norm']):g}); the weights are as before them, the minibatch is saved in "
-                    f"{self._dump(minibatch)}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
+                    f"the loss or its gradient was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {table['loss'][index]:g}, "
+                    f"gradient norm {table['grad_norm'][index]:g}); the weights are as before them, the minibatch is saved in "
+                    f"{self._dump(minibatches[index])}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
                 )
 
     def _dump(self, minibatch: Minibatch) -> Path:
         directory = Path(self._directory) if self._directory is not None else Path(tempfile.mkdtemp(prefix="inchworm-"))
         directory.mkdir(parents=True, exist_ok=True)
         tree: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
-        arrays, structure = flatten_tree(optree.tree_map(lambda leaf: leaf.detach().cpu().numpy(), tree))
+        arrays, structure = flatten_tree(optree.tree_map(_as_array, tree))
         path = directory / "bad_minibatch.safetensors"
         return write_tensor_file(path, arrays, kind="minibatch", version=1, header={"structure": structure})
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    """A NumPy array, or another library's in the host's memory, as a NumPy array."""
+    return np.asarray(leaf if isinstance(leaf, np.ndarray) else leaf.detach().cpu())

@@ -1,0 +1,215 @@
+"""Step 9 of 9, what every backend shares: the order of an update, its checks, schedules, counters and the shuffle stream.
+
+A backend adds four motions: look at a rollout with the critic, cut it into sequences, shuffle them into minibatches, and
+take one optimiser step on each.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+
+from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses, needs_successors
+from inchworm.backends.guard import BadNumberGuard, Table
+from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.config import PPOConfig
+from inchworm.errors import ConfigError, RolloutError
+from inchworm.policy.weights import fingerprint
+from inchworm.protocols import Policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.seeding import make_stream, restore_stream, stream_state
+from inchworm.train.schedules import schedule_factor
+from inchworm.types import Advantages, Minibatch, UpdateStats
+
+RATIO_TOLERANCE = 1e-3
+EMPTY = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
+
+
+class BaseLearner(ABC):
+    """Learns a policy from rollouts, whoever collected them; never touches an environment or its input.
+
+    `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
+    """
+
+    policy: Policy
+
+    def __init__(
+        self, config: PPOConfig | None, *, seed: int = 0, total_timesteps: int | None = None, dump_directory: str | Path | None = None
+    ) -> None:
+        self.config = config if config is not None else PPOConfig()
+        self.total_timesteps = total_timesteps
+        self.learning_rate_scale = 1.0
+        """Multiplies the schedule's learning rate from the next update on: the knob for whoever steers it from outside."""
+        self.env_steps = 0
+        self.updates = 0
+        self._guard = BadNumberGuard(dump_directory)
+        self._stream = make_stream(seed, "shuffle")
+
+    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
+        """Some epochs of minibatch steps on one rollout; its arrays are only read."""
+        rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
+        losses = bind_custom_losses(custom_loss_fns)
+        self._check(rollout)
+        if rollout.num_valid == 0:
+            return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, "learning_rate": self.learning_rate})
+        own, advantages = self._look(rollout)
+        metrics = {**EMPTY, "warm_up": 1.0} if self._statistics_pending() else self._epochs(own, advantages, losses)
+        metrics["explained_variance"] = explained_variance(
+            self._to_host(advantages.returns), self._to_host(advantages.values), rollout.valid
+        )
+        metrics["learning_rate"] = self.learning_rate
+        metrics["staleness"] = float(self._staleness(rollout))
+        self.policy.update_statistics(rollout, advantages.returns)
+        self.policy.policy_version += 1
+        self.updates += 1
+        self.env_steps += rollout.num_valid
+        return UpdateStats(metrics)
+
+    def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...]) -> dict[str, float]:
+        length = sequence_length(self.config, rollout)
+        sequences = self._sequences(rollout, advantages, length, successors=needs_successors(losses))
+        total = sequences.valid.shape[1]
+        coefficients, rate_factor = self._coefficients(), self._factor("learning_rate_schedule") * self.learning_rate_scale
+        tables: list[Table] = []
+        for _ in range(self.config.update_epochs):
+            minibatches = self._shuffled(sequences, self.config.minibatches_for(total, length), self._stream.permutation(total))
+            if not tables:
+                ratio_error = self._checked_ratio(minibatches[0])
+            tables.append(self._steps(minibatches, coefficients, rate_factor, losses))
+            self._guard.watch(minibatches, tables[-1])
+            if self.config.target_kl is not None and float(tables[-1]["approx_kl"].mean()) > 1.5 * self.config.target_kl:
+                break
+        return {**summary(tables), "ratio_error": ratio_error, "epochs": float(len(tables))}
+
+    @abstractmethod
+    def _look(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        """The rollout in the backend's own arrays, harmless where no agent lived, and the critic's view of it."""
+
+    @abstractmethod
+    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
+        """The whole rollout as one minibatch of [L, N] sequences."""
+
+    @abstractmethod
+    def _shuffled(self, sequences: Minibatch, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
+        """One epoch: every sequence in exactly one minibatch."""
+
+    @abstractmethod
+    def _steps(
+        self, minibatches: Sequence[Any], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
+    ) -> Table:
+        """One optimiser step on each minibatch, and what each of them gave."""
+
+    @abstractmethod
+    def _ratio_error(self, minibatch: Any) -> float:
+        """How far the minibatch's probability ratios are from 1."""
+
+    @abstractmethod
+    def _to_host(self, array: Any) -> np.ndarray:
+        """One of the backend's arrays as NumPy's."""
+
+    @abstractmethod
+    def _statistics_pending(self) -> bool:
+        """Whether a normaliser has seen nothing yet, so that this rollout only moves the statistics."""
+
+    @abstractmethod
+    def _moments(self) -> dict[str, Any]:
+        """The optimiser's state as plain data and arrays."""
+
+    @abstractmethod
+    def _load_moments(self, moments: Mapping[str, Any]) -> None:
+        """Take it back."""
+
+    @property
+    def progress(self) -> float:
+        """How much of the planned run has been learned from, 0 to 1."""
+        return 0.0 if not self.total_timesteps else min(1.0, self.env_steps / self.total_timesteps)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate at this point of the schedule."""
+        return self.config.learning_rate * self._factor("learning_rate_schedule") * self.learning_rate_scale
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser moments, shuffle stream and counters as plain data and arrays."""
+        return {
+            "moments": self._moments(),
+            "stream": stream_state(self._stream),
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "bad_steps": self._guard.bad_steps,
+            "learning_rate_scale": self.learning_rate_scale,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` described."""
+        self._load_moments(state["moments"])
+        self._stream = restore_stream(state["stream"])
+        self.learning_rate_scale = float(state["learning_rate_scale"])
+        self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
+
+    def _checked_ratio(self, minibatch: Any) -> float:
+        """The first minibatch's ratio error before any step: 0 up to rounding if what acted is what learns; warned of otherwise."""
+        error = self._ratio_error(minibatch)
+        if not error <= RATIO_TOLERANCE and self._actors.tolist() == [fingerprint(self.policy.get_weights())]:
+            warnings.warn(f"ratio_error is {error:.2g}: the policy that learns disagrees with the one that acted", stacklevel=4)
+        return error
+
+    def _check(self, rollout: Rollout) -> None:
+        self._validate(rollout)
+        staleness, limit = self._staleness(rollout), self.config.max_staleness
+        self._actors = np.unique(rollout.weights_fingerprint)  # whose weights made the rollout
+        if limit is not None and staleness > limit:
+            raise RolloutError(
+                f"the rollout was made by weights {staleness} updates old, more than ppo.max_staleness={limit}; "
+                "collect a newer one or raise ppo.max_staleness"
+            )
+
+    @abstractmethod
+    def _validate(self, rollout: Rollout) -> None:
+        """Refuse a rollout that is not whole, or not of the policy's spaces."""
+
+    def _staleness(self, rollout: Rollout) -> int:
+        """Updates between the weights that acted and these; 0 for a rollout that says nothing of it."""
+        known = rollout.policy_version[rollout.weights_fingerprint != 0]
+        return self.policy.policy_version - int(known.min()) if known.size else 0
+
+    def _coefficients(self) -> LossCoefficients:
+        config = self.config
+        clip_coef = config.clip_coef * self._factor("clip_schedule")
+        return LossCoefficients(clip_coef, config.vf_coef, config.ent_coef * self._factor("ent_schedule"), config.clip_vloss)
+
+    def _factor(self, name: str) -> float:
+        kind = getattr(self.config, name)
+        if kind != "constant" and self.total_timesteps is None:
+            raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
+        return schedule_factor(kind, self.progress)
+
+
+def sequence_length(config: PPOConfig, rollout: Rollout) -> int:
+    """L: 1 without memory, else up to 32, or what the config says."""
+    if config.sequence_length != "auto":
+        return min(int(config.sequence_length), max(1, rollout.num_steps))
+    return min(rollout.num_steps, 32) if optree.tree_leaves(rollout.policy_state) else 1
+
+
+def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> float:
+    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do not vary."""
+    returns, errors = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
+    if len(returns) < 2:
+        return 0.0
+    variance = float(returns.var())
+    return 1.0 - float(errors.var()) / variance if variance > 0 else 0.0
+
+
+def summary(tables: Sequence[Table]) -> dict[str, float]:
+    """The means over all minibatch steps that were taken, and how many were not."""
+    whole = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+    skipped = (whole.pop("bad") != 0) | (whole.pop("empty") != 0)
+    means = {name: float(column[~skipped].mean()) if not skipped.all() else 0.0 for name, column in whole.items()}
+    return {**means, "skipped_steps": float(skipped.sum())}
