@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inchworm.env.episodes import ActionLog
+from inchworm.env.episodes import ActionLog, RunningReturns
 
 
 def test_the_log_keeps_what_the_oldest_episode_needs():
@@ -53,3 +53,26 @@ def test_a_copy_of_several_lanes_keeps_their_joint_actions():
     assert starts.tolist() == [0, 1]
     assert np.array_equal(other.since(1, slice(2, 4))[0], kept)
     assert np.array_equal(other.since(0, slice(0, 2))[0], whole)
+
+
+def test_returns_have_the_bits_of_one_addition_after_another():
+    rng = np.random.default_rng(0)
+    rewards = np.zeros(3, np.float32)
+    running = RunningReturns(rewards, 3)
+    expected = [0.0, 0.0, 0.0]
+    for step in range(500):
+        rewards[:] = rng.normal(size=3) * 10.0 ** rng.integers(-3, 4, 3)
+        running.append()
+        expected = [total + float(reward) for total, reward in zip(expected, rewards)]
+        if step in (10, 64, 200):
+            running.clear(1)  # an episode ends in copy 1 and its next one begins
+            expected[1] = 0.0
+        if step in (63, 100, 101, 499):
+            assert running.sums().tolist() == expected
+
+
+def test_returns_of_a_copy_are_the_sums_of_its_lanes():
+    rewards = np.array([1, 2, 30, 40], np.float32)
+    running = RunningReturns(rewards, 2)
+    running.append(), running.append()
+    assert running.sums().tolist() == [6.0, 140.0]

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from helpers_env import assert_equal_steps, frozen, run
 
 from inchworm.config import EnvConfig
-from inchworm.env import native
+from inchworm.env import cartpole, native
+from inchworm.env.cartpole import AllAtOnce, LaneByLane
+from inchworm.env.memory import carve_rows
 from inchworm.env.native import NativeCartPole, native_pays
 from inchworm.env.vector_env import make_vector_env
 from inchworm.errors import EnvError
@@ -16,7 +19,7 @@ def slow(name="CartPole-v1", num_envs=8, **kwargs):
     return make_vector_env(EnvConfig(id=name, num_envs=num_envs, native=False, max_episode_steps=limit), **kwargs)
 
 
-@pytest.mark.parametrize("lanes", [1, 8, 17])
+@pytest.mark.parametrize("lanes", [1, 8, 16, 17])
 def test_random_play_is_bit_equal(lanes):
     steps = 4000 // lanes
     assert_equal_steps(run(slow(num_envs=lanes, seed=3), steps), run(NativeCartPole("CartPole-v1", lanes, seed=3), steps))
@@ -94,26 +97,69 @@ def test_wrong_actions_are_refused():
         env.reset()
 
 
-def test_it_is_not_used_where_the_bits_differ(monkeypatch):
-    assert native_pays(EnvConfig())
-    move = native._Dynamics.move
-
-    def other_physics(self, actions, terminated):
-        move(self, actions, terminated)
-        self.state[0, 0] += 1e-6
-
-    monkeypatch.setattr(native._Dynamics, "move", other_physics)
+@pytest.fixture
+def unchecked():
+    """The comparison with Gymnasium is made afresh, and again after the test."""
     native._is_bit_equal.cache_clear()
-    try:
-        assert not native_pays(EnvConfig())
-    finally:
-        native._is_bit_equal.cache_clear()
+    yield
+    native._is_bit_equal.cache_clear()
 
 
-def test_it_is_not_used_where_episodes_end_otherwise(monkeypatch):
+@pytest.mark.parametrize(("lanes", "dynamics"), [(1, LaneByLane), (16, LaneByLane), (17, AllAtOnce)])
+def test_it_is_not_used_where_the_bits_differ(monkeypatch, unchecked, lanes, dynamics):
+    assert native_pays(EnvConfig(num_envs=lanes))
+    put = dynamics.put
+    monkeypatch.setattr(dynamics, "put", lambda self, lane, state: put(self, lane, state * (1.0 + 2e-7)))
+    native._is_bit_equal.cache_clear()
+    assert not native_pays(EnvConfig(num_envs=lanes))
+
+
+def test_it_is_not_used_where_episodes_end_otherwise(monkeypatch, unchecked):
     monkeypatch.setattr(native._CartPoleEngine, "finish", lambda self: [(0, {})])
-    native._is_bit_equal.cache_clear()
+    assert not native_pays(EnvConfig())
+
+
+@pytest.mark.parametrize("dynamics", [LaneByLane, AllAtOnce])
+def test_both_ways_have_the_bits_of_gymnasium_in_wild_states(dynamics):
+    """One step from 500 random states, far out too: x, theta and both speeds as Gymnasium's own step makes them."""
+    rng = np.random.default_rng(1)
+    states = rng.normal(0.0, [2.0, 3.0, 0.15, 3.0], (500, 4))
+    env = CartPoleEnv()
+    rows, _ = carve_rows(env.observation_space, env.action_space, 500, 500)
+    moved = dynamics(env, rows)
+    rows.actions[:] = rng.integers(0, 2, 500)
+    for lane, state in enumerate(states):
+        moved.put(lane, state)
+    assert np.array_equal(rows.observations, states.astype(np.float32))
+    fell = moved.move()
+    for lane, state in enumerate(states):
+        env.reset()
+        env.state = state
+        observation, _, terminated, _, _ = env.step(int(rows.actions[lane]))
+        assert np.array_equal(rows.observations[lane], observation)
+        assert terminated == (lane in fell)
+    assert 100 < len(fell) < 400
+
+
+def test_numpys_cosine_is_used_where_pythons_differs(monkeypatch):
+    cartpole.trigonometry.cache_clear()
+    monkeypatch.setattr(cartpole.math, "sin", lambda angle: np.nextafter(np.sin(angle), 9.0))
     try:
-        assert not native_pays(EnvConfig())
+        cos, sin = cartpole.trigonometry()
+        assert (cos(0.1), sin(0.1)) == (np.cos(0.1), np.sin(0.1))
+        assert type(cos(0.1)) is type(sin(0.1)) is float
     finally:
-        native._is_bit_equal.cache_clear()
+        cartpole.trigonometry.cache_clear()
+
+
+def test_time_limits_of_lanes_that_began_at_different_times():
+    """Lane 0 is reset again after 2 steps: with a limit of 5, lane 1 is cut at step 5, lane 0 at 7, lane 1 again at 10."""
+    env = NativeCartPole("CartPole-v1", 2, max_episode_steps=5)
+    env.reset()
+    cuts = []
+    for turn in range(1, 13):
+        step = env.step(np.array([turn % 2, turn % 2]))
+        cuts += [(turn, int(lane)) for lane in step.truncated.nonzero()[0]]
+        if turn == 2:
+            env.reset(indices=[0])
+    assert cuts == [(5, 1), (7, 0), (10, 1), (12, 0)]

@@ -311,7 +311,8 @@ def test_native_is_chosen_where_it_pays():
         return type(make_vector_env(EnvConfig(**{"id": "CartPole-v1", "num_envs": 8, **changes})))
 
     assert kind() is NativeCartPole
-    for plain in ({"native": False}, {"num_envs": 1}, {"kwargs": {"sutton_barto_reward": True}}, {"frame_stack": 2}, {"id": "Acrobot-v1"}):
+    assert kind(num_envs=1) is NativeCartPole
+    for plain in ({"native": False}, {"kwargs": {"sutton_barto_reward": True}}, {"frame_stack": 2}, {"id": "Acrobot-v1"}):
         assert kind(**plain) is InProcessVectorEnv
 
 

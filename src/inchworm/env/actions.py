@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -19,38 +20,41 @@ Split: TypeAlias = Callable[[Tree], list[Any]]
 """Actions [N, *act] as N elements of the action space that share no memory with them."""
 
 
-def make_put(space: Space, path: Path = ()) -> Put:
-    """The function that takes a batch of actions in."""
+def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
+    """The function that takes a batch of actions in, or of `what` else has the space's structure."""
     if not list(leaves(space, path)):
-        raise SpaceError(f"the action space {space} has no parts")
+        raise SpaceError(f"the space of {what}, {space}, has no parts")
     if isinstance(space, spaces.Dict):
-        parts: dict[Any, Put] = {key: make_put(inner, (*path, key)) for key, inner in space.spaces.items()}
+        parts: dict[Any, Put] = {key: make_put(inner, (*path, key), what) for key, inner in space.spaces.items()}
     elif isinstance(space, spaces.Tuple):
-        parts = {index: make_put(inner, (*path, index)) for index, inner in enumerate(space.spaces)}
+        parts = {index: make_put(inner, (*path, index), what) for index, inner in enumerate(space.spaces)}
     else:
-        return lambda value, rows: _put_leaf(value, rows, path)
+        return functools.partial(_put_leaf, f"{what}{_at(path)}")
 
     def put(value: Any, rows: Any) -> None:
         if not isinstance(value, dict | tuple) or len(value) != len(parts):
-            raise SpaceError(f"actions{_at(path)} must have the structure of {space}, not {type(value).__name__}")
+            raise SpaceError(f"{what}{_at(path)} must have the structure of {space}, not {type(value).__name__}")
         for key, put_part in parts.items():
             try:
                 part = value[key]
             except (KeyError, IndexError, TypeError):
-                raise SpaceError(f"actions{_at(path)} lack the part {key!r} of {space}") from None
+                raise SpaceError(f"{what}{_at(path)} lack the part {key!r} of {space}") from None
             put_part(part, rows[key])
 
     return put
 
 
-def _put_leaf(value: Any, rows: np.ndarray, path: Path) -> None:
+def _put_leaf(what: str, value: Any, rows: np.ndarray) -> None:
+    if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
+        rows[...] = value  # the usual case, in the least time; whatever `is` misses is judged carefully below
+        return
     array = np.asarray(value)
     if array.shape != rows.shape:
-        raise SpaceError(f"actions{_at(path)} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
+        raise SpaceError(f"{what} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
     try:
         np.copyto(rows, array, casting="same_kind")
     except TypeError:
-        raise SpaceError(f"actions{_at(path)} have dtype {array.dtype}, but the action space says {rows.dtype}") from None
+        raise SpaceError(f"{what} have dtype {array.dtype}, but the space says {rows.dtype}") from None
 
 
 def _at(path: Path) -> str:
@@ -67,7 +71,7 @@ def make_split(space: Space) -> Split:
         splits = [make_split(inner) for inner in space.spaces]
         return lambda batch: list(zip(*(split(part) for split, part in zip(splits, batch))))
     if isinstance(space, spaces.Discrete):
-        return lambda batch: batch.tolist()
+        return np.ndarray.tolist
     if leaf_shape(space) == ():
         return lambda batch: [batch[index, ...].copy() for index in range(len(batch))]
     return lambda batch: list(batch.copy())

@@ -70,7 +70,8 @@ class Block:
 
     def step(self) -> list[Ended]:
         """One step of every copy, with the actions that stand in the rows."""
-        self._clear_flags()
+        if self._ended:
+            self._clear_flags()
         ended = self._ended
         copy = self.copies[0]
         try:

@@ -24,8 +24,7 @@ class ActionLog:
     def __init__(self, actions: Tree, limit: int) -> None:
         self._live = tree_leaves(actions)
         self._limit = limit
-        self._buffers = [np.empty((64, *live.shape), live.dtype) for live in self._live]
-        self._pairs = list(zip(self._buffers, self._live))
+        self._hold([np.empty((64, *live.shape), live.dtype) for live in self._live])
         self._first = 0  # the number of the step in row 0
         self._filled = 0
 
@@ -36,21 +35,26 @@ class ActionLog:
 
     def append(self, starts: Array) -> None:
         """Keep the actions that now stand in the rows; episodes run since `starts` [E]."""
-        if self._filled == len(self._buffers[0]):
+        filled = self._filled
+        if filled == self._size:
             self._make_room(max(int(starts.min()), self.now - self._limit))
+            filled = self._filled
         for buffer, live in self._pairs:
-            buffer[self._filled] = live
-        self._filled += 1
+            buffer[filled] = live
+        self._filled = filled + 1
+
+    def _hold(self, buffers: list[np.ndarray]) -> None:
+        self._buffers, self._size = buffers, len(buffers[0])
+        self._pairs = list(zip(buffers, self._live))
 
     def _make_room(self, oldest: int) -> None:
         keep = slice(oldest - self._first, self._filled)
-        size = max(64, 2 * (keep.stop - keep.start))
-        for index, buffer in enumerate(self._buffers):
-            fresh = np.empty((size, *buffer.shape[1:]), buffer.dtype)
-            fresh[: keep.stop - keep.start] = buffer[keep]
-            self._buffers[index] = fresh
-        self._pairs = list(zip(self._buffers, self._live))
-        self._first, self._filled = oldest, keep.stop - keep.start
+        length = keep.stop - keep.start
+        fresh = [np.empty((max(64, 2 * length), *buffer.shape[1:]), buffer.dtype) for buffer in self._buffers]
+        for new, old in zip(fresh, self._buffers):
+            new[:length] = old[keep]
+        self._hold(fresh)
+        self._first, self._filled = oldest, length
 
     def since(self, start: int, lanes: slice) -> list[np.ndarray]:
         """The actions of some lanes since a step, [n, *act] for each leaf; a copy's lanes are joined if it has several."""
@@ -61,14 +65,44 @@ class ActionLog:
     def preload(self, actions: Sequence[Sequence[np.ndarray]], lanes_per_copy: int) -> np.ndarray:
         """Begin again with the actions of each copy [copy][leaf][n, *act], so aligned that all end now; their starts [E]."""
         longest = max((len(copy[0]) for copy in actions), default=0)
-        self._buffers = [np.zeros((max(64, 2 * longest), *live.shape), live.dtype) for live in self._live]
-        self._pairs = list(zip(self._buffers, self._live))
+        self._hold([np.zeros((max(64, 2 * longest), *live.shape), live.dtype) for live in self._live])
         self._first, self._filled = 0, longest
         for index, copy in enumerate(actions):
             lanes = slice(index * lanes_per_copy, (index + 1) * lanes_per_copy)
             for buffer, saved in zip(self._buffers, copy):
                 buffer[longest - len(saved) : longest, lanes] = saved[:, None] if lanes_per_copy == 1 else saved
         return np.array([longest - len(copy[0]) for copy in actions], np.int64)
+
+
+class RunningReturns:
+    """The returns of E running episodes so far. Rewards are kept as they come and added up now and then: a sum a step costs more."""
+
+    _EVERY = 64
+
+    def __init__(self, rewards: Array, num_copies: int) -> None:
+        self._rewards, self._num_copies = rewards, num_copies
+        self._rows = np.zeros((1 + self._EVERY, num_copies), np.float64)  # [1 + steps, E]: the sums, then what is not in them yet
+        self._filled = 1
+        self._is_plain = len(rewards) == num_copies
+
+    def append(self) -> None:
+        """Keep the rewards that now stand in the rows; a copy's lanes are added up if it has several."""
+        filled = self._filled
+        self._rows[filled] = self._rewards if self._is_plain else self._rewards.reshape(self._num_copies, -1).sum(1)
+        self._filled = filled + 1
+        if filled == self._EVERY:
+            self.sums()
+
+    def sums(self) -> Array:
+        """[E] f64, added one step after another as a replay adds them, so that both have the same bits; a view, writable."""
+        np.add.accumulate(self._rows[: self._filled], 0, out=self._rows[: self._filled])
+        self._rows[0] = self._rows[self._filled - 1]
+        self._filled = 1
+        return self._rows[0]
+
+    def clear(self, copy: int) -> None:
+        """A new episode begins in a copy."""
+        self._rows[: self._filled, copy] = 0.0
 
 
 class EpisodeLedger:
@@ -84,7 +118,8 @@ class EpisodeLedger:
         self.explicit = [False] * self.num_copies
         self.options: list[Any] = [None] * self.num_copies
         self.next_options: list[Any] = [None] * self.num_copies
-        self.returns = np.zeros(self.num_copies, np.float64)  # [E]
+        self._returns = RunningReturns(rows.rewards, self.num_copies)
+        self.add_rewards = self._returns.append
         self.starts = np.zeros(self.num_copies, np.int64)  # [E] the log's number of each episode's first step
         self._limit = max_replay_steps
         self._log = ActionLog(rows.actions, max_replay_steps)
@@ -103,7 +138,7 @@ class EpisodeLedger:
         self._rows.seeds[copy] = seed
         self._rows.next_seeds[copy] = self._derived(copy, episode + 1)
         self.options[copy] = self.next_options[copy]
-        self.returns[copy] = 0.0
+        self._returns.clear(copy)
         self.starts[copy] = self._log.now
         return seed
 
@@ -114,15 +149,11 @@ class EpisodeLedger:
         """Keep the actions that stand in the rows."""
         self._log.append(self.starts)
 
-    def add_rewards(self) -> None:
-        """Add the rewards that stand in the rows to the running returns."""
-        rewards = self._rows.rewards  # [B] f32
-        self.returns += rewards if self.lanes_per_copy == 1 else rewards.reshape(self.num_copies, -1).sum(1)
-
     def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
         """Every copy's episode as plain data, and the actions of all copies one after another, an array for each leaf."""
         lengths = [int(length) for length in self.lengths]
         kept = [length <= self._limit for length in lengths]
+        returns = self._returns.sums()
         copies = [
             {
                 "episode": self.episodes[copy],
@@ -131,7 +162,7 @@ class EpisodeLedger:
                 "options": self.options[copy],
                 "next_options": self.next_options[copy],
                 "length": lengths[copy],
-                "episode_return": float(self.returns[copy]),
+                "episode_return": float(returns[copy]),
                 "replayable": kept[copy],
                 "observation_hash": observation_hashes[copy],
             }
@@ -158,7 +189,7 @@ class EpisodeLedger:
             self.options[index], self.next_options[index] = copy["options"], copy["next_options"]
             self._rows.seeds[index] = int(copy["seed"])
             self._rows.next_seeds[index] = self._derived(index, self.episodes[index] + 1)
-            self.returns[index] = float(copy["episode_return"])
+            self._returns.sums()[index] = float(copy["episode_return"])
         actions = self._unstacked(state)
         self.starts[:] = self._log.preload(actions, self.lanes_per_copy)
         return [

@@ -35,6 +35,9 @@ _WHY_NOT = {
 class LaneVectorEnv:
     """The `VectorEnv` contract over an engine."""
 
+    exact = True
+    """Whether `load_state_dict` brings every copy to where it stood, so that a resumed run has the bits of an uninterrupted one."""
+
     def __init__(self, engine: Engine, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> None:
         self._phase = _NEW
         self._engine = engine
@@ -51,6 +54,11 @@ class LaneVectorEnv:
             lanes_per_copy=engine.lanes_per_copy,
             max_replay_steps=max_replay_steps,
         )
+        # What every step calls, looked up once.
+        self._start, self._finish = engine.start, engine.finish
+        self._record, self._add_rewards = self._ledger.record, self._ledger.add_rewards
+        self._actions = rows.actions
+        self._any_starts = False  # whether an entry of episode_starts is true
         self._episode_starts = np.zeros(self.num_lanes, np.bool_)  # [B]
         self._quiet = EnvStep(  # the step in which nothing ended: always these arrays, so one object serves
             observations=rows.observations,
@@ -89,16 +97,17 @@ class LaneVectorEnv:
         self._rows.rewards[:] = 0.0
         self._rows.terminated[:] = self._rows.truncated[:] = False
         self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self._engine.lanes_per_copy)
+        self._any_starts = True
         return self._quiet
 
     def send(self, actions: Tree) -> None:
         """Start one step with actions [B, *act], already within bounds."""
         if self._phase is not _READY:
             self._refuse()
-        self._put_actions(actions, self._rows.actions)
+        self._put_actions(actions, self._actions)
         self._phase = _FAILED  # until it has worked
-        self._ledger.record()
-        self._engine.start()
+        self._record()
+        self._start()
         self._phase = _SENT
 
     def recv(self) -> EnvStep:
@@ -106,13 +115,15 @@ class LaneVectorEnv:
         if self._phase is not _SENT:
             self._refuse()
         self._phase = _FAILED  # until it has worked
-        ended = self._engine.finish()
-        self._ledger.add_rewards()
-        step = self._quiet
+        ended = self._finish()
+        self._add_rewards()
         if ended:
             step = self._with_ended(ended)
         else:
-            self._episode_starts.fill(False)
+            step = self._quiet
+            if self._any_starts:
+                self._episode_starts.fill(False)
+                self._any_starts = False
         self._phase = _READY
         return step
 
@@ -124,10 +135,11 @@ class LaneVectorEnv:
     def _with_ended(self, ended: list[Ended]) -> EnvStep:
         rows, quiet = self._rows, self._quiet
         np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
+        self._any_starts = True
         records = []
         for lane, info in ended:
             copy = lane // self._engine.lanes_per_copy
-            records.append(EndedEpisode(lane, int(rows.seeds[copy]), _row(rows.final_observations, lane), info))
+            records.append(EndedEpisode(lane, int(rows.seeds[copy]), copy_row(rows.final_observations, lane), info))
         for copy in dict.fromkeys(record.lane // self._engine.lanes_per_copy for record in records):
             self._ledger.begin(copy)
         return EnvStep(
@@ -215,6 +227,6 @@ class LaneVectorEnv:
             self.close()
 
 
-def _row(rows: Tree, lane: int) -> Tree:
+def copy_row(rows: Tree, lane: int) -> Tree:
     """A copy of one lane's row, [*leaf]."""
     return map_tree(lambda array: array[lane].copy(), rows)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from inchworm.config import EnvConfig
+from inchworm.env.adapters import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
 from inchworm.env.block import Block, warn_of
 from inchworm.env.build import Env, make_env
 from inchworm.env.engine import Replay
@@ -20,7 +21,7 @@ from inchworm.protocols import VectorEnv
 
 __all__ = ["InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "make_vector_env"]
 
-_DEFAULT_NUM_ENVS = 8
+DEFAULT_NUM_ENVS = 8
 
 
 class _InProcess:
@@ -69,7 +70,7 @@ class WorkerVectorEnv(LaneVectorEnv):
 
 
 def make_vector_env(
-    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv,
+    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv,
     num_envs: int | None = None,
     num_workers: int | Literal["auto"] | None = None,
     *,
@@ -81,11 +82,14 @@ def make_vector_env(
     """Many copies of an environment, stepped as one.
 
     `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
-    lane, in this process), or a `VectorEnv`, which is returned as it is. `num_envs`, `num_workers` and `worker_timeout` override the
-    config's; 0 workers and "auto" mean this process. Copies are numbered from `first_copy`, which with `seed` decides every episode's seed.
+    lane, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. `num_envs`,
+    `num_workers` and `worker_timeout` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
+    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
     """
     if isinstance(env, VectorEnv):
         return env
+    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env, which EnvPool's is too
+        return adapt_vector_env(env, seed=seed, first_copy=first_copy)
     overrides = {"num_envs": num_envs, "num_workers": num_workers, "worker_timeout": worker_timeout}
     given = {name: value for name, value in overrides.items() if value is not None}
     options = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
@@ -96,7 +100,7 @@ def make_vector_env(
     if isinstance(env, EnvConfig):
         return _of_config(env.replace(**given), options)
     if callable(env):
-        copies = _DEFAULT_NUM_ENVS if num_envs is None else num_envs
+        copies = DEFAULT_NUM_ENVS if num_envs is None else num_envs
         checked = EnvConfig(num_envs=copies).replace(**given)
         workers = 0 if checked.num_workers == "auto" else checked.num_workers
         if workers:
@@ -106,6 +110,8 @@ def make_vector_env(
 
 
 def _of_config(config: EnvConfig, options: dict[str, Any]) -> VectorEnv:
+    if config.id.startswith(ENVPOOL):
+        return make_envpool(config, seed=options["seed"], first_copy=options["first_copy"])
     workers = 0 if config.num_workers == "auto" else config.num_workers
     if workers:
         return WorkerVectorEnv(config, config.num_envs, workers, worker_timeout=config.worker_timeout, **options)

@@ -26,11 +26,14 @@ from inchworm.env.block import Block
 from inchworm.env.channel import Message
 from inchworm.env.engine import Replay
 from inchworm.env.memory import carve_rows
+from inchworm.env.waiting import Waiter
 from inchworm.errors import InchwormError
 from inchworm.spaces import build_tree, leaf_dtype, leaf_shape, leaves, space_to_dict
 
 _TEXT_LIMIT = 10_000
 _BEAT_SECONDS = 1.0
+_AWAKE_SECONDS = 200e-6
+"""How long a worker waits for its next step before it sleeps: longer than a policy needs to act for some tens of lanes."""
 
 
 class Worker:
@@ -38,17 +41,24 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._waiter = Waiter(_AWAKE_SECONDS)
+        self._waiter.watch(connection.fileno())
+        self._descriptors = 1  # that may still come: the shared memory's
         self._block: Block | None = None
         self._last_beat = time.monotonic()
 
     def run(self) -> None:
         """Serve."""
         try:
-            while self._answer(channel.receive(self._connection, descriptors=1)):
+            while self._answer(self._next()):
                 pass
         except (EOFError, ConnectionError):
             if self._block is not None:
                 self._block.close()
+
+    def _next(self) -> Message:
+        self._waiter.wait()
+        return channel.receive(self._connection, descriptors=self._descriptors)
 
     def _answer(self, message: Message) -> bool:
         """Do what the message says; False once there is nothing left to do."""
@@ -77,6 +87,7 @@ class Worker:
         block, num_copies = self._made(), message.header["num_copies"]
         rows, _ = carve_rows(block.observation_space, block.action_space, num_copies, num_copies, memory)
         block.attach(rows)
+        self._descriptors = 0
         return channel.pack(channel.DONE)
 
     def _reset(self, message: Message) -> bytes:

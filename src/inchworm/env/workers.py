@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import socket
 import sys
 import time
@@ -22,11 +21,14 @@ from inchworm.env.channel import Message
 from inchworm.env.engine import Ended, Replay
 from inchworm.env.memory import carve_rows, open_shared, tree_leaves
 from inchworm.env.process import WorkerProcess, end_processes
+from inchworm.env.waiting import Waiter
 from inchworm.errors import EnvError, WorkerError
 from inchworm.spaces import space_from_dict
 
 _START_SECONDS = 60.0
 """The least time that a worker has to start: an interpreter and its imports, perhaps on a busy machine."""
+_AWAKE_SECONDS = 500e-6
+"""How long the vector env waits for its workers' step before it sleeps; beyond this a wake-up is a small part of the step."""
 _GRACE_SECONDS = 2.0
 _GRACE_AFTER_ERROR = 0.25
 """After an error, workers get less time to close: the error must arrive within a second."""
@@ -41,7 +43,7 @@ class WorkerPool:
         self._timeout, self._owner = timeout, os.getpid()
         self._processes: list[WorkerProcess] = []
         self._by_descriptor: dict[int, WorkerProcess] = {}
-        self._poll = select.poll()
+        self._waiter = Waiter(_AWAKE_SECONDS)
         self._waiting: set[WorkerProcess] = set()  # who owes an answer
         self._seeds: Any = None
         recipe = _recipe(make)
@@ -59,7 +61,7 @@ class WorkerPool:
         self._processes.append(process)
         process.connection.settimeout(self._timeout)
         self._by_descriptor[process.connection.fileno()] = process
-        self._poll.register(process.connection, select.POLLIN)
+        self._waiter.watch(process.connection.fileno())
 
     def _make_copies(self, recipe: bytes) -> None:
         def setup(process: WorkerProcess) -> bytes:
@@ -141,7 +143,7 @@ class WorkerPool:
         answers: dict[WorkerProcess, Message] = {}
         deadline = time.monotonic() + patience
         while waiting:
-            events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            events = self._waiter.wait(deadline - time.monotonic())
             if not events:
                 self._hung(sorted(waiting, key=lambda process: process.index), patience)
             for descriptor, _ in events:

@@ -1,0 +1,120 @@
+"""Serves step 2: `num_workers: auto` looks at an environment for a moment and chooses how many processes step its copies.
+
+The choice is about time alone: the numbers of a run are the same with any number of workers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import gymnasium as gym
+import numpy as np
+
+from inchworm.config import EnvConfig
+from inchworm.env.adapters import ENVPOOL
+from inchworm.env.build import Env, make_env
+from inchworm.env.cores import usable_cores
+from inchworm.env.memory import map_tree
+from inchworm.env.native import native_pays
+from inchworm.env.probe import legal_action
+from inchworm.env.vector_env import InProcessVectorEnv
+from inchworm.types import EnvStep, Tree
+
+_LOOK_SECONDS = 0.3
+_LOOK_STEPS = 200
+_WARM_UP = 5
+"""First steps, which load and allocate, and are not counted."""
+
+# What one exchange with W workers costs besides the steps themselves. Medians of one run of benchmarks/vector_envs.py on 2 cores:
+# 8 HalfCheetahs take 303 µs here and 263 in two workers (152 of them stepping, so 111 are the exchange), 8 CartPoles 73 here, 99 in
+# one and 85 in two. The spread is wide (199 to 404 for the 263), and worse where others use the cores, so the dearer figure is taken.
+_EXCHANGE_SECONDS = 40e-6
+_EXCHANGE_SECONDS_PER_WORKER = 35e-6
+
+_LEAST_GAIN = 1.15
+"""Workers cost memory and start-up, so they must save this much."""
+_ALIKE = 1.05
+"""Fewer workers are preferred to more that save less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChoice:
+    """How many workers, and why, as a sentence for people."""
+
+    num_workers: int
+    reason: str
+
+
+def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = None, *, cores: int | None = None) -> WorkerChoice:
+    """What `env.num_workers: auto` means here: measures the environment for at most about 0.3 s, unless the answer needs no measuring.
+
+    `env` is an environment or a factory that was given beside the config, if there is one; `cores` overrides what the machine has.
+    """
+    if config.num_workers != "auto":
+        return WorkerChoice(config.num_workers, f"{_workers(config.num_workers)}: env.num_workers says so")
+    if isinstance(env, gym.Env):
+        return WorkerChoice(0, "no workers: an environment that was handed over stays in this process")
+    if env is None and config.id.startswith(ENVPOOL):
+        return WorkerChoice(0, "no workers: EnvPool steps its copies in threads of its own")
+    if env is None and native_pays(config):
+        return WorkerChoice(0, f"no workers: all {config.num_envs} copies of {config.id} are stepped as one")
+    cores = usable_cores() if cores is None else cores
+    if config.num_envs == 1 or cores == 1:
+        return WorkerChoice(0, f"no workers: there is one {'copy' if config.num_envs == 1 else 'core'}")
+    return choose_by_step(step_seconds(env or (lambda: make_env(config))), config.num_envs, cores)
+
+
+def choose_by_step(seconds: float, num_envs: int, cores: int) -> WorkerChoice:
+    """The choice for an environment whose step takes so long."""
+    alone = num_envs * seconds
+    predicted = {workers: lockstep_seconds(seconds, num_envs, workers) for workers in range(1, min(num_envs, cores) + 1)}
+    least = min(predicted.values())
+    workers, together = next((workers, cost) for workers, cost in predicted.items() if cost <= _ALIKE * least)
+    looked = f"a step takes {_time(seconds)}, {num_envs} copies one after another {_time(alone)}"
+    if alone < _LEAST_GAIN * together:
+        return WorkerChoice(0, f"no workers: {looked}, and in {_workers(workers)} about {_time(together)}")
+    return WorkerChoice(workers, f"{_workers(workers)}: {looked}, in {_workers(workers)} about {_time(together)}")
+
+
+def lockstep_seconds(seconds: float, num_envs: int, workers: int) -> float:
+    """What a step of all copies takes in so many workers: the fullest one's copies, and the exchange."""
+    fullest = -(-num_envs // workers)
+    return fullest * seconds + _EXCHANGE_SECONDS + workers * _EXCHANGE_SECONDS_PER_WORKER
+
+
+def step_seconds(make: Callable[[], Env]) -> float:
+    """The time of a step of one copy, by random legal actions: the median step, and each step's part of the resets."""
+    rng = np.random.default_rng(0)
+    looks: list[tuple[float, bool]] = []  # (seconds, did an episode end)
+    with InProcessVectorEnv(make, 1) as env:
+        step = env.reset()
+        until = time.perf_counter() + _LOOK_SECONDS
+        while len(looks) < _WARM_UP + _LOOK_STEPS and time.perf_counter() < until:
+            actions = _batch(legal_action(env.action_space, map_tree(lambda rows: rows[0], step.observations), rng))
+            taken, step = _timed(env, actions)
+            looks.append((taken, bool(step.ended)))
+    looks = looks[_WARM_UP:] or looks
+    typical = median([taken for taken, ended in looks if not ended] or [taken for taken, _ in looks])
+    return typical + sum(max(0.0, taken - typical) for taken, ended in looks if ended) / len(looks)
+
+
+def _timed(env: InProcessVectorEnv, actions: Tree) -> tuple[float, EnvStep]:
+    began = time.perf_counter()
+    step = env.step(actions)
+    return time.perf_counter() - began, step
+
+
+def _batch(action: Tree) -> Tree:
+    """One action as a batch of one, [1, *act]."""
+    return map_tree(lambda part: np.asarray(part)[None], action)
+
+
+def _workers(count: int) -> str:
+    return "no workers" if count == 0 else "1 worker" if count == 1 else f"{count} workers"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
