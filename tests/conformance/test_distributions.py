@@ -20,7 +20,7 @@ def numbers(case, dtype, seed=0):
     outputs = (2 * rng.standard_normal((ROWS, layout.num_outputs))).astype(dtype)
     log_std = rng.uniform(-1, 0.5, layout.num_gaussians).astype(dtype)
     mask = encoding.encode_mask(layout, case.mask((ROWS,), rng)) if case.masked else None
-    choices, gaussians = distributions.sample(layout, outputs, log_std, mask, rng)
+    choices, gaussians, _ = distributions.sample(layout, outputs, log_std, mask, rng)
     return layout, outputs, log_std, mask, choices, gaussians.astype(dtype)
 
 

@@ -191,7 +191,7 @@ def test_statistics_move_alike(backend):
 
 
 def _scaling(policy):
-    statistics = policy._statistics if isinstance(policy, NumpyPolicy) else policy.statistics
+    statistics = policy.statistics
     return statistics.center, statistics.inverse_std
 
 

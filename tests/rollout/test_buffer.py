@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from inchworm.errors import RolloutError
 from inchworm.rollout.buffer import RolloutBuffer
-from inchworm.types import EpisodeRecord
+from inchworm.types import EnvStep, EpisodeRecord, PolicyStep
 
 BOX, CHOICE = spaces.Box(-1e6, 1e6, (2,), np.float32), spaces.Discrete(1000)
 
@@ -248,3 +250,71 @@ def test_empty_buffers():
     rollout.validate(BOX, CHOICE)
     with pytest.raises(RolloutError, match="num_steps=-1"):
         RolloutBuffer.create(-1, 2, BOX, CHOICE)
+
+
+def steps_of(t: int, lanes: range) -> tuple[EnvStep, PolicyStep, EnvStep]:
+    """Row t of some lanes, in its three parts: every number is 100 * t + lane."""
+    of_all = row(t, lanes.stop)
+    mine = {name: value[lanes.start :] for name, value in of_all.items()}
+    nothing = np.full(len(lanes), -1, np.float32)  # what the other part of the row does not read
+    flags = (mine["terminated"], mine["truncated"])
+    copies = 100 * t + np.arange(lanes.start, lanes.stop, 2, np.float32)  # two lanes a copy
+    before = EnvStep(mine["observations"], nothing, *flags, mine["episode_starts"], np.ones(len(lanes), bool), global_state=copies)
+    after = EnvStep(-mine["observations"], mine["rewards"], *flags, mine["episode_starts"], np.zeros(len(lanes), bool))
+    return before, PolicyStep(mine["actions"], mine["actions"], mine["log_probs"], ()), after
+
+
+def test_groups_of_lanes_are_written_each_at_its_own_pace():
+    groups = (range(4), range(4, 6))
+    buffer = RolloutBuffer.create(3, 6, BOX, CHOICE, global_state=np.zeros(3, np.float32), group_sizes=(4, 2))
+    for group, rows in zip(groups, buffer.rows):  # one group is done before the other begins
+        for t in range(3):
+            before, acted, after = steps_of(t, group)
+            observations, episode_starts, valid = rows.seen(before, ())
+            np.testing.assert_array_equal(observations[:, 0], 100 * t + np.array(group))
+            assert episode_starts.shape == valid.shape == (len(group),)
+            rows.acted(acted)
+            assert len(rows) == t
+            rows.moved(after)
+            assert len(rows) == t + 1
+            before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
+            if t == 1 and group.start:
+                rows.add_cut(1, np.array([5.0, 55.0]))  # lane 1 of this group is lane 5
+        if group.start == 0:
+            with pytest.raises(RolloutError, match="holds 0 of 3 rows"):
+                buffer.get(last_observations=last_observations(6))
+    rollout = buffer.get(last_observations=last_observations(6))
+    number = 100 * np.arange(3)[:, None] + np.arange(6)
+    np.testing.assert_array_equal(rollout.observations, np.stack([number, -number], -1))
+    np.testing.assert_array_equal(rollout.actions, number)
+    np.testing.assert_array_equal(rollout.rewards, 2 * number)
+    np.testing.assert_array_equal(rollout.global_state, number[:, ::2])
+    assert rollout.valid.all()
+    assert rollout.cut_rows.tolist() == [[1, 5]] + [[2, lane] for lane in range(6)]
+    assert rollout.cut_observations[:, 0].tolist() == [5, 9000, 9001, 9002, 9003, 9004, 9005]
+
+
+def test_a_buffer_for_groups_is_written_by_groups():
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE, group_sizes=(1, 1))
+    with pytest.raises(RolloutError, match="2 groups of lanes; write each through its own `rows`"):
+        buffer.add(**row(0, 2))
+    buffer.reset()
+    assert len(buffer.rows) == 2  # fresh arrays, the same groups
+
+
+def test_a_rollout_that_nobody_keeps_is_let_go():
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
+    buffer.add(**row(0, 2))
+    rollout = buffer.get(last_observations=last_observations(2))
+    rewards = weakref.ref(rollout.rewards)
+    del rollout
+    assert rewards() is None  # neither the buffer nor its writers hold on to it
+    with pytest.raises(RolloutError, match="full"):
+        buffer.add_cut(0, np.zeros(2))
+
+
+def test_the_last_observations_must_be_of_all_lanes():
+    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
+    buffer.add(**row(0, 2))
+    with pytest.raises(RolloutError, match=r"cut_observations: got float32\[1, 2\], expected float32\[2, 2\]"):
+        buffer.get(last_observations=last_observations(1))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optree
 
-from inchworm.errors import BadNumberError, ConfigError
+from inchworm.collect.group import LaneGroup
+from inchworm.errors import ConfigError
 from inchworm.policy.weights import fingerprint
 from inchworm.protocols import Actor, Policy, VectorEnv
-from inchworm.rollout.buffer import RolloutBuffer
+from inchworm.rollout.buffer import LaneRows, RolloutBuffer
 from inchworm.rollout.rollout import Rollout
 from inchworm.seeding import make_stream, restore_stream, stream_state
-from inchworm.spaces import leaf, leaf_dtype, leaves, path_name
-from inchworm.types import EndedEpisode, EnvStep, EpisodeRecord, PolicyStep, Tree
+from inchworm.types import EnvStep, EpisodeRecord, Seam, Tree
 
 RECENT_EPISODES = 100
 """How many last episodes are kept for running means."""
@@ -27,25 +28,35 @@ class RolloutCollector:
 
     It owns the current observation, the memory, and one sampling stream derived from `seed`. `sequence_length` is how often a
     policy's memory is recorded, which is where sequences may begin.
+
+    Several vector envs of one world are groups that take turns: one steps while the policy acts for the next. Their lanes stand side by
+    side in the rollout. The policy acts for one group at a time, always in the same order, so no number depends on who had to wait.
     """
 
-    def __init__(self, vector_env: VectorEnv, policy: Actor, *, seed: int = 0, sequence_length: int = 1) -> None:
-        self.vector_env = vector_env
+    def __init__(self, vector_env: VectorEnv | Sequence[VectorEnv], policy: Actor, *, seed: int = 0, sequence_length: int = 1) -> None:
+        self.vector_envs = _groups_of(vector_env)
         self.policy = policy
         self.env_steps = 0
         self.episodes = 0
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
         self._sequence_length = sequence_length
         self._stream = make_stream(seed, "sampling")
-        self._float_paths = [path for path, space in leaves(vector_env.observation_space) if leaf_dtype(space).kind == "f"]
-        self._returns = np.zeros(vector_env.num_lanes, np.float64)
-        self._lengths = np.zeros(vector_env.num_lanes, np.int64)
-        self._state = policy.initial_state(vector_env.num_lanes)
+        self._buffer: RolloutBuffer | None = None  # between two calls it holds no arrays
+        self._groups: list[LaneGroup] = []
+        for env in self.vector_envs:
+            self._groups.append(LaneGroup(env, first_lane=sum(group.num_lanes for group in self._groups)))
+        self._forget()
+        self._trained = policy if isinstance(policy, Policy) else None  # asked once: comparing with a protocol takes longer than an act
         self._version, self._fingerprint = 0, 0
-        if isinstance(policy, Policy):
-            self._version, self._fingerprint = policy.policy_version, fingerprint(policy.get_weights())
-        self._now: EnvStep | None = None
-        self._observations: Tree = ()
+        if self._trained is not None:
+            self._version, self._fingerprint = self._trained.policy_version, fingerprint(self._trained.get_weights())
+
+    @property
+    def vector_env(self) -> VectorEnv:
+        """The vector env, if there is one; `vector_envs` has all."""
+        if len(self.vector_envs) > 1:
+            raise ConfigError(f"this collector has {len(self.vector_envs)} groups of environments; use vector_envs, which has one for each")
+        return self.vector_envs[0]
 
     def collect(self, num_steps: int) -> Rollout:
         """The next `num_steps` steps of every lane."""
@@ -58,160 +69,166 @@ class RolloutCollector:
             raise
 
     def _collect(self, num_steps: int) -> Rollout:
-        if self._now is None:
-            self._see(self.vector_env.reset(), moved=0)
+        for group in self._groups:
+            if group.now is None:
+                self._see(group, group.env.reset())
         self._know_weights()
-        env, buffer = self.vector_env, self._make_buffer(num_steps)
+        buffer = self._fresh_buffer(num_steps)
         episodes: list[EpisodeRecord] = []
-        for _ in range(num_steps):
-            before = self._now
-            assert before is not None
-            # Copies: the env overwrites its own arrays in the step.
-            episode_starts, valid = np.array(before.episode_starts), np.array(before.valid)
-            global_state = optree.tree_map(np.array, before.global_state)
-            step = self.policy.act(self._observations, self._state, episode_starts, self._stream)
-            after = env.step(step.env_actions)
-            self._check(after, moved=1)
-            buffer.add(
-                observations=self._observations,
-                actions=step.actions,
-                log_probs=step.log_probs,
-                rewards=after.rewards,
-                terminated=after.terminated,
-                truncated=after.truncated,
-                episode_starts=episode_starts,
-                valid=valid,
-                state=self._state,
-                global_state=global_state,
-            )
-            self._count(after, valid)
-            for ended in after.ended:
-                buffer.add_cut(ended.lane, ended.final_observation, _lane(step, ended.lane))
-                episodes.append(self._finish(ended))
-            self._state = step.state
-            self._keep(after)
+        for turn in range(num_steps + 1):  # a step begins in one turn and ends in the next: meanwhile it is the other groups' turn
+            for group, rows in zip(self._groups, buffer.rows):
+                if turn > 0:
+                    episodes += self._receive(group, rows)
+                if turn < num_steps:
+                    self._act(group, rows)
         return buffer.get(
-            last_observations=self._observations,
-            last_state=self._state,
+            last_observations=_side_by_side([group.now.observations for group in self._groups if group.now]),
+            last_state=_side_by_side([group.state for group in self._groups]),
             policy_version=self._version,
             weights_fingerprint=self._fingerprint,
             episodes=episodes,
         )
 
+    def _act(self, group: LaneGroup, rows: LaneRows) -> None:
+        """Act on what was seen, and begin the step. The row is written while the environments move, where they are elsewhere."""
+        assert group.now is not None
+        observations, episode_starts, group.valid = rows.seen(group.now, group.state)
+        step = self.policy.act(observations, group.state, episode_starts, self._stream)
+        group.env.send(step.env_actions)
+        group.acted = step
+        rows.acted(step)
+
+    def _receive(self, group: LaneGroup, rows: LaneRows) -> Sequence[EpisodeRecord]:
+        """Finish the step and its row; returns the episodes that ended in it."""
+        step, group.acted = group.acted, None
+        assert step is not None
+        after = group.env.recv()
+        group.check(after, moved=1)
+        rows.moved(after)
+        self.env_steps += group.count(after.rewards, group.valid)
+        group.now, group.state = after, step.state
+        return self._finish(group, rows) if after.ended else ()
+
+    def _finish(self, group: LaneGroup, rows: LaneRows) -> list[EpisodeRecord]:
+        """Write the true successors of the rows where episodes ended, and book the episodes."""
+        assert group.now is not None
+        for ended in group.now.ended:
+            rows.add_cut(ended.lane, ended.final_observation, _lane(group.state, ended.lane))
+        records = [group.finish(ended) for ended in group.now.ended]
+        self.episodes += len(records)
+        self.recent.extend(records)
+        return records
+
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Act with these weights from the next `collect` on."""
-        if not isinstance(self.policy, Policy):
+        if self._trained is None:
             raise ConfigError(f"{type(self.policy).__name__} is an actor without weights; it cannot be given any")
-        self.policy.set_weights(weights)
-        self._version, self._fingerprint = self.policy.policy_version, fingerprint(weights)
+        self._trained.set_weights(weights)
+        self._version, self._fingerprint = self._trained.policy_version, fingerprint(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next `collect` depends on besides the weights."""
+        """Everything that the next `collect` depends on besides the weights; `vector_env` is a list if there are groups."""
+        states = [env.state_dict() for env in self.vector_envs]
         return {
             "stream": stream_state(self._stream),
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
+            "returns": np.concatenate([group.returns for group in self._groups]),
+            "lengths": np.concatenate([group.lengths for group in self._groups]),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "recent": [[e.episode_return, e.length, e.lane, e.seed, dict(e.info)] for e in self.recent],
-            "policy_state": optree.tree_map(np.array, self._state),
-            "started": self._now is not None,
-            "vector_env": self.vector_env.state_dict(),
+            "policy_state": optree.tree_map(np.array, _side_by_side([group.state for group in self._groups])),
+            "started": self._groups[0].now is not None,
+            "vector_env": states if len(states) > 1 else states[0],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` described: the environments are brought back by replay."""
+        states = state["vector_env"] if isinstance(state["vector_env"], list) else [state["vector_env"]]
+        if len(states) != len(self._groups):
+            raise ConfigError(
+                f"the state is of {len(states)} groups of environments, but there are {len(self._groups)}; set collect.groups={len(states)}"
+            )
+        self._forget()
         self._stream = restore_stream(state["stream"])
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self.env_steps, self.episodes = int(state["env_steps"]), int(state["episodes"])
         self.recent = deque((EpisodeRecord(*entry) for entry in state["recent"]), maxlen=RECENT_EPISODES)
-        self._state = state["policy_state"]
-        self._now = None
-        self.vector_env.load_state_dict(state["vector_env"])
-        if state["started"]:
-            now = self.vector_env.reset(indices=())
-            self._see(now, moved=0)
-            self._returns[now.episode_starts] = self._lengths[now.episode_starts] = 0  # copies that replay did not bring back
+        for group, env_state in zip(self._groups, states):
+            lanes = slice(group.first_lane, group.first_lane + group.num_lanes)
+            group.returns, group.lengths = np.array(state["returns"][lanes]), np.array(state["lengths"][lanes])
+            group.state = optree.tree_map(lambda leaf, lanes=lanes: np.array(leaf[lanes]), state["policy_state"])
+            group.env.load_state_dict(env_state)
+            if state["started"]:
+                now = group.env.reset(indices=())
+                self._see(group, now)
+                group.returns[now.episode_starts] = group.lengths[now.episode_starts] = 0  # copies that replay did not bring back
+
+    def seams(self) -> list[Seam]:
+        """The sections of a collect, for a profile; what is left of it is the writing."""
+        envs: list[Seam] = [("env", env, method) for env in self.vector_envs for method in ("reset", "send", "recv")]
+        return [*envs, ("act", self.policy, "act")]
 
     def close(self) -> None:
         """Close the environments."""
-        self.vector_env.close()
+        with contextlib.ExitStack() as stack:  # all of them, also if one fails
+            for env in self.vector_envs:
+                stack.callback(env.close)
 
-    def _make_buffer(self, num_steps: int) -> RolloutBuffer:
-        env = self.vector_env
-        assert self._now is not None
-        return RolloutBuffer.create(
+    def _fresh_buffer(self, num_steps: int) -> RolloutBuffer:
+        if self._buffer is not None and self._buffer.num_steps == num_steps:
+            self._buffer.reset()
+            return self._buffer
+        env, sizes = self.vector_envs[0], tuple(group.num_lanes for group in self._groups)
+        self._buffer = RolloutBuffer.create(
             num_steps,
-            env.num_lanes,
+            sum(sizes),
             env.observation_space,
             env.action_space,
-            state=self._state,
+            state=_side_by_side([group.state for group in self._groups]),
             state_every=self._sequence_length,
-            global_state=self._now.global_state,
+            global_state=_side_by_side([group.now.global_state for group in self._groups if group.now]),
+            group_sizes=sizes,
         )
+        return self._buffer
 
     def _know_weights(self) -> None:
         """A policy that acts and learns in one object has moved without `set_weights`: look at it again."""
-        if isinstance(self.policy, Policy) and self.policy.policy_version != self._version:
-            self._version, self._fingerprint = self.policy.policy_version, fingerprint(self.policy.get_weights())
+        if self._trained is not None and self._trained.policy_version != self._version:
+            self._version, self._fingerprint = self._trained.policy_version, fingerprint(self._trained.get_weights())
 
     def _forget(self) -> None:
-        """Know nothing of any running episode."""
-        self._now, self._observations = None, ()
-        self._returns[:], self._lengths[:] = 0, 0
-        self._state = self.policy.initial_state(self.vector_env.num_lanes)
+        """Know nothing of any running episode; a step that is still under way is waited for and dropped."""
+        self._buffer = None
+        under_way = [group.env for group in self._groups if group.acted is not None]
+        for group in self._groups:
+            group.forget(self.policy.initial_state(group.num_lanes))
+        for env in under_way:
+            with contextlib.suppress(Exception):  # the first error is the one that is told
+                env.recv()
 
-    def _see(self, step: EnvStep, *, moved: int) -> None:
-        self._check(step, moved=moved)
-        self._keep(step)
-
-    def _keep(self, step: EnvStep) -> None:
-        """What to act on next; a copy, because the env overwrites its own."""
-        self._now = step
-        self._observations = optree.tree_map(np.array, step.observations)
-
-    def _check(self, step: EnvStep, *, moved: int) -> None:
-        """Make sure that every number of a step is finite, before any of it is kept; `moved` is 1 after a step, 0 after a reset."""
-        if not np.isfinite(step.rewards).all():
-            lane = _first_bad(step.rewards)
-            raise _bad_number("reward", lane, int(self._lengths[lane]) + moved, step.rewards[lane])
-        for path in self._float_paths:
-            for ended in step.ended:
-                values = leaf(ended.final_observation, path)
-                if not np.isfinite(values).all():
-                    raise _bad_number(f"final observation {path_name(path)!r}", ended.lane, int(self._lengths[ended.lane]) + moved, values)
-            values = leaf(step.observations, path)
-            if not np.isfinite(values).all():
-                lane = _first_bad(values)
-                number = 0 if step.episode_starts[lane] else int(self._lengths[lane]) + moved
-                raise _bad_number(f"observation {path_name(path)!r}", lane, number, values[lane])
-
-    def _count(self, step: EnvStep, valid: np.ndarray) -> None:
-        self._returns += step.rewards
-        self._lengths += valid
-        self.env_steps += int(np.count_nonzero(valid))
-
-    def _finish(self, ended: EndedEpisode) -> EpisodeRecord:
-        lane = ended.lane
-        record = EpisodeRecord(float(self._returns[lane]), int(self._lengths[lane]), lane, ended.seed, dict(ended.info))
-        self._returns[lane] = self._lengths[lane] = 0
-        self.episodes += 1
-        self.recent.append(record)
-        return record
+    def _see(self, group: LaneGroup, step: EnvStep) -> None:
+        group.check(step, moved=0)
+        group.now = step
 
 
-def _first_bad(values: np.ndarray) -> int:
-    """The first lane of [B, …] with a number that is not finite."""
-    return int(np.argwhere(~np.isfinite(values))[0, 0])
+def _groups_of(given: VectorEnv | Sequence[VectorEnv]) -> tuple[VectorEnv, ...]:
+    """One vector env or several; those are parts of one rollout, so they must show the same world."""
+    envs = given if isinstance(given, Sequence) else [given]
+    if not envs:
+        raise ConfigError("a collector needs a vector env, or one for each group; it was given none")
+    for number, env in enumerate(envs):
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name) != getattr(envs[0], name):
+                raise ConfigError(
+                    f"group {number} has the {name} {getattr(env, name)}, but group 0 {getattr(envs[0], name)}; make them alike"
+                )
+    return tuple(envs)
 
 
-def _lane(step: PolicyStep, lane: int) -> Tree:
-    """A lane's memory after it has read its observation."""
-    return optree.tree_map(lambda array: array[lane], step.state)
+def _lane(state: Tree, lane: int) -> Tree:
+    """A lane's memory."""
+    return state if isinstance(state, tuple) and not state else optree.tree_map(lambda leaf: leaf[lane], state)
 
 
-def _bad_number(what: str, lane: int, step: int, value: Any) -> BadNumberError:
-    return BadNumberError(
-        f"the {what} of lane {lane} is not finite at step {step} of its episode: {np.array2string(np.asarray(value), threshold=20)}; "
-        "nothing of this step was stored. Run `inchworm check-env` on the environment to find out why"
-    )
+def _side_by_side(trees: Sequence[Tree]) -> Tree:
+    """Trees [b, …] of all groups as one [B, …]."""
+    return trees[0] if len(trees) == 1 else optree.tree_map(lambda *leaves: np.concatenate(leaves), *trees)

@@ -37,7 +37,7 @@ def test_masked_choices_are_never_sampled_in_10_000_draws():
     layout = action_layout(spaces.MultiDiscrete([3, 4]), "clip")
     outputs = np.tile(np.array([[9.0, 0, 0, 9.0, 9.0, 0, 0]], np.float32), (10_000, 1))  # the illegal ones would be the favourites
     mask = np.tile(np.array([[0, 1, 1, 0, 0, 1, 0]], bool), (10_000, 1))
-    choices, _ = distributions.sample(layout, outputs, NO_STD, mask, np.random.default_rng(0))
+    choices, _, _ = distributions.sample(layout, outputs, NO_STD, mask, np.random.default_rng(0))
     assert set(choices[:, 0]) == {1, 2}
     assert set(choices[:, 1]) == {2}
     greedy, _ = distributions.mode(layout, outputs, mask)
@@ -54,15 +54,64 @@ def test_the_edges_of_the_uniform_draw_never_reach_an_illegal_choice(legal):
         def random(self, shape):
             return np.array([[0.0], [1 - 2**-53]])
 
-    choices, _ = distributions.sample(layout, outputs, NO_STD, mask, Edges())
+    choices, _, _ = distributions.sample(layout, outputs, NO_STD, mask, Edges())
     assert (choices[:, 0] == np.argmax(legal)).all()
+
+
+SAMPLED = {
+    "two choices": spaces.Discrete(2),
+    "seventeen choices": spaces.Discrete(17),
+    "no choice": spaces.Discrete(1),
+    "several": spaces.MultiDiscrete([3, 2, 5]),
+    "Gaussians": spaces.Box(-1, 1, (3,)),
+    "hybrid": spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2)]),
+}
+
+
+def plainly_sampled(layout, outputs, log_std, mask, rng):
+    """`sample`, as one would write it down: for each lane and each group the first choice whose cumulative weight is above u · total."""
+    uniforms = rng.random((len(outputs), len(layout.groups))) if layout.groups else None
+    logits = distributions.mask_logits(outputs[:, : layout.num_logits], mask)
+    choices = np.zeros((len(outputs), len(layout.groups)), np.int64)
+    for lane in range(len(outputs)):
+        for index, group in enumerate(layout.groups):
+            cumulative = np.cumsum(np.exp(logits[lane, group] - logits[lane, group].max()))
+            choices[lane, index] = np.argmax(cumulative > uniforms[lane, index] * np.float64(cumulative[-1]))
+    means = outputs[:, layout.num_logits :]
+    noise = rng.standard_normal(means.shape, np.float32) if layout.num_gaussians else 0
+    return choices, (means + np.exp(log_std) * noise).astype(np.float32)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-12)])
+@pytest.mark.parametrize("space", SAMPLED.values(), ids=SAMPLED)
+def test_one_pass_draws_what_the_plain_text_draws_and_knows_its_log_prob(space, dtype, tolerance, bounds, masked):
+    layout = action_layout(space, bounds)
+    rng = np.random.default_rng(5)
+    outputs = rng.normal(0, 2, (200, layout.num_outputs)).astype(dtype)
+    log_std = rng.uniform(-1, 0.5, layout.num_gaussians).astype(dtype)
+    mask = rng.random((200, layout.num_logits)) < 0.6 if masked else None
+    if mask is not None:
+        mask[:, [group.start for group in layout.groups]] = True
+    before = outputs.copy()
+    streams = [np.random.default_rng(8), np.random.default_rng(8)]
+    choices, gaussians, log_probs = distributions.sample(layout, outputs, log_std, mask, streams[0])
+    expected = plainly_sampled(layout, outputs, log_std, mask, streams[1])
+    np.testing.assert_array_equal(choices, expected[0])
+    np.testing.assert_array_equal(gaussians, expected[1])
+    assert streams[0].random() == streams[1].random()  # both streams have come equally far
+    assert (log_probs.dtype, log_probs.shape) == (dtype, (200,))
+    again = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
+    np.testing.assert_allclose(log_probs, again, rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(outputs, before)  # read, not used up
 
 
 def test_sampling_frequencies_are_the_probabilities():
     layout = action_layout(spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (1,))]), "clip")
     n = 40_000
     outputs = np.tile(np.array([[0.0, 1.0, -1.0, 0.5, 0.3]], np.float32), (n, 1))
-    choices, gaussians = distributions.sample(layout, outputs, np.array([-0.5], np.float32), None, np.random.default_rng(3))
+    choices, gaussians, _ = distributions.sample(layout, outputs, np.array([-0.5], np.float32), None, np.random.default_rng(3))
     p = np.exp([0, 1, -1, 0.5]) / np.exp([0, 1, -1, 0.5]).sum()
     spread = np.sqrt(p * (1 - p) / n)
     assert (np.abs(np.bincount(choices[:, 0], minlength=4) / n - p) < 5 * spread).all()
@@ -101,7 +150,7 @@ def test_tanh_entropy_by_monte_carlo():
     layout = action_layout(spaces.Box(-3, 5, (2,)), "tanh")
     n = 200_000
     outputs, log_std = np.tile(np.array([[0.4, -0.9]]), (n, 1)), np.array([-0.3, 0.4])
-    choices, gaussians = distributions.sample(layout, outputs, log_std, None, np.random.default_rng(0))
+    choices, gaussians, _ = distributions.sample(layout, outputs, log_std, None, np.random.default_rng(0))
     surprise = -distributions.log_prob(layout, outputs, log_std, None, choices, gaussians)
     found = distributions.entropy(layout, outputs[:1], log_std, None)[0]
     assert found == pytest.approx(surprise.mean(), abs=5 * surprise.std() / np.sqrt(n) + 2e-3)

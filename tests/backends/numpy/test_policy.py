@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -12,6 +14,7 @@ from inchworm.errors import InchwormError, SpaceError
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Policy
 from inchworm.rollout.fake import create_fake_rollout
+from inchworm.types import Minibatch
 
 SMALL = PolicyConfig(hidden_sizes=(4,))
 
@@ -111,3 +114,57 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     for name, value in first.items():
         np.testing.assert_array_equal(again[name], value)
     assert (first["actor.0.weight"] != other["actor.0.weight"]).any()
+
+
+def test_what_a_policy_did_stays_what_it_was_when_it_acts_again():
+    """Callers keep steps: nothing that leaves the policy is written again, and the observation is only read."""
+    for action_space in (spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)):
+        policy = policy_of(spaces.Box(-1, 1, (2,)), action_space, PolicyConfig(hidden_sizes=(4,), normalize_observations=True))
+        rng = np.random.default_rng(0)
+        observations = rng.standard_normal((5, 2), np.float32)
+        seen = observations.copy()
+        first = policy.act(observations, (), np.ones(5, bool), rng)
+        kept = [np.array(array) for array in (first.actions, first.env_actions, first.log_probs)]
+        second = policy.act(observations, (), np.ones(5, bool), rng)
+        assert (np.array(second.actions) != kept[0]).any()
+        for array, before in zip((first.actions, first.env_actions, first.log_probs), kept):
+            np.testing.assert_array_equal(array, before)
+        np.testing.assert_array_equal(observations, seen)
+
+
+def test_two_threads_may_act_with_one_policy():
+    policy = policy_of(spaces.Box(-1, 1, (16,)), spaces.Box(-1, 1, (3,), np.float32), PolicyConfig(hidden_sizes=(64, 64)))
+    batches = [np.random.default_rng(seed).standard_normal((200, 16), np.float32) for seed in (1, 2)]
+
+    def act(rows):
+        return [policy.act(rows, (), (), np.random.default_rng(3)).log_probs.tobytes() for _ in range(50)]
+
+    alone = [set(act(rows)) for rows in batches]
+    with ThreadPoolExecutor(2) as pool:
+        together = [set(found) for found in pool.map(act, batches)]
+    assert together == alone
+    assert [len(found) for found in alone] == [1, 1]
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (3,), np.float32)], ids=["choice", "Gaussians"])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
+def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
+    policy = policy_of(spaces.Box(-3, 3, (4,)), space, PolicyConfig(hidden_sizes=(9, 8), activation=activation))
+    observations = np.random.default_rng(1).uniform(-3, 3, (6, 7, 4)).astype(np.float32)  # [L, N, 4]
+    steps = [policy.act(rows, (), np.ones(7, bool), np.random.default_rng(2)) for rows in observations]
+    nothing = np.zeros((6, 7), np.float32)
+    minibatch = Minibatch(
+        observations=observations,
+        actions=np.stack([step.actions for step in steps]),
+        log_probs=nothing,
+        advantages=nothing,
+        returns=nothing,
+        values=nothing,
+        valid=nothing == 0,
+        episode_starts=nothing != 0,
+    )
+    evaluation = policy.evaluate(minibatch)
+    assert evaluation.log_probs.shape == evaluation.values.shape == (6, 7)
+    np.testing.assert_allclose(evaluation.log_probs, np.stack([step.log_probs for step in steps]), rtol=0, atol=5e-6)
+    np.testing.assert_array_equal(evaluation.values, policy.value(observations))
+    np.testing.assert_allclose(policy.value(observations[2:3])[0], evaluation.values[2], rtol=0, atol=5e-6)

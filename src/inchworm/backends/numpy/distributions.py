@@ -21,23 +21,47 @@ QUADRATURE_WEIGHTS = QUADRATURE_WEIGHTS / QUADRATURE_WEIGHTS.sum()
 
 def sample(
     layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask: np.ndarray | None, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw choices [B, G] and Gaussian values [B, D] from outputs [B, C + D]."""
-    rows = len(outputs)
-    choices = np.zeros((rows, len(layout.group_sizes)), np.int64)
-    if layout.group_sizes:
-        uniforms = rng.random((rows, len(layout.group_sizes)))  # [B, G]
-        logits = mask_logits(outputs[:, : layout.num_logits], mask)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw choices [B, G] and Gaussian values [B, D] from outputs [B, C + D], with the log-probs [B] of what was drawn.
+
+    One pass: the exponentials that a choice is drawn with are those of its log-prob, which `log_prob` would compute again.
+    """
+    rows, num_groups = len(outputs), len(layout.groups)
+    if num_groups == 1 and not layout.num_gaussians:  # one choice and nothing else: there is nothing to add up
+        choice, log_probs = _draw_choice(mask_logits(outputs, mask).T.copy(), rng.random((rows, 1))[:, 0])
+        return choice[:, None], outputs[:, layout.num_logits :], log_probs
+    choices = np.empty((rows, num_groups), np.int64)
+    log_probs = np.zeros(rows, outputs.dtype)
+    if num_groups:
+        uniforms = rng.random((rows, num_groups))  # [B, G]
+        logits = mask_logits(outputs[:, : layout.num_logits], mask).T
         for index, group in enumerate(layout.groups):
-            weights = np.exp(logits[:, group] - logits[:, group].max(-1, keepdims=True))
-            cumulative = weights.cumsum(-1)
-            # Inverse of the cumulative distribution. A masked choice adds nothing to it and can never be the first one above.
-            choices[:, index] = (cumulative <= uniforms[:, index, None] * cumulative[:, -1:].astype(np.float64)).sum(-1)
+            choices[:, index], log_p = _draw_choice(logits[group].copy(), uniforms[:, index])
+            log_probs += log_p
     means = outputs[:, layout.num_logits :]
     if not layout.num_gaussians:
-        return choices, means
+        return choices, means, log_probs
     noise = rng.standard_normal(means.shape, np.float32)
-    return choices, (means + np.exp(log_std) * noise).astype(np.float32, copy=False)  # as it is stored, also by a float64 policy
+    gaussians = (means + np.exp(log_std) * noise).astype(np.float32, copy=False)  # as it is stored, also by a float64 policy
+    log_probs += _gaussian_log_prob(layout, means, log_std, gaussians)
+    return choices, gaussians, log_probs
+
+
+def _draw_choice(logits: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One choice [B] of each lane and its log-prob [B] from logits [C, B], which are overwritten.
+
+    Choices stand above one another, so that every operation runs along the lanes, of which there are more.
+    """
+    logits -= np.maximum.reduce(logits)
+    cumulative = np.add.accumulate(np.exp(logits))  # [C, B]
+    total = cumulative[-1]
+    # Inverse of the cumulative distribution. A masked choice adds nothing to it and can never be the first one above; the last
+    # row is never below, because a uniform is less than 1.
+    below = cumulative[:-1] <= uniforms * total  # [C - 1, B]
+    choices = below[0].astype(np.int64) if len(below) == 1 else np.add.reduce(below, 0, np.int64)
+    log_probs = logits[choices, np.arange(len(choices))]
+    log_probs -= np.log(total)
+    return choices, log_probs
 
 
 def mode(layout: ActionLayout, outputs: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -70,11 +94,17 @@ def log_prob(
         log_p = log_softmax(logits[..., group]).reshape(-1, layout.group_sizes[index])
         total += log_p[np.arange(len(log_p)), choices[..., index].reshape(-1)].reshape(total.shape)
     if layout.num_gaussians:
-        means, gaussians = outputs[..., layout.num_logits :], gaussians.astype(outputs.dtype, copy=False)
-        standard = (gaussians - means) * np.exp(-log_std)
-        total += (-0.5 * standard * standard - log_std - HALF_LOG_2PI).sum(-1)
-        if layout.bounds == "tanh":
-            total -= log_tanh_slope(gaussians).sum(-1)
+        total += _gaussian_log_prob(layout, outputs[..., layout.num_logits :], log_std, gaussians)
+    return total
+
+
+def _gaussian_log_prob(layout: ActionLayout, means: np.ndarray, log_std: np.ndarray, gaussians: np.ndarray) -> np.ndarray:
+    """log pi [...] of Gaussian values [..., D]; with "tanh", of what they are squashed into."""
+    gaussians = gaussians.astype(means.dtype, copy=False)
+    standard = (gaussians - means) * np.exp(-log_std)
+    total: np.ndarray = np.add.reduce(-0.5 * standard * standard - log_std - HALF_LOG_2PI, -1)
+    if layout.bounds == "tanh":
+        total -= log_tanh_slope(gaussians).sum(-1)
     return total
 
 

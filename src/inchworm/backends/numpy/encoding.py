@@ -12,7 +12,9 @@ from inchworm.types import Tree
 def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int = 1) -> np.ndarray:
     """Observations [..., *obs] as the flat input [..., F] f32: boxes flattened, categories one-hot, bytes scaled to 0…1."""
     if len(layout.parts) == 1 and layout.parts[0].kind == "box" and layout.parts[0].scale == 1.0:  # almost everybody
-        values = leaf(observations, layout.parts[0].path)
+        values: np.ndarray = leaf(observations, layout.parts[0].path)
+        if values.ndim == num_leading + 1 and values.dtype == np.float32:  # flat as it is
+            return values
         return np.asarray(values, np.float32).reshape(*values.shape[:num_leading], layout.size)
     pieces = [_encode_part(part, np.asarray(leaf(observations, part.path)), num_leading) for part in layout.flat]
     return np.concatenate(pieces, axis=-1)

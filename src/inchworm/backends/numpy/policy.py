@@ -5,13 +5,17 @@ The fast way to act with a small network, and the reference that other backends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 
 import numpy as np
+from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
 from inchworm.backends.numpy.encoding import encode_mask, encode_observations, flatten_actions
+from inchworm.backends.numpy.network import ACTIVATIONS
 from inchworm.errors import SpaceError
+from inchworm.policy.layout import ActionLayout
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.policy.weights import VERSION, check_weights, rescaled_value_head
@@ -20,13 +24,8 @@ from inchworm.seeding import make_stream
 from inchworm.spaces import MASK_KEY
 from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "leaky_relu": lambda x: np.where(x > 0, x, x * x.dtype.type(0.01)),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-}
+VALUE_CHUNK = 16_384
+"""Rows that the critic reads at once, so that a long rollout does not need the memory of all its activations."""
 
 
 class NumpyPolicy:
@@ -37,8 +36,8 @@ class NumpyPolicy:
             raise SpaceError('convolutions do not run in NumPy; use the torch backend for policy.kind="cnn"')
         self.spec = spec
         self.policy_version = 0
-        self._statistics = PolicyStatistics(spec)
-        self._activation = ACTIVATIONS[spec.config.activation]
+        self.statistics = PolicyStatistics(spec)
+        self._activation = ACTIVATIONS[spec.config.activation].apply
         self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
     def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's, for policies with memory
@@ -55,7 +54,8 @@ class NumpyPolicy:
         deterministic: bool = False,
     ) -> PolicyStep:
         """One action per lane; the critic is not asked."""
-        outputs = self._network("actor", self._inputs(observations, 1))  # [B, C + D]
+        rows, _ = self.encode(observations, 1)
+        outputs = self._network("actor", self._features(rows))  # [B, C + D]
         mask = encode_mask(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
         return choose(self.spec, outputs, self._log_std, mask, state, rng, deterministic=deterministic)
 
@@ -67,39 +67,42 @@ class NumpyPolicy:
 
     def value(self, observations: Tree, state: Tree = (), episode_starts: Array = ()) -> Array:  # noqa: ARG002
         """The critic on [L, N, *obs]: values [L, N] in reward units."""
-        return self._values(self._inputs(observations, 2))
+        rows, leading = self.encode(observations, 2)
+        chunks = [self._values(self._features(rows[start : start + VALUE_CHUNK])) for start in range(0, len(rows), VALUE_CHUNK)]
+        return np.concatenate(chunks).reshape(leading) if chunks else np.zeros(leading, rows.dtype)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """What the weights say of a minibatch. NumPy has no gradients: this is the reference for the numbers."""
-        layout, inputs = self.spec.actions, self._inputs(minibatch.observations, 2)
-        outputs = self._network("actor", inputs)
+        layout, (rows, leading) = self.spec.actions, self.encode(minibatch.observations, 2)
+        features = self._features(rows)
+        outputs = self._network("actor", features).reshape(*leading, layout.num_outputs)
         mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         return Evaluation(
             distributions.log_prob(layout, outputs, self._log_std, mask, choices, gaussians),
             distributions.entropy(layout, outputs, self._log_std, mask),
-            self._values(inputs),
-            outputs.dtype.type(self._statistics.value_std),
+            self._values(features).reshape(leading),
+            outputs.dtype.type(self.statistics.value_std),
         )
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
         """Enter a rollout into the normalisers; values in reward units stay what they were."""
-        before = (self._statistics.value_mean, self._statistics.value_std)
+        before = (self.statistics.value_mean, self.statistics.value_std)
         flat = encode_observations(self.spec.observations, rollout.observations, 2)
-        self._statistics.update(flat, np.asarray(returns), rollout.valid)
-        self._weights |= rescaled_value_head(self._weights, before, (self._statistics.value_mean, self._statistics.value_std))
+        self.statistics.update(flat, np.asarray(returns), rollout.valid)
+        self._weights |= rescaled_value_head(self._weights, before, (self.statistics.value_mean, self.statistics.value_std))
         self._prepare()
 
     def get_weights(self) -> Weights:
         """Copies of the parameters and statistics, with the version."""
         copies = {name: np.array(value) for name, value in self._weights.items()}
-        return {**copies, **self._statistics.to_weights(), VERSION: np.array(self.policy_version, np.int64)}
+        return {**copies, **self.statistics.to_weights(), VERSION: np.array(self.policy_version, np.int64)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take parameters, statistics and version; names and shapes must be the spec's."""
         check_weights(self.spec, weights)
         self._weights = {name: np.array(weights[name]) for name in self.spec.layers}
-        self._statistics.from_weights(weights)
+        self.statistics.from_weights(weights)
         self.policy_version = int(weights[VERSION])
         self._prepare()
 
@@ -112,29 +115,46 @@ class NumpyPolicy:
                 stack.append((np.ascontiguousarray(self._weights[name].T), self._weights[name.removesuffix("weight") + "bias"]))
         log_std = self._weights.get(LOG_STD, np.zeros(0, np.float32))
         self._log_std = np.clip(log_std, *TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else log_std
-        if self._statistics.observations is not None:
+        if self.statistics.observations is not None:
             dtype = self._weights["actor.head.weight"].dtype
-            self._center, self._inverse_std = self._statistics.center.astype(dtype), self._statistics.inverse_std.astype(dtype)
+            self._center, self._inverse_std = self.statistics.center.astype(dtype), self.statistics.inverse_std.astype(dtype)
+            self._clip = np.asarray(self.spec.config.observation_clip, dtype)
 
-    def _inputs(self, observations: Tree, num_leading: int) -> np.ndarray:
+    def encode(self, observations: Tree, num_leading: int) -> tuple[np.ndarray, tuple[int, ...]]:
+        """What the network reads, encoded and normalised, as rows [N, F], and the leading axes that they had."""
         flat = encode_observations(self.spec.observations, observations, num_leading)
-        if self._statistics.observations is not None:
-            limit = self.spec.config.observation_clip
-            flat = np.clip((flat - self._center) * self._inverse_std, -limit, limit)
-        for matrix, bias in self._layers.get("trunk", ()):
-            flat = self._activation(flat @ matrix + bias)
-        return flat
+        leading = flat.shape[:-1]
+        rows = flat if num_leading == 1 else flat.reshape(math.prod(leading), flat.shape[-1])
+        if self.statistics.observations is not None:
+            rows = (rows - self._center) * self._inverse_std
+            np.minimum(rows, self._clip, out=rows)
+            np.maximum(rows, -self._clip, out=rows)
+        return rows, leading
 
-    def _network(self, name: str, inputs: np.ndarray) -> np.ndarray:
+    def _features(self, rows: np.ndarray) -> np.ndarray:
+        """What actor and critic share."""
+        for layer in self._layers.get("trunk", ()):
+            rows = self._hidden(rows, *layer)
+        return rows
+
+    def _network(self, name: str, rows: np.ndarray) -> np.ndarray:
         *hidden, (head, head_bias) = self._layers[name]
-        for matrix, bias in hidden:
-            inputs = self._activation(inputs @ matrix + bias)
-        outputs: np.ndarray = inputs @ head + head_bias
+        for layer in hidden:
+            rows = self._hidden(rows, *layer)
+        outputs: np.ndarray = rows.dot(head)
+        np.add(outputs, head_bias, outputs)
         return outputs
 
-    def _values(self, inputs: np.ndarray) -> np.ndarray:
-        normalized = self._network("critic", inputs)[..., 0]
-        values: np.ndarray = normalized * self._statistics.value_std + self._statistics.value_mean
+    def _hidden(self, rows: np.ndarray, matrix: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """One hidden layer in one new array. Not in arrays kept for it: those save nothing, and two threads would share them."""
+        outputs: np.ndarray = rows.dot(matrix)
+        np.add(outputs, bias, outputs)
+        self._activation(outputs, outputs)
+        return outputs
+
+    def _values(self, rows: np.ndarray) -> np.ndarray:
+        normalized = self._network("critic", rows)[:, 0]
+        values: np.ndarray = normalized * self.statistics.value_std + self.statistics.value_mean
         return values
 
 
@@ -158,9 +178,19 @@ def choose(
     layout = spec.actions
     if deterministic:
         choices, gaussians = distributions.mode(layout, outputs, mask)
+        log_probs = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
     else:
-        choices, gaussians = distributions.sample(layout, outputs, log_std, mask, rng)
-    log_probs = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
-    actions = layout.unflatten(choices, gaussians, sampled=True)
-    env_actions = layout.unflatten(choices, distributions.to_env(layout, gaussians)) if layout.num_gaussians else actions
+        choices, gaussians, log_probs = distributions.sample(layout, outputs, log_std, mask, rng)
+    actions = _as_tree(layout, choices, gaussians, sampled=True)
+    env_actions = _as_tree(layout, choices, distributions.to_env(layout, gaussians)) if layout.num_gaussians else actions
     return PolicyStep(actions, env_actions, log_probs, state)
+
+
+def _as_tree(layout: ActionLayout, choices: np.ndarray, gaussians: np.ndarray, *, sampled: bool = False) -> Tree:
+    """`layout.unflatten`, and its answer at once for the two spaces that almost everybody has."""
+    space = layout.space
+    if type(space) is spaces.Discrete and space.start == 0 and space.dtype == choices.dtype:
+        return choices[:, 0]
+    if type(space) is spaces.Box and space.dtype == gaussians.dtype and len(space.shape) == 1:
+        return gaussians
+    return layout.unflatten(choices, gaussians, sampled=sampled)

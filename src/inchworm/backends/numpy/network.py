@@ -1,0 +1,204 @@
+"""Serves steps 8 and 9 of 9: a dense network forwards and, for the gradient, backwards. All of backpropagation that PPO needs.
+
+One layer computes y = f(z) with z = x Wᵀ + b. Suppose we know how the loss moves with the layer's output, G = ∂L/∂y. Then,
+by the chain rule and nothing else,
+
+    ∂L/∂z = G · f'(z)           number by number
+    ∂L/∂W = (∂L/∂z)ᵀ x          each weight met each sample's input once, so its slope is a sum over samples
+    ∂L/∂b = Σ over samples of ∂L/∂z
+    ∂L/∂x = (∂L/∂z) W           which is G of the layer before
+
+and so from the last layer to the first. The network's outputs and their slopes are kept as [outputs, n], one row an output:
+what follows (a softmax over a few choices, say) is then a few operations on long rows, which is what NumPy does fast.
+
+All parameters are views of one flat vector, and their gradients of another: the norm is one product, Adam a few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from inchworm.policy.spec import PolicySpec
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function f and its slope f', each written into an array that is given."""
+
+    apply: Callable[[np.ndarray, np.ndarray], object]
+    """(z, y): y = f(z); z and y are one array unless `keeps_input`."""
+    slope: Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+    """(z, y, into): into = f'(z), from whichever of z and y = f(z) is the shorter way."""
+    keeps_input: bool = False
+    """Whether the slope needs z itself."""
+
+
+def _tanh_slope(_: np.ndarray, y: np.ndarray, into: np.ndarray) -> None:
+    """1 - tanh²"""
+    np.multiply(y, y, out=into)
+    np.subtract(1, into, out=into)
+
+
+def _elu(z: np.ndarray, y: np.ndarray) -> None:
+    """z where positive, else exp(z) - 1"""
+    low = np.expm1(np.minimum(z, 0))
+    np.copyto(y, np.where(z > 0, z, low))
+
+
+def _sigmoid(z: np.ndarray) -> np.ndarray:
+    result: np.ndarray = 1 / (1 + np.exp(-z))
+    return result
+
+
+def _silu_slope(z: np.ndarray, _: np.ndarray, into: np.ndarray) -> None:
+    """z s(z) has the slope s + z s (1 - s) = s (1 + z (1 - s)), with s the sigmoid"""
+    s = _sigmoid(z)
+    np.multiply(s, 1 + z * (1 - s), out=into)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "tanh": Activation(lambda z, y: np.tanh(z, out=y), _tanh_slope),
+    "relu": Activation(lambda z, y: np.maximum(z, 0, out=y), lambda _, y, into: np.greater(y, 0, out=into, casting="unsafe")),
+    "elu": Activation(_elu, lambda _, y, into: np.copyto(into, np.where(y > 0, 1, y + 1))),  # exp(z) = y + 1 below 0
+    "leaky_relu": Activation(
+        lambda z, y: np.copyto(y, np.where(z > 0, z, z * z.dtype.type(0.01))),
+        lambda _, y, into: np.copyto(into, np.where(y > 0, 1, 0.01), casting="same_kind"),
+    ),
+    "silu": Activation(lambda z, y: np.multiply(z, _sigmoid(z), out=y), _silu_slope, keeps_input=True),
+}
+
+
+class Layer:
+    """One dense layer: its weights, their gradients, and the arrays it needs for n samples."""
+
+    def __init__(self, weight: np.ndarray, bias: np.ndarray, d_weight: np.ndarray, d_bias: np.ndarray) -> None:
+        self.weight, self.bias = weight, bias  # [out, in], [out]
+        self.d_weight, self.d_bias = d_weight, d_bias
+
+
+class Hidden:
+    """Hidden layers one after another, over n samples; what the way back needs stays here from the way there."""
+
+    def __init__(self, layers: list[Layer], activation: Activation, rows: int, *, first_needs_slope: bool) -> None:
+        self._layers, self._activation = layers, activation
+        self._first_needs_slope = first_needs_slope
+        dtype = layers[0].weight.dtype if layers else np.dtype(np.float32)
+        self._ones = np.ones(rows, dtype)
+        self._outputs = [np.empty((rows, len(layer.bias)), dtype) for layer in layers]
+        self._inputs = [np.empty_like(y) for y in self._outputs] if activation.keeps_input else self._outputs
+        self._slopes = [np.empty_like(y) for y in self._outputs]
+        self._back = [np.empty((rows, layer.weight.shape[1]), dtype) for layer in layers]
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """[n, in] -> [n, width of the last layer]"""
+        self._x = x
+        for layer, z, y in zip(self._layers, self._inputs, self._outputs):
+            np.dot(x, layer.weight.T, out=z)
+            np.add(z, layer.bias, out=z)
+            self._activation.apply(z, y)
+            x = y
+        return x
+
+    def backward(self, slope: np.ndarray) -> np.ndarray | None:
+        """From ∂L/∂(last output) [n, width] to the gradients of all layers, and ∂L/∂(first input) if somebody needs it."""
+        for index in range(len(self._layers) - 1, -1, -1):
+            layer, into = self._layers[index], self._slopes[index]
+            x = self._outputs[index - 1] if index else self._x
+            self._activation.slope(self._inputs[index], self._outputs[index], into)
+            np.multiply(into, slope, out=into)  # ∂L/∂z = G · f'(z)
+            np.dot(into.T, x, out=layer.d_weight)  # ∂L/∂W = (∂L/∂z)ᵀ x
+            np.dot(self._ones, into, out=layer.d_bias)  # ∂L/∂b: a sum over samples
+            if index == 0 and not self._first_needs_slope:
+                return None
+            slope = np.dot(into, layer.weight, out=self._back[index])  # ∂L/∂x = (∂L/∂z) W
+        return slope
+
+
+class Head:
+    """The last layer, without an activation: [n, width] -> [outputs, n]."""
+
+    def __init__(self, layer: Layer, rows: int) -> None:
+        self._layer = layer
+        self._outputs = np.empty((len(layer.bias), rows), layer.weight.dtype)
+        self._back = np.empty((rows, layer.weight.shape[1]), layer.weight.dtype)
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """[n, width] -> [outputs, n]"""
+        self._x = x
+        np.dot(self._layer.weight, x.T, out=self._outputs)
+        np.add(self._outputs, self._layer.bias[:, None], out=self._outputs)
+        return self._outputs
+
+    def backward(self, slope: np.ndarray) -> np.ndarray:
+        """From ∂L/∂outputs [outputs, n] to the layer's gradients, and ∂L/∂x [n, width]."""
+        np.dot(slope, self._x, out=self._layer.d_weight)
+        np.sum(slope, axis=1, out=self._layer.d_bias)
+        return np.dot(slope.T, self._layer.weight, out=self._back)
+
+
+class Pass:
+    """Actor and critic over n samples: one way there, one way back."""
+
+    def __init__(self, network: FlatNetwork, rows: int) -> None:
+        activation = ACTIVATIONS[network.spec.config.activation]
+        self._shared = Hidden(network.layers["trunk"], activation, rows, first_needs_slope=False) if "trunk" in network.layers else None
+        needed = self._shared is not None
+        self._actor, self._critic = (
+            (Hidden(network.layers[name][:-1], activation, rows, first_needs_slope=needed), Head(network.layers[name][-1], rows))
+            for name in ("actor", "critic")
+        )
+
+    def forward(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[n, F] -> outputs [C + D, n] and normalised values [n]; both are overwritten by the next call."""
+        features = inputs if self._shared is None else self._shared.forward(inputs)
+        hidden, head = self._actor
+        outputs = head.forward(hidden.forward(features))
+        hidden, head = self._critic
+        return outputs, head.forward(hidden.forward(features))[0]
+
+    def backward(self, d_outputs: np.ndarray, d_values: np.ndarray) -> None:
+        """Fill the network's gradient from ∂L/∂outputs [C + D, n] and ∂L/∂values [n]."""
+        hidden, head = self._actor
+        of_actor = hidden.backward(head.backward(d_outputs))
+        hidden, head = self._critic
+        of_critic = hidden.backward(head.backward(d_values[None]))
+        if self._shared is not None:
+            assert of_actor is not None
+            assert of_critic is not None
+            self._shared.backward(of_actor + of_critic)  # both read the same features: their slopes add up
+
+
+class FlatNetwork:
+    """A spec's parameters as one flat vector, its gradient as another, and named views of both."""
+
+    def __init__(self, spec: PolicySpec, dtype: np.dtype[np.floating]) -> None:
+        self.spec = spec
+        self._ends = np.cumsum([int(np.prod(shape)) for shape in spec.layers.values()])
+        self.parameters, self.gradient = np.zeros(int(self._ends[-1]), dtype), np.zeros(int(self._ends[-1]), dtype)
+        self.weights, self.gradients = self.views(self.parameters), self.views(self.gradient)
+        self.layers: dict[str, list[Layer]] = {}
+        for name in spec.layers:
+            if name.endswith(".weight"):
+                bias = name.removesuffix("weight") + "bias"
+                arrays = (self.weights[name], self.weights[bias], self.gradients[name], self.gradients[bias])
+                self.layers.setdefault(name.split(".")[0], []).append(Layer(*arrays))
+        self._passes: dict[int, Pass] = {}
+
+    def load(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take the parameters from named arrays."""
+        for name, view in self.weights.items():
+            view[...] = weights[name]
+
+    def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The parts of a vector like `parameters`, under the names of the weights."""
+        pieces = np.split(vector, self._ends[:-1])
+        return {name: piece.reshape(shape) for (name, shape), piece in zip(self.spec.layers.items(), pieces)}
+
+    def over(self, rows: int) -> Pass:
+        """The way there and back for `rows` samples; its arrays are made once and used again."""
+        if rows not in self._passes:
+            self._passes[rows] = Pass(self, rows)
+        return self._passes[rows]
