@@ -83,8 +83,8 @@ class PPOConfig(ConfigBase):
     """Steps that are evaluated in a row; auto is 1 without memory, else 32 or the rollout if that is shorter."""
     max_staleness: int | None = None
     """Refuse rollouts made by weights more than this many updates old; none only reports it."""
-    compile: Literal["off"] = "off"
-    """Compile the minibatch step; only off is built yet."""
+    compile: Literal["off", "on", "auto"] = "off"
+    """Compile torch's minibatch step as one graph; auto does it if the run is long enough to repay the compiling."""
 
     def __post_init__(self) -> None:
         check_range(self, "learning_rate", 0.0, None)
@@ -134,7 +134,7 @@ class EnvConfig(ConfigBase):
     num_envs: int = 8
     """Copies of the environment."""
     num_workers: int | Literal["auto"] = "auto"
-    """Processes that step the copies; 0 steps them in this process, and so does auto."""
+    """Processes that step the copies; 0 steps them in this process. auto looks at the environment for a moment and chooses."""
     worker_timeout: float = 60.0
     """Seconds after which a worker that does not answer counts as hung."""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -211,6 +211,8 @@ class PolicyConfig(ConfigBase):
 class CollectConfig(ConfigBase):
     """How rollouts are gathered."""
 
+    groups: Literal[1, 2] = 1
+    """Groups of copies that act and step in turns: with 2 and workers, one half steps while the policy acts for the other."""
     max_replay_steps: int = 100_000
     """Actions of a running episode that are kept for replay; a longer episode starts afresh after a resume."""
 
@@ -260,8 +262,8 @@ class RunConfig(ConfigBase):
     """Stop after this many iterations, if that is sooner."""
     max_episodes: int | None = None
     """Stop after this many finished episodes, if that is sooner."""
-    backend: Literal["torch"] = "torch"
-    """The framework that learns."""
+    backend: Literal["torch", "numpy"] = "torch"
+    """What learns: torch, or NumPy with gradients by hand, for MLP policies: no torch in the process, and faster with small networks."""
     device: str = "auto"
     """Where it learns: auto is cuda if there is one, else cpu."""
     threads: int = 1

@@ -17,6 +17,9 @@ Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, np.ndarray]
 """Named arrays: parameters, normaliser statistics and `policy_version`, all that a policy is besides its spec."""
 
+Seam: TypeAlias = tuple[str, Any, str]
+"""A section of a profile, an object, and the name of its method that is that section."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyStep:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,19 @@ class BadNumberGuard:
         self.bad_steps = 0
         self._directory = dump_directory
 
-    def watch(self, minibatches: Sequence[Minibatch], table: Table) -> None:
-        """Read an epoch's flags, once; several in a row stop the run, with the last minibatch saved."""
+    def watch(self, table: Table, minibatches: Sequence[Any], whole: Callable[[Any], Minibatch]) -> None:
+        """Read an epoch's flags, once; several in a row stop the run, with the last minibatch saved, as `whole` gives it."""
         if not table["bad"].any():
             self.bad_steps = 0
             return
         for index, bad in enumerate(table["bad"]):
             self.bad_steps = self.bad_steps + 1 if bad else 0
             if self.bad_steps >= MAX_BAD_STEPS:
+                saved = self._dump(whole(minibatches[index]))
                 raise BadNumberError(
                     f"the loss or its gradient was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {table['loss'][index]:g}, "
                     f"gradient norm {table['grad_norm'][index]:g}); the weights are as before them, the minibatch is saved in "
-                    f"{self._dump(minibatches[index])}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
+                    f"{saved}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
                 )
 
     def _dump(self, minibatch: Minibatch) -> Path:

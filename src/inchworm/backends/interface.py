@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import threadpoolctl
 
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
@@ -16,9 +19,13 @@ from inchworm.protocols import Actor, Learner, Policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.types import Advantages
 
+Backend: TypeAlias = Literal["torch", "numpy"]
 
-def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None) -> Policy:
+
+def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None, backend: Backend = "torch") -> Policy:
     """A policy that can be trained, from its spec."""
+    if backend == "numpy":
+        return NumpyPolicy(spec, weights, seed=seed)
     from inchworm.backends.torch.policy import TorchPolicy
 
     return TorchPolicy(spec, weights, seed=seed)
@@ -48,12 +55,15 @@ def _is_builtin_torch(policy: Policy) -> bool:
 
 def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:
     """The learner of a policy, with the run's seed, device and length."""
+    run = config.run
+    known: dict[str, Any] = {"seed": run.seed, "total_timesteps": run.total_timesteps, "dump_directory": dump_directory}
+    if run.backend == "numpy":
+        from inchworm.backends.numpy.optimizer import NumpyOptimizer
+
+        return NumpyOptimizer(policy, config.ppo, **known)
     from inchworm.backends.torch.optimizer import PPOOptimizer
 
-    run = config.run
-    return PPOOptimizer(
-        policy, config.ppo, device=run.device, seed=run.seed, total_timesteps=run.total_timesteps, dump_directory=dump_directory
-    )
+    return PPOOptimizer(policy, config.ppo, device=run.device, **known)
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
@@ -66,16 +76,24 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
 
 
 @contextlib.contextmanager
-def learning_threads(threads: int) -> Iterator[None]:
-    """So many CPU threads for the learning framework inside, and as before outside; 0 changes nothing. Threads change last bits."""
+def learning_threads(threads: int, backend: Backend = "torch") -> Iterator[None]:
+    """So many CPU threads for NumPy's matrices and the learning framework inside, and as before outside; 0 changes nothing.
+
+    The number of threads changes the last bits of a result.
+    """
     if not threads:
         yield
         return
-    import inchworm.backends.torch.threads as torch_threads
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_matrix_library().limit(limits=threads))
+        if backend == "torch":
+            from inchworm.backends.torch.threads import torch_threads
 
-    before = torch_threads.get()
-    torch_threads.use(threads)
-    try:
+            stack.enter_context(torch_threads(threads))
         yield
-    finally:
-        torch_threads.use(before)
+
+
+@functools.cache
+def _matrix_library() -> threadpoolctl.ThreadpoolController:
+    """NumPy's matrix library, looked for once: that takes a millisecond."""
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")

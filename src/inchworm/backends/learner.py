@@ -25,7 +25,7 @@ from inchworm.protocols import Policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.seeding import make_stream, restore_stream, stream_state
 from inchworm.train.schedules import schedule_factor
-from inchworm.types import Advantages, Minibatch, UpdateStats
+from inchworm.types import Advantages, Minibatch, Seam, UpdateStats
 
 RATIO_TOLERANCE = 1e-3
 EMPTY = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
@@ -77,26 +77,32 @@ class BaseLearner(ABC):
         total = sequences.valid.shape[1]
         coefficients, rate_factor = self._coefficients(), self._factor("learning_rate_schedule") * self.learning_rate_scale
         tables: list[Table] = []
-        for _ in range(self.config.update_epochs):
-            minibatches = self._shuffled(sequences, self.config.minibatches_for(total, length), self._stream.permutation(total))
-            if not tables:
-                ratio_error = self._checked_ratio(minibatches[0])
-            tables.append(self._steps(minibatches, coefficients, rate_factor, losses))
-            self._guard.watch(minibatches, tables[-1])
-            if self.config.target_kl is not None and float(tables[-1]["approx_kl"].mean()) > 1.5 * self.config.target_kl:
-                break
+        try:
+            for _ in range(self.config.update_epochs):
+                minibatches = self._shuffled(sequences, self.config.minibatches_for(total, length), self._stream.permutation(total))
+                if not tables:
+                    ratio_error = self._checked_ratio(minibatches[0])
+                tables.append(self._steps(minibatches, coefficients, rate_factor, losses))
+                self._guard.watch(tables[-1], minibatches, self._whole)
+                if self.config.target_kl is not None and float(tables[-1]["approx_kl"].mean()) > 1.5 * self.config.target_kl:
+                    break
+        finally:
+            self._hand_over()
         return {**summary(tables), "ratio_error": ratio_error, "epochs": float(len(tables))}
+
+    def _hand_over(self) -> None:  # noqa: B027 - nothing to do where the steps move the policy itself
+        """Give the policy the new weights, where the backend's steps move a copy of its own."""
 
     @abstractmethod
     def _look(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
         """The rollout in the backend's own arrays, harmless where no agent lived, and the critic's view of it."""
 
     @abstractmethod
-    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
-        """The whole rollout as one minibatch of [L, N] sequences."""
+    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
+        """The whole rollout as [L, N] sequences; `valid` [L, N] says which rows count."""
 
     @abstractmethod
-    def _shuffled(self, sequences: Minibatch, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
+    def _shuffled(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
         """One epoch: every sequence in exactly one minibatch."""
 
     @abstractmethod
@@ -104,6 +110,11 @@ class BaseLearner(ABC):
         self, minibatches: Sequence[Any], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> Table:
         """One optimiser step on each minibatch, and what each of them gave."""
+
+    def _whole(self, minibatch: Any) -> Minibatch:
+        """A minibatch of `_shuffled` as the value that people read."""
+        whole: Minibatch = minibatch
+        return whole
 
     @abstractmethod
     def _ratio_error(self, minibatch: Any) -> float:
@@ -124,6 +135,10 @@ class BaseLearner(ABC):
     @abstractmethod
     def _load_moments(self, moments: Mapping[str, Any]) -> None:
         """Take it back."""
+
+    def seams(self) -> list[Seam]:
+        """The sections of an update, for a profile; a backend adds what happens inside `_steps`."""
+        return [("GAE", self, "_look"), ("gather", self, "_sequences"), ("gather", self, "_shuffled"), ("forward", self, "_ratio_error")]
 
     @property
     def progress(self) -> float:

@@ -6,6 +6,7 @@ Leaves are only reshaped, swapped and indexed, so NumPy arrays and every backend
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,21 +53,35 @@ def sequence_states(policy_state: Tree) -> Tree:
     return optree.tree_map(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), policy_state)
 
 
-def iter_minibatches(num_sequences: int, num_minibatches: int, permutation: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch as (columns [n] int64, real [n] bool), every sequence exactly once.
+@functools.lru_cache(maxsize=16)
+def minibatch_places(num_sequences: int, num_minibatches: int) -> tuple[np.ndarray, np.ndarray]:
+    """How an epoch is cut: for each minibatch which places of the shuffle it takes, [m, n] int64, and which of them are real, [m, n].
 
-    Minibatches differ by at most one sequence and are padded to one shape n; padding repeats a column and is not real.
+    Minibatches differ by at most one sequence and are padded to one shape n; padding repeats a place and is not real.
     More minibatches than sequences make as many minibatches as sequences.
     """
+    if num_minibatches < 1:
+        raise ValueError(f"num_minibatches={num_minibatches} must be 1 or more")
+    count = min(num_minibatches, num_sequences)
+    if count == 0:
+        return np.zeros((0, 0), np.int64), np.zeros((0, 0), np.bool_)
+    least, longer = divmod(num_sequences, count)  # the first `longer` minibatches have one more
+    sizes = least + (np.arange(count) < longer)  # [m]
+    within = np.arange(sizes[0])  # [n]
+    starts = np.cumsum(sizes) - sizes
+    places, real = starts[:, None] + within % sizes[:, None], within < sizes[:, None]
+    for array in (places, real):
+        array.flags.writeable = False  # they are kept for the next epoch
+    return places, real
+
+
+def iter_minibatches(num_sequences: int, num_minibatches: int, permutation: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One epoch as (columns [n] int64, real [n] bool), every sequence exactly once, in the order of `permutation`."""
     order = np.asarray(permutation, np.int64)
     if order.shape != (num_sequences,) or not np.array_equal(np.sort(order), np.arange(num_sequences)):
         raise ValueError(f"the shuffle must hold each of 0 … {num_sequences - 1} once; use rng.permutation({num_sequences})")
-    if num_minibatches < 1:
-        raise ValueError(f"num_minibatches={num_minibatches} must be 1 or more")
-    parts = np.array_split(order, min(num_minibatches, num_sequences)) if num_sequences else []
-    for part in parts:
-        columns = np.resize(part, len(parts[0]))  # [n] the first parts are the long ones
-        yield columns, np.arange(len(columns)) < len(part)
+    places, real = minibatch_places(num_sequences, num_minibatches)
+    yield from zip(order[places], real)
 
 
 def select_sequences(tree: Tree, columns: Any) -> Tree:

@@ -10,6 +10,9 @@ from inchworm.protocols import Policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.types import Advantages
 
+FEW_LANES = 8
+"""Measured: up to here Python's own numbers are faster (2048 rows of one lane: 0.2 ms instead of 2.5)."""
+
 
 def shift_values(values: np.ndarray, cut_rows: np.ndarray, cut_values: np.ndarray) -> np.ndarray:
     """V of each row's true successor [T, B]: the next row's value [T, B], and at cut rows [K, 2] the value given there [K]."""
@@ -32,14 +35,31 @@ def compute_gae(
     A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
     keeps its next value: V of the true successor, which `next_values` holds.
     """
-    dtype = values.dtype.type
-    discount, decay = dtype(gamma), dtype(gamma * gae_lambda)
+    # In float64, whatever the arrays are: T additions in a row stay exact enough, and both ways below give the same bits.
     # `where` instead of a product with 0: whatever stands in a terminated row's next value, it is not looked at.
-    advantages: np.ndarray = rewards + np.where(terminated, dtype(0), discount * next_values) - values  # [T, B] the deltas, for now
-    carries = np.where(terminated | truncated, dtype(0), decay)  # [T, B]
-    for t in range(len(advantages) - 2, -1, -1):
-        advantages[t] += carries[t] * advantages[t + 1]
-    return advantages
+    deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
+    carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
+    recursion = _by_lane if deltas.shape[1] <= FEW_LANES else _by_row
+    return recursion(deltas, carries).astype(values.dtype)
+
+
+def _by_row(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
+    """A_t = delta_t + carry_t A_{t+1}, all lanes at once, from the last row to the first."""
+    for t in range(len(deltas) - 2, -1, -1):
+        deltas[t] += carries[t] * deltas[t + 1]
+    return deltas
+
+
+def _by_lane(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
+    """The same with Python's numbers, lane by lane: for a few lanes a NumPy operation costs more than its arithmetic."""
+    lanes = []
+    for lane_deltas, lane_carries in zip(deltas.T[:, ::-1].tolist(), carries.T[:, ::-1].tolist()):
+        advantage, lane = 0.0, []
+        for delta, carry in zip(lane_deltas, lane_carries):
+            advantage = delta + carry * advantage
+            lane.append(advantage)
+        lanes.append(lane)
+    return np.array(lanes, np.float64).reshape(deltas.shape[::-1])[:, ::-1].T
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:

@@ -14,10 +14,25 @@ Each term is a sum over valid samples divided by one count, so that splitting a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from inchworm.types import Evaluation, Minibatch
+from inchworm.types import Array, Evaluation, Minibatch
+
+
+class Targets(Protocol):
+    """What the value loss reads of a minibatch."""
+
+    @property
+    def returns(self) -> Array:
+        """What the critic should have said."""
+        ...
+
+    @property
+    def values(self) -> Array:
+        """What it said before the update."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ def clipped_surrogate(ratio: np.ndarray, advantages: np.ndarray, clip_coef: floa
     return result
 
 
-def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> np.ndarray:
+def value_errors(evaluation: Evaluation, minibatch: Targets, coefficients: LossCoefficients) -> np.ndarray:
     """½ ((V - R) / s)² per sample; with clipping, the worse of that and of V held within clip_coef · s of the old V."""
     scale = evaluation.value_scale
     errors = np.square((evaluation.values - minibatch.returns) / scale)
@@ -76,16 +91,39 @@ def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: Los
     return halves
 
 
-def normalize(advantages: np.ndarray, valid: np.ndarray) -> np.ndarray:
+def surrogate_and_slope(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> tuple[np.ndarray, np.ndarray]:
+    """`clipped_surrogate` and how it moves with log p: r A on the unclipped side, because d r / d log p = r; 0 on the flat side."""
+    gain = ratio * advantages
+    bound = np.minimum(np.maximum(ratio, 1 - clip_coef), 1 + clip_coef) * advantages
+    return np.minimum(gain, bound), gain * (gain <= bound)  # within the clip both sides are the same number
+
+
+def value_errors_and_slope(evaluation: Evaluation, minibatch: Targets, coefficients: LossCoefficients) -> tuple[np.ndarray, np.ndarray]:
+    """`value_errors` and how they move with V: (V - R) / s²; with clipping, of the worse side, and V held by its clip does not move."""
+    values, returns, scale = evaluation.values, minibatch.returns, evaluation.value_scale
+    off = (values - returns) / scale
+    if coefficients.clip_vloss:
+        away, reach = values - minibatch.values, coefficients.clip_coef * scale
+        held_off = (minibatch.values + np.clip(away, -reach, reach) - returns) / scale
+        held_is_worse = np.square(held_off) > np.square(off)
+        moves = ~held_is_worse | (np.abs(away) <= reach)
+        off = np.where(held_is_worse, held_off, off)
+        return 0.5 * off * off, moves * off / scale
+    return 0.5 * off * off, off / scale
+
+
+def normalize(advantages: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
     """Mean 0 and standard deviation 1 (n - 1) over the valid samples; fewer than two have no deviation and stay as they are.
 
     In float64: equal advantages then have a deviation of exactly 0, and the square of 1e30 is a number.
     """
-    count = int(valid.sum())
+    count = advantages.size if valid is None else int(np.count_nonzero(valid))
     if count < 2:
         return advantages
-    wide = np.where(valid, advantages, 0).astype(np.float64)
-    centered = (wide - wide.sum() / count) * valid
-    std = np.sqrt(np.square(centered).sum() / (count - 1))
-    scaled: np.ndarray = (centered / (std + 1e-8)).astype(advantages.dtype)
-    return scaled
+    wide = (advantages if valid is None else np.where(valid, advantages, 0)).astype(np.float64)
+    wide -= wide.sum() / count
+    if valid is not None:
+        wide *= valid
+    std = np.sqrt(np.square(wide).sum() / (count - 1))
+    wide /= std + 1e-8
+    return wide.astype(advantages.dtype)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 
-def get() -> int:
-    """How many threads torch uses now."""
-    return torch.get_num_threads()
-
-
-def use(threads: int) -> None:
-    """Use so many from now on."""
+@contextlib.contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """So many inside, and as before outside."""
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
