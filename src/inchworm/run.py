@@ -56,7 +56,7 @@ FREE_FIELDS = frozenset(
 """What may differ when a run goes on: how long it runs, what it writes and how often, how it is scored, how its copies are
 stepped. None of it changes what has been learnt so far. (A schedule is stretched to a new total_timesteps from here on.)"""
 
-BIT_FIELDS = frozenset({"run.device", "run.threads"})
+BIT_FIELDS = frozenset({"run.backend", "run.device", "run.threads", "ppo.compile", "collect.groups"})
 """What may differ too, with a warning: the run goes on, but not with the bits it would have had."""
 
 
@@ -152,6 +152,15 @@ def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> Non
         warnings.warn(f"{changes[name]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=3)
 
 
+def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
+    """`now`, with what `before` had chosen wherever `now` says auto: a run that goes on keeps its choices."""
+    if now.env.num_workers == "auto":
+        now = now.replace(env=now.env.replace(num_workers=before.env.num_workers))
+    if now.ppo.compile == "auto":
+        now = now.replace(ppo=now.ppo.replace(compile=before.ppo.compile))
+    return now
+
+
 def write_versions(path: Path) -> None:
     """Put down the versions of everything that a run's bits depend on."""
     write_atomically(path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
@@ -186,7 +195,7 @@ def _begin(run: Run) -> None:
 
 def _continue(run: Run, config: TrainingConfig) -> None:
     run.config = load_config(run.path / CONFIG, env=config.env.id)
-    run.change_config(config)
+    run.change_config(keep_choices(run.config, config))
     run.check_versions()
 
 
@@ -208,7 +217,8 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
     `allow` is what the error tells people to type.
     """
     config = TrainingConfig.from_yaml(path)
-    if ":" in config.env.id and env != config.env.id:
+    names_code = ":" in config.env.id and not config.env.id.startswith("envpool:")  # which names a world of one known package
+    if names_code and env != config.env.id:
         raise ConfigError(
             f"{path} names code to import ({config.env.id}), which a file may not decide; "
             f"if you trust it, type: {allow.format(id=config.env.id)}"

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from inchworm.cli.arguments import asks_for_help, parse_over, split
+from inchworm.cli.opening import open_terminal
 from inchworm.cli.runs import named_run
 from inchworm.config import TrainingConfig
 
@@ -25,6 +26,8 @@ class ResumeOptions:
     """The new target, counted from the run's beginning."""
     env: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FACTORY")] = None
     """The environment, where it is code to import: repeat what the run was trained with."""
+    profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """End with a table of where the time went."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Say nothing but errors and warnings."""
     settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
@@ -43,6 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         known.lock()
         known.change_config(config)
         known.check_versions()
+        terminal = open_terminal(known, quiet=options.quiet)
         from inchworm.cli.training import train_run
+        from inchworm.train.profile import Profile
 
-        return train_run(known, quiet=options.quiet)
+        return train_run(known, terminal, profile=Profile() if options.profile else None)

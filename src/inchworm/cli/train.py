@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from inchworm.cli.arguments import config_from, parse_over
+from inchworm.cli.opening import open_terminal
 from inchworm.cli.worlds import check_can_be_made
 from inchworm.config import TrainingConfig
 from inchworm.errors import ConfigError, SpaceError
@@ -30,6 +31,8 @@ class TrainOptions:
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Say nothing but errors and warnings."""
+    profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """End with a table of where the time went."""
     settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
 
 
@@ -37,11 +40,13 @@ def run(arguments: Sequence[str]) -> int:
     """Train, and say what came of it."""
     options = parse_over(TrainOptions, arguments, PROG, config_from(TrainOptions, arguments, PROG))
     check_can_be_made(options.settings.env)
-    from inchworm.cli.training import train_run  # the learning framework: only once the command line is known to be right
-
     with create_run(options.settings) as new:
+        terminal = open_terminal(new, quiet=options.quiet)
+        from inchworm.cli.training import train_run  # all that trains: only once the first line is there
+        from inchworm.train.profile import Profile
+
         try:
-            return train_run(new, quiet=options.quiet)
+            return train_run(new, terminal, profile=Profile() if options.profile else None)
         except (ConfigError, SpaceError):  # what the command line asked for cannot be: it leaves nothing behind
             new.discard()
             raise

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from rich.table import Column, Table
+
 from inchworm.checkpoint import TrainingCheckpointer
 from inchworm.cli.main import EVALUATION_FAILED, OK
+from inchworm.config import TrainingConfig
 from inchworm.run import BEST_POLICY, POLICY, Run
 from inchworm.tracking.console import ConsoleTracker
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.terminal import Terminal, make_terminal
+from inchworm.train.choices import settle
 from inchworm.train.loop import TrainingState, is_done
+from inchworm.train.profile import Profile, table_text
 from inchworm.train.trainer import PPOTrainer
 
 
-def train_run(run: Run, *, quiet: bool) -> int:
+def train_run(run: Run, terminal: Terminal, *, profile: Profile | None = None) -> int:
     """Train until the run's target, going on from its newest checkpoint if it has one. The run must be locked."""
-    terminal = make_terminal(quiet=quiet)
-    config = run.config
+    config = _settle(run, terminal)
     has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
     if not has_checkpoint:
         JsonlTracker(run.path).truncate_after(0)  # of a run that was killed before its first checkpoint, which begins again
@@ -26,27 +30,40 @@ def train_run(run: Run, *, quiet: bool) -> int:
             if is_done(trainer.state, config.run):
                 _say_done(terminal, run, trainer.state)
                 return OK
-        _say_start(terminal, run, trainer.state)
+            terminal.print(f"going on from {trainer.state.env_steps:,} of {config.run.total_timesteps:,} steps", markup=False)
+        terminal.print(trainer.size, markup=False)
         console.start(trainer.state.env_steps)
         try:
-            trainer.train()
+            trainer.train(profile=profile)
         except KeyboardInterrupt:
             console.close()
             _say_interrupted(terminal, run, trainer.state)
             raise
         console.close()
         _say_end(terminal, run, trainer.state)
+        if profile is not None:
+            terminal.print(_profile_table(profile))
         for failure in trainer.state.failures:
             make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
         return EVALUATION_FAILED if trainer.state.failures else OK
 
 
-def _say_start(terminal: Terminal, run: Run, state: TrainingState) -> None:
-    config = run.config
-    way = f"going on from {state.env_steps:,} of" if state.env_steps else "for"
-    terminal.print(
-        f"training {config.env.id} {way} {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}", markup=False
-    )
+def _settle(run: Run, terminal: Terminal) -> TrainingConfig:
+    """Choose what the config leaves to us, once: the run's own config then says what was chosen."""
+    config, reasons = settle(run.config)
+    if config != run.config:
+        run.save_config(config)
+    for reason in reasons:
+        terminal.print(reason, markup=False)
+    return config
+
+
+def _profile_table(profile: Profile) -> Table:
+    numbers = [Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")]
+    table = Table("section", *numbers, title="where the time went")
+    for row in table_text(profile.rows()):
+        table.add_row(*row)
+    return table
 
 
 def _say_done(terminal: Terminal, run: Run, state: TrainingState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inchworm.cli.arguments import UsageError
 from inchworm.config import EnvConfig
+from inchworm.env.adapters import ENVPOOL
 from inchworm.env.build import Env, make_env
 from inchworm.errors import EnvError
 
@@ -17,5 +18,6 @@ def made(config: EnvConfig) -> Env:
 
 
 def check_can_be_made(config: EnvConfig) -> None:
-    """Make the environment once and let it go."""
-    made(config).close()
+    """Make the environment once and let it go; EnvPool's are made by their pool alone."""
+    if not config.id.startswith(ENVPOOL):
+        made(config).close()

@@ -17,7 +17,7 @@ from inchworm.config import RunConfig, TrainingConfig
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Callback, Collector, Learner, Policy
 from inchworm.rollout.rollout import Rollout
-from inchworm.train.resolve import resolve_env, resolve_policy
+from inchworm.train.resolve import resolve_choices, resolve_envs, resolve_policy
 from inchworm.types import EpisodeRecord
 
 
@@ -77,13 +77,16 @@ def create_training_components(
     callbacks: Sequence[Callback] = (),
 ) -> TrainingComponents:
     """The parts of a run, made from its config. `policy` and `env` are whatever `PPOTrainer` takes; by default env is the config's."""
-    vector_env = resolve_env(config.env if env is None else env, config)
+    source = config.env if env is None else env
+    config, _ = resolve_choices(policy, source, config)
+    envs = resolve_envs(source, config)
     try:
-        policy = resolve_policy(policy, config, vector_env)
+        policy = resolve_policy(policy, config, envs[0])
         learner = make_learner(policy, config)
-        collector = RolloutCollector(vector_env, acting_policy(policy), seed=config.run.seed)
+        collector = RolloutCollector(envs, acting_policy(policy), seed=config.run.seed)
     except BaseException:
-        vector_env.close()
+        for group in envs:
+            group.close()
         raise
     return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), tuple(callbacks))
 
@@ -101,7 +104,7 @@ def functional_training_loop(
     components = create_training_components(config, policy, env, custom_losses=custom_losses, callbacks=callbacks)
     state = TrainingState()
     try:
-        with learning_threads(config.run.threads):
+        with learning_threads(config.run.threads, config.run.backend):
             run_training_loop(state, components, step_fn or default_training_step)
     finally:
         components.collector.close()

@@ -11,11 +11,13 @@ from inchworm.backends.interface import is_builtin, make_policy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.env.build import dress_given, make_from
-from inchworm.env.vector_env import make_vector_env
+from inchworm.env.groups import make_groups
 from inchworm.errors import ConfigError, SpaceError
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Actor, Policy, VectorEnv
+from inchworm.rollout.size import check_fits, in_words, rollout_bytes
 from inchworm.spaces import Space, leaf_shape, leaves, mask_sizes
+from inchworm.train.choices import settle
 
 
 def resolve_config(
@@ -63,6 +65,8 @@ def _world(env: Any, config: EnvConfig, num_envs: int | None) -> EnvConfig:
 
 
 def _fixed_lanes(env: Any) -> int | None:
+    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
+        return int(env.num_envs)
     if isinstance(env, gym.Env):
         return 1
     return int(env.num_lanes) if isinstance(env, VectorEnv) else None
@@ -89,26 +93,47 @@ def _network(policy: Any, config: PolicyConfig) -> PolicyConfig:
     return built.spec.config if is_builtin(policy) else config
 
 
-def resolve_env(env: Any, config: TrainingConfig) -> VectorEnv:
-    """The environments that train."""
+def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[TrainingConfig, list[str]]:
+    """The config with nothing left to choose, and why it was chosen so.
+
+    What is no id may share things with this process, which a worker would not see: it stays here unless workers are asked for.
+    """
+    if not isinstance(env, str | EnvConfig) and config.env.num_workers == "auto":
+        config = config.replace(env=config.env.replace(num_workers=0))
+    return settle(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
+
+
+def resolve_envs(env: Any, config: TrainingConfig) -> tuple[VectorEnv, ...]:
+    """The environments that train: one vector env, or one for each group."""
     world = config.env
-    return make_vector_env(
+    return make_groups(
         _source(env, world),
         world.num_envs,
         world.num_workers,
+        config.collect.groups,
         seed=config.run.seed,
         worker_timeout=world.worker_timeout,
         max_replay_steps=config.collect.max_replay_steps,
     )
 
 
+def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
+    """What a rollout will take, in a line; refused if there is not so much memory."""
+    lanes, steps = config.env.num_envs, config.ppo.rollout_steps
+    needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes)
+    check_fits(needed, what=f"a rollout of {lanes} lanes x {steps} steps")
+    return f"a rollout is {lanes} lanes x {steps} steps, {in_words(needed)}; {config.run.backend} learns from it"
+
+
 def _source(env: Any, config: EnvConfig) -> Any:
     """What copies are made from: the config, or what was given, with the config's limit and wrappers around it."""
     if isinstance(env, str | EnvConfig):
         return config
+    if isinstance(env, VectorEnv | gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
+        return env
     if isinstance(env, gym.Env):
         return dress_given(env, config)
-    is_factory = callable(env) and not isinstance(env, VectorEnv)
+    is_factory = callable(env)
     return partial(make_from, env, config) if is_factory else env
 
 
@@ -118,11 +143,11 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
         policy = PolicySpec(env.observation_space, env.action_space, config.policy)
     if isinstance(policy, PolicySpec):
         _check_spaces(policy, env)
-        return make_policy(policy, seed=config.run.seed)
+        return make_policy(policy, seed=config.run.seed, backend=config.run.backend)
     if is_builtin(policy):
         _check_spaces(policy.spec, env)
-    if isinstance(policy, NumpyPolicy):  # it acts only: its twin learns
-        return make_policy(policy.spec, weights=policy.get_weights())
+    if isinstance(policy, NumpyPolicy) and config.run.backend != "numpy":  # here it acts only: its twin learns
+        return make_policy(policy.spec, weights=policy.get_weights(), backend=config.run.backend)
     if isinstance(policy, Actor):
         return cast(Policy, policy)
     raise ConfigError(f"{policy!r} is no policy: it needs initial_state and act (see inchworm.protocols.Policy), or use mlp or cnn")
@@ -142,7 +167,9 @@ def _form(space: Space) -> list[Any]:
 
 def evaluation_source(env: Any, config: TrainingConfig) -> Any:
     """Where evaluation gets environments of its own from; None where only the ones that train exist."""
+    if isinstance(env, VectorEnv | gym.vector.VectorEnv):
+        return None
     if isinstance(env, gym.Env):
         spec = env.spec
         return None if spec is None else lambda: dress_given(gym.make(spec), config.env)
-    return None if isinstance(env, VectorEnv) else _source(env, config.env)
+    return _source(env, config.env)

@@ -12,7 +12,7 @@ from inchworm.config import TrainingConfig
 from inchworm.errors import ConfigError
 from inchworm.policy.weights import save_policy
 from inchworm.protocols import Policy, Tracker
-from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY, VERSIONS, Run, check_config, write_versions
+from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY, VERSIONS, Run, check_config, keep_choices, write_versions
 from inchworm.tracking.jsonl import JsonlTracker
 
 
@@ -63,7 +63,8 @@ class RunFiles:
         state: dict[str, Any] = TrainingCheckpointer(target.parent if single else target).load(target if single else None).state
         if path is None and self._lock is not None:  # the run itself goes on; a checkpoint by name may be the start of something else
             self._take_lock()
-            check_config(target.parent, self._recorded(state["config"]), self._config)
+            recorded = self._recorded(state["config"])
+            check_config(target.parent, recorded, keep_choices(recorded, self._config))
         self._is_ours, self._saved_iteration = True, -1
         self._forget_rows_after(int(state["state"]["iteration"]))
         return state

@@ -32,7 +32,15 @@ from inchworm.train.loop import (
     default_training_step,
     run_training_loop,
 )
-from inchworm.train.resolve import evaluation_source, resolve_config, resolve_env, resolve_policy
+from inchworm.train.profile import Profile
+from inchworm.train.resolve import (
+    describe_size,
+    evaluation_source,
+    resolve_choices,
+    resolve_config,
+    resolve_envs,
+    resolve_policy,
+)
 from inchworm.train.run_files import RunFiles
 from inchworm.types import UpdateStats
 
@@ -63,25 +71,34 @@ class PPOTrainer:
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
-        self.config = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
+        asked = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
+        self._asked = asked
+        self.config, self.choices = resolve_choices(policy, env, asked)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
-        self.env = resolve_env(env, self.config)
+        self.envs = resolve_envs(env, self.config)
         try:
+            self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
         except BaseException:
-            if self.env is not env:  # somebody else's stays open
-                self.env.close()
+            for group in self.envs:
+                if group is not env:  # somebody else's stays open
+                    group.close()
             raise
-        self.collector = RolloutCollector(self.env, acting_policy(self.policy), seed=self.config.run.seed)
+        self.collector = RolloutCollector(self.envs, acting_policy(self.policy), seed=self.config.run.seed)
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
-        self.files = RunFiles(run, self.policy, self.trackers, self.config)
+        self.files = RunFiles(run, self.policy, self.trackers, asked)
         source = evaluation_source(env, self.config)
         self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
+
+    @property
+    def env(self) -> VectorEnv:
+        """The environments that train; with groups, those of the first."""
+        return self.envs[0]
 
     @cached_property
     def learner(self) -> Learner:
@@ -126,7 +143,7 @@ class PPOTrainer:
 
     def learn(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
         """Draw the policy up to a rollout, whoever collected it. Never touches the environment or the rollout."""
-        with learning_threads(self.config.run.threads):
+        with learning_threads(self.config.run.threads, self.config.run.backend):
             stats = self.learner.update(rollout, custom_loss_fns)
         self.collector.set_weights(self.policy.get_weights())
         return stats
@@ -138,6 +155,7 @@ class PPOTrainer:
         *,
         custom_loss_fns: Sequence[Callable[..., Any]] = (),
         step_fn: StepFunction | None = None,
+        profile: Profile | None = None,
     ) -> dict[str, list[float]]:
         """Collect and learn until `total_timesteps` env steps have been taken since the run's beginning.
 
@@ -159,8 +177,11 @@ class PPOTrainer:
             tuple(self._callbacks(config, extra)),
         )
         try:
-            with learning_threads(config.run.threads), interruptible(self.state):
-                run_training_loop(self.state, components, step_fn or default_training_step)
+            with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
+                if profile is None:
+                    run_training_loop(self.state, components, step_fn or default_training_step)
+                else:
+                    profile.run(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
             self.files.write_snapshot(self._snapshot.taken)
             raise
@@ -174,7 +195,7 @@ class PPOTrainer:
         """Score the policy on environments of its own."""
         if self.evaluator is None:
             raise ConfigError(NO_COPY)
-        with learning_threads(self.config.run.threads):
+        with learning_threads(self.config.run.threads, self.config.run.backend):
             return self.evaluator.evaluate(self.collector.policy, episodes, deterministic)
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
@@ -195,12 +216,19 @@ class PPOTrainer:
     def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
         state = self.files.read_checkpoint(path)
+        self._keep_choices(state["config"]["ppo"]["compile"])
         self.policy.set_weights(state["weights"])
         self.learner.load_state_dict(state["learner"])
         self.collector.set_weights(state["weights"])
         self.collector.load_state_dict(state["collector"])
         self.state.load_state_dict(state["state"])
         self.state.follow(self.collector)
+
+    def _keep_choices(self, compiled: str) -> None:
+        """Go on as the run began: `auto` is chosen once."""
+        if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
+            self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
+            self.__dict__.pop("learner", None)  # made anew when it is needed
 
     def save_policy(self, path: str | Path) -> Path:
         """Write the policy file: spec, weights and normalisers, for acting anywhere."""

@@ -1,0 +1,128 @@
+"""Around the walk: where a run's time went, as a table that adds up to 100 %. Costs nothing unless it is asked for.
+
+A part that is watched gets its methods wrapped, on that one object: the code of the walk itself holds no stopwatch. Each
+section counts the time in which it was the innermost one, so that nothing is counted twice, and what no section claims is
+`other`.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from inchworm.backends.learner import BaseLearner
+from inchworm.collect.collector import RolloutCollector
+from inchworm.protocols import Callback
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
+from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, run_training_loop
+from inchworm.types import Seam
+
+SECTIONS = ("env", "act", "write", "GAE", "gather", "forward", "backward", "optimiser", "evaluation", "tracking", "checkpoints", "other")
+"""In the order of the walk; `callbacks` and what a learner names itself come before `other`."""
+
+_OF_CALLBACKS: dict[type, str] = {
+    EvaluateCallback: "evaluation",
+    TrackCallback: "tracking",
+    CheckpointCallback: "checkpoints",
+    SnapshotCallback: "checkpoints",
+}
+
+_WHOLE = frozenset({*_OF_CALLBACKS.values(), "callbacks"})
+
+
+class Profile:
+    """Seconds and calls of each section of a run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    def run(self, state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
+        """`run_training_loop`, watched."""
+        seams = _seams(components)
+        for section, target, method in seams:
+            setattr(target, method, self.timed(section, getattr(target, method)))
+        watched = replace(components, callbacks=tuple(_TimedCallback(callback, self) for callback in components.callbacks))
+        self.enter("other")
+        try:
+            run_training_loop(state, watched, step_fn)
+        finally:
+            self.leave()
+            for _, target, method in seams:
+                delattr(target, method)  # the class's own again
+
+    def timed(self, section: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its time counted as the section's."""
+
+        @functools.wraps(function)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            self.enter(section)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.leave()
+
+        return watched
+
+    def enter(self, section: str) -> None:
+        """From now on time belongs to `section`, until it is left. Whatever happens inside a callback is that callback's."""
+        self._charge()
+        if self._stack and self._stack[-1] in _WHOLE:
+            section = self._stack[-1]
+        self._stack.append(section)
+        self.calls[section] = self.calls.get(section, 0) + 1
+
+    def leave(self) -> None:
+        """Time belongs to the section around again."""
+        self._charge()
+        self._stack.pop()
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        if self._stack:
+            section = self._stack[-1]
+            self.seconds[section] = self.seconds.get(section, 0.0) + now - self._since
+        self._since = now
+
+    def rows(self) -> list[tuple[str, float, float, int]]:
+        """(section, seconds, share, calls) in the order of the walk; the shares add up to 1."""
+        known = [*SECTIONS[:-1], *(name for name in self.seconds if name not in SECTIONS), "other"]
+        total = sum(self.seconds.values()) or 1.0
+        return [(name, self.seconds[name], self.seconds[name] / total, self.calls.get(name, 0)) for name in known if self.seconds.get(name)]
+
+
+def _seams(components: TrainingComponents) -> list[Seam]:
+    """Which methods of which parts are which sections."""
+    collector, learner = components.collector, components.learner
+    seams: list[Seam] = [("write", collector, "collect"), ("write", collector, "set_weights"), ("other", learner, "update")]
+    if isinstance(collector, RolloutCollector):
+        seams += collector.seams()
+    if isinstance(learner, BaseLearner):
+        seams += learner.seams()
+    return seams
+
+
+class _TimedCallback:
+    """A callback whose time is counted."""
+
+    def __init__(self, callback: Callback, profile: Profile) -> None:
+        section = next((name for kind, name in _OF_CALLBACKS.items() if isinstance(callback, kind)), "callbacks")
+        self.on_train_start = profile.timed(section, callback.on_train_start)
+        self.on_rollout = profile.timed(section, callback.on_rollout)
+        self.on_iteration = profile.timed(section, callback.on_iteration)
+        self.on_train_end = profile.timed(section, callback.on_train_end)
+
+
+def table_text(rows: Sequence[tuple[str, float, float, int]]) -> list[tuple[str, str, str, str, str]]:
+    """The rows as text: section, seconds, share, calls, and what one call took."""
+    lines = [
+        (name, f"{seconds:.2f}", f"{share:.1%}", f"{calls:,}", f"{1e6 * seconds / max(calls, 1):,.0f}")
+        for name, seconds, share, calls in rows
+    ]
+    total = sum(seconds for _, seconds, _, _ in rows)
+    return [*lines, ("all", f"{total:.2f}", f"{sum(share for _, _, share, _ in rows):.1%}", "", "")]
