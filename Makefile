@@ -2,7 +2,8 @@
 #   make train      train CartPole-v1 and print its score
 #   make test       lint, format check, strict types, all tests with coverage: what continuous integration runs
 #   make lint       lint, format check and types alone          make format    put every file into shape
-#   make bench      speed beside Stable-Baselines3              make learning  scores beside Stable-Baselines3, 5 seeds each (hours)
+#   make bench      speed beside its peers, for docs/performance.md (half an hour); make guard: the regression guard alone
+#   make learning   scores beside Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
 #   make docs       renew the generated pages                   make clean     remove .venv and everything that tools left
 
 SHELL := /bin/sh
@@ -14,10 +15,10 @@ JOBS ?= 2
 CODE := src tests examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench learning docs clean
+.PHONY: help train test lint format bench guard learning docs clean
 
 help:
-	@sed -n 's/^# \{0,3\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,3\}//p' Makefile | head -7
 
 # The first interpreter of $(PYTHON) that runs and is new enough; a name alone says neither.
 $(VENV)/made:
@@ -58,8 +59,17 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
+# Each script keeps what it measured and renews the page, so that any of them can be run again alone.
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/solve.py
+	$(BIN)/python benchmarks/step_costs.py
+	$(BIN)/python benchmarks/images.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/steady.py
+
+guard: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/guard.py
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py

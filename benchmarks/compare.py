@@ -1,135 +1,111 @@
-"""How fast is it? inchworm and Stable-Baselines3 train the same works side by side, in one run, in turns.
+"""How fast is it? inchworm, its peers and the C limit train the same works side by side, in one run, in turns.
 
-    python benchmarks/compare.py                                    # W1 to W5, 3 repeats each
-    python benchmarks/compare.py --works W1 W3 --repeats 5
-    python benchmarks/compare.py --steps-scale 0.05                 # a quick look; nothing is written to the docs
+    python benchmarks/compare.py                                    # W1 to W5, every side that can run here, 3 repeats each
+    python benchmarks/compare.py --works W1 W3 --repeats 5 --sides inchworm-numpy stable-baselines3
+    python benchmarks/compare.py --steps-scale 0.05                 # a quick look; nothing is kept
 
-Each run is a process of its own with one thread. Sides take turns, so that whatever else the machine does falls on both;
-a figure is the median over repeats with the range, and what counts is the ratio. `return` is the mean of the last 100 training
-episodes: speed without it would be no comparison.
+Each run is a process of its own. Short runs with 1 and with 2 threads come first, and each side then keeps what suited it on
+that work. Before the clock starts, every side trains for two iterations: what is compiled on the way is reported apart. Sides take
+turns, so that whatever else the machine does falls on all; a figure is the median over repeats with its range, and what
+counts is the ratio. The page is made by `page.py` from what is kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import tempfile
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
-from machine import machine_facts
-from side import SIDES, run_side
+import results
+from compare_section import section
+from figures import Run, speed
+from side import LIMIT, SPEED_SIDES, missing, smallest, train_speed
 from works import SPEED
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
-PAGE = ROOT / "docs" / "performance.md"
+SWEEP_SCALE = 0.1
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print, keep."""
     options = _options()
     console = Console()
-    runs = measure(console, options.works, options.repeats, options.steps_scale)
-    rows = [summary(work, runs[work]) for work in options.works]
-    console.print(table(rows))
-    if options.steps_scale == 1.0:
-        RESULTS.write_text(json.dumps({"machine": machine_facts(), "works": rows}, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page(rows), encoding="utf-8")
-        console.print(f"written: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
+    sides = available(console, options.sides)
+    with tempfile.TemporaryDirectory(prefix="inchworm-compare-") as directory:
+        caches = cache_settings(Path(directory))
+        data = measure(console, options.works, sides, options.repeats, options.steps_scale, options.threads, caches)
+    found = section(data)
+    console.print(Markdown("\n".join(found.lines)))
+    for target in found.targets:
+        console.print(target.row().replace("*", ""))
+    if options.steps_scale == 1.0 and set(options.works) == set(SPEED):
+        results.save("compare", data)
+        console.print("kept in benchmarks/results/speed/compare.json; docs/performance.md is renewed")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--works", nargs="+", default=list(SPEED), choices=list(SPEED))
+    parser.add_argument("--sides", nargs="+", default=list(SPEED_SIDES), choices=list(SPEED_SIDES))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread settings to choose from")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="part of the steps, for a quick look")
     return parser.parse_args()
 
 
-def measure(console: Console, works: list[str], repeats: int, scale: float) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """All runs, in turns: work by work within a repeat, and the sides in changing order within a work."""
-    runs: dict[str, dict[str, list[dict[str, Any]]]] = {work: {side: [] for side in SIDES} for work in works}
-    with tempfile.TemporaryDirectory(prefix="inchworm-compare-") as directory:
-        for repeat in range(repeats):
-            for work in works:
-                for side in SIDES if repeat % 2 == 0 else SIDES[::-1]:
-                    out = Path(directory) / f"{side}_{work}_{repeat}.json"
-                    result = run_side(side=side, group="speed", work=work, seed=repeat, scale=scale, evaluate=False, out=out)
-                    runs[work][side].append(result)
-                    console.print(f"{work} {side} repeat {repeat}: {result['steps'] / result['seconds']:,.0f} steps/s")
-    return runs
+def available(console: Console, sides: list[str]) -> list[str]:
+    """The sides that can run here; the others are named with what they lack."""
+    lacking = {side: reason for side in sides if (reason := missing(side)) is not None}
+    for side, reason in lacking.items():
+        console.print(f"without {side}: {reason}")
+    return [side for side in sides if side not in lacking]
 
 
-def summary(work: str, sides: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """The figures of one work; the ratio is taken within each repeat, then its median."""
-    speeds = {side: [run["steps"] / run["seconds"] for run in runs] for side, runs in sides.items()}
-    ratios = [ours / theirs for ours, theirs in zip(speeds[SIDES[0]], speeds[SIDES[1]])]
+def cache_settings(directory: Path) -> dict[str, str]:
+    """Empty caches of compiled code, so that the first compile is a first one; later runs find what earlier ones left."""
     return {
-        "work": work,
-        "env_id": SPEED[work].env_id,
-        "steps": sides[SIDES[0]][0]["steps"],
-        "steps_per_second": speeds,
-        "learning_fraction": {side: _learning_fraction(runs) for side, runs in sides.items()},
-        "return": {side: _return(runs) for side, runs in sides.items()},
-        "ratios": ratios,
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "torch"),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "JAX_COMPILATION_CACHE_DIR": str(directory / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
 
 
-def _learning_fraction(runs: list[dict[str, Any]]) -> float | None:
-    known = [run["learn_seconds"] / run["seconds"] for run in runs if run.get("learn_seconds") is not None]
-    return median(known) if known else None
+def measure(
+    console: Console, works: list[str], sides: list[str], repeats: int, scale: float, threads: list[int], caches: dict[str, str]
+) -> dict[str, Any]:
+    """All runs: per work and side the thread settings tried, the one chosen, and the repeats with it."""
+    sweeps = {work: {side: sweep(work, side, threads, scale, caches) for side in sides} for work in works}
+    chosen = {work: {side: fastest(tried) for side, tried in sweeps[work].items()} for work in works}
+    for work in works:
+        console.print(f"{work} threads: {', '.join(f'{side} {count}' for side, count in chosen[work].items())}")
+    runs: dict[str, dict[str, list[Run]]] = {work: {side: [] for side in sides} for work in works}
+    for repeat in range(repeats):
+        for work in works:
+            turn = (repeat * 2) % len(sides)
+            for side in sides[turn:] + sides[:turn]:
+                run = train_speed(side, work, seed=repeat, scale=scale, threads=chosen[work][side], environment=caches)
+                runs[work][side].append(run)
+                console.print(f"{work} {side} repeat {repeat}: {speed(run):,.0f} steps/s")
+    parts = {work: {"threads": chosen[work], "sweep": sweeps[work], "runs": runs[work]} for work in works}
+    return {"sides": sides, "works": parts}
 
 
-def _return(runs: list[dict[str, Any]]) -> float | None:
-    last = [fmean(value for _, value in run["curve"][-100:]) for run in runs if run["curve"]]
-    return fmean(last) if last else None
+def sweep(work: str, side: str, threads: list[int], scale: float, caches: dict[str, str]) -> dict[str, Run]:
+    """A short run with each thread setting; the C program has one thread."""
+    counts = [1] if side == LIMIT else [count for count in threads if count <= len(os.sched_getaffinity(0))] or [1]
+    short = max(smallest(work), SWEEP_SCALE * scale)
+    return {str(count): train_speed(side, work, seed=0, scale=short, threads=count, environment=caches) for count in counts}
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
-    """For the terminal."""
-    shown = Table("work", "environment", title="env steps per second: median (range)")
-    for name in (*SIDES, "ratio", "learning", "return"):
-        shown.add_column(name, justify="right")
-    for row in rows:
-        shown.add_row(row["work"], row["env_id"], *cells(row))
-    return shown
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """Speeds, ratio, learning fractions and returns as text."""
-    speeds = [_median_range(row["steps_per_second"][side], ",.0f") for side in SIDES]
-    fractions = ["?" if value is None else f"{value:.0%}" for value in (row["learning_fraction"][side] for side in SIDES)]
-    returns = ["none" if value is None else f"{value:.0f}" for value in (row["return"][side] for side in SIDES)]
-    return [*speeds, _median_range(row["ratios"], ".2f"), " / ".join(fractions), " / ".join(returns)]
-
-
-def _median_range(values: list[float], form: str) -> str:
-    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
-    return f"{median(values):{form}}{spread}"
-
-
-def page(rows: list[dict[str, Any]]) -> str:
-    """docs/performance.md."""
-    repeats = len(rows[0]["ratios"])
-    lines = [
-        "# Performance",
-        "",
-        "Made by `make bench` (`benchmarks/compare.py`): inchworm and Stable-Baselines3 train the same works (`benchmarks/works.py`)",
-        f"in one run, in turns, each in a process of its own with one thread; {repeats} repeats. Speeds are env steps per second of",
-        "training, median and range; the ratio is taken within each repeat. *learning* is the share of the time that learning took,",
-        "*return* the mean of the last 100 training episodes, both inchworm / Stable-Baselines3.",
-        "",
-        "| work | environment | env steps | inchworm | stable-baselines3 | ratio | learning | return |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [f"| {row['work']} | {row['env_id']} | {row['steps']:,} | {' | '.join(cells(row))} |" for row in rows]
-    lines += ["", "## Machine", "", *(f"- {fact}" for fact in machine_facts()), ""]
-    return "\n".join(lines)
+def fastest(tried: dict[str, Run]) -> int:
+    """The thread setting with the highest speed; the smaller one of equals."""
+    return int(max(tried, key=lambda count: (speed(tried[count]), -int(count))))
 
 
 if __name__ == "__main__":

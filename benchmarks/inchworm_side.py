@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any, Literal
 
 import numpy as np
 
+import memory
 from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, Rollout, RunConfig, TrainingConfig, TrainingState
 from inchworm.train.callbacks import BaseCallback
-from works import Work
+from jobs import since_start
+from works import Work, find, scaled
+
+Backend = Literal["numpy", "torch"]
+Compile = Literal["off", "on", "auto"]
 
 
-class Curve(BaseCallback):
+class Clock(BaseCallback):
+    """The time that learning took."""
+
+    def __init__(self) -> None:
+        self.learn_seconds = 0.0
+
+    def on_iteration(self, state: TrainingState, metrics: object) -> None:
+        """Add up the time of learning."""
+        del metrics
+        self.learn_seconds += state.metrics["timing/learn_seconds"]
+
+
+class Curve(Clock):
     """Finished episodes as (env steps, return), the raw material of a learning curve; and the time that learning took."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.points: list[tuple[int, float]] = []
-        self.learn_seconds = 0.0
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> None:
         """Date each finished episode to the step that ended it; a rollout lists them in that order."""
@@ -25,14 +44,10 @@ class Curve(BaseCallback):
         dates = before + (ends + 1) * rollout.num_lanes
         self.points += [(int(date), episode.episode_return) for date, episode in zip(dates, rollout.episodes, strict=True)]
 
-    def on_iteration(self, state: TrainingState, metrics: object) -> None:
-        """Add up the time of learning."""
-        del metrics
-        self.learn_seconds += state.metrics["timing/learn_seconds"]
 
-
-def config_of(work: Work, seed: int, threads: int = 1) -> TrainingConfig:
+def config_of(work: Work, seed: int, threads: int = 1, backend: Backend = "torch", compile_step: Compile = "off") -> TrainingConfig:
     """The work's hyper-parameters as a config; advantages normalised per minibatch, as the peer does."""
+    schedule: Literal["linear", "constant"] = "linear" if work.linear else "constant"
     return TrainingConfig(
         env=EnvConfig(id=work.env_id, num_envs=work.num_envs),
         policy=PolicyConfig(hidden_sizes=(64, 64), activation="tanh"),
@@ -49,30 +64,51 @@ def config_of(work: Work, seed: int, threads: int = 1) -> TrainingConfig:
             minibatch_size=work.minibatch_size,
             normalize_advantages="minibatch",
             adam_eps=1e-5,
+            learning_rate_schedule=schedule,
+            clip_schedule=schedule,
+            compile=compile_step,
         ),
         evaluation=EvalConfig(interval=0, final_episodes=0, seed=10_000 + seed),
-        run=RunConfig(seed=seed, total_timesteps=work.total_timesteps, threads=threads, device="cpu"),
+        run=RunConfig(seed=seed, total_timesteps=work.total_timesteps, threads=threads, backend=backend, device="cpu"),
     )
 
 
-def train(work: Work, seed: int, *, evaluate: bool = True, threads: int = 1) -> dict[str, object]:
-    """One run: seconds of training, the learning curve, and the greedy score of the last policy."""
-    curve = Curve()
-    with PPOTrainer("mlp", work.env_id, config_of(work, seed, threads), callbacks=[curve]) as trainer:
+def train(
+    group: str,
+    name: str,
+    seed: int,
+    scale: float = 1.0,
+    *,
+    evaluate: bool = False,
+    threads: int = 1,
+    warmup: int = 0,
+    backend: Backend = "torch",
+    compile_step: Compile = "off",
+) -> dict[str, Any]:
+    """One run: seconds after so many iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
+    work = scaled(find(group, name), scale)
+    work = dataclasses.replace(work, total_timesteps=work.total_timesteps + warmup * work.batch)
+    clock = Curve() if evaluate else Clock()
+    with PPOTrainer("mlp", work.env_id, config_of(work, seed, threads, backend, compile_step), callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
-        start = time.perf_counter()
+        ready, base = since_start(), memory.resident()
+        began = time.perf_counter()
+        if warmup:
+            trainer.train(warmup * work.batch)
+        start, before, clock.learn_seconds = time.perf_counter(), trainer.total_timesteps, 0.0
         trainer.train()
-        seconds = time.perf_counter() - start
-        returns = trainer.evaluate(work.eval_episodes).returns.tolist() if evaluate else []
-        steps = trainer.total_timesteps
-    return {
-        "side": "inchworm",
-        "work": work.name,
-        "seed": seed,
-        "steps": steps,
-        "seconds": seconds,
-        "learn_seconds": curve.learn_seconds,
-        "curve": curve.points,
-        "returns": returns,
-        "score": sum(returns) / len(returns) if returns else None,
-    }
+        result = {
+            "steps": trainer.total_timesteps - before,
+            "seconds": time.perf_counter() - start,
+            "learn_seconds": clock.learn_seconds,
+            "warmup_steps": before,
+            "warmup_seconds": start - began,
+            "startup_seconds": ready,
+            "base_bytes": base,
+            "peak_bytes": memory.peak(),
+            "last_return": float(np.mean(trainer.episode_rewards)) if trainer.episode_rewards else None,
+        }
+        if isinstance(clock, Curve):
+            returns = trainer.evaluate(work.eval_episodes).returns.tolist()
+            result |= {"curve": clock.points, "returns": returns, "score": sum(returns) / len(returns)}
+    return result

@@ -12,9 +12,9 @@ def machine_facts() -> list[str]:
     """One line each, for a list."""
     known = versions()
     packages = {name: known[name] for name in ("inchworm", "torch", "numpy", "gymnasium")}
-    packages["stable-baselines3"] = _version("stable-baselines3")
+    packages |= {name: _version(name) for name in ("stable-baselines3", "sbx-rl", "jax")}
     return [
-        f"processor: {known['cpu']}, {len(os.sched_getaffinity(0))} cores, one thread a run",
+        f"processor: {known['cpu']}, {len(os.sched_getaffinity(0))} cores",
         f"system: {known['platform']}, Python {known['python']}",
         ", ".join(f"{name} {version}" for name, version in packages.items()),
     ]

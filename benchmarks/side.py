@@ -1,50 +1,67 @@
-"""One run of one side, in a process of its own, so that no side inherits anything from another. Used by `learning.py` and `compare.py`.
+"""The sides that train a work: inchworm in its three ways, its peers, and the C program that says what the machine could do.
 
-python benchmarks/side.py '{"side": "inchworm", "group": "speed", "work": "W1", "seed": 0,
-                           "scale": 0.1, "evaluate": false, "out": "a.json"}'
+`learning.py` compares scores and knows two sides, `SIDES`; `compare.py` compares speed and knows all of `SPEED_SIDES`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
-import os
-import subprocess
-import sys
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
-from works import LEARNING, SPEED, Work
+import jobs
+from works import SPEED, Work
 
 SIDES = ("inchworm", "stable-baselines3")
 PRESET = "cartpole"
 """The work that is no comparison: the CartPole-v1 preset as `make train` uses it."""
 PRESET_STEPS = 60_000
 
+PEER = "stable-baselines3"
+LIMIT = "c"
+SPEED_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
+    "inchworm-numpy": ("inchworm_side:train", {"backend": "numpy"}),
+    "inchworm-torch": ("inchworm_side:train", {"backend": "torch"}),
+    "inchworm-compiled": ("inchworm_side:train", {"backend": "torch", "compile_step": "on"}),
+    PEER: ("sb3_side:train", {}),
+    "sbx": ("sb3_side:train", {"package": "sbx"}),
+    LIMIT: ("limit:train", {}),
+}
+"""Name -> the function that trains, and what it is given besides the work."""
+_NEEDS = {PEER: "stable_baselines3", "sbx": "sbx"}
 
-def run_side(**job: Any) -> dict[str, Any]:
-    """Run a job in a fresh process with one thread and return what it wrote."""
-    out = Path(job["out"])
+
+def missing(side: str) -> str | None:
+    """Why a side cannot run here, or None."""
+    package = _NEEDS.get(side)
+    if package is not None and importlib.util.find_spec(package) is None:
+        return f"{package} is not installed; type: pip install -e '.[bench]'"
+    if side == LIMIT and shutil.which("cc") is None:
+        return "there is no C compiler; install one that answers to cc"
+    return None
+
+
+def train_speed(side: str, work: str, *, seed: int, scale: float, threads: int, environment: dict[str, str] | None = None) -> Any:
+    """One timed run of a side on a work of `works.SPEED`, in a process of its own, warmed up for two iterations."""
+    call, extra = SPEED_SIDES[side]
+    arguments = {"group": "speed", "name": work, "seed": seed, "scale": scale, "threads": threads, "warmup": 2, **extra}
+    return jobs.run(call, arguments, threads=threads, environment=environment)
+
+
+def run_side(*, side: str, group: str, work: str, seed: int, scale: float, evaluate: bool, out: Path) -> dict[str, Any]:
+    """One run for the scores, in a process of its own with one thread; the result is written whole or not at all."""
+    call, arguments = "side:train_preset", {"seed": seed, "scale": scale}
+    if work != PRESET:
+        call = "inchworm_side:train" if side == "inchworm" else "sb3_side:train"
+        arguments |= {"group": group, "name": work, "evaluate": evaluate}
+    result: dict[str, Any] = {"side": side, "work": work, "seed": seed} | jobs.run(call, arguments)
     out.parent.mkdir(parents=True, exist_ok=True)
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), json.dumps({**job, "out": str(out.resolve())})],
-        env={**os.environ, **threads},
-        cwd=tempfile.gettempdir(),  # simulators leave logs where they run
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        raise SystemExit(f"{job['side']} {job['work']} seed {job['seed']} failed:\n{done.stdout}{done.stderr}")
-    result: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    unfinished = out.with_suffix(".part")
+    unfinished.write_text(json.dumps(result), encoding="utf-8")
+    unfinished.rename(out)
     return result
-
-
-def scaled(work: Work, scale: float) -> Work:
-    """The work with a part of its steps, but at least two rollouts."""
-    least = 2 * work.rollout_steps * work.num_envs
-    return dataclasses.replace(work, total_timesteps=max(least, round(work.total_timesteps * scale)))
 
 
 def train_preset(seed: int, scale: float) -> dict[str, Any]:
@@ -65,33 +82,10 @@ def train_preset(seed: int, scale: float) -> dict[str, Any]:
         last = trainer.state.evaluations[-1]
         seconds = sum(trainer.state.history["timing/seconds"])
         known = {"steps": trainer.total_timesteps, "seconds": seconds, "learn_seconds": curve.learn_seconds, "curve": curve.points}
-    return {"side": "inchworm", "work": PRESET, "seed": seed, **known, "returns": last["returns"], "score": last["mean_return"]}
+    return {**known, "returns": last["returns"], "score": last["mean_return"]}
 
 
-def train_work(side: str, group: str, name: str, seed: int, scale: float, evaluate: bool) -> dict[str, Any]:
-    """One run of a side on a work of `works.py`."""
-    work = scaled((SPEED if group == "speed" else LEARNING)[name], scale)
-    if side == "inchworm":
-        import inchworm_side
-
-        return dict(inchworm_side.train(work, seed, evaluate=evaluate))
-    import sb3_side
-
-    return dict(sb3_side.train(work, seed, evaluate=evaluate))
-
-
-def main() -> None:
-    """Do the job that the first argument describes, and write its result whole or not at all."""
-    job = json.loads(sys.argv[1])
-    if job["work"] == PRESET:
-        result = train_preset(job["seed"], job["scale"])
-    else:
-        result = train_work(job["side"], job["group"], job["work"], job["seed"], job["scale"], job["evaluate"])
-    out = Path(job["out"])
-    unfinished = out.with_suffix(".part")
-    unfinished.write_text(json.dumps(result), encoding="utf-8")
-    unfinished.rename(out)
-
-
-if __name__ == "__main__":
-    main()
+def smallest(work: str) -> float:
+    """The scale at which a work is its warm-up's length: two iterations."""
+    chosen: Work = SPEED[work]
+    return 2 * chosen.batch / chosen.total_timesteps

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -27,6 +28,18 @@ class Work:
     clip_coef: float = 0.2
     vf_coef: float = 1.0
     max_grad_norm: float = 0.5
+    linear: bool = False
+    """Learning rate and clip go linearly to 0 over total_timesteps."""
+
+    @property
+    def batch(self) -> int:
+        """Steps of one iteration."""
+        return self.num_envs * self.rollout_steps
+
+
+def scaled(work: Work, scale: float) -> Work:
+    """The work with a part of its steps, but at least two rollouts."""
+    return dataclasses.replace(work, total_timesteps=max(2 * work.batch, round(work.total_timesteps * scale)))
 
 
 LEARNING = {
@@ -57,24 +70,35 @@ SPEED = {
     for work in (
         Work(
             name="W1", env_id="CartPole-v1", num_envs=8, rollout_steps=32, minibatch_size=256, update_epochs=20,
-            learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, total_timesteps=100_000,
+            learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, total_timesteps=51_200,
         ),
         Work(
             name="W2", env_id="CartPole-v1", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
-            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=100_000,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=40_960,
         ),
         Work(
             name="W3", env_id="CartPole-v1", num_envs=4, rollout_steps=128, minibatch_size=128, update_epochs=4,
-            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=100_000,
+            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=61_440,
         ),
         Work(
             name="W4", env_id="HalfCheetah-v5", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
-            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=100_000, eval_episodes=10,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=20_480, eval_episodes=10,
         ),
         Work(
             name="W5", env_id="CartPole-v1", num_envs=64, rollout_steps=128, minibatch_size=2048, update_epochs=4,
-            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=500_000,
+            learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, total_timesteps=262_144,
         ),
     )
 }  # fmt: skip
 """Where the speed is compared (`compare.py`)."""
+
+SOLVE = Work(
+    name="solve", env_id="CartPole-v1", num_envs=8, rollout_steps=32, minibatch_size=256, update_epochs=20,
+    learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, total_timesteps=100_000, linear=True,
+)  # fmt: skip
+"""What is timed until CartPole-v1 is solved (`solve.py`): W1 with the schedules that RL Zoo gives it."""
+
+
+def find(group: str, name: str) -> Work:
+    """A work by its group ("speed" or "learning") and name."""
+    return (SPEED if group == "speed" else LEARNING)[name]

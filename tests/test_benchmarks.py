@@ -1,9 +1,12 @@
-"""The benchmarks' own arithmetic: statistics against tables, curves against hand-made ones. Their runs are not tests."""
+"""The benchmarks' own arithmetic: statistics against tables, curves and pages against hand-made ones; and the regression guard."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -76,3 +79,219 @@ def test_verdicts(module: Any) -> None:
     assert learning.verdict("pendulum", {"inchworm": bad, "stable-baselines3": good})[1] == "below"
     assert learning.verdict("cartpole", {"inchworm": good})[1] == "5 of 5 seeds at 475 or more, worst 500.0"
     assert learning.verdict("cartpole", {"inchworm": [*good[:4], {"score": 474.9}]})[1].startswith("4 of 5")
+
+
+# ---- the performance page ----
+
+
+def _run(steps: float, seconds: float, **more: Any) -> dict[str, Any]:
+    return {"steps": steps, "seconds": seconds, "learn_seconds": seconds / 2, "last_return": 100.0, **more}
+
+
+def _compared(speeds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+    """What compare.py keeps, from env steps per second."""
+    works = {
+        work: {
+            "threads": dict.fromkeys(sides, 1),
+            "sweep": {side: {"1": _run(1000, 1.0, warmup_steps=1000, warmup_seconds=5.0)} for side in sides},
+            "runs": {side: [_run(1000, 1000 / value) for value in values] for side, values in sides.items()},
+        }
+        for work, sides in speeds.items()
+    }
+    return {"sides": list(next(iter(speeds.values()))), "works": works}
+
+
+def test_ratios_are_taken_within_repeats(module: Any) -> None:
+    """A machine that is twice as slow in the second repeat: 4/2 and 2/1 are both 2, although the speeds are not."""
+    figures = module("figures")
+    ours, theirs = [_run(100, 100 / 4), _run(100, 100 / 2)], [_run(100, 100 / 2), _run(100, 100 / 1)]
+    assert figures.ratios(ours, theirs) == pytest.approx([2.0, 2.0])
+    with pytest.raises(ValueError, match="shorter"):
+        figures.ratios(ours, theirs[:1])
+    assert figures.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert math.isnan(figures.geometric_mean([]))
+
+
+def test_compiling_is_the_warm_up_beyond_its_own_steps(module: Any) -> None:
+    """Two iterations of 50 steps at 100 steps/s take 1 s; the warm-up took 4 s: 3 s of compiling."""
+    figures = module("figures")
+    assert figures.compile_seconds(_run(500, 5.0, warmup_steps=100, warmup_seconds=4.0)) == pytest.approx(3.0)
+    assert figures.compile_seconds(_run(500, 5.0, warmup_steps=100, warmup_seconds=0.5)) == 0.0
+    assert figures.compile_seconds(_run(500, 5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "verdict"),
+    [(2.0, True, "met"), (1.99, True, "**missed**"), (2.0, False, "met"), (2.01, False, "**missed**"), (None, True, "not measured")],
+)
+def test_targets(module: Any, value: float | None, at_least: bool, verdict: str) -> None:
+    target = module("figures").Target("speed", value, 2.0, at_least)
+    assert target.verdict == verdict
+    assert target.row().endswith(f"| {verdict} |")
+
+
+def test_floors_by_hand(module: Any) -> None:
+    """Against a peer of 100: torch 200 and 800 (mean sqrt(2 * 8) = 4, least 2), NumPy 900 and 400: the better are 9 and 8."""
+    data = _compared(
+        {
+            "W1": {"inchworm-numpy": [900.0], "inchworm-torch": [200.0], "stable-baselines3": [100.0], "c": [4500.0]},
+            "W3": {"inchworm-numpy": [400.0], "inchworm-torch": [800.0], "stable-baselines3": [100.0], "c": [4000.0]},
+        }
+    )
+    found = {target.what: target for target in module("compare_section").section(data).targets}
+    value = {what: target.value for what, target in found.items()}
+    assert value["eager torch against Stable-Baselines3, geometric mean of W1 to W3"] == pytest.approx(4.0)
+    assert value["eager torch against Stable-Baselines3, the least (W1)"] == pytest.approx(2.0)
+    assert value["the better of NumPy and torch against Stable-Baselines3, geometric mean of W1 to W3"] == pytest.approx(math.sqrt(72))
+    assert value["the better of NumPy and torch against Stable-Baselines3, the least (W3)"] == pytest.approx(8.0)
+    assert value["the C program against inchworm's best, W1"] == pytest.approx(5.0)  # 4500 / 900, where 4 are allowed
+    assert found["the C program against inchworm's best, W1"].verdict == "**missed**"
+    assert found["the C program against inchworm's best, W3"].verdict == "met"  # 4000 / 800 = 5, where 8 are allowed
+    assert found["compiled torch against Stable-Baselines3, the least"].verdict == "not measured"
+
+
+def test_the_faster_thread_setting_is_kept(module: Any) -> None:
+    fastest = module("compare").fastest
+    assert fastest({"1": _run(100, 1.0), "2": _run(100, 0.9)}) == 2
+    assert fastest({"1": _run(100, 1.0), "2": _run(100, 1.0)}) == 1
+
+
+def test_solved_by_hand(module: Any) -> None:
+    """Medians over seeds: 3 s + 1 s of evaluating against 12 s + 4 s is a quarter; a seed that was never solved is the slowest."""
+    solve = module("solve")
+    ours = [{"steps": steps, "seconds": 3.0, "evaluating": 1.0, "score": 500.0} for steps in (10, 20, 30)]
+    theirs = [{"steps": steps, "seconds": 12.0, "evaluating": 4.0, "score": 500.0} for steps in (20, 20, 20)]
+    values = [target.value for target in solve.section({"inchworm-numpy": ours, "stable-baselines3": theirs}).targets]
+    assert values == pytest.approx([0.25, 0.25, 1.0])
+    unsolved = {"steps": None, "seconds": None, "evaluating": None, "score": 300.0}
+    assert solve.medians([ours[0], ours[1], unsolved], "steps") == 20
+    never = solve.section({"inchworm-numpy": [unsolved], "stable-baselines3": theirs[:1]})
+    assert {target.verdict for target in never.targets} == {"not measured"}
+
+
+def test_images_by_hand(module: Any) -> None:
+    """Each side with its faster threads: ours takes 1 s + 2 s, theirs 2 s + 2 s (two threads): 2 and 1 times as fast."""
+    one = lambda collect, learn: [{"collect": collect, "learn": learn, "whole": collect + learn}]  # noqa: E731
+    data = {
+        "steps": 100,
+        "runs": {"inchworm": {"1": one(1.0, 2.0), "2": one(3.0, 3.0)}, "stable-baselines3": {"1": one(5.0, 5.0), "2": one(2.0, 2.0)}},
+    }
+    assert [target.value for target in module("images").section(data).targets] == pytest.approx([2.0, 1.0])
+
+
+def test_saturation_by_hand(module: Any) -> None:
+    """10, 91 and 100 steps/s: the second is within 10 % of the highest. It learns for 6 of its 10 s."""
+    rows = [
+        {"envs": 1, "steps": 100, "collect_seconds": 8.0, "learn_seconds": 2.0},
+        {"envs": 4, "steps": 910, "collect_seconds": 4.0, "learn_seconds": 6.0},
+        {"envs": 16, "steps": 1000, "collect_seconds": 4.0, "learn_seconds": 6.0},
+    ]
+    sentence = module("scaling").saturation(rows)
+    assert sentence.startswith("It saturates at 4 copies (91 steps/s; the highest is 100): learning takes 60% of the time there")
+
+
+def test_steady_by_hand(module: Any) -> None:
+    """Ten tenths of ten: the second is 1 s, the last 1.2 s; memory stays; GAE 1 ms of 50 ms is 2 %; a peak of 150 over 80 + 20."""
+    seconds = [9.0] * 10 + [1.0] * 80 + [1.2] * 10
+    data = {
+        "backend": "numpy",
+        "long": {"seconds": seconds, "bytes": [100.0] * 100},
+        "gae": {"T = 2048, B = 1": {"gae_seconds": 0.001, "iteration_seconds": 0.05}},
+        "memory": {"inchworm-numpy": {"base_bytes": 80, "peak_bytes": 150}, "stable-baselines3": {"base_bytes": 200, "peak_bytes": 300}},
+        "rollout_bytes": 20,
+    }
+    steady = module("steady")
+    slower, faster = ({"seconds": [1.0] * 90 + [last] * 10, "bytes": [1.0] * 100} for last in (3.0, 0.5))
+    assert steady.typical([slower, data["long"], faster]) is data["long"]  # 3, 1.2 and 0.5 times
+    found = steady.section(data).targets
+    assert [target.value for target in found] == pytest.approx([1.2, 1.0, 2.0, 1.5, 0.5])
+    assert [target.verdict for target in found] == ["**missed**", "met", "**missed**", "met", "met"]
+
+
+def test_the_page_is_made_from_what_there_is(module: Any, tmp_path: Path) -> None:
+    page, results = module("page"), module("results")
+    data = _compared({"W1": {"inchworm-torch": [200.0, 400.0], "stable-baselines3": [100.0, 100.0]}})
+    results.save("compare", data, tmp_path)
+    kept = results.load("compare", tmp_path)
+    assert results.load("solve", tmp_path) is None
+    text = page.text({"compare": kept})
+    assert "| eager torch against Stable-Baselines3, geometric mean of W1 | 3 × | at least 2 × | met |" in text
+    assert "| W1 | 3.00 (2.00 to 4.00) | inchworm-torch | – |" in text
+    assert "## CartPole solved" not in text
+    assert text.count("processor:") == 1
+    other = {**kept, "measured": "2000-01-01", "data": [{"steps": 1, "seconds": 1.0, "evaluating": 0.0, "score": 500.0}]}
+    both = page.text({"compare": kept, "solve": {**other, "data": {"inchworm-numpy": other["data"]}}})
+    assert both.count("processor:") == 2  # measured on another day, and said so
+
+
+def test_guard_believes_a_loss_when_it_is_seen_twice(module: Any) -> None:
+    """Recorded 4: 2.4 is a loss of 40 %, which is allowed; 2.2, one of 45 %, is not."""
+    guard = module("guard")
+    recorded = {"W1": {"inchworm-numpy": 4.0}, "W3": {"inchworm-numpy": 2.0}}
+    fine, slow = {"W1": {"inchworm-numpy": 2.41}}, {"W1": {"inchworm-numpy": 2.2}}
+    rest = {"W3": {"inchworm-numpy": 2.0}}
+    asked: list[list[str]] = []
+
+    def measures(*answers: dict[str, Any]) -> Any:
+        left = list(answers)
+        return lambda works: asked.append(works) or left.pop(0)
+
+    assert guard.check(recorded, measures(fine | rest)) == []
+    assert guard.check(recorded, measures(slow | rest, fine)) == []
+    assert asked == [["W1", "W3"], ["W1", "W3"], ["W1"]]
+    problems = guard.check(recorded, measures(slow | rest, slow))
+    assert problems == ["W1 inchworm-numpy lost 45% of its recorded lead over stable-baselines3; 40% is allowed"]
+    assert guard.median_ratio([1.0, 2.0, 1.0], [2.0, 4.0, 9.0]) == 2.0
+    with pytest.raises(KeyError):  # what is recorded must be measured
+        guard.losses(recorded, rest)
+
+
+@pytest.mark.slow
+def test_speed_has_not_been_lost() -> None:
+    """The regression guard itself: ratios to the peer, in turns in one process, against the recorded ones."""
+    pytest.importorskip("stable_baselines3")
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "guard.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_c_program_learns(module: Any) -> None:
+    """40,000 steps of W1 reach 240 and more; a policy that does not learn stays at 20."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    assert module("limit").train("speed", "W1", 0, 0.8)["last_return"] > 150.0
+
+
+@pytest.mark.slow
+def test_compare_end_to_end(module: Any) -> None:
+    """Two sides, one repeat, two iterations after the warm-up: every figure of the page is there."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    compare, console = module("compare"), module("rich.console").Console(quiet=True)
+    data = compare.measure(console, ["W3"], ["inchworm-numpy", "c"], 1, 1e-6, [1], {})
+    (run,) = data["works"]["W3"]["runs"]["inchworm-numpy"]
+    assert run["steps"] == run["warmup_steps"] == 2 * 4 * 128
+    assert run["peak_bytes"] >= run["base_bytes"] > 0
+    assert 0 < run["learn_seconds"] < run["seconds"]
+    assert run["startup_seconds"] > 0
+    lines = "\n".join(module("compare_section").section(data).lines)
+    assert "| W3 | CartPole-v1 | 1,024 |" in lines
+
+
+def test_a_job_that_fails_says_why(module: Any) -> None:
+    with pytest.raises(SystemExit, match=r"(?s)limit:train with .*KeyError: 'W9'"):
+        module("jobs").run("limit:train", {"group": "speed", "name": "W9", "seed": 0})
+
+
+def test_step_costs_by_hand(module: Any) -> None:
+    figure = {"median": 5.5, "low": 5.0, "high": 6.0}
+    data = {
+        "vector_envs": {"CartPole-v1": {"sides": {"one process": figure}, "ratios": {"workers / AsyncVectorEnv": figure}}},
+        "asked": {"CartPole-v1": {"workers / AsyncVectorEnv": 5.0}},
+        "acting": [{"world": "two choices", "lanes": 8, "act": 1.0, "collector": 2.0, "whole": 3.0, "ended episode": 4.0}],
+    }
+    section = module("step_costs").section(data)
+    assert [target.row() for target in section.targets] == [
+        "| CartPole-v1, 8 copies: workers / AsyncVectorEnv | 5.5 × | at least 5 × | met |"
+    ]
+    assert "| two choices | 8 | 1.0 | 2.0 | 3.0 | 4.0 |" in section.lines
