@@ -25,7 +25,7 @@ def small_fast_config() -> TrainingConfig:
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         ppo=_CARTPOLE,
         evaluation=EvalConfig(interval=0, episodes=10, final_episodes=20),
-        run=RunConfig(total_timesteps=20_000, checkpoint_interval=20),
+        run=RunConfig(backend="numpy", total_timesteps=20_000, checkpoint_interval=20),
     )
 
 
@@ -84,7 +84,7 @@ PRESETS: dict[str, Preset] = {
             env=EnvConfig(id="CartPole-v1", num_envs=8),
             ppo=_CARTPOLE,
             evaluation=EvalConfig(interval=50, episodes=20),
-            run=RunConfig(total_timesteps=59_904),  # 117 whole iterations within 60,000
+            run=RunConfig(backend="numpy", total_timesteps=59_904),  # 117 whole iterations within 60,000
         ),
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
@@ -96,7 +96,7 @@ PRESETS: dict[str, Preset] = {
                 rollout_steps=256, minibatch_size=64, normalize_advantages="minibatch",
             ),
             evaluation=EvalConfig(interval=10),
-            run=RunConfig(total_timesteps=100_000, checkpoint_interval=10),
+            run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=10),
         ),
         score="-84.0 ± 2.7 after 102,400 steps, seeds 0 to 4",
     ),
@@ -109,7 +109,7 @@ PRESETS: dict[str, Preset] = {
                 rollout_steps=16, minibatch_size=64, normalize_advantages="minibatch",
             ),
             evaluation=EvalConfig(interval=200),
-            run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
+            run=RunConfig(backend="numpy", total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
         ),
         score="-110.0 after 1,000,192 steps, seed 0",
     ),
@@ -121,7 +121,7 @@ PRESETS: dict[str, Preset] = {
                 rollout_steps=1024, minibatch_size=64, normalize_advantages="minibatch",
             ),
             evaluation=EvalConfig(interval=5),
-            run=RunConfig(total_timesteps=100_000, checkpoint_interval=5),
+            run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=5),
         ),
         score="-179.4 ± 29.2 after 102,400 steps, seeds 0 to 4",
     ),

@@ -96,7 +96,7 @@ def test_plain_data_of_any_shape_is_given_as_yaml() -> None:
     [
         ((), r"^no environment is given; type: prog CartPole-v1, or prog --config FILE$"),
         (("CartPole-v1", "--ppo.clip-cof", "1"), r"^unknown flag --ppo.clip-cof; did you mean --ppo.clip-coef\?$"),
-        (("CartPole-v1", "--seed", "1"), r"^unknown flag --seed; did you mean --run.seed\?$"),
+        (("CartPole-v1", "--threads", "1"), r"^unknown flag --threads; did you mean --run.threads\?$"),
         (("CartPole-v1", "--interval=1"), r"did you mean --evaluation.interval\?$"),
         (("CartPole-v1", "--num-envs=1"), r"^unknown flag --num-envs(=1)?; did you mean --env.num-envs\?$"),
         (("CartPole-v1", "--xyzzy"), r"^unknown flag --xyzzy; prog --help lists all flags$"),

@@ -28,9 +28,25 @@ Options = TypeVar("Options")
 YAML_FLAGS = {"--env.kwargs": "{gravity: 5}", "--env.wrappers": "[{name: ClipReward, kwargs: {min_reward: -1}}]"}
 """Flags that take plain data of any shape, as YAML, with an example each."""
 
+SHORT_FLAGS = {
+    "--backend": "--run.backend",
+    "--seed": "--run.seed",
+    "--total-timesteps": "--run.total-timesteps",
+    "--num-envs": "--env.num-envs",
+    "--num-workers": "--env.num-workers",
+    "--compile": "--ppo.compile",
+}
+"""What is typed most, without its section."""
+
 
 class UsageError(ConfigError):
     """A command line that cannot be understood."""
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """The arguments with every short flag in full."""
+    words = [argument.partition("=") for argument in arguments]
+    return [f"{SHORT_FLAGS.get(flag.replace('_', '-'), flag)}{equals}{value}" for flag, equals, value in words]
 
 
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from inchworm.cli.arguments import config_from, parse_over
+from inchworm.cli.arguments import config_from, parse_over, spelled_out
 from inchworm.cli.train import TrainOptions
 from inchworm.config import TrainingConfig
 from inchworm.presets import PRESETS
@@ -24,6 +24,7 @@ PROG = "inchworm config"
 
 def run(arguments: Sequence[str]) -> int:
     """Print the config."""
+    arguments = spelled_out(arguments)
     options = parse_over(TrainOptions, arguments, PROG, config_from(TrainOptions, arguments, PROG))
     sys.stdout.write(commented_yaml(options.settings))
     return 0

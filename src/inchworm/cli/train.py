@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from inchworm.cli.arguments import config_from, parse_over
+from inchworm.cli.arguments import config_from, parse_over, spelled_out
 from inchworm.cli.opening import open_terminal
 from inchworm.cli.worlds import check_can_be_made
 from inchworm.config import TrainingConfig
@@ -22,6 +22,7 @@ PROG = "inchworm train"
 class TrainOptions:
     """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
 
+    --backend, --seed, --total-timesteps, --num-envs, --num-workers and --compile may be typed without their section.
     Two more flags take YAML: --env.kwargs '{gravity: 5}' and --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
     """
 
@@ -38,6 +39,7 @@ class TrainOptions:
 
 def run(arguments: Sequence[str]) -> int:
     """Train, and say what came of it."""
+    arguments = spelled_out(arguments)
     options = parse_over(TrainOptions, arguments, PROG, config_from(TrainOptions, arguments, PROG))
     check_can_be_made(options.settings.env)
     with create_run(options.settings) as new:

@@ -74,8 +74,9 @@ class Profile:
         self._charge()
         if self._stack and self._stack[-1] in _WHOLE:
             section = self._stack[-1]
+        else:
+            self.calls[section] = self.calls.get(section, 0) + 1
         self._stack.append(section)
-        self.calls[section] = self.calls.get(section, 0) + 1
 
     def leave(self) -> None:
         """Time belongs to the section around again."""
