@@ -13,7 +13,7 @@ from inchworm.backends.interface import acting_policy, compute_advantages
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.backends.torch.minibatches import sequences_of, shuffled
+from inchworm.backends.torch.minibatches import PackedSequences, sequences_of
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config import PolicyConfig, PPOConfig
@@ -83,7 +83,7 @@ def test_the_learners_minibatches_keep_samples_whole(length: int, minibatches: i
     sequences = sequences_of(tensors, opinions, length, successors=True)
     total = sequences.valid.shape[1]
     seen = []
-    for minibatch in shuffled(sequences, minibatches, make_stream(1, "test").permutation(total)):
+    for minibatch in PackedSequences(sequences).shuffled(minibatches, make_stream(1, "test").permutation(total)):
         for row, column in np.argwhere(minibatch.valid.numpy()):
             key = tuple(minibatch.observations[row, column].tolist())
             action, log_prob, reward, t, b = known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import optree
 import pytest
 import torch
 from gymnasium import spaces
@@ -44,11 +45,11 @@ class Flawed(TorchPolicy):
 
 
 def state_of(learner):
-    return {index: {name: np.array(value) for name, value in entry.items()} for index, entry in learner.state_dict()["moments"].items()}
+    return [np.array(leaf) for leaf in optree.tree_leaves(learner.state_dict()["moments"])]
 
 
 def equal(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[index][name], other[index][name]) for index in one for name in one[index])
+    return len(one) == len(other) > 0 and all(np.array_equal(a, b) for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("how", ["nan loss", "infinite loss", "nan gradient"])
@@ -80,8 +81,7 @@ def test_bad_ones_between_good_ones_are_counted_and_left_out(make_policy, collec
     assert stats["skipped_steps"] == len(bad)
     assert all(np.isfinite(list(stats.values())))
     assert np.isfinite(parameters(policy)).all()
-    counts = {int(entry["step"]) for entry in learner.optimizer.state_dict()["state"].values()}
-    assert counts == {8 - len(bad)}
+    assert learner.optimizer.state_dict()["step"] == 8 - len(bad)
 
 
 def test_three_in_a_row_stop_the_run_with_the_minibatch_saved(make_policy, collect, parameters, tmp_path):

@@ -1,4 +1,4 @@
-"""Rollouts as sequences, minibatches and micro-batches of tensors; dead rows made harmless before any forward pass."""
+"""Rollouts as sequences, minibatches and micro-batches of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.backends.torch.minibatches import harmless, micro_batches, sequences_of, shuffled
+from inchworm.backends.torch.minibatches import PackedSequences, micro_batches, sequences_of
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.types import Advantages, Minibatch
 
@@ -25,35 +25,6 @@ def tensors(rollout):
 def advantages_of(rollout):
     number = torch.arange(rollout.rewards.numel(), dtype=torch.float32).reshape(rollout.rewards.shape)
     return Advantages(number, number, number, number)
-
-
-def test_dead_rows_become_a_living_one():
-    rollout = create_fake_rollout(SPACE, spaces.Discrete(3, start=4), 4, 2)
-    valid = np.ones((4, 2), bool)
-    valid[0, 0] = valid[1, 0] = valid[3, 1] = False  # the first living row is (0, 1)
-    dirty = {
-        name: optree.tree_map(np.array, rollout[name]) for name in ("observations", "actions", "log_probs", "rewards", "cut_observations")
-    }
-    last = int(np.flatnonzero((rollout.cut_rows == (3, 1)).all(1))[0])
-    dirty["observations"]["x"][~valid] = np.nan
-    dirty["observations"]["action_mask"][~valid] = 0
-    dirty["actions"][~valid] = 0  # which the space does not have
-    dirty["log_probs"][~valid] = np.inf
-    dirty["rewards"][0, 0], dirty["rewards"][1, 0], dirty["rewards"][3, 1] = 7, 7, np.inf
-    dirty["cut_observations"]["x"][last] = np.nan
-    clean = harmless(tensors(replace(rollout, valid=valid, **dirty)))
-    for t, b in np.argwhere(~valid):
-        for name in ("observations", "actions", "log_probs"):
-            for found, expected in zip(optree.tree_leaves(clean[name]), optree.tree_leaves(rollout[name])):
-                np.testing.assert_array_equal(found[t, b], expected[0, 1])
-    for name in ("observations", "actions", "log_probs"):  # what is alive is left as it is
-        for found, expected in zip(optree.tree_leaves(clean[name]), optree.tree_leaves(rollout[name])):
-            np.testing.assert_array_equal(found.numpy()[valid], expected[valid])
-    assert clean.rewards[1, 0] == 7  # a reward after death may count for a team
-    assert clean.rewards[3, 1] == 0  # but it must be a number
-    np.testing.assert_array_equal(clean.cut_observations["x"][last], rollout.observations["x"][0, 1])
-    for whole in (tensors(rollout), tensors(replace(rollout, valid=np.zeros((4, 2), bool)))):
-        assert harmless(whole) is whole  # nothing to do, nothing copied
 
 
 def test_dead_rows_have_no_advantage_and_no_value_error():
@@ -88,13 +59,23 @@ def test_a_minibatch_is_a_choice_of_columns():
     sequences = sequences_of(rollout, advantages_of(rollout), 2, successors=False)
     assert sequences.valid.shape == (2, 6)
     permutation = np.random.default_rng(0).permutation(6)
-    parts = list(shuffled(sequences, 4, permutation))  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
+    parts = PackedSequences(sequences).shuffled(4, permutation)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
     assert [int(part.valid.sum()) for part in parts] == [4, 4, 2, 2]
     starts = [int(part.values[0, column]) for part in parts for column in range(2) if part.valid[0, column]]
     # Column chunk * 2 + lane begins at row 2 * chunk of its lane: number 4 * chunk + lane.
     assert starts == [4 * (column // 2) + column % 2 for column in permutation]
     for part in parts:
         torch.testing.assert_close(part.values[1], part.values[0] + 2)  # the next row of the same lane
+
+
+def test_advantages_are_normalised_minibatch_by_minibatch():
+    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 6, 2))
+    packed = PackedSequences(sequences_of(rollout, advantages_of(rollout), 2, successors=False))
+    permutation = np.random.default_rng(0).permutation(6)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
+    for plain, scaled in zip(packed.shuffled(4, permutation), packed.shuffled(4, permutation, normalized=True)):
+        numbers = plain.advantages[plain.valid].double()
+        expected = (numbers - numbers.mean()) / (numbers.std() + 1e-8)
+        torch.testing.assert_close(scaled.advantages[scaled.valid].double(), expected, rtol=0, atol=1e-6)
 
 
 def test_micro_batches_are_the_minibatch_in_pieces():
@@ -118,7 +99,7 @@ def test_recorded_memory_follows_its_sequence():
     held = tensors(replace(rollout, policy_state=memory, cut_state=cut_state))
     sequences = sequences_of(held, advantages_of(held), 2, successors=False)
     assert sequences.policy_state.shape == (4, 1)
-    for part in shuffled(sequences, 2, np.array([3, 1, 0, 2])):
+    for part in PackedSequences(sequences).shuffled(2, np.array([3, 1, 0, 2])):
         chunks, lanes = (part.values[0] // 4).long(), (part.values[0] % 2).long()
         torch.testing.assert_close(part.policy_state[:, 0], torch.from_numpy(memory)[chunks, lanes, 0])
         for half in micro_batches(part, 2):

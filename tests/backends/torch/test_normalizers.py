@@ -34,7 +34,7 @@ def test_the_first_update_moves_statistics_only(make_policy, collect):
         moved = name.startswith(("observation_normalizer", "value_normalizer", "critic.head", "policy_version"))
         assert np.array_equal(before[name], after[name]) != moved, name
     assert learner.updates == policy.policy_version == 1
-    assert not learner.optimizer.state_dict()["state"]  # no optimiser step was made
+    assert learner.optimizer.state_dict()["step"] == 0  # no optimiser step was made
     assert "warm_up" not in learner.update(collect(policy, seed=1))
     assert values.shape == (12, 3)
 

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from gymnasium import spaces
 
 from inchworm.backends.torch.optimizer import PPOOptimizer
 from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError
+from inchworm.errors import ConfigError, InchwormError
 from inchworm.trees import flatten_tree, unflatten_tree
 
 SCHEDULED = PPOConfig(
@@ -30,7 +30,7 @@ def test_linear_and_cosine_by_hand(make_policy, collect):
         clips.append(coefficients.clip_coef)
         entropies.append(coefficients.ent_coef)
         rates.append(learner.update(collect(policy, seed=seed))["learning_rate"])
-        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(rates[-1])
+        assert learner.optimizer.learning_rate == pytest.approx(rates[-1])
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0, 0])  # past the end it stays at 0
     root = math.sqrt(0.5)  # cos(pi / 4)
     assert clips == pytest.approx([0.4, 0.2 * (1 + root), 0.2, 0.2 * (1 - root), 0, 0])
@@ -45,7 +45,7 @@ def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(make_policy,
     restored = PPOOptimizer(make_policy(), SCHEDULED, device="cpu", total_timesteps=144)
     restored.load_state_dict(learner.state_dict())
     assert restored.update(collect(policy))["learning_rate"] == pytest.approx(0.075 / 2)
-    assert restored.optimizer.param_groups[0]["lr"] == pytest.approx(0.075 / 2)
+    assert restored.optimizer.learning_rate == pytest.approx(0.075 / 2)
 
 
 def test_constant_schedules_need_no_length(make_policy, collect):
@@ -103,21 +103,34 @@ def test_a_saved_state_is_a_copy(make_policy, collect):
     learner = PPOOptimizer(policy, device="cpu")
     learner.update(collect(policy))
     state = learner.state_dict()
-    before = {name: array.copy() for name, array in state["moments"]["0"].items()}
+    before = {name: array.copy() for name, array in state["moments"]["mean"].items()}
     learner.update(collect(policy, seed=1))
     for name, array in before.items():
-        np.testing.assert_array_equal(state["moments"]["0"][name], array)
+        np.testing.assert_array_equal(state["moments"]["mean"][name], array)
 
 
 def test_moments_and_counters_are_all_restored(make_policy, collect):
-    policy = make_policy()
+    policy = make_policy(action_space=spaces.Box(-1, 1, (2,)))
     learner = PPOOptimizer(policy, device="cpu")
     learner.update(collect(policy))
-    other = PPOOptimizer(make_policy(), device="cpu", seed=77)
+    other = PPOOptimizer(make_policy(action_space=spaces.Box(-1, 1, (2,))), device="cpu", seed=77)
     other.load_state_dict(learner.state_dict())
     one, two = learner.state_dict(), other.state_dict()
     assert {name: value for name, value in one.items() if name != "moments"} == {k: v for k, v in two.items() if k != "moments"}
-    for index, entry in one["moments"].items():
-        for name, value in entry.items():
-            np.testing.assert_array_equal(two["moments"][index][name], value)
-            assert torch.is_tensor(other.optimizer.state_dict()["state"][int(index)][name])
+    assert one["moments"]["step"] == two["moments"]["step"] == 4 * 8
+    for key in ("mean", "square"):
+        assert set(one["moments"][key]) == set(policy.spec.layers)  # the names of the weights
+        for name, value in one["moments"][key].items():
+            assert value.shape == policy.get_weights()[name].shape
+            assert value.any()
+            np.testing.assert_array_equal(two["moments"][key][name], value)
+
+
+def test_moments_of_another_policy_are_refused(make_policy, collect):
+    policy = make_policy()
+    learner = PPOOptimizer(policy, device="cpu")
+    state = learner.state_dict()
+    with pytest.raises(InchwormError, match=r"\['log_std'\] are only on one side"):
+        PPOOptimizer(make_policy(action_space=spaces.Box(-1, 1, (3,))), device="cpu").load_state_dict(state)
+    with pytest.raises(InchwormError, match=r"mean of actor.0.weight has shape \(8, 3\); the policy needs \(9, 3\)"):
+        PPOOptimizer(make_policy(hidden_sizes=(9,)), device="cpu").load_state_dict(state)

@@ -21,13 +21,19 @@ def log_prob_and_entropy(
         logits = torch.where(mask, logits, MASKED_LOGIT)
     for index, group in enumerate(layout.groups):
         log_p = torch.log_softmax(logits[..., group], dim=-1)
-        log_probs.append(log_p.gather(-1, choices[..., index : index + 1]).squeeze(-1))
+        log_probs.append(_chosen(log_p, choices[..., index]))
         entropies.append(-(log_p.exp() * log_p).sum(-1))
     if layout.num_gaussians:
         log_prob, entropy = _gaussian(layout, outputs[..., layout.num_logits :], log_std, gaussians)
         log_probs.append(log_prob)
         entropies.append(entropy)
     return _total(log_probs), _total(entropies)
+
+
+def _chosen(log_p: Tensor, choices: Tensor) -> Tensor:
+    """log_p [..., n] at choices [...]. What other people call a loss is this gather with a fast way back; that of `gather` is slow."""
+    picked = torch.nn.functional.nll_loss(log_p.reshape(-1, log_p.shape[-1]), choices.reshape(-1), reduction="none")
+    return -picked.reshape(choices.shape)
 
 
 def _total(parts: list[Tensor]) -> Tensor:

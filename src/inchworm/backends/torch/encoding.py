@@ -41,8 +41,10 @@ def _encode_part(part: ObservationPart, values: Tensor, num_leading: int) -> Ten
     if part.kind == "box":
         flat = values.to(torch.float32).reshape(*leading, part.size)
         return flat if part.scale == 1.0 else flat * part.scale
-    entries = values.reshape(*leading, len(part.sizes)).long() - torch.tensor(part.starts, device=values.device)
-    columns = [torch.nn.functional.one_hot(entries[..., index], size) for index, size in enumerate(part.sizes)]
+    entries = values.reshape(*leading, len(part.sizes))
+    ranges = zip(part.starts, part.sizes)
+    # Torch's own one_hot asks the host whether every entry is in range, which the rollout's checks have done.
+    columns = [entries[..., i, None] == torch.arange(start, start + size, device=values.device) for i, (start, size) in enumerate(ranges)]
     return torch.cat(columns, dim=-1).to(torch.float32)
 
 
@@ -66,8 +68,13 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tu
         values = leaf(actions, part.path)
         values = values.reshape(*values.shape[:num_leading], part.width)
         if part.kind == "categorical":
-            choices.append(values.long() - torch.from_numpy(np.array(part.starts)).to(values.device))
+            counted = values.long()
+            choices.append(counted - torch.from_numpy(np.array(part.starts)).to(values.device) if part.starts.any() else counted)
         else:
             gaussians.append(values.to(torch.float32))
     empty = values[..., :0]
-    return (torch.cat(choices, -1) if choices else empty.long()), (torch.cat(gaussians, -1) if gaussians else empty.float())
+    return _joined(choices, empty.long()), _joined(gaussians, empty.float())
+
+
+def _joined(parts: list[Tensor], empty: Tensor) -> Tensor:
+    return torch.cat(parts, -1) if len(parts) > 1 else (parts[0] if parts else empty)

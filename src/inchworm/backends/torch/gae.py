@@ -10,9 +10,9 @@ from torch import Tensor
 
 from inchworm.backends.numpy import gae as reference
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.backends.torch.minibatches import harmless
 from inchworm.config import PPOConfig
 from inchworm.protocols import Policy
+from inchworm.rollout.living import harmless
 from inchworm.rollout.rollout import Rollout
 from inchworm.types import Advantages
 
@@ -58,5 +58,5 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
 def advantages_as_arrays(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """`compute_advantages` for a rollout of NumPy arrays, with NumPy arrays as its result."""
     device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
-    result = compute_advantages(policy, harmless(rollout.map(partial(to_tensor, device=device))), config)
+    result = compute_advantages(policy, harmless(rollout).map(partial(to_tensor, device=device)), config)
     return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])

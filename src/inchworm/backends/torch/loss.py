@@ -3,28 +3,37 @@ minibatch changes nothing."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.types import Evaluation, Minibatch
 
+TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
 
 def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: Tensor) -> dict[str, Tensor]:
     """All terms as scalars under their metric names; `loss` is the one to minimise.
 
-    `count` is the number of valid samples of the whole minibatch, of which `minibatch` may be a part.
+    `count` is the number of valid samples of the whole minibatch, of which `minibatch` may be a part. The coefficients may be
+    tensors; an entropy coefficient that is the number 0 leaves the entropy out of the gradient.
     """
-    weight = minibatch.valid.to(evaluation.values.dtype) / count.clamp(min=1)  # [L, N]
+    weight = (minibatch.valid.to(evaluation.values.dtype) / count.clamp(min=1)).flatten()  # [L · N]
     log_ratio = evaluation.log_probs - minibatch.log_probs
     ratio = log_ratio.exp()
-    policy_loss = -(clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef) * weight).sum()
-    value_loss = (value_errors(evaluation, minibatch, coefficients) * weight).sum()
-    entropy = (evaluation.entropy * weight).sum()
-    loss = policy_loss + coefficients.vf_coef * value_loss - coefficients.ent_coef * entropy
+    policy_loss = -weighted_sum(clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef), weight)
+    value_loss = weighted_sum(value_errors(evaluation, minibatch, coefficients), weight)
+    entropy = weighted_sum(evaluation.entropy, weight)
+    loss = policy_loss + coefficients.vf_coef * value_loss
+    ent_coef: Any = coefficients.ent_coef
+    if isinstance(ent_coef, Tensor) or ent_coef:
+        loss = loss - ent_coef * entropy
     with torch.no_grad():
-        approx_kl = ((ratio - 1 - log_ratio) * weight).sum()
-        clip_fraction = (((ratio - 1).abs() > coefficients.clip_coef) * weight).sum()
+        change = ratio - 1
+        approx_kl = weighted_sum(change - log_ratio, weight)
+        clip_fraction = weighted_sum(change.abs() > coefficients.clip_coef, weight)
     return {
         "loss": loss,
         "policy_loss": policy_loss,
@@ -35,7 +44,42 @@ def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoe
     }
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+def loss_slopes(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """How `ppo_loss` moves with each log-prob, value and entropy, as (what the policy said, slope [L, N]).
+
+    A dozen small operations that autograd need neither record nor walk back through: from here on it derives the network alone.
+    """
+    c = coefficients
+    with torch.no_grad():
+        weight = minibatch.valid.to(evaluation.values.dtype) / count.clamp(min=1)  # [L, N]
+        ratio = (evaluation.log_probs - minibatch.log_probs).exp()
+        gain = ratio * minibatch.advantages  # d r / d log p = r
+        bound = ratio.clamp(1 - c.clip_coef, 1 + c.clip_coef) * minibatch.advantages
+        slopes = [(evaluation.log_probs, -(gain * (gain <= bound) * weight))]  # within the clip both sides are the same number
+        slopes.append((evaluation.values, value_slope(evaluation, minibatch, coefficients) * (c.vf_coef * weight)))
+        if c.ent_coef:
+            slopes.append((evaluation.entropy, -c.ent_coef * weight))
+    return [(said, slope) for said, slope in slopes if said.requires_grad]
+
+
+def value_slope(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> Tensor:
+    """How `value_errors` moves with V, per sample: (V - R) / scale²; with clipping, of the worse side, where a held V does not move."""
+    values, returns, scale = evaluation.values, minibatch.returns, evaluation.value_scale
+    slope: Tensor = (values - returns) / (scale * scale)
+    if coefficients.clip_vloss:
+        away, reach = values - minibatch.values, coefficients.clip_coef * scale
+        held = minibatch.values + away.clamp(-reach, reach)
+        held_is_worse = (held - returns).square() > (values - returns).square()
+        slope = torch.where(held_is_worse, (away.abs() <= reach) * (held - returns) / (scale * scale), slope)
+    return slope
+
+
+def weighted_sum(samples: Tensor, weight: Tensor) -> Tensor:
+    """Of samples [L, N] with weights [L · N], as one operation."""
+    return torch.dot(samples.flatten().to(weight.dtype), weight)
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: Any) -> Tensor:
     """The objective to maximise, per sample (Schulman et al. 2017, equation 7): the worse of the ratio and its clipped self."""
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages)
 
@@ -52,13 +96,15 @@ def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: Los
     return halves
 
 
-def normalize(advantages: Tensor, valid: Tensor) -> Tensor:
+def normalize(advantages: Tensor, valid: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
     """Mean 0 and standard deviation 1 (n - 1) over the valid samples; fewer than two have no deviation and stay as they are.
 
-    In float64: equal advantages then have a deviation of exactly 0, and the square of 1e30 is a number.
+    The statistics are taken over `dims`, or over all. In float64: equal advantages then have a deviation of exactly 0, and the
+    square of 1e30 is a number.
     """
-    count = valid.sum()
+    over = tuple(range(valid.ndim)) if dims is None else dims
+    count = valid.sum(over, keepdim=True)
     wide = torch.where(valid, advantages, 0).double()
-    centered = (wide - wide.sum() / count.clamp(min=1)) * valid
-    std = (centered.square().sum() / (count - 1).clamp(min=1)).sqrt()
+    centered = (wide - wide.sum(over, keepdim=True) / count.clamp(min=1)) * valid
+    std = (centered.square().sum(over, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return torch.where(count > 1, (centered / (std + 1e-8)).to(advantages.dtype), advantages)

@@ -12,8 +12,9 @@ import optree
 import torch
 from torch import Tensor
 
+from inchworm.backends.torch.loss import normalize
 from inchworm.rollout.rollout import Rollout, successor_observations
-from inchworm.rollout.sequences import iter_minibatches, select_sequences, sequence_states, split_into_sequences, split_valid
+from inchworm.rollout.sequences import iter_minibatches, sequence_states, split_into_sequences, split_valid
 from inchworm.types import Advantages, Minibatch, Tree
 
 PER_SEQUENCE = "policy_state"
@@ -42,47 +43,60 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
     )
 
 
-def harmless(rollout: Rollout) -> Rollout:
-    """The rollout with a living row's observation, action and log-prob wherever no agent lived: no forward pass meets garbage.
+class PackedSequences:
+    """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k]."""
 
-    Zeros would not do: a space need not contain them (`Discrete(3, start=1)`), and a mask of zeros forbids every action.
-    Rewards stay there, if they are numbers: a recursion may run through such rows.
-    """
-    if bool(rollout.valid.all()) or not bool(rollout.valid.any()):
-        return rollout
-    alive = tuple(rollout.valid.nonzero()[0].tolist())  # (t, b) of the first living row
-    alive_at_cuts = rollout.valid[rollout.cut_rows[:, 0].long(), rollout.cut_rows[:, 1].long()]  # [K]
-    fields_read = {name: getattr(rollout, name) for name in ("observations", "actions", "log_probs")}
-    rows = {name: optree.tree_map(lambda leaf: leaf[alive], tree) for name, tree in fields_read.items()}
-    changed = {name: _filled(tree, rollout.valid, rows[name]) for name, tree in fields_read.items()}
-    changed["cut_observations"] = _filled(rollout.cut_observations, alive_at_cuts, rows["observations"])
-    changed["rewards"] = torch.where(rollout.valid | rollout.rewards.isfinite(), rollout.rewards, 0)
-    return _replaced(rollout, changed)
+    def __init__(self, sequences: Minibatch) -> None:
+        self.valid = sequences.valid
+        leaves: Tree = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
+        self._states = leaves.pop(PER_SEQUENCE)
+        flat, self._structure = optree.tree_flatten(leaves)
+        self._places = _by_kind(flat)
+        self._packs = [torch.stack([flat[index] for index in place], -1) if len(place) > 1 else flat[place[0]] for place in self._places]
+        named: Any = self._structure.unflatten(range(len(flat)))
+        self._valid_at, self._advantages_at = named["valid"], named["advantages"]
+
+    def shuffled(self, num_minibatches: int, permutation: np.ndarray, *, normalized: bool = False) -> list[Minibatch]:
+        """One epoch: every sequence in exactly one minibatch, in the order of `permutation`; padding is marked invalid.
+
+        `normalized` gives each minibatch advantages of mean 0 and standard deviation 1, all of them at once.
+        """
+        parts = list(iter_minibatches(len(permutation), num_minibatches, permutation))
+        columns = torch.from_numpy(np.concatenate([part for part, _ in parts])).to(self.valid.device)
+        real = np.concatenate([flags for _, flags in parts])
+        leaves = self._gathered(columns)
+        if not real.all():
+            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(real).to(self.valid.device)
+        if normalized:
+            by_minibatch = (self.valid.shape[0], len(parts), -1)  # [L, minibatches, N]
+            advantages, valid = (leaves[index].reshape(by_minibatch) for index in (self._advantages_at, self._valid_at))
+            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
+        cuts = zip(*[leaf.chunk(len(parts), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
+        states = self._states_of(columns, len(parts))
+        return [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
+
+    def _states_of(self, columns: Tensor, num_minibatches: int) -> list[Tree]:
+        """What the sequences of each minibatch begin with."""
+        leaves, structure = optree.tree_flatten(self._states)
+        if not leaves:
+            return [self._states] * num_minibatches
+        return [structure.unflatten(cut) for cut in zip(*[leaf[columns].chunk(num_minibatches) for leaf in leaves])]
+
+    def _gathered(self, columns: Tensor) -> list[Tensor]:
+        """All leaves [L, n, …] of these columns, in order."""
+        leaves: dict[int, Tensor] = {}
+        for place, pack in zip(self._places, self._packs):
+            chosen = pack.index_select(1, columns)
+            leaves |= zip(place, chosen.movedim(-1, 0).contiguous().unbind() if len(place) > 1 else [chosen])
+        return [leaves[index] for index in range(len(leaves))]
 
 
-def _filled(tree: Tree, keep: Tensor, row: Tree) -> Tree:
-    """The tree with `row` wherever `keep` is false."""
-    return optree.tree_map(lambda leaf, fill: torch.where(keep.reshape(*keep.shape, *[1] * fill.ndim), leaf, fill), tree, row)
-
-
-def _replaced(rollout: Rollout, changes: dict[str, Any]) -> Rollout:
-    return Rollout(**{**{field.name: getattr(rollout, field.name) for field in fields(rollout)}, **changes})
-
-
-def shuffled(sequences: Minibatch, num_minibatches: int, permutation: np.ndarray) -> Iterator[Minibatch]:
-    """One epoch: every sequence in exactly one minibatch, in the order of `permutation`; padding is marked invalid."""
-    parts = list(iter_minibatches(len(permutation), num_minibatches, permutation))
-    device = sequences.valid.device
-    columns = torch.from_numpy(np.concatenate([part for part, _ in parts])).to(device)
-    real = np.concatenate([flags for _, flags in parts])
-    gathered = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
-    states = optree.tree_map(lambda leaf: leaf[columns], gathered.pop(PER_SEQUENCE))
-    gathered = select_sequences(gathered, columns)
-    if not real.all():
-        gathered["valid"] = gathered["valid"] & torch.from_numpy(real).to(device)
-    width = len(parts[0][0])
-    for start in range(0, len(columns), width):
-        yield columns_of(gathered, states, start, start + width)
+def _by_kind(leaves: list[Tensor]) -> list[list[int]]:
+    """Which leaves can be one array: those [L, N] of one dtype."""
+    kinds: dict[Any, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        kinds.setdefault(leaf.dtype if leaf.ndim == 2 else index, []).append(index)
+    return list(kinds.values())
 
 
 def columns_of(leaves: Tree, states: Tree, start: int, stop: int) -> Minibatch:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from inchworm.backends.torch.encoding import encode_image, encode_observations
 from inchworm.policy.spec import PolicySpec
+from inchworm.policy.statistics import PolicyStatistics
 from inchworm.spaces import leaf
 from inchworm.types import Tree
 
@@ -44,6 +45,8 @@ class SpecNetwork(Network):
 
     center: Tensor
     inverse_std: Tensor
+    value_mean: Tensor
+    value_std: Tensor
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
@@ -57,6 +60,16 @@ class SpecNetwork(Network):
         self.critic = _stack(spec, "critic")
         self.register_buffer("center", torch.zeros(spec.observations.size), persistent=False)
         self.register_buffer("inverse_std", torch.ones(spec.observations.size), persistent=False)
+        self.register_buffer("value_mean", torch.zeros(()), persistent=False)
+        self.register_buffer("value_std", torch.ones(()), persistent=False)
+
+    def set_statistics(self, statistics: PolicyStatistics) -> None:
+        """Take the normalisers' numbers as they are now."""
+        self.value_mean.fill_(statistics.value_mean)
+        self.value_std.fill_(statistics.value_std)
+        if statistics.observations is not None:
+            self.center.copy_(torch.from_numpy(statistics.center))
+            self.inverse_std.copy_(torch.from_numpy(statistics.inverse_std))
 
     def action_outputs(self, observations: Tree) -> Tensor:
         """[N, C + D]"""

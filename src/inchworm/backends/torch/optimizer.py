@@ -16,17 +16,20 @@ from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.guard import Table
 from inchworm.backends.learner import BaseLearner
 from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.backends.torch.adam import Adam
+from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.encoding import to_tensor, to_tensors
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
-from inchworm.backends.torch.minibatches import harmless, sequences_of, shuffled
+from inchworm.backends.torch.minibatches import PackedSequences, sequences_of
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.backends.torch.step import MinibatchStep, Row
+from inchworm.backends.torch.step import ForeignStep, MinibatchStep, OwnStep, Row
 from inchworm.config import PPOConfig
 from inchworm.errors import ConfigError
 from inchworm.protocols import Policy
+from inchworm.rollout.living import harmless
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Advantages, Array, Minibatch, Tree
+from inchworm.types import Advantages, Array, Minibatch, Seam, Tree
 
 
 class PPOOptimizer(BaseLearner):
@@ -54,10 +57,12 @@ class PPOOptimizer(BaseLearner):
         self._builtin = policy if isinstance(policy, TorchPolicy) else None  # whose spaces and statistics are known
         self.device = pick_device(device)
         policy.to(self.device)
-        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad and parameter.numel()]
-        self.optimizer = optimizer if optimizer is not None else self._make_optimizer()
-        self._step = MinibatchStep(self.policy, self.config, self._parameters, self.optimizer)
-        self._initial_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        parameters = trainable(policy)
+        self._adam = None if optimizer is not None else self._make_adam(parameters)
+        self.optimizer: Adam | torch.optim.Optimizer = self._adam or cast(torch.optim.Optimizer, optimizer)
+        self._initial_rates = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups]
+        self._step = self._make_step(list(parameters.values()))
+        self._compiled = self._make_compiled() if self.config.compile == "on" else None
 
     def compute_ppo_loss(
         self,
@@ -89,11 +94,11 @@ class PPOOptimizer(BaseLearner):
         return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
 
     def _look(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
-        on_device = harmless(rollout.map(partial(to_tensor, device=self.device)))  # the one transfer
+        on_device = harmless(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
         return on_device, compute_advantages(self.policy, on_device, self.config)
 
-    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
-        return sequences_of(rollout, self._scaled(advantages, rollout.valid), length, successors=successors)
+    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+        return PackedSequences(sequences_of(rollout, self._scaled(advantages, rollout.valid), length, successors=successors))
 
     def _scaled(self, advantages: Advantages, valid: Tensor) -> Advantages:
         if self.config.normalize_advantages != "batch":
@@ -101,14 +106,20 @@ class PPOOptimizer(BaseLearner):
         scaled = normalize(advantages.advantages, valid)
         return Advantages(advantages.values, advantages.next_values, scaled, advantages.returns)
 
-    def _shuffled(self, sequences: Minibatch, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
-        return list(shuffled(sequences, num_minibatches, permutation))
+    def _shuffled(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
+        normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
+        return sequences.shuffled(num_minibatches, permutation, normalized=normalized)
 
     def _steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> Table:
-        for group, initial in zip(self.optimizer.param_groups, self._initial_rates):
+        if self._adam is not None:
+            self._adam.learning_rate = self.config.learning_rate * rate_factor
+        for group, initial in zip(self._foreign_groups(), self._initial_rates):
             group["lr"] = initial * rate_factor
+        if self._compiled is not None:
+            refuse_losses(losses)
+            return self._compiled.run(minibatches, coefficients)
         return as_table([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
 
     def _ratio_error(self, minibatch: Minibatch) -> float:
@@ -129,19 +140,68 @@ class PPOOptimizer(BaseLearner):
         else:
             rollout.validate()
 
+    def seams(self) -> list[Seam]:
+        """Forward, backward and step are functions of their own, unless they are one graph."""
+        if self._compiled is not None:
+            return [*super().seams(), ("compiled step", self._compiled, "run")]
+        step = self._step
+        inside = [
+            ("forward", step, "_forward"),
+            ("backward", step, "_backward"),
+            ("optimiser", step, "_clip"),
+            ("optimiser", step, "_move_unless"),
+        ]
+        return [*super().seams(), *inside]
+
     def _moments(self) -> dict[str, Any]:
         packed = self.optimizer.state_dict()
+        if self._adam is not None:
+            return packed
         return {str(index): {name: _to_plain(value) for name, value in entry.items()} for index, entry in packed["state"].items()}
 
     def _load_moments(self, moments: Mapping[str, Any]) -> None:
+        if self._adam is not None:
+            self._adam.load_state_dict(moments)
+            return
         groups = self.optimizer.state_dict()["param_groups"]
         state = {int(index): {name: _from_plain(value) for name, value in entry.items()} for index, entry in moments.items()}
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
-    def _make_optimizer(self) -> torch.optim.Optimizer:
+    def _make_adam(self, parameters: Mapping[str, nn.Parameter]) -> Adam:
         config = self.config
-        kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
-        return kind(self._parameters, lr=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
+        return Adam(parameters, learning_rate=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay)
+
+    def _make_step(self, parameters: list[nn.Parameter]) -> MinibatchStep:
+        if self._adam is not None:
+            return OwnStep(self.policy, self.config, self._adam)
+        return ForeignStep(self.policy, self.config, parameters, cast(torch.optim.Optimizer, self.optimizer))
+
+    def _make_compiled(self) -> CompiledStep:
+        obstacle = None
+        if self._adam is None:
+            obstacle = "an optimizer that was brought along"
+        elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
+            obstacle = "a network or policy that was brought along"
+        elif self.config.gradient_accumulation > 1:
+            obstacle = f"ppo.gradient_accumulation={self.config.gradient_accumulation}"
+        if obstacle is not None:
+            raise ConfigError(f"ppo.compile=on compiles built-in policies with the built-in optimiser, not {obstacle}; set ppo.compile=off")
+        return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._adam))
+
+    def _foreign_groups(self) -> list[dict[str, Any]]:
+        return [] if isinstance(self.optimizer, Adam) else self.optimizer.param_groups
+
+
+def refuse_losses(losses: Sequence[CustomLoss]) -> None:
+    """A compiled step knows its own loss only."""
+    if losses:
+        raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
+
+
+def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by the names of the policy's weights."""
+    name_of = policy.public_name if isinstance(policy, TorchPolicy) else str
+    return {name_of(name): p for name, p in policy.named_parameters() if p.requires_grad and p.numel()}
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:
@@ -163,9 +223,13 @@ def to_sequences(tree: Tree) -> Tree:
 
 def as_table(rows: Sequence[Row]) -> Table:
     """The rows of an epoch as columns [n], read from the device at once."""
-    names = list(rows[0])
-    whole = torch.stack([torch.stack([row[name].double() for name in names]) for row in rows]).cpu().numpy()  # [n, names]
-    return {name: whole[:, index] for index, name in enumerate(names)}
+    flags = ("bad", "empty")
+    names = [name for name in rows[0] if name not in flags]
+    numbers = torch.stack([row[name] for row in rows for name in names]).double()
+    flagged = torch.stack([row[name] for row in rows for name in flags]).double()
+    whole = torch.cat([numbers, flagged]).cpu().numpy()
+    columns = np.hstack([part.reshape(len(rows), -1) for part in np.split(whole, [len(numbers)])])  # [n, names]
+    return dict(zip((*names, *flags), columns.T))
 
 
 def _to_plain(value: Any) -> Any:

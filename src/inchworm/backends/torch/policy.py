@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import optree
@@ -103,26 +104,26 @@ class TorchPolicy(nn.Module):
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         log_probs, entropy = log_prob_and_entropy(layout, outputs, self._log_std(), mask, choices, gaussians)
         values = self._reward_units(normalized).reshape(leading)
-        return Evaluation(log_probs, entropy, values, torch.tensor(self.statistics.value_std, dtype=values.dtype, device=values.device))
+        return Evaluation(log_probs, entropy, values, self._value_scale())
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
         """Enter a rollout into the normalisers; values in reward units stay what they were (PopArt)."""
         if self.statistics.observations is None and self.statistics.values is None:
             return
-        before = (self.statistics.value_mean, self.statistics.value_std)
+        before = self._value_units()
         host = rollout.map(_to_host)
         flat = encode_observations(self.spec.observations, host.observations, 2) if self.spec.observations.size else np.zeros(0)
         self.statistics.update(flat, np.asarray(_to_host(returns)), np.asarray(host.valid))
         if self.statistics.values is not None:
-            self.set_weights({**self.get_weights(), **rescaled_value_head(self.get_weights(), before, self._value_scale())})
+            self.set_weights({**self.get_weights(), **rescaled_value_head(self.get_weights(), before, self._value_units())})
         self._refresh()
 
     def get_weights(self) -> Weights:
         """Copies of the parameters and statistics, with the version."""
-        named = {self._public_name(name): parameter.detach().cpu().numpy().copy() for name, parameter in self.named_parameters()}
+        named = {self.public_name(name): parameter.detach().cpu().numpy().copy() for name, parameter in self.named_parameters()}
         if not self.spec.actions.num_gaussians:
             named.pop(LOG_STD)
-        named |= {self._public_name(name): buffer.cpu().numpy().copy() for name, buffer in self.named_buffers() if not self.builtin}
+        named |= {self.public_name(name): buffer.cpu().numpy().copy() for name, buffer in self.named_buffers() if not self.builtin}
         return {**named, **self.statistics.to_weights(), VERSION: np.array(self.policy_version, np.int64)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -134,20 +135,26 @@ class TorchPolicy(nn.Module):
         targets = {**dict(self.named_parameters()), **({} if self.builtin else dict(self.named_buffers()))}
         with torch.no_grad():
             for name, tensor in targets.items():
-                if self._public_name(name) in weights:
-                    tensor.copy_(torch.from_numpy(np.array(weights[self._public_name(name)])))
+                if self.public_name(name) in weights:
+                    tensor.copy_(torch.from_numpy(np.array(weights[self.public_name(name)])))
         self.statistics.from_weights(weights)
         self.policy_version = int(weights[VERSION])
         self._refresh()
 
-    def _public_name(self, name: str) -> str:
+    def public_name(self, name: str) -> str:
         """The spec's name of a parameter; of a foreign network the module's own, which may be anything, even `log_std`."""
         return name.removeprefix("network.") if self.builtin else name
 
     def _refresh(self) -> None:
-        if self.statistics.observations is not None and isinstance(self.network, SpecNetwork):
-            self.network.center.copy_(torch.from_numpy(self.statistics.center))
-            self.network.inverse_std.copy_(torch.from_numpy(self.statistics.inverse_std))
+        """Bring the network's copies of the statistics up to date: tensors, so that moving them changes no compiled graph."""
+        if isinstance(self.network, SpecNetwork):
+            self.network.set_statistics(self.statistics)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TorchPolicy:
+        """Move or cast, as every module does; the statistics are then written anew, in the new dtype."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._refresh()
+        return self
 
     def _set_training(self, training: bool) -> None:
         """Whether layers such as dropout are on: while learning only. The built-in networks have none."""
@@ -157,13 +164,16 @@ class TorchPolicy(nn.Module):
     def _log_std(self) -> Tensor:
         return self.log_std.clamp(*TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else self.log_std
 
-    def _value_scale(self) -> tuple[float, float]:
+    def _value_units(self) -> tuple[float, float]:
         return self.statistics.value_mean, self.statistics.value_std
 
+    def _value_scale(self) -> Tensor | float:
+        return self.network.value_std if self.statistics.values is not None and isinstance(self.network, SpecNetwork) else 1.0
+
     def _reward_units(self, normalized: Tensor) -> Tensor:
-        if self.statistics.values is None:
+        if self.statistics.values is None or not isinstance(self.network, SpecNetwork):
             return normalized
-        return normalized * self.statistics.value_std + self.statistics.value_mean
+        return normalized * self.network.value_std + self.network.value_mean
 
     def _seen(self, observations: Tree) -> Tree:
         """The observation without its mask, which no network reads."""
@@ -194,6 +204,7 @@ def _chunks(tree: Tree, rows: int) -> Iterator[Tree]:
 
 def _merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
     """[L, N, …] as [L·N, …], which is what a memoryless network reads; and (L, N)."""
+    if isinstance(tree, Tensor):
+        return tree.flatten(0, 1), (tree.shape[0], tree.shape[1])
     first = optree.tree_leaves(tree)[0]
-    length, width = first.shape[:2]
-    return optree.tree_map(lambda leaf: leaf.reshape(length * width, *leaf.shape[2:]), tree), (length, width)
+    return optree.tree_map(lambda leaf: leaf.flatten(0, 1), tree), (first.shape[0], first.shape[1])

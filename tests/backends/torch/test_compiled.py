@@ -1,0 +1,156 @@
+"""The compiled minibatch step: the same numbers as the eager one, one state for both, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.torch import compiled
+from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import PPOConfig
+from inchworm.errors import BadNumberError, ConfigError, InchwormError
+from inchworm.trees import flatten_tree, unflatten_tree
+
+MASKED = spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "kind": spaces.Discrete(3, start=5), "action_mask": spaces.MultiBinary(3)})
+HYBRID = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))})
+PLAIN = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4, rollout_steps=12)
+CASES = {
+    # Between them: categories, Gaussians, tanh, masks, dicts, both normalisers, padding (36 columns in 5), every branch of the step.
+    "hybrid actions, value clip, AdamW, padding": (
+        None, HYBRID, {"shared_trunk": True},
+        PLAIN.replace(num_minibatches=5, clip_vloss=True, weight_decay=0.1, normalize_advantages="minibatch"),
+    ),
+    "mask, dict, normalisers, no clipping, schedules": (
+        MASKED, None, {"normalize_observations": True, "normalize_values": True},
+        PLAIN.replace(max_grad_norm=None, learning_rate_schedule="linear", clip_schedule="linear", ent_schedule="linear"),
+    ),
+    "tanh bounds, no entropy": (None, spaces.Box(-1, 1, (2,)), {"action_bounds": "tanh"}, PLAIN.replace(ent_coef=0.0)),
+}  # fmt: skip
+
+
+def learner_of(policy, config, compile):
+    return PPOOptimizer(policy, config.replace(compile=compile), device="cpu", total_timesteps=200)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """Graphs of these tests are kept for each other only."""
+    before = os.environ.get(compiled.CACHE_VARIABLE)
+    os.environ[compiled.CACHE_VARIABLE] = str(tmp_path_factory.mktemp("inductor"))
+    yield
+    os.environ.pop(compiled.CACHE_VARIABLE)
+    if before is not None:
+        os.environ[compiled.CACHE_VARIABLE] = before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_it_agrees_with_the_eager_step_and_goes_on_from_its_state(make_policy, collect, parameters, case):
+    observation_space, action_space, options, config = CASES[case]
+    policies = {mode: make_policy(observation_space, action_space, **options) for mode in ("off", "on")}
+    learners = {mode: learner_of(policy, config, mode) for mode, policy in policies.items()}
+    for seed in range(3):
+        rollout = collect(policies["off"], seed=seed)
+        stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
+        for name, value in stats["off"].items():
+            assert stats["on"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    start = parameters(make_policy(observation_space, action_space, **options))
+    assert np.abs(parameters(policies["on"]) - start).max() > 1e-3  # it did move
+    np.testing.assert_allclose(parameters(policies["on"]), parameters(policies["off"]), rtol=0, atol=1e-5)
+    states = {mode: learner.state_dict()["moments"] for mode, learner in learners.items()}
+    assert states["on"]["step"] == states["off"]["step"] > 8
+    for key in ("mean", "square"):
+        for name, value in states["off"][key].items():
+            np.testing.assert_allclose(states["on"][key][name], value, rtol=0, atol=1e-5)
+    assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it anew"
+    exact_resume(learners["on"], policies["on"], collect, make_policy(observation_space, action_space, seed=5, **options), config)
+    if case.startswith("tanh"):
+        nothing_moves(learners["on"], policies["on"], rollout, parameters)
+
+
+def exact_resume(learner, policy, collect, resumed, config):
+    """From here on straight, and through what a file holds: the same bits. The graph is lent, so that it is compiled once."""
+    arrays, structure = flatten_tree(learner.state_dict())
+    state, weights = unflatten_tree({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(structure))), policy.get_weights()
+    rollout = collect(policy, seed=7)
+    learner.update(rollout)
+    resumed.set_weights(weights)
+    other = learner_of(resumed, config, "on")
+    other._compiled._graphs = learner._compiled._graphs
+    other.load_state_dict(state)
+    other.update(rollout)
+    for name, value in policy.get_weights().items():
+        np.testing.assert_array_equal(resumed.get_weights()[name], value, err_msg=name)
+
+
+def nothing_moves(learner, policy, rollout, parameters):
+    """A loss that is no number, and a minibatch where nobody lived."""
+    before, moments = parameters(policy), learner.state_dict()["moments"]
+    huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² is no float32
+    with pytest.raises(BadNumberError, match="3 minibatches in a row"):
+        learner.update(huge)
+    minibatch = learner._shuffled(learner._sequences(*learner._look(rollout), 1, successors=False), 4, np.arange(36))[0]
+    minibatch.valid[:] = False
+    table = learner._steps([minibatch], learner._coefficients(), 1.0, ())
+    assert (table["empty"], table["bad"], table["loss"]) == (1, 0, 0)
+    np.testing.assert_array_equal(parameters(policy), before)
+    after = learner.state_dict()["moments"]
+    assert after["step"] == moments["step"]
+    for name, value in moments["square"].items():
+        np.testing.assert_array_equal(after["square"][name], value)
+
+
+def test_what_is_refused(make_policy, collect):
+    class Mine(TorchPolicy):
+        pass
+
+    policy = make_policy()
+    sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"not an optimizer that was brought along; set ppo.compile=off"):
+        PPOOptimizer(policy, PLAIN.replace(compile="on"), optimizer=sgd, device="cpu")
+    with pytest.raises(ConfigError, match=r"not ppo.gradient_accumulation=2; set ppo.compile=off"):
+        learner_of(policy, PLAIN.replace(gradient_accumulation=2), "on")
+    with pytest.raises(ConfigError, match=r"not a network or policy that was brought along; set ppo.compile=off"):
+        learner_of(TorchPolicy(policy.spec, network=policy.network), PLAIN, "on")
+    with pytest.raises(ConfigError, match=r"not a network or policy that was brought along"):
+        learner_of(Mine(policy.spec), PLAIN, "on")  # its evaluate may be anything
+
+    def my_loss(values):
+        return values.mean()
+
+    with pytest.raises(ConfigError, match=r"not the custom loss my_loss; set ppo.compile=off"):
+        learner_of(policy, PLAIN, "on").update(collect(policy), [my_loss])
+
+
+def test_auto_that_nobody_resolved_is_off(make_policy):
+    assert learner_of(make_policy(), PLAIN, "auto")._compiled is None
+
+
+def test_without_a_compiler(make_policy, collect, monkeypatch):
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def none_here(*_, **__):
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(torch._inductor, "compile", none_here)
+    policy = make_policy()
+    with pytest.raises(InchwormError, match=r"needs a C\+\+ compiler.*install g\+\+ or clang, or set ppo.compile=off"):
+        learner_of(policy, PLAIN, "on").update(collect(policy))
+
+
+def test_the_cache_is_the_users_unless_torch_is_told_another(monkeypatch, tmp_path):
+    monkeypatch.delenv(compiled.CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with compiled.cache_directory():
+        assert os.environ[compiled.CACHE_VARIABLE] == str(tmp_path / "inchworm" / "torchinductor")
+    assert compiled.CACHE_VARIABLE not in os.environ
+    monkeypatch.setenv(compiled.CACHE_VARIABLE, "elsewhere")
+    with compiled.cache_directory():
+        assert os.environ[compiled.CACHE_VARIABLE] == "elsewhere"
+    assert os.environ[compiled.CACHE_VARIABLE] == "elsewhere"
