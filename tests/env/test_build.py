@@ -93,10 +93,33 @@ def test_gymnasiums_module_and_id_form(monkeypatch):
 def test_wrappers_by_name_innermost_first():
     clip = WrapperConfig(name="ClipReward", kwargs={"min_reward": -0.5, "max_reward": 0.5})
     env = make_env(EnvConfig(id="CartPole-v1", wrappers=(clip, WrapperConfig(name="TimeAwareObservation")), frame_stack=3))
-    assert chain(env)[:3] == ["FrameStackObservation", "TimeAwareObservation", "ClipReward"]
+    assert chain(env)[:3] == ["FrameStack", "TimeAwareObservation", "ClipReward"]
     assert env.observation_space.shape == (3, 5)
     env.reset(seed=0)
     assert env.step(0)[1] == 0.5
+
+
+def test_stacked_frames_are_gymnasiums():
+    ours = make_env(EnvConfig(id="CartPole-v1", frame_stack=3))
+    theirs = wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3)
+    assert ours.observation_space == theirs.observation_space
+    for seed in (0, 1):
+        (first, _), (expected, _) = ours.reset(seed=seed), theirs.reset(seed=seed)
+        assert np.array_equal(first, expected)
+        kept = first.copy()
+        for action in (0, 1, 1, 0, 1):
+            observation, other = ours.step(action)[0], theirs.step(action)[0]
+            assert observation.dtype == other.dtype
+            assert np.array_equal(observation, other)
+        assert np.array_equal(first, kept)  # an observation that was given out does not change
+
+
+def test_observations_that_are_no_box_are_stacked_too():
+    env = make_env(
+        EnvConfig(id="CartPole-v1", wrappers=(WrapperConfig(name="TimeAwareObservation", kwargs={"flatten": False}),), frame_stack=2)
+    )
+    observation, _ = env.reset(seed=0)
+    assert {key: value.shape for key, value in observation.items()} == {"obs": (2, 4), "time": (2, 1)}
 
 
 def test_unknown_and_wrong_wrappers_are_refused():
@@ -166,6 +189,13 @@ def test_atari_preprocessing():
     assert np.array_equal(observation, again)
     ends = [env.step(0)[3] for _ in range(7)]
     assert ends == [False] * 6 + [True]  # the limit counts steps of four frames
+
+
+def test_missing_opencv_is_answered_with_the_pip_line(monkeypatch):
+    pytest.importorskip("ale_py")
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingExtraError, match=r'OpenCV; type: pip install "inchworm\[atari\]"'):
+        make_env(EnvConfig(id="ALE/Breakout-v5", atari=True))
 
 
 def test_atari_rewards_are_signs():
