@@ -22,7 +22,7 @@ from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.backends.torch.optimizer import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config import PolicyConfig, PPOConfig
-from inchworm.errors import BadNumberError, ConfigError, RolloutError
+from inchworm.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.files import read_tensor_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import fingerprint
@@ -596,6 +596,15 @@ def test_a_row_of_three_reaches_over_epochs_and_updates(side, tmp_path):
         resumed.update(collect(policy, seed=1), [flaw])
 
 
+def test_a_good_epoch_ends_a_row(side):
+    policy = side.policy()
+    flaw = Flaw(side, frozenset({2, 3, 8}))  # the last two of epoch 1; epoch 2 is good; the first of the next update
+    learner = side.learner(policy)
+    learner.update(collect(policy), [flaw])
+    assert learner.state_dict()["bad_steps"] == 0
+    assert learner.update(collect(policy, seed=1), [flaw])["skipped_steps"] == 1
+
+
 def test_without_a_directory_the_minibatch_is_saved_where_the_message_says(side, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     policy = side.policy()
@@ -780,3 +789,12 @@ def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
     assert {name: value for name, value in found.items() if name != "moments"} == {k: v for k, v in state.items() if k != "moments"}
     for one, two in zip(optree.tree_leaves(found["moments"]), before):
         np.testing.assert_array_equal(one, two)
+
+
+def test_a_state_of_another_policy_is_refused_in_words(side):
+    # A layer of width 1 would otherwise be spread over one of width 8 without a word.
+    learner = side.learner(side.policy(hidden_sizes=(8,)))
+    with pytest.raises(InchwormError, match=r"mean of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):
+        learner.load_state_dict(side.learner(side.policy(hidden_sizes=(1,))).state_dict())
+    with pytest.raises(InchwormError, match=r"does not fit the policy: \['log_std'\] are only on one side"):
+        learner.load_state_dict(side.learner(side.policy(HYBRID)).state_dict())

@@ -84,7 +84,7 @@ class BaseLearner(ABC):
                     ratio_error = self._checked_ratio(minibatches[0])
                 tables.append(self._steps(minibatches, coefficients, rate_factor, losses))
                 self._guard.watch(tables[-1], minibatches, self._whole)
-                if self.config.target_kl is not None and float(tables[-1]["approx_kl"].mean()) > 1.5 * self.config.target_kl:
+                if self.config.target_kl is not None and summary(tables[-1:])["approx_kl"] > 1.5 * self.config.target_kl:
                     break
         finally:
             self._hand_over()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.network import ACTIVATIONS, FlatNetwork
+from inchworm.backends.numpy.network import ACTIVATIONS, KEPT_PASSES, FlatNetwork
 from inchworm.config import PolicyConfig
 from inchworm.policy.spec import PolicySpec
 
@@ -154,3 +154,13 @@ def test_float32_stays_float32_and_agrees(activation, hidden_sizes):
         assert outputs.dtype == values.dtype == network.gradient.dtype == dtype
         network.over(7).backward(by_outputs.astype(dtype), by_values.astype(dtype))
     np.testing.assert_allclose(narrow.gradient, wide.gradient, rtol=0, atol=1e-5)
+
+
+def test_arrays_are_kept_for_a_few_numbers_of_samples_only():
+    network = network_of(spec_of())
+    first = network.over(10)
+    assert network.over(10) is first
+    for rows in range(11, 11 + KEPT_PASSES):
+        network.over(rows)
+    assert network.over(10) is not first  # the oldest made room
+    assert len(network._passes) == KEPT_PASSES

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import optree
@@ -14,7 +15,7 @@ from gymnasium import spaces
 
 from inchworm.backends import interface
 from inchworm.backends.numpy.adam import Adam
-from inchworm.backends.numpy.loss import LossCoefficients, ppo_loss
+from inchworm.backends.numpy.loss import LossCoefficients, ppo_loss, value_errors_and_slope
 from inchworm.backends.numpy.minibatches import RolloutSamples
 from inchworm.backends.numpy.network import FlatNetwork
 from inchworm.backends.numpy.optimizer import NumpyOptimizer
@@ -26,7 +27,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Learner
 from inchworm.rollout.living import harmless
 from inchworm.spaces import mask_space, with_mask
-from inchworm.types import Advantages, Minibatch
+from inchworm.types import Advantages, Evaluation, Minibatch
 
 BOX = spaces.Box(-1, 1, (2,))
 SPACES = {
@@ -159,6 +160,34 @@ def test_a_log_std_beyond_its_bounds_does_not_move(make_policy, collect):
     bench.check(only="log_std")  # a std of exp(-5) bends the loss by the means more than differences can follow
     moving = bench.learned()[1]["log_std"] != 0
     np.testing.assert_array_equal(moving, [False, True, True, False])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_value_within_reach_moves_however_its_sum_is_rounded(dtype):
+    # V0 + (V - V0) is V only up to rounding, so the held error may be the larger one by a bit: the slope still is (V - R) / s².
+    rng = np.random.default_rng(0)
+    values, returns = (rng.normal(0, spread, (1, 2000)).astype(dtype) for spread in (0.02, 1))  # V0 is far from V in units of V
+    old = values + rng.uniform(-0.19, 0.19, values.shape).astype(dtype)
+    held = old + (values - old)
+    assert (np.square(held - returns) > np.square(values - returns)).sum() > 20  # it does happen
+    said = Evaluation(values, values, values, dtype(1))
+    _, slope = value_errors_and_slope(said, SimpleNamespace(returns=returns, values=old), coefficients_of(clip_vloss=True))
+    np.testing.assert_allclose(slope, values - returns, rtol=1e-3, atol=1e-6)
+
+
+def test_a_ratio_of_nobody_is_no_error(make_policy, collect):
+    # Log-probs that are off by 3 where nobody lives, and by 0.01 in one living row: the error is e^0.01 - 1.
+    policy = make_policy(dtype=np.float64)
+    bench = Bench(policy, collect(policy, 4, 2), coefficients_of())
+    network = FlatNetwork(policy.spec, np.dtype(np.float64))
+    network.load(policy.get_weights())
+    step = MinibatchStep(policy, PPOConfig(), network, Adam(network.parameters, eps=1e-5, weight_decay=0.0))
+    (whole,) = RolloutSamples(policy, bench.rollout, bench.advantages, 1, successors=False).shuffled(1, np.arange(8))
+    whole.log_probs[:] = policy.evaluate(bench.minibatch).log_probs[0]
+    whole.log_probs[5] -= 3
+    whole.log_probs[2] -= 0.01
+    assert step.ratio_error(whole) == pytest.approx(np.expm1(3))
+    assert step.ratio_error(replace(whole, valid=np.arange(8) != 5)) == pytest.approx(np.expm1(0.01))
 
 
 CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)

@@ -71,6 +71,10 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+KEPT_PASSES = 4
+"""For so many numbers of samples arrays are kept: a run has one or two, rollouts of many sizes must not pile them up."""
+
+
 class Layer:
     """One dense layer: its weights, their gradients, and the arrays it needs for n samples."""
 
@@ -200,5 +204,7 @@ class FlatNetwork:
     def over(self, rows: int) -> Pass:
         """The way there and back for `rows` samples; its arrays are made once and used again."""
         if rows not in self._passes:
+            if len(self._passes) == KEPT_PASSES:
+                del self._passes[next(iter(self._passes))]
             self._passes[rows] = Pass(self, rows)
         return self._passes[rows]

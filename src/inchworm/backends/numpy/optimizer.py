@@ -19,7 +19,7 @@ from inchworm.backends.numpy.network import FlatNetwork
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.numpy.step import MinibatchStep
 from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError
+from inchworm.errors import ConfigError, InchwormError
 from inchworm.rollout.living import harmless
 from inchworm.rollout.rollout import Rollout
 from inchworm.types import Advantages, Minibatch, Seam
@@ -106,5 +106,11 @@ class NumpyOptimizer(BaseLearner):
         adam = self.optimizer
         adam.steps = int(moments["step"])
         for name, vector in (("mean", adam.mean), ("square", adam.square)):
+            differing = sorted(set(moments[name]) ^ set(self._network.weights))
+            if differing:
+                raise InchwormError(f"this optimiser state does not fit the policy: {differing} are only on one side")
             for weight, part in self._network.views(vector).items():
+                if np.shape(moments[name][weight]) != part.shape:  # assigning would spread a smaller one over the larger
+                    shapes = f"{np.shape(moments[name][weight])}; the policy needs {part.shape}"
+                    raise InchwormError(f"the optimiser's {name} of {weight} has shape {shapes}")
                 part[...] = moments[name][weight]
