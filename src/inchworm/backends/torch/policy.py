@@ -26,7 +26,9 @@ from inchworm.spaces import MASK_KEY
 from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 
 VALUE_CHUNK = 16_384
-"""Rows that the critic reads at once, so that a rollout of images does not need the memory of its activations."""
+"""Rows that the critic reads at once, so that a rollout does not need the memory of all its activations."""
+VALUE_NUMBERS = 2**24
+"""And the numbers in those rows: observations of more than 1,024, such as images, are read fewer at once."""
 
 
 class TorchPolicy(nn.Module):
@@ -197,9 +199,10 @@ def _to_host(array: Array) -> Array:
 
 
 def _chunks(tree: Tree, rows: int) -> Iterator[Tree]:
-    for start in range(0, rows, VALUE_CHUNK):
-        window = slice(start, start + VALUE_CHUNK)
-        yield optree.tree_map(operator.itemgetter(window), tree)
+    numbers = sum(leaf.shape[1:].numel() for leaf in optree.tree_leaves(tree))  # of one row
+    size = max(1, min(VALUE_CHUNK, VALUE_NUMBERS // max(1, numbers)))
+    for start in range(0, rows, size):
+        yield optree.tree_map(operator.itemgetter(slice(start, start + size)), tree)
 
 
 def _merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
