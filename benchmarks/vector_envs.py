@@ -3,9 +3,9 @@
     python benchmarks/vector_envs.py                          # 8 copies of CartPole-v1 and of HalfCheetah-v5
     python benchmarks/vector_envs.py --repeats 5 --seconds 0.05
 
-A figure is the time of one step of all copies, in µs, as the median over repeats with the range. Sides take turns within a repeat, so that
-whatever else the machine does falls on all of them; a ratio is the median of the repeats' own ratios. `measure()` returns
-all of it as a dict, for a page.
+"helped" means that this process steps a share of the copies beside the workers (`env.help_workers`). A figure is the time of one
+step of all copies, in µs, as the median over repeats with the range. Sides take turns within a repeat, so that whatever else the
+machine does falls on all of them; a ratio is the median of the repeats' own ratios. `measure()` returns all of it as a dict.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from inchworm.env.groups import make_groups
 
 COPIES = 8
 WORLDS = ("CartPole-v1", "HalfCheetah-v5")
-ONE, WORKER, WORKERS, ASYNC, NATIVE = "one process", "1 worker", "2 workers", "AsyncVectorEnv", "native"
-ACT_ONE, ACT_GROUPS = "acting, one process", "acting, two groups"
+ONE, WORKER, HELPED, WORKERS, ASYNC, NATIVE = "one process", "1 worker", "1 worker helped", "2 workers", "AsyncVectorEnv", "native"
+ACT_ONE, ACT_HELPED, ACT_GROUPS = "acting, one process", "acting, 1 worker helped", "acting, two groups"
 
 Step = Callable[[], None]
 """One step of all copies."""
 
 TARGETS = {
     "CartPole-v1": {"workers / AsyncVectorEnv": 5.0},
-    "HalfCheetah-v5": {"2 workers / one process": 1.4, "2 workers / AsyncVectorEnv": 1.3, "two groups / one process, acting": 1.6},
+    "HalfCheetah-v5": {"1 worker helped / one process": 1.4, "workers / AsyncVectorEnv": 1.3, "two groups / one process, acting": 1.6},
 }
 
 
-def measure(repeats: int = 9, seconds: float = 0.15) -> dict[str, Any]:
+def measure(repeats: int = 9, seconds: float = 0.4) -> dict[str, Any]:
     """For each world, the sides' µs a step and the ratios: {world: {"sides": {name: figure}, "ratios": {name: figure}}}."""
     return {world: _measure_world(world, repeats, seconds) for world in WORLDS}
 
@@ -77,11 +77,13 @@ def _ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     def ratio(slow: str, fast: list[float]) -> dict[str, float]:
         return figure([one / other for one, other in zip(times[slow], fast)])
 
-    best = min((times[WORKER], times[WORKERS]), key=median)
+    best = min((times[WORKER], times[HELPED], times[WORKERS]), key=median)
     ratios = {
         "workers / AsyncVectorEnv": ratio(ASYNC, best),
+        "1 worker helped / one process": ratio(ONE, times[HELPED]),
         "2 workers / one process": ratio(ONE, times[WORKERS]),
         "2 workers / AsyncVectorEnv": ratio(ASYNC, times[WORKERS]),
+        "1 worker helped / one process, acting": ratio(ACT_ONE, times[ACT_HELPED]),
         "two groups / one process, acting": ratio(ACT_ONE, times[ACT_GROUPS]),
     }
     return ratios | ({"native / one process": ratio(ONE, times[NATIVE])} if NATIVE in times else {})
@@ -91,9 +93,11 @@ def _sides(world: str) -> dict[str, Callable[[], contextlib.AbstractContextManag
     sides: dict[str, Callable[[], contextlib.AbstractContextManager[Step]]] = {
         ONE: lambda: _ours(world, 0),
         WORKER: lambda: _ours(world, 1),
+        HELPED: lambda: _ours(world, 1, helped=True),
         WORKERS: lambda: _ours(world, 2),
         ASYNC: lambda: _gymnasium(world),
         ACT_ONE: lambda: _acting(world, 0, 1),
+        ACT_HELPED: lambda: _acting(world, 1, 1, helped=True),
         ACT_GROUPS: lambda: _acting(world, 2, 2),
     }
     if world == "CartPole-v1":
@@ -102,9 +106,9 @@ def _sides(world: str) -> dict[str, Callable[[], contextlib.AbstractContextManag
 
 
 @contextlib.contextmanager
-def _ours(world: str, workers: int, *, native: bool = False) -> Iterator[Step]:
+def _ours(world: str, workers: int, *, native: bool = False, helped: bool = False) -> Iterator[Step]:
     """Random actions, chosen beforehand."""
-    (env,) = make_groups(EnvConfig(id=world, num_envs=COPIES, native=native), num_workers=workers)
+    (env,) = make_groups(EnvConfig(id=world, num_envs=COPIES, native=native, num_workers=workers, help_workers=helped))
     env.action_space.seed(0)
     actions = [np.stack([env.action_space.sample() for _ in range(COPIES)]) for _ in range(64)]
     env.reset()
@@ -134,9 +138,10 @@ def _cycle(step: Callable[[Any], Any], actions: list[Any]) -> Step:
 
 
 @contextlib.contextmanager
-def _acting(world: str, workers: int, groups: int) -> Iterator[Step]:
+def _acting(world: str, workers: int, groups: int, *, helped: bool = False) -> Iterator[Step]:
     """A small network acts on what it sees; with two groups, while the other group's copies step."""
-    envs = make_groups(EnvConfig(id=world, num_envs=COPIES, native=False), num_workers=workers, groups=groups)
+    config = EnvConfig(id=world, num_envs=COPIES, native=False, num_workers=workers, help_workers=helped)
+    envs = make_groups(config, groups=groups)
     act = _network(envs[0].observation_space, envs[0].action_space)
     for env in envs:
         env.send(act(env.reset().observations))
@@ -191,7 +196,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=0.15, help="of each side in each repeat")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each side in each repeat")
     options = parser.parse_args()
     console = Console()
     for world, results in measure(options.repeats, options.seconds).items():

@@ -135,6 +135,8 @@ class EnvConfig(ConfigBase):
     """Copies of the environment."""
     num_workers: int | Literal["auto"] = "auto"
     """Processes that step the copies; 0 steps them in this process. auto looks at the environment for a moment and chooses."""
+    help_workers: bool = False
+    """Step a share of the copies in this process while the workers step theirs: as many processes as cores, and nobody waits."""
     worker_timeout: float = 60.0
     """Seconds after which a worker that does not answer counts as hung."""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -159,6 +161,8 @@ class EnvConfig(ConfigBase):
                 raise ConfigError(
                     f"env.num_workers={self.num_workers} is more than env.num_envs={self.num_envs}; use {self.num_envs} workers or fewer"
                 )
+            if self.help_workers and not 1 <= int(self.num_workers) < self.num_envs:
+                raise ConfigError(f"env.help_workers needs 1 to {self.num_envs - 1} env.num_workers to help, not {self.num_workers}")
         check_positive(self, "worker_timeout")
         if not self.id.strip():
             raise ConfigError("env.id is empty; give a Gymnasium id such as CartPole-v1")

@@ -49,6 +49,7 @@ FREE_FIELDS = frozenset(
         "evaluation.final_episodes",
         "evaluation.num_envs",
         "env.num_workers",
+        "env.help_workers",
         "env.worker_timeout",
         "collect.max_replay_steps",
     }
@@ -155,7 +156,7 @@ def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> Non
 def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
     """`now`, with what `before` had chosen wherever `now` says auto: a run that goes on keeps its choices."""
     if now.env.num_workers == "auto":
-        now = now.replace(env=now.env.replace(num_workers=before.env.num_workers))
+        now = now.replace(env=now.env.replace(num_workers=before.env.num_workers, help_workers=before.env.help_workers))
     if now.ppo.compile == "auto":
         now = now.replace(ppo=now.ppo.replace(compile=before.ppo.compile))
     return now

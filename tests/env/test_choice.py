@@ -48,34 +48,32 @@ def costs(monkeypatch):
 
 
 def test_the_arithmetic_of_a_lockstep(costs):
-    assert lockstep_seconds(50e-6, 8, 2) == pytest.approx(4 * 50e-6 + 60e-6)
-    assert lockstep_seconds(50e-6, 7, 2) == pytest.approx(4 * 50e-6 + 60e-6)  # the fullest worker has 4
-    assert lockstep_seconds(50e-6, 8, 1) == pytest.approx(8 * 50e-6 + 40e-6)
+    assert lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
+    assert lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
+    assert lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
 
 
 def test_the_reason_is_a_sentence_with_the_figures(costs):
-    assert choose_by_step(52e-6, 8, 2) == WorkerChoice(
-        2, "2 workers: a step takes 52 µs, 8 copies one after another 416 µs, in 2 workers about 268 µs"
-    )
-    assert choose_by_step(9e-6, 8, 2) == WorkerChoice(
-        0, "no workers: a step takes 9 µs, 8 copies one after another 72 µs, and in 2 workers about 96 µs"
-    )
-    assert choose_by_step(2e-3, 8, 2).reason == "2 workers: a step takes 2 ms, 8 copies one after another 16 ms, in 2 workers about 8.06 ms"
+    words = "1 worker and this process: a step takes 52 µs, 8 copies one after another 416 µs, together about 248 µs"
+    assert choose_by_step(52e-6, 8, 2) == WorkerChoice(1, words, help_workers=True)
+    words = "no workers: a step takes 9 µs, 8 copies one after another 72 µs, and in 1 worker and this process about 76 µs"
+    assert choose_by_step(9e-6, 8, 2) == WorkerChoice(0, words)
+    assert choose_by_step(2e-3, 8, 2).reason.endswith("8 copies one after another 16 ms, together about 8.04 ms")
 
 
 def test_a_small_gain_is_not_taken(costs):
-    # 8 copies of s in 2 workers: 8 s against 4 s + 60 µs; the gain is 15 % at 8 s = 1.15 (4 s + 60), s = 69 / 3.4 = 20.3 µs.
-    assert choose_by_step(20e-6, 8, 2).num_workers == 0
-    assert choose_by_step(21e-6, 8, 2).num_workers == 2
+    # 8 copies of s in two processes: 8 s against 4 s + 40 µs; the gain is 15 % at 8 s = 1.15 (4 s + 40), s = 46 / 3.4 = 13.5 µs.
+    assert choose_by_step(13e-6, 8, 2).num_workers == 0
+    assert choose_by_step(14e-6, 8, 2).num_workers == 1
 
 
-def test_never_more_workers_than_copies_or_cores_nor_more_than_help(costs):
-    assert choose_by_step(10e-3, 3, 16).num_workers == 3
-    assert choose_by_step(10e-3, 16, 4).num_workers == 4
-    # 16 copies of 100 µs: 16 workers 100 + 340 = 440, 8 200 + 180 = 380, 6 300 + 140 = 440, 4 400 + 100 = 500.
-    assert choose_by_step(100e-6, 16, 16).num_workers == 8
-    # 9 copies of 10 ms in 8 workers take what they take in 5, two steps one after another.
-    assert choose_by_step(10e-3, 9, 8).num_workers == 5
+def test_never_more_processes_than_copies_or_cores_nor_more_than_help(costs):
+    assert choose_by_step(10e-3, 3, 16).num_workers == 2
+    assert choose_by_step(10e-3, 16, 4).num_workers == 3
+    # 16 copies of 100 µs: 16 processes 100 + 320 = 420, 8 200 + 160 = 360, 6 300 + 120 = 420, 4 400 + 80 = 480.
+    assert choose_by_step(100e-6, 16, 16).num_workers == 7
+    # 9 copies of 10 ms in 8 processes take what they take in 5, two steps one after another.
+    assert choose_by_step(10e-3, 9, 8).num_workers == 4
 
 
 def test_step_seconds_counts_steps_and_their_part_of_the_resets():
@@ -110,7 +108,7 @@ def test_answers_that_need_no_measuring(monkeypatch):
 
 def test_configs_and_factories_are_measured(monkeypatch):
     monkeypatch.setattr(choice, "_LOOK_SECONDS", 0.05)
-    assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 2
+    assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
     assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0
     quick = choose_num_workers(EnvConfig(id="CartPole-v1", num_envs=2, native=False), cores=2)
     assert quick.num_workers == 0

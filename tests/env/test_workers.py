@@ -466,7 +466,7 @@ def test_workers_with_different_spaces_are_refused():
 
 def test_the_number_of_workers_is_checked():
     for workers in (0, 3):
-        with pytest.raises(EnvError, match=f"num_workers={workers} must be from 1 to num_envs=2"):
+        with pytest.raises(EnvError, match=f"num_workers={workers} must be from 1 to 2, because num_envs=2"):
             WorkerVectorEnv(Counter, 2, workers)
 
 

@@ -26,9 +26,9 @@ def small(**run: object) -> dict[str, object]:
 
 
 def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "choose_num_workers", lambda _: WorkerChoice(3, "3 workers: because"))
+    monkeypatch.setattr(choices, "choose_num_workers", lambda _: WorkerChoice(3, "3 workers: because", help_workers=True))
     config, reasons = settle(TrainingConfig.from_dict(OPEN))
-    assert config.env.num_workers == 3
+    assert (config.env.num_workers, config.env.help_workers) == (3, True)
     assert config.ppo.compile == "off"  # 100,000 steps do not repay it
     assert reasons[0] == "3 workers: because"
     assert reasons[1].startswith("ppo.compile=off, because ")
@@ -39,9 +39,10 @@ def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.M
 
 
 def test_a_run_that_goes_on_keeps_its_choices() -> None:
-    before = TrainingConfig.from_dict({"env": {"num_workers": 2}, "ppo": {"compile": "on"}})
+    before = TrainingConfig.from_dict({"env": {"num_workers": 2, "help_workers": True}, "ppo": {"compile": "on"}})
     now = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 7}})
     kept = keep_choices(before, now)
+    assert kept.env.help_workers
     assert (kept.env.num_workers, kept.ppo.compile, kept.run.total_timesteps, kept.env.num_envs) == (2, "on", 7, 4)
     fixed = TrainingConfig.from_dict({"env": {"num_workers": 1}, "ppo": {"compile": "off"}})
     assert keep_choices(before, fixed) == fixed

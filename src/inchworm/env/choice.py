@@ -28,11 +28,10 @@ _LOOK_STEPS = 200
 _WARM_UP = 5
 """First steps, which load and allocate, and are not counted."""
 
-# What one exchange with W workers costs besides the steps themselves. Medians of one run of benchmarks/vector_envs.py on 2 cores:
-# 8 HalfCheetahs take 303 µs here and 263 in two workers (152 of them stepping, so 111 are the exchange), 8 CartPoles 73 here, 99 in
-# one and 85 in two. The spread is wide (199 to 404 for the 263), and worse where others use the cores, so the dearer figure is taken.
-_EXCHANGE_SECONDS = 40e-6
-_EXCHANGE_SECONDS_PER_WORKER = 35e-6
+# What one exchange with W workers costs besides the steps themselves, while this process steps a share too: measured by
+# benchmarks/vector_envs.py on 2 cores, 8 HalfCheetahs take 320 µs here and 190 with a worker (160 of them stepping), 8 CartPoles 75 and 65.
+_EXCHANGE_SECONDS = 20e-6
+_EXCHANGE_SECONDS_PER_WORKER = 10e-6
 
 _LEAST_GAIN = 1.15
 """Workers cost memory and start-up, so they must save this much."""
@@ -42,10 +41,11 @@ _ALIKE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """How many workers, and why, as a sentence for people."""
+    """How many workers, and why, as a sentence for people; whoever chooses by the clock lets this process help them."""
 
     num_workers: int
     reason: str
+    help_workers: bool = False
 
 
 def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = None, *, cores: int | None = None) -> WorkerChoice:
@@ -68,20 +68,21 @@ def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = 
 
 
 def choose_by_step(seconds: float, num_envs: int, cores: int) -> WorkerChoice:
-    """The choice for an environment whose step takes so long."""
+    """The choice for an environment whose step takes so long: as many processes as help, of which this one is one."""
     alone = num_envs * seconds
-    predicted = {workers: lockstep_seconds(seconds, num_envs, workers) for workers in range(1, min(num_envs, cores) + 1)}
+    predicted = {workers: lockstep_seconds(seconds, num_envs, workers) for workers in range(1, min(num_envs, cores))}
     least = min(predicted.values())
     workers, together = next((workers, cost) for workers, cost in predicted.items() if cost <= _ALIKE * least)
     looked = f"a step takes {_time(seconds)}, {num_envs} copies one after another {_time(alone)}"
+    helped = f"{_workers(workers)} and this process"
     if alone < _LEAST_GAIN * together:
-        return WorkerChoice(0, f"no workers: {looked}, and in {_workers(workers)} about {_time(together)}")
-    return WorkerChoice(workers, f"{_workers(workers)}: {looked}, in {_workers(workers)} about {_time(together)}")
+        return WorkerChoice(0, f"no workers: {looked}, and in {helped} about {_time(together)}")
+    return WorkerChoice(workers, f"{helped}: {looked}, together about {_time(together)}", help_workers=True)
 
 
 def lockstep_seconds(seconds: float, num_envs: int, workers: int) -> float:
-    """What a step of all copies takes in so many workers: the fullest one's copies, and the exchange."""
-    fullest = -(-num_envs // workers)
+    """What a step of all copies takes in so many workers and this process: the fullest one's copies, and the exchange."""
+    fullest = -(-num_envs // (workers + 1))
     return fullest * seconds + _EXCHANGE_SECONDS + workers * _EXCHANGE_SECONDS_PER_WORKER
 
 

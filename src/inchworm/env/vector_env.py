@@ -12,6 +12,7 @@ from inchworm.env.adapters import ENVPOOL, GymVectorEnv, adapt_vector_env, make_
 from inchworm.env.block import Block, warn_of
 from inchworm.env.build import Env, make_env
 from inchworm.env.engine import Replay
+from inchworm.env.helping import HelpedPool
 from inchworm.env.lane_env import LaneVectorEnv
 from inchworm.env.memory import carve_rows
 from inchworm.env.native import NativeCartPole, native_pays
@@ -56,17 +57,27 @@ class InProcessVectorEnv(LaneVectorEnv):
 
 
 class WorkerVectorEnv(LaneVectorEnv):
-    """`num_envs` copies in `num_workers` processes: for environments whose step takes a good part of a millisecond or more.
+    """`num_envs` copies in `num_workers` processes; with `help_workers` a share of them is stepped in this process meanwhile.
 
     A worker that raises, dies, or does not answer within `worker_timeout` seconds ends all of them with a `WorkerError`.
     """
 
     def __init__(
-        self, make: EnvConfig | Callable[[], Env], num_envs: int, num_workers: int, *, worker_timeout: float = 60.0, **options: Any
+        self,
+        make: EnvConfig | Callable[[], Env],
+        num_envs: int,
+        num_workers: int,
+        *,
+        help_workers: bool = False,
+        worker_timeout: float = 60.0,
+        **options: Any,
     ) -> None:
-        if not 1 <= num_workers <= num_envs:
-            raise EnvError(f"num_workers={num_workers} must be from 1 to num_envs={num_envs}")
-        super().__init__(WorkerPool(make, num_envs, num_workers, worker_timeout), **options)
+        most = num_envs - help_workers
+        if not 1 <= num_workers <= most:
+            beside = ", beside the share of this process," if help_workers else ""
+            raise EnvError(f"num_workers={num_workers}{beside} must be from 1 to {most}, because num_envs={num_envs}")
+        engine = HelpedPool if help_workers else WorkerPool
+        super().__init__(engine(make, num_envs, num_workers, worker_timeout), **options)
 
 
 def make_vector_env(
@@ -92,7 +103,7 @@ def make_vector_env(
         return adapt_vector_env(env, seed=seed, first_copy=first_copy)
     overrides = {"num_envs": num_envs, "num_workers": num_workers, "worker_timeout": worker_timeout}
     given = {name: value for name, value in overrides.items() if value is not None}
-    options = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
+    options: dict[str, Any] = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
     if isinstance(env, str):
         env = EnvConfig(id=env)
     if isinstance(env, gym.Env):
@@ -114,7 +125,8 @@ def _of_config(config: EnvConfig, options: dict[str, Any]) -> VectorEnv:
         return make_envpool(config, seed=options["seed"], first_copy=options["first_copy"])
     workers = 0 if config.num_workers == "auto" else config.num_workers
     if workers:
-        return WorkerVectorEnv(config, config.num_envs, workers, worker_timeout=config.worker_timeout, **options)
+        known: dict[str, Any] = {"help_workers": config.help_workers, "worker_timeout": config.worker_timeout}
+        return WorkerVectorEnv(config, config.num_envs, workers, **known, **options)
     if native_pays(config):
         return NativeCartPole(config.id, config.num_envs, max_episode_steps=config.max_episode_steps, **options)
     return InProcessVectorEnv(lambda: make_env(config), config.num_envs, **options)

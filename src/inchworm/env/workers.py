@@ -39,7 +39,10 @@ class WorkerPool:
 
     lanes_per_copy = 1
 
-    def __init__(self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float) -> None:
+    def __init__(
+        self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float, *, rows_for: int | None = None
+    ) -> None:
+        """`rows_for` is for how many copies there are rows, if somebody else steps some beside the workers' `num_copies`."""
         self._timeout, self._owner = timeout, os.getpid()
         self._processes: list[WorkerProcess] = []
         self._by_descriptor: dict[int, WorkerProcess] = {}
@@ -52,7 +55,7 @@ class WorkerPool:
                 first, end = index * num_copies // num_workers, (index + 1) * num_copies // num_workers
                 self._add(WorkerProcess(index, first, end - first))
             self._make_copies(recipe)
-            self._share_memory(num_copies)
+            self._share_memory(num_copies if rows_for is None else rows_for)
         except BaseException:
             self.close(_GRACE_AFTER_ERROR)
             raise

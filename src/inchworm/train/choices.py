@@ -16,7 +16,7 @@ def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingCon
     reasons = []
     if config.env.num_workers == "auto":
         workers = choose_num_workers(config.env)
-        config = config.replace(env=config.env.replace(num_workers=workers.num_workers))
+        config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
         reasons.append(workers.reason)
     if config.ppo.compile == "auto":
         compiled = choose_compile(config, builtin=builtin)
