@@ -25,7 +25,7 @@ def small_fast_config() -> TrainingConfig:
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         ppo=_CARTPOLE,
         evaluation=EvalConfig(interval=0, episodes=10, final_episodes=20),
-        run=RunConfig(backend="numpy", total_timesteps=20_000, checkpoint_interval=20),
+        run=RunConfig(total_timesteps=20_000, checkpoint_interval=20),
     )
 
 

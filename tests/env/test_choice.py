@@ -62,9 +62,9 @@ def test_the_reason_is_a_sentence_with_the_figures(costs):
 
 
 def test_a_small_gain_is_not_taken(costs):
-    # 8 copies of s in two processes: 8 s against 4 s + 40 µs; the gain is 15 % at 8 s = 1.15 (4 s + 40), s = 46 / 3.4 = 13.5 µs.
-    assert choose_by_step(13e-6, 8, 2).num_workers == 0
-    assert choose_by_step(14e-6, 8, 2).num_workers == 1
+    # 8 copies of s in two processes: 8 s against 4 s + 40 µs; the gain is 30 % at 8 s = 1.3 (4 s + 40), s = 52 / 2.8 = 18.6 µs.
+    assert choose_by_step(18e-6, 8, 2).num_workers == 0
+    assert choose_by_step(19e-6, 8, 2).num_workers == 1
 
 
 def test_never_more_processes_than_copies_or_cores_nor_more_than_help(costs):
