@@ -29,7 +29,8 @@ _WARM_UP = 5
 """First steps, which load and allocate, and are not counted."""
 
 # What one exchange with W workers costs besides the steps themselves, while this process steps a share too: measured by
-# benchmarks/vector_envs.py on 2 cores, 8 HalfCheetahs take 320 µs here and 200 with a worker (160 of them stepping), 8 CartPoles 75 to 84 and 83 (40).
+# benchmarks/vector_envs.py on 2 cores, 8 HalfCheetahs take 320 µs here and 200 with a worker (160 of them stepping), 8 CartPoles
+# 75 to 84 and 83 (40).
 _EXCHANGE_SECONDS = 30e-6
 _EXCHANGE_SECONDS_PER_WORKER = 10e-6
 
