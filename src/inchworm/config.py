@@ -271,7 +271,7 @@ class RunConfig(ConfigBase):
     device: str = "auto"
     """Where it learns: auto is cuda if there is one, else cpu."""
     threads: int = 1
-    """Threads of the learning framework on the CPU; 0 leaves them as they are. Part of the result's bits."""
+    """Threads of torch on the CPU, part of the result's bits; NumPy uses one. 0 leaves both as they are."""
     checkpoint_interval: int = 50
     """Iterations between checkpoints; 0 writes one at the end only."""
     keep_checkpoints: int = 2

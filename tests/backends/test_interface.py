@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from gymnasium import spaces
 
@@ -91,3 +92,13 @@ def test_threads_are_put_back():
     assert torch.get_num_threads() == before
     with learning_threads(0):
         assert torch.get_num_threads() == before
+
+
+def test_matrices_of_numpy_get_one_thread_whatever_torch_gets():
+    def blas() -> list[int]:
+        return [library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+
+    before = blas()
+    with learning_threads(2, "numpy"):
+        assert set(blas()) == {1}
+    assert blas() == before

@@ -77,15 +77,15 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
 
 @contextlib.contextmanager
 def learning_threads(threads: int, backend: Backend = "torch") -> Iterator[None]:
-    """So many CPU threads for NumPy's matrices and the learning framework inside, and as before outside; 0 changes nothing.
+    """So many CPU threads for torch inside, and as before outside; 0 changes nothing. The number changes the last bits of a result.
 
-    The number of threads changes the last bits of a result.
+    NumPy's matrices always get one: those of small networks lose by being shared, and so they have the same bits everywhere.
     """
     if not threads:
         yield
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_matrix_library().limit(limits=threads))
+        stack.enter_context(_matrix_library().limit(limits=1))
         if backend == "torch":
             from inchworm.backends.torch.threads import torch_threads
 
