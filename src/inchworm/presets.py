@@ -98,7 +98,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=10),
             run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=10),
         ),
-        score="-84.0 ± 2.7 after 102,400 steps, seeds 0 to 4",
+        score="-84.9 ± 2.9 after 102,400 steps, seeds 0 to 4",
     ),
     "MountainCar-v0": Preset(
         TrainingConfig(
@@ -123,7 +123,7 @@ PRESETS: dict[str, Preset] = {
             evaluation=EvalConfig(interval=5),
             run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=5),
         ),
-        score="-179.4 ± 29.2 after 102,400 steps, seeds 0 to 4",
+        score="-174.1 ± 24.3 after 102,400 steps, seeds 0 to 4",
     ),
     "LunarLander-v3": Preset(
         TrainingConfig(
