@@ -62,6 +62,7 @@ format: $(VENV)/installed-dev
 # Each script keeps what it measured and renews the page, so that any of them can be run again alone.
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/solve.py
 	$(BIN)/python benchmarks/step_costs.py
 	$(BIN)/python benchmarks/images.py

@@ -15,6 +15,7 @@ from figures import Section
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 MODULES = {
     "compare": "compare_section",
+    "profiles": "profiles",
     "solve": "solve",
     "step_costs": "step_costs",
     "images": "images",

@@ -169,6 +169,14 @@ def test_solved_by_hand(module: Any) -> None:
     assert {target.verdict for target in never.targets} == {"not measured"}
 
 
+def test_profiles_by_hand(module: Any) -> None:
+    """A column for each work, a row for each section that any of them has."""
+    found = module("profiles").section({"numpy": {"W1": {"env": 0.25, "act": 0.75}, "W2": {"env": 1.0}}})
+    assert [line for line in found.lines if line.startswith("| ")] == [
+        "| numpy | W1 | W2 |", "| env | 25.0% | 100.0% |", "| act | 75.0% | 0.0% |",
+    ]  # fmt: skip
+
+
 def test_images_by_hand(module: Any) -> None:
     """Each side with its faster threads: ours takes 1 s + 2 s, theirs 2 s + 2 s (two threads): 2 and 1 times as fast."""
     one = lambda collect, learn: [{"collect": collect, "learn": learn, "whole": collect + learn}]  # noqa: E731

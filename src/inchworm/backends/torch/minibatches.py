@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inchworm.backends.torch.loss import normalize
 from inchworm.rollout.rollout import Rollout, successor_observations
-from inchworm.rollout.sequences import iter_minibatches, sequence_states, split_into_sequences, split_valid
+from inchworm.rollout.sequences import minibatch_places, sequence_states, split_into_sequences, split_valid
 from inchworm.types import Advantages, Minibatch, Tree
 
 PER_SEQUENCE = "policy_state"
@@ -61,18 +61,17 @@ class PackedSequences:
 
         `normalized` gives each minibatch advantages of mean 0 and standard deviation 1, all of them at once.
         """
-        parts = list(iter_minibatches(len(permutation), num_minibatches, permutation))
-        columns = torch.from_numpy(np.concatenate([part for part, _ in parts])).to(self.valid.device)
-        real = np.concatenate([flags for _, flags in parts])
+        places, real = minibatch_places(len(permutation), num_minibatches)  # [minibatches, N]
+        columns = torch.from_numpy(permutation[places].reshape(-1)).to(self.valid.device)
         leaves = self._gathered(columns)
         if not real.all():
-            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(real).to(self.valid.device)
+            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(np.array(real).reshape(-1)).to(self.valid.device)
         if normalized:
-            by_minibatch = (self.valid.shape[0], len(parts), -1)  # [L, minibatches, N]
+            by_minibatch = (self.valid.shape[0], len(places), -1)  # [L, minibatches, N]
             advantages, valid = (leaves[index].reshape(by_minibatch) for index in (self._advantages_at, self._valid_at))
             leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
-        cuts = zip(*[leaf.chunk(len(parts), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
-        states = self._states_of(columns, len(parts))
+        cuts = zip(*[leaf.chunk(len(places), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
+        states = self._states_of(columns, len(places))
         return [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
 
     def _states_of(self, columns: Tensor, num_minibatches: int) -> list[Tree]:
