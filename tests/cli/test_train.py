@@ -182,3 +182,21 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
+
+
+def test_the_first_line_waits_for_nothing_heavy(tmp_path: Path) -> None:
+    """When the first line is printed, neither torch nor anything that trains has been imported."""
+    script = """
+import sys
+from inchworm.cli import train
+from inchworm.cli.main import main
+
+def first_line(run, *, quiet):
+    print(sorted(name for name in ("torch", "inchworm.train.trainer", "inchworm.collect.collector") if name in sys.modules))
+    raise SystemExit(0)
+
+train.open_terminal = first_line
+main(["train", "CartPole-v1", "--backend", "torch"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "[]"
