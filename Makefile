@@ -4,6 +4,7 @@
 #   make lint       lint, format check and types alone          make format    put every file into shape
 #   make bench      speed beside its peers, for docs/performance.md (half an hour); make guard: the regression guard alone
 #   make learning   scores beside Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
+#   make faults     what a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" some of it, FACTOR=1 the full counts
 #   make docs       renew the generated pages                   make clean     remove .venv and everything that tools left
 
 SHELL := /bin/sh
@@ -15,10 +16,10 @@ JOBS ?= 2
 CODE := src tests examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench guard learning docs clean
+.PHONY: help train test lint format bench guard learning faults docs clean
 
 help:
-	@sed -n 's/^# \{0,3\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,3\}//p' Makefile | head -8
 
 # The first interpreter of $(PYTHON) that runs and is new enough; a name alone says neither.
 $(VENV)/made:
@@ -74,6 +75,11 @@ guard: $(VENV)/installed-dev
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py
+
+IDS ?=
+FACTOR ?=
+faults: $(VENV)/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m faults $(IDS) $(if $(FACTOR),--factor $(FACTOR))
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

@@ -1,0 +1,1 @@
+"""Procedures to come."""
