@@ -6,6 +6,8 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import os
+import time
 import warnings
 
 import pytest
@@ -111,12 +113,12 @@ REFUSED = [
     ),
     (PPOConfig, {"clip_range": 0.1}, "unknown config key ppo.clip_range; did you mean ppo.clip_"),
     (PPOConfig, {"zzzzzzzz": 0.1}, "known names: learning_rate"),
-    (EnvConfig, {"num_envs": 0}, "env.num_envs=0 must be 1 or more"),
+    (EnvConfig, {"num_envs": 0}, "env.num_envs=0 must be from 1 to 1000000"),
     (EnvConfig, {"num_envs": 2, "num_workers": 3}, "env.num_workers=3 is more than env.num_envs=2; use 2 workers or fewer"),
     (EnvConfig, {"num_workers": -1}, "env.num_workers=-1"),
     (EnvConfig, {"worker_timeout": 0.0}, "env.worker_timeout"),
     (EnvConfig, {"id": " "}, "env.id is empty"),
-    (PolicyConfig, {"hidden_sizes": (64, 0)}, r"policy.hidden_sizes\[1\]=0 must be 1 or more"),
+    (PolicyConfig, {"hidden_sizes": (64, 0)}, r"policy.hidden_sizes\[1\]=0 must be from 1 to 1000000"),
     (PolicyConfig, {"cnn_filters": ((1, 0, 1),)}, r"policy.cnn_filters\[0\]"),
     (PolicyConfig, {"log_std_init": 6.0}, "from -20 to 5"),
     (PolicyConfig, {"observation_clip": 0.0}, "policy.observation_clip"),
@@ -212,7 +214,7 @@ def test_text_that_only_looks_like_a_number_stays_text():
         ("ppo: {gamma: 2001-99-99}", "no plain data"),
         ("ppo: {gamma: !!int x}", "no plain data"),
         ("ppo: {gamma: !!timestamp x}", "no plain data"),
-        ("[" * 600, "recursion"),
+        ("[" * 600, "cannot read the config"),
         ("env: {kwargs: &a {x: *a}}", r"the alias \*a: write the value out"),
         ("? [1]\n: 2", "unhashable"),
         (b"\xff\xfe\x00", "decode"),
@@ -389,3 +391,36 @@ def test_older_configs_refused_in_words(data, words):
         warnings.simplefilter("ignore", LegacyNameWarning)
         with pytest.raises(ConfigError, match=words):
             TrainingConfig.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "text", ['a: !!int ""', 'a: !!float ""', 'a: "\\UFFFFFFFF"', "a: 0x" + "f" * 5000, "a: 1" + ":59" * 5000, "#" * 70_000, "? [1]\n: 2"]
+)
+def test_yaml_that_breaks_its_own_parser_is_refused_in_words(tmp_path, text):
+    (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot read the config .*x\.yaml"):
+        TrainingConfig.from_yaml(tmp_path / "x.yaml")
+
+
+def test_a_mapping_of_many_keys_is_read_in_time_that_grows_with_it():
+    began = time.process_time()
+    assert len(load_yaml("{" + ", ".join(f"k{n}: 1" for n in range(4_000)) + "}")) == 4_000
+    assert time.process_time() - began < 5.0  # by comparing each with each it took minutes for ten times as many
+
+
+def test_a_pipe_is_no_config(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is no regular file"):
+        TrainingConfig.from_yaml(tmp_path / "pipe")
+
+
+def test_names_and_paths_that_no_file_system_takes():
+    check_name("ä" * 120, "run.name")  # 240 bytes
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        check_name("漢" * 100, "run.name")  # 300 bytes
+    for path in ("", "a\0b", "\ud800"):
+        with pytest.raises(ConfigError, match=r"run\.directory"):
+            RunConfig(directory=path)
+    for id in ("CartPole-v1\nrun: {}", "\x1b[2J"):
+        with pytest.raises(ConfigError, match=r"env\.id"):
+            EnvConfig(id=id)

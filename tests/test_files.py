@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from inchworm import files
 from inchworm.errors import CorruptFileError
-from inchworm.files import read_tensor_file, write_atomically, write_tensor_file
+from inchworm.files import distrusted, json_pieces, read_bytes, read_json, read_tensor_file, write_atomically, write_tensor_file
 
 DTYPES = [bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
 
@@ -278,3 +278,53 @@ def test_a_safetensors_that_orders_its_header_otherwise_is_noticed(tmp_path, mon
     monkeypatch.setattr(files, "save", lambda arrays, metadata: b"\x02" + bytes(7) + b"{}")
     with pytest.raises(RuntimeError, match="safetensors"):
         write(tmp_path / "x")
+
+
+# what is no file, and what is too much
+
+
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(CorruptFileError, match=f"{name} is no regular file"):
+            read(tmp_path / name)
+
+
+def test_a_limit_is_the_most_that_is_read(tmp_path):
+    (tmp_path / "x").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "x", limit=5) == b"12345"
+    with pytest.raises(CorruptFileError, match="x has 5 bytes, more than the 4"):
+        read_bytes(tmp_path / "x", limit=4)
+
+
+def test_json_of_too_many_values_is_neither_read_nor_written(tmp_path):
+    text = '{"a":[' + "[]," * 300_000 + "[]]}"  # 300,000 commas, as many brackets, and a few
+    assert json_pieces(text) == 600_003
+    with pytest.raises(ValueError, match="more than 500,000 values"):
+        read_json(text)
+    with pytest.raises(ValueError, match="save in smaller pieces"):
+        write(tmp_path / "x", header={"a": [[]] * 300_000})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bool_is_one_of_two_bytes(tmp_path):
+    tensor = ',"t":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}'
+    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x00"))
+    assert read(tmp_path / "x")[0]["t"].tolist() == [True, False]
+    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x07"))
+    with pytest.raises(CorruptFileError, match="t holds a byte that is neither true nor false"):
+        read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), IndexError(), TypeError(), AttributeError(), OverflowError(), AssertionError(), RecursionError()]
+)
+def test_whatever_wrong_data_lead_to_is_one_error(error):
+    with pytest.raises(CorruptFileError, match=f"the file x: {type(error).__name__}"), distrusted("the file x"):
+        raise error
+
+
+def test_a_defect_of_the_machine_is_not_blamed_on_the_file():
+    with pytest.raises(OSError, match="disk"), distrusted("the file x"):
+        raise OSError("disk")

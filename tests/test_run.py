@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from inchworm import versions as versions_module
 from inchworm.config import TrainingConfig
 from inchworm.errors import ConfigError, InchwormError
 from inchworm.run import NotExactWarning, Run, config_changes, create_run, load_config, open_run
@@ -186,6 +187,7 @@ def test_versions_that_cannot_be_found_are_said_to_be_missing(monkeypatch: pytes
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
     monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(versions_module, "_versions", versions_module._versions.__wrapped__)
     found = versions()
     assert found["torch"] is None
     assert found["cpu"] == platform.machine()

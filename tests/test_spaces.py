@@ -156,3 +156,29 @@ def test_masks_beside_observations():
     assert beside == spaces.Dict({"observation": box, "action_mask": mask})
     assert split_mask(beside) == (spaces.Dict({"observation": box}), mask)
     assert with_mask(spaces.Dict({"x": box}), mask) == spaces.Dict({"x": box, "action_mask": mask})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"shape": [2**40]}, "too large"),
+        ({"shape": [-1]}, "is none"),
+        ({"shape": [2.0]}, "is none"),
+        ({"shape": [1] * 40}, "is none"),
+        ({"shape": [True]}, "is none"),
+        ({"dtype": "object"}, "unknown dtype"),
+        ({"dtype": "f4,f4"}, "unknown dtype"),
+        ({"dtype": ["float32"]}, "unknown dtype"),
+        ({"dtype": ">f4"}, "unknown dtype"),
+    ],
+)
+def test_a_description_is_not_trusted(change, words):
+    good = {"kind": "Box", "shape": [2], "dtype": "float32", "low": "-inf", "high": [1.0, 2.0]}
+    assert space_from_dict(good) == spaces.Box(np.array([-np.inf, -np.inf], np.float32), np.array([1, 2], np.float32))
+    with pytest.raises(SpaceError, match=words):
+        space_from_dict({**good, **change})
+
+
+def test_an_image_of_four_million_pixels_can_be_described():
+    image = spaces.Box(0, 255, (2048, 2048, 4), np.uint8)
+    assert space_from_dict(space_to_dict(image)).shape == (2048, 2048, 4)

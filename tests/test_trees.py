@@ -99,3 +99,8 @@ def test_every_array_is_used_exactly_once():
         unflatten_tree({"x": np.ones(1)}, {"list": []})
     with pytest.raises(CorruptFileError):
         unflatten_tree({"x": np.ones(1)}, {"list": [{"array": "x"}, {"array": "x"}]})
+
+
+def test_a_number_beyond_floats_is_damage():
+    with pytest.raises(CorruptFileError, match="OverflowError"):
+        unflatten_tree({}, {"float": 10**400})

@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from inchworm.backends.numpy.policy import NumpyPolicy
     from inchworm.backends.torch.optimizer import PPOOptimizer
     from inchworm.backends.torch.policy import TorchPolicy
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.checkpoint import PolicyRecord, TrainerRecord, TrainingCheckpointer
     from inchworm.collect.collector import RolloutCollector
     from inchworm.config import CollectConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, WrapperConfig
     from inchworm.env.build import make_env
     from inchworm.env.checker import check_env
     from inchworm.env.vector_env import make_vector_env
-    from inchworm.errors import InchwormError
+    from inchworm.errors import InchwormError, WorkerRestartWarning
     from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
     from inchworm.evaluate.stats import EvalStats
     from inchworm.normalization import ReturnNormalizer, RunningMeanStd
     from inchworm.policy.spec import PolicySpec
     from inchworm.policy.weights import load_policy, save_policy
     from inchworm.presets import config_for, small_fast_config
-    from inchworm.protocols import Actor, Policy, VectorEnv
+    from inchworm.protocols import Actor, Policy, Stateful, VectorEnv
     from inchworm.rollout.buffer import RolloutBuffer
     from inchworm.rollout.fake import create_fake_rollout
     from inchworm.rollout.rollout import Rollout, combine_rollouts, select_lanes
     from inchworm.rollout.sequences import iter_minibatches, split_into_sequences
+    from inchworm.run import NotExactWarning
     from inchworm.tracking.stats_logger import StatsLogger
     from inchworm.train.loop import (
         TrainingComponents,
@@ -58,6 +59,7 @@ __all__ = [
     "Evaluation",
     "InchwormError",
     "Minibatch",
+    "NotExactWarning",
     "NumpyPolicy",
     "PPOConfig",
     "PPOOptimizer",
@@ -65,6 +67,7 @@ __all__ = [
     "Policy",
     "PolicyConfig",
     "PolicyEvaluator",
+    "PolicyRecord",
     "PolicySpec",
     "PolicyStep",
     "ReturnNormalizer",
@@ -73,14 +76,17 @@ __all__ = [
     "RolloutCollector",
     "RunConfig",
     "RunningMeanStd",
+    "Stateful",
     "StatsLogger",
     "TorchPolicy",
+    "TrainerRecord",
     "TrainingCheckpointer",
     "TrainingComponents",
     "TrainingConfig",
     "TrainingState",
     "UpdateStats",
     "VectorEnv",
+    "WorkerRestartWarning",
     "WrapperConfig",
     "__version__",
     "check_env",
@@ -109,24 +115,25 @@ _HOMES = {
     "backends.numpy.policy": ("NumpyPolicy",),
     "backends.torch.optimizer": ("PPOOptimizer",),
     "backends.torch.policy": ("TorchPolicy",),
-    "checkpoint": ("TrainingCheckpointer",),
+    "checkpoint": ("PolicyRecord", "TrainerRecord", "TrainingCheckpointer"),
     "collect.collector": ("RolloutCollector",),
     "config": ("CollectConfig", "EnvConfig", "EvalConfig", "PPOConfig", "PolicyConfig", "RunConfig", "TrainingConfig", "WrapperConfig"),
     "env.build": ("make_env",),
     "env.checker": ("check_env",),
     "env.vector_env": ("make_vector_env",),
-    "errors": ("InchwormError",),
+    "errors": ("InchwormError", "WorkerRestartWarning"),
     "evaluate.evaluator": ("PolicyEvaluator", "evaluate_policy"),
     "evaluate.stats": ("EvalStats",),
     "normalization": ("ReturnNormalizer", "RunningMeanStd"),
     "policy.spec": ("PolicySpec",),
     "policy.weights": ("load_policy", "save_policy"),
     "presets": ("config_for", "small_fast_config"),
-    "protocols": ("Actor", "Policy", "VectorEnv"),
+    "protocols": ("Actor", "Policy", "Stateful", "VectorEnv"),
     "rollout.buffer": ("RolloutBuffer",),
     "rollout.fake": ("create_fake_rollout",),
     "rollout.rollout": ("Rollout", "combine_rollouts", "select_lanes"),
     "rollout.sequences": ("iter_minibatches", "split_into_sequences"),
+    "run": ("NotExactWarning",),
     "tracking.stats_logger": ("StatsLogger",),
     "train.loop": (
         "TrainingComponents",

@@ -2,7 +2,11 @@
 
 import sys
 
-from inchworm.cli.main import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from inchworm.cli.main import main
+
+        code = main()
+    except KeyboardInterrupt:  # while the little that comes before the command was being imported
+        code = 130
+    sys.exit(code)

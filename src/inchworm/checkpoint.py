@@ -1,17 +1,17 @@
 """A run's complete state on disk: atomic, verified, without pickle. Serves the training loop and resume.
 
 ```
-checkpoints/step-000000000150/   state.json   arrays.safetensors   manifest.json
+checkpoints/step-000000000150/   state.json   arrays.safetensors   process.json   manifest.json
 ```
 A checkpoint is written beside its final name, synced, and appears by one rename, so that a crash at any moment leaves the ones
-before it intact. The manifest holds size and SHA-256 of every file, and its own.
+before it intact. The manifest holds size and SHA-256 of every file, and its own. `state.json` and `arrays.safetensors` are a function
+of the run; `process.json` holds what belongs to the process around it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
+import os
 import shutil
 import uuid
 import warnings
@@ -22,74 +22,119 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.errors import CorruptFileError
-from inchworm.files import TEMPORARY, read_json, read_tensor_file, sync_directory, write_synced, write_tensor_file
-from inchworm.trees import flatten_tree, unflatten_tree
-from inchworm.versions import versions
+from inchworm.checkpoint_reading import ARRAYS, KIND, NAME, PROCESS, STATE, VERSION, Checkpoint, is_best, order, read_checkpoint
+from inchworm.checkpoint_views import PolicyRecord, TrainerRecord, policy_of, policy_part, trainer_of, trainer_part
+from inchworm.errors import CorruptFileError, InchwormError
+from inchworm.files import (
+    JSON_PIECES,
+    TEMPORARY,
+    json_pieces,
+    make_directory,
+    remove_temporaries,
+    sync_directory,
+    write_synced,
+    write_tensor_file,
+)
+from inchworm.manifest import NAME as MANIFEST
+from inchworm.manifest import Note, describe, manifest_text
+from inchworm.protocols import Policy
+from inchworm.trees import flatten_tree
 
-KIND, VERSION = "checkpoint", 1
-_STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
-_NAME = re.compile(r"step-(\d{12})(?:\.(\d+))?")  # the number after the dot tells apart checkpoints of one step
+__all__ = ["Checkpoint", "PolicyRecord", "Prepared", "TrainerRecord", "TrainingCheckpointer", "prepare"]
+
+_ATTEMPTS = 100  # at reading while another process writes and prunes
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that has been read and verified."""
+class Prepared:
+    """A checkpoint that only needs writing: nothing in it is shared with whoever goes on training."""
 
-    state: dict[str, Any]
     step: int
-    path: Path
-    manifest: Mapping[str, Any]
-    """`step`, `versions` of everything that made it, and `files`."""
+    arrays: Mapping[str, np.ndarray]
+    state: bytes
+    process: bytes | None
+    note: Note
+
+
+def prepare(step: int, state: Mapping[str, Any], *, process: Mapping[str, Any] | None = None, note: Note | None = None) -> Prepared:
+    """Take nested plain data and arrays, as they are now, for the checkpoint of iteration `step`."""
+    if not 0 <= step < 10**12:
+        raise ValueError(f"step={step} must be from 0 to 999999999999")
+    arrays, structure = flatten_tree(dict(state))
+    text = json.dumps({"state": structure}, allow_nan=False)
+    if json_pieces(text) > JSON_PIECES:
+        raise ValueError(f"the state has more than {JSON_PIECES:,} single values, too many to be read again; keep them in arrays")
+    beside = None if process is None else json.dumps({"process": process}, allow_nan=False).encode()
+    return Prepared(step, {name: array.copy() for name, array in arrays.items()}, text.encode(), beside, note or Note())
 
 
 class TrainingCheckpointer:
-    """The checkpoints of one run, in one directory; the newest `keep` stay."""
+    """The checkpoints of one run, in one directory; the newest `keep` stay, and the best by evaluation."""
 
-    def __init__(self, directory: str | Path, keep: int = 2) -> None:
+    def __init__(self, directory: str | Path, keep: int = 2, *, keep_best: bool = True) -> None:
         if keep < 2:
             raise ValueError(f"keep={keep}: at least 2 checkpoints are kept, so that one is left if the other is damaged")
         self.directory = Path(directory)
-        self.keep = keep
+        self.keep, self.keep_best = keep, keep_best
 
     def all(self) -> list[Path]:
         """Every complete checkpoint, oldest first; whether they are undamaged shows when they are loaded."""
-        found = [path for path in self.directory.glob("step-*") if _NAME.fullmatch(path.name)]
-        return sorted(found, key=_order)
+        try:
+            return self._all()
+        except FileNotFoundError:
+            if self.directory.is_symlink():
+                raise InchwormError(f"{self.directory} is a link to nowhere; mend or remove it") from None
+            return []
+        except OSError as error:
+            raise InchwormError(f"the checkpoints in {self.directory} cannot be read: {error}; make it a readable directory") from error
+
+    def _all(self) -> list[Path]:
+        return sorted((self.directory / name for name in os.listdir(self.directory) if NAME.fullmatch(name)), key=order)
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None."""
         found = self.all()
         return found[-1] if found else None
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+    def best(self) -> Path | None:
+        """The newest checkpoint of an iteration whose evaluation was the best so far, or None."""
+        return next((path for path in reversed(self.all()) if is_best(path)), None)
+
+    def save(self, step: int, state: Mapping[str, Any], *, process: Mapping[str, Any] | None = None, note: Note | None = None) -> Path:
         """Write nested plain data and arrays as the checkpoint of iteration `step`, whole or not at all; older ones are pruned after.
 
         A run that went back to an earlier checkpoint leaves later ones behind; they are of another history and go too.
         """
-        if not 0 <= step < 10**12:
-            raise ValueError(f"step={step} must be from 0 to 999999999999")
-        arrays, structure = flatten_tree(dict(state))
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._remove_stale()
-        final = self._free_name(step)
+        return self.commit(prepare(step, state, process=process, note=note))
+
+    def commit(self, prepared: Prepared) -> Path:
+        """Write what `prepare` made; an `OSError` names the checkpoint, and leaves nothing of it."""
+        final = self.directory / f"step-{prepared.step:012d}"
         try:
-            self._commit(final, step, arrays, json.dumps({"state": structure}, allow_nan=False).encode())
+            make_directory(self.directory)
+            remove_temporaries(self.directory)
+            final = self._free_name(prepared.step)
+            self._write(final, prepared)
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror} while saving the checkpoint of iteration {step}", str(final)) from error
+            raise OSError(error.errno, f"{error.strerror} while saving the checkpoint of iteration {prepared.step}", str(final)) from error
         try:
             self._prune(final)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             warnings.warn(f"old checkpoints in {self.directory} could not be removed: {error}", stacklevel=2)
         return final
 
-    def _commit(self, final: Path, step: int, arrays: Mapping[str, np.ndarray], state: bytes) -> None:
+    def _write(self, final: Path, prepared: Prepared) -> None:
         temporary = self.directory / f"{TEMPORARY}{uuid.uuid4().hex}"
+        names = [ARRAYS, STATE]
         try:
             temporary.mkdir()
-            write_tensor_file(temporary / _ARRAYS, arrays, kind=KIND, version=VERSION, header={"step": step})
-            write_synced(temporary / _STATE, [state])
-            write_synced(temporary / _MANIFEST, [_manifest_text(_describe(temporary, step)).encode()])
+            write_tensor_file(temporary / ARRAYS, prepared.arrays, kind=KIND, version=VERSION, header={"step": prepared.step})
+            write_synced(temporary / STATE, [prepared.state])
+            if prepared.process is not None:
+                write_synced(temporary / PROCESS, [prepared.process])
+                names.append(PROCESS)
+            manifest = describe(temporary, names, prepared.step, prepared.arrays, prepared.note)
+            write_synced(temporary / MANIFEST, [manifest_text(manifest).encode()])
             sync_directory(temporary)
             temporary.rename(final)
             sync_directory(self.directory)
@@ -97,92 +142,76 @@ class TrainingCheckpointer:
             shutil.rmtree(temporary, ignore_errors=True)  # gone after the rename; else an unfinished one
 
     def _free_name(self, step: int) -> Path:
-        revisions = [_order(path)[1] for path in self.all() if _order(path)[0] == step]
+        revisions = [order(path)[1] for path in self._all() if order(path)[0] == step]
         return self.directory / (f"step-{step:012d}" + (f".{max(revisions) + 1}" if revisions else ""))
 
     def _prune(self, newest: Path) -> None:
-        """Leave the newest and the `keep` - 1 steps before it. What goes loses its name first, so that no half of one is ever found."""
-        step = _order(newest)[0]
-        before = [path for path in self.all() if _order(path)[0] < step][-(self.keep - 1) :]
-        for path in self.all():
-            if path != newest and path not in before:
+        """Leave the newest, the `keep` - 1 steps before it, and the best. What goes loses its name first: no half of one is ever found."""
+        older = [path for path in self._all() if order(path) < order(newest)]
+        kept = {newest, *[path for path in older if order(path)[0] < order(newest)[0]][-(self.keep - 1) :]}
+        if self.keep_best:
+            kept |= set([path for path in (*older, newest) if is_best(path)][-1:])
+        for path in self._all():
+            if path not in kept:
                 path.rename(self.directory / f"{TEMPORARY}{uuid.uuid4().hex}")
-        self._remove_stale()
-
-    def _remove_stale(self) -> None:
-        """What an interrupted save or prune left."""
-        for path in self.directory.glob(f"{TEMPORARY}*"):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        remove_temporaries(self.directory)
 
     def load(self, path: str | Path | None = None) -> Checkpoint:
         """The checkpoint at `path`; without one the newest that is undamaged, with a warning for every damaged one passed over."""
         if path is not None:
-            return _read(Path(path))
-        candidates = self.all()
-        if not candidates:
+            return read_checkpoint(Path(path))
+        for _ in range(_ATTEMPTS):
+            problems: dict[Path, str] = {}
+            for candidate in reversed(self.all()):
+                try:
+                    checkpoint = read_checkpoint(candidate)
+                except (CorruptFileError, FileNotFoundError) as error:
+                    problems[candidate] = str(error)
+                    continue
+                for problem in problems.values():
+                    warnings.warn(f"{problem}; going on from {checkpoint.path.name} instead", stacklevel=2)
+                return checkpoint
+            if all(os.path.lexists(candidate) for candidate in problems):  # else a writer has pruned meanwhile: look again
+                break
+        if not problems:
             raise FileNotFoundError(f"there is no checkpoint in {self.directory}; run.checkpoint_interval says how often one is written")
-        problems = []
-        for candidate in reversed(candidates):
-            try:
-                checkpoint = _read(candidate)
-            except CorruptFileError as error:
-                problems.append(str(error))
-                continue
-            for problem in problems:
-                warnings.warn(f"{problem}; going on from {checkpoint.path.name} instead", stacklevel=2)
-            return checkpoint
-        raise CorruptFileError("no checkpoint is undamaged: " + "; ".join(problems))
+        raise CorruptFileError("no checkpoint is undamaged: " + "; ".join(problems.values()))
 
+    def save_policy(self, policy: Policy, epoch: int, metadata: Mapping[str, Any] | None = None) -> PolicyRecord:
+        """A policy as the checkpoint of `epoch`, together with the trainer state of that epoch if that is saved already."""
+        state = self._of_epoch(epoch) | policy_part(policy, metadata)
+        return PolicyRecord(policy, epoch, self.save(epoch, state), dict(metadata or {}))
 
-def _order(path: Path) -> tuple[int, int]:
-    """(step, revision) from a checkpoint's name."""
-    match = _NAME.fullmatch(path.name)
-    return (int(match[1]), int(match[2] or 0)) if match else (-1, 0)
+    def load_policy(self, checkpoint: str | Path | Checkpoint | TrainerRecord | None = None, env: Any = None) -> PolicyRecord:
+        """The policy of a checkpoint, or the newest one; with `env`, it is made sure that it fits."""
+        if checkpoint is not None:
+            given = checkpoint.path if isinstance(checkpoint, Checkpoint | TrainerRecord) else checkpoint
+            return policy_of(self.load(given), env)
+        return policy_of(self._newest_with("weights", "policy"), env)
 
+    def save_trainer_state(
+        self, agent_step: int, epoch: int, optimizer_state: Mapping[str, Any], run_dir: str | Path | None = None
+    ) -> Path:
+        """Counters and optimiser as the checkpoint of `epoch`, together with the policy of that epoch if that is saved already."""
+        keeper = self._in(run_dir)
+        return keeper.save(epoch, keeper._of_epoch(epoch) | trainer_part(agent_step, epoch, optimizer_state))
 
-def _describe(directory: Path, step: int) -> dict[str, Any]:
-    files = {name: _digest((directory / name).read_bytes()) for name in (_ARRAYS, _STATE)}
-    return {"version": VERSION, "step": step, "versions": versions(), "files": files}
+    def load_trainer_state(self, run_dir: str | Path | None = None) -> TrainerRecord:
+        """The newest trainer state, of a `PPOTrainer`'s run too; give it to `load_policy` for the policy of the same checkpoint."""
+        return trainer_of(self._in(run_dir)._newest_with("trainer", "trainer state"))
 
+    def _in(self, run_dir: str | Path | None) -> TrainingCheckpointer:
+        return self if run_dir is None else TrainingCheckpointer(Path(run_dir) / "checkpoints", self.keep, keep_best=self.keep_best)
 
-def _digest(content: bytes) -> dict[str, Any]:
-    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    def _of_epoch(self, epoch: int) -> dict[str, Any]:
+        """What is saved of an epoch already: policy and trainer state of one epoch are one checkpoint."""
+        newest = self.latest()
+        return self.load(newest).state if newest is not None and order(newest)[0] == epoch else {}
 
-
-def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    """The one way to write a manifest, so that a manifest written any other way is a damaged one."""
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    return json.dumps({"manifest": manifest, "sha256": digest}, indent=1, sort_keys=True) + "\n"
-
-
-def _read(path: Path) -> Checkpoint:
-    """A checkpoint, after every byte of it has been checked."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no checkpoint directory {path}")
-    try:
-        manifest = _read_manifest(path / _MANIFEST)
-        for name in (_ARRAYS, _STATE):
-            if _digest((path / name).read_bytes()) != manifest["files"][name]:
-                raise CorruptFileError(f"{name} does not match the manifest")
-        structure = read_json((path / _STATE).read_text(encoding="utf-8"))["state"]
-        arrays, header = read_tensor_file(path / _ARRAYS, kind=KIND, max_version=VERSION)
-        if header["step"] != manifest["step"] or _order(path)[0] not in (-1, manifest["step"]):
-            raise ValueError(f"its name, its manifest (step {manifest['step']}) and its arrays (step {header['step']}) disagree")
-        state = unflatten_tree(arrays, structure)
-        if not isinstance(state, dict):
-            raise TypeError("its state is no mapping")
-    except (CorruptFileError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CorruptFileError(f"the checkpoint {path} is damaged: {error}") from None
-    return Checkpoint(state, manifest["step"], path, manifest)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    manifest: dict[str, Any] = read_json(text)["manifest"]
-    if _manifest_text(manifest) != text:
-        raise CorruptFileError(f"{path.name} does not match its own checksum")
-    if not 1 <= manifest["version"] <= VERSION:
-        raise CorruptFileError(
-            f"{path.name} has version {manifest['version']}; this inchworm reads up to version {VERSION}; update inchworm"
-        )
-    return manifest
+    def _newest_with(self, part: str, what: str) -> Checkpoint:
+        newest = self.load()
+        for path in reversed([path for path in self.all() if order(path) <= order(newest.path)]):
+            checkpoint = newest if path == newest.path else self.load(path)
+            if part in checkpoint.state or (part == "trainer" and "learner" in checkpoint.state):
+                return checkpoint
+        raise FileNotFoundError(f"no checkpoint in {self.directory} holds a {what}")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from inchworm.config_base import ConfigBase, LegacyNameWarning, check_name, check_positive, check_range, in_words
+from inchworm.config_base import ConfigBase, LegacyNameWarning, check_name, check_path, check_plain, check_positive, check_range, in_words
 from inchworm.errors import ConfigError
 
 __all__ = [
@@ -27,6 +27,9 @@ __all__ = [
     "TrainingConfig",
     "WrapperConfig",
 ]
+
+_MOST_ENVS = 1_000_000
+"""Copies of an environment, and units of a layer: beyond this it is a slip of the finger, which should not take all memory."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -123,6 +126,9 @@ class WrapperConfig(ConfigBase):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its arguments, besides the environment."""
 
+    def __post_init__(self) -> None:
+        check_plain(self.kwargs, f"env.wrappers: {self.name}: kwargs")
+
 
 @in_words
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -139,6 +145,8 @@ class EnvConfig(ConfigBase):
     """Step a share of the copies in this process while the workers step theirs: as many processes as cores, and nobody waits."""
     worker_timeout: float = 60.0
     """Seconds after which a worker that does not answer counts as hung."""
+    worker_restarts: int = 10
+    """How often workers that died or hung are replaced within ten minutes, before one more ends the run; 0: the first one does."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
     max_episode_steps: int | None = None
@@ -153,8 +161,10 @@ class EnvConfig(ConfigBase):
     """Step Gymnasium's own vectorised version where there is one that gives the same bits."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "max_episode_steps", "frame_stack"):
-            check_range(self, name, 1, None)
+        check_range(self, "num_envs", 1, _MOST_ENVS)
+        check_range(self, "max_episode_steps", 1, None)
+        check_range(self, "frame_stack", 1, 1_000)
+        check_plain(self.kwargs, "env.kwargs")
         if self.num_workers != "auto":
             check_range(self, "num_workers", 0, None)
             if int(self.num_workers) > self.num_envs:
@@ -164,8 +174,12 @@ class EnvConfig(ConfigBase):
             if self.help_workers and not 1 <= int(self.num_workers) < self.num_envs:
                 raise ConfigError(f"env.help_workers needs 1 to {self.num_envs - 1} env.num_workers to help, not {self.num_workers}")
         check_positive(self, "worker_timeout")
+        check_range(self, "worker_timeout", 0.0, 1e6)
+        check_range(self, "worker_restarts", 0, None)
         if not self.id.strip():
             raise ConfigError("env.id is empty; give a Gymnasium id such as CartPole-v1")
+        if not self.id.isprintable():
+            raise ConfigError(f"env.id={self.id!r:.200} holds characters that cannot be printed; give a Gymnasium id such as CartPole-v1")
 
 
 @in_words
@@ -200,12 +214,12 @@ class PolicyConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         for index, size in enumerate(self.hidden_sizes):
-            if size < 1:
-                raise ConfigError(f"policy.hidden_sizes[{index}]={size} must be 1 or more")
+            if not 1 <= size <= _MOST_ENVS:
+                raise ConfigError(f"policy.hidden_sizes[{index}]={size!r:.80} must be from 1 to {_MOST_ENVS}")
         for index, layer in enumerate(self.cnn_filters):
-            if min(layer) < 1:
-                raise ConfigError(f"policy.cnn_filters[{index}]={layer} must be (channels, kernel, stride), each 1 or more")
-        check_range(self, "cnn_features", 1, None)
+            if min(layer) < 1 or max(layer) > 10_000:
+                raise ConfigError(f"policy.cnn_filters[{index}]={layer!r:.80} must be (channels, kernel, stride), each from 1 to 10000")
+        check_range(self, "cnn_features", 1, _MOST_ENVS)
         check_positive(self, "observation_clip")
         check_range(self, "log_std_init", -20.0, 5.0)
 
@@ -222,6 +236,8 @@ class CollectConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         check_range(self, "max_replay_steps", 0, None)
+        if type(self.groups) is not int:  # true and 1.0 equal 1, but are written otherwise
+            raise ConfigError(f"collect.groups={self.groups!r} must be 1 or 2")
 
 
 @in_words
@@ -245,8 +261,8 @@ class EvalConfig(ConfigBase):
     def __post_init__(self) -> None:
         for name in ("interval", "final_episodes", "seed"):
             check_range(self, name, 0, None)
-        for name in ("episodes", "num_envs"):
-            check_range(self, name, 1, None)
+        check_range(self, "episodes", 1, None)
+        check_range(self, "num_envs", 1, _MOST_ENVS)
 
 
 @in_words
@@ -276,17 +292,21 @@ class RunConfig(ConfigBase):
     """Iterations between checkpoints; 0 writes one at the end only."""
     keep_checkpoints: int = 2
     """Newest checkpoints that are kept."""
+    keep_best: bool = True
+    """Keep the checkpoint of the best evaluation, too: one is written whenever an evaluation has never been better."""
     log_interval: int = 1
     """Iterations between rows of metrics."""
 
     def __post_init__(self) -> None:
-        for name in ("seed", "checkpoint_interval", "threads"):
+        for name in ("seed", "checkpoint_interval"):
             check_range(self, name, 0, None)
+        check_range(self, "threads", 0, 1_024)
         for name in ("total_timesteps", "max_iterations", "max_episodes", "log_interval"):
             check_range(self, name, 1, None)
         check_range(self, "keep_checkpoints", 2, None)
         if self.name is not None:
             check_name(self.name, "run.name")
+        check_path(self.directory, "run.directory")
 
 
 @in_words

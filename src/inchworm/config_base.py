@@ -15,12 +15,15 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from inchworm.errors import ConfigError
+from inchworm.errors import ConfigError, CorruptFileError
+from inchworm.files import read_bytes
 from inchworm.legacy import modern_names
-from inchworm.yaml_text import load_yaml
+from inchworm.yaml_text import MAX_LENGTH, dump_yaml, load_yaml
 
 ConfigT = TypeVar("ConfigT", bound="ConfigBase")
 AnyT = TypeVar("AnyT")
+
+_MOST = 2**63 - 1  # the largest whole number that every part of a program can hold
 
 
 class LegacyNameWarning(UserWarning):
@@ -42,8 +45,8 @@ class ConfigBase:
     def from_yaml(cls, path: str | Path) -> Self:
         """A config from a YAML file."""
         try:
-            data = load_yaml(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            data = load_yaml(read_bytes(path, limit=4 * MAX_LENGTH).decode())
+        except (OSError, UnicodeDecodeError, CorruptFileError, yaml.YAMLError) as error:
             raise ConfigError(f"cannot read the config {path}: {' '.join(str(error).split())}") from error
         if not isinstance(data, dict):
             raise ConfigError(f"the config {path} holds {type(data).__name__}, not a mapping of names to values")
@@ -55,7 +58,7 @@ class ConfigBase:
 
     def to_yaml(self) -> str:
         """The same as YAML text."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return dump_yaml(self.to_dict())
 
     def replace(self, **changes: Any) -> Self:
         """The same config with other values in some fields, checked again."""
@@ -82,24 +85,61 @@ def in_words(cls: type[AnyT]) -> type[AnyT]:
 def check_name(name: str, field_name: str) -> None:
     """Refuse names that would leave the directory they are meant for."""
     plain = name.strip(". ") == name.strip() and name == name.strip()
-    if not name or not plain or len(name) > 120 or any(c in name for c in "/\\\0") or not name.isprintable():
-        raise ConfigError(f"{field_name}={name!r} is no plain name; use letters, digits, '-', '_' and '.', at most 120 characters")
+    fits = len(name) <= 120 and len(name.encode("utf-8", "replace")) <= 250  # file systems count bytes
+    if not name or not plain or not fits or any(c in name for c in "/\\\0") or not name.isprintable():
+        raise ConfigError(f"{field_name}={name!r:.200} is no plain name; use letters, digits, '-', '_' and '.', at most 120 characters")
+
+
+def check_path(path: str, field_name: str) -> None:
+    """Refuse text that no file system could take as a path."""
+    if not path or "\0" in path or path.encode("utf-8", "replace").decode() != path:
+        raise ConfigError(f"{field_name}={path!r:.200} is no path; use text without NUL")
 
 
 def check_range(config: Any, name: str, low: float | None, high: float | None) -> None:
     """Refuse a field that is below `low` or above `high`; an empty field is in range."""
     value = getattr(config, name)
-    if value is None or ((low is None or value >= low) and (high is None or value <= high)):
+    top = _MOST if high is None and isinstance(value, int) else high
+    if value is None or ((low is None or value >= low) and (top is None or value <= top)):
         return
-    limits = f"{low:g} or more" if high is None else f"from {low:g} to {high:g}"
-    raise ConfigError(f"{_section(type(config))}{name}={value!r} must be {limits}")
+    limits = f"{low:g} or more" if high is None and (top is None or value <= top) else f"from {low:g} to {_top(top)}"
+    raise ConfigError(f"{_section(type(config))}{name}={_short(value)} must be {limits}")
+
+
+def check_plain(value: Any, where: str) -> None:
+    """Refuse what is no plain data: a config is written into files, and read back as what it was."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_plain(item, f"{where}[{index}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{where} has the key {_short(key)}; its keys must be text")
+            check_plain(item, f"{where}.{key}")
+    else:
+        raise ConfigError(
+            f"{where} is {type(value).__name__}; a config holds plain data (numbers, text, lists, dicts); "
+            "give an array by its tolist(), and anything else by a factory of environments"
+        )
+
+
+def _short(value: Any) -> str:
+    """A value in a message: a number of 400 digits says no more than its first ones."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _top(limit: float | None) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def check_positive(config: Any, name: str) -> None:
     """Refuse a field that is 0 or less."""
     value = getattr(config, name)
     if value is not None and not value > 0:
-        raise ConfigError(f"{_section(type(config))}{name}={value!r} must be above 0")
+        raise ConfigError(f"{_section(type(config))}{name}={_short(value)} must be above 0")
 
 
 _SECTIONS = {"PPOConfig": "ppo", "EnvConfig": "env", "PolicyConfig": "policy", "CollectConfig": "collect", "EvalConfig": "evaluation"}
@@ -114,7 +154,7 @@ def _build(cls: type[ConfigT], data: Mapping[str, Any], where: str) -> ConfigT:
     """`cls` from a mapping, with the full name of whatever is wrong in it."""
     where = where or _section(cls)
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where.rstrip('.') or cls.__name__} must be a mapping of names to values, not {data!r}")
+        raise ConfigError(f"{where.rstrip('.') or cls.__name__} must be a mapping of names to values, not {_short(data)}")
     hints = typing.get_type_hints(cls)
     names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     values = {}
@@ -139,7 +179,7 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         kinds = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
         if len(kinds) != len(value):
-            raise ConfigError(f"{where}={value!r} must have {len(kinds)} entries")
+            raise ConfigError(f"{where}={_short(value)} must have {len(kinds)} entries")
         return tuple(_coerce(kind, item, f"{where}[{index}]") for index, (kind, item) in enumerate(zip(kinds, value)))
     if origin in (typing.Union, types.UnionType) and value is not None:
         tuples = [kind for kind in inner if typing.get_origin(kind) is tuple]
@@ -151,7 +191,7 @@ def _explain(error: ValidationError, where: str) -> str:
     parts = []
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"] if not _is_branch(str(part)))
-        parts.append(f"{where}{name}={item.get('input')!r}: {item['msg'][0].lower()}{item['msg'][1:]}")
+        parts.append(f"{where}{name}={_short(item.get('input'))}: {item['msg'][0].lower()}{item['msg'][1:]}")
     return "; ".join(dict.fromkeys(parts))
 
 

@@ -35,5 +35,9 @@ class WorkerError(EnvError):
     """An environment raised inside a worker process, or the worker died or hung."""
 
 
+class WorkerRestartWarning(UserWarning):
+    """A worker process died or hung and was replaced; the run goes on with the numbers that it would have had."""
+
+
 class MissingExtraError(InchwormError, ImportError):
     """An optional package is not installed; the message is the pip line to type."""

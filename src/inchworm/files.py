@@ -2,6 +2,7 @@
 
 The file's one metadata entry is JSON: the SHA-256 of the whole file with that digest's own digits as zeros, then format, kind,
 version and a header of plain data. Whatever is damaged is noticed. Nothing is unpickled, and no file stays mapped after reading.
+A checksum stops accidents, not people: what it covers is read with as little trust as if it were not there.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from inchworm.errors import CorruptFileError
+from inchworm.errors import CorruptFileError, InchwormError
 
 TEMPORARY = ".tmp-"
 """Names of files and directories that are not yet whole begin like this."""
+
+JSON_PIECES = 500_000
+"""Values of one JSON text, at most: a few bytes of it can stand for a few hundred in memory. (A rollout of 50,000 episodes has as many.)"""
 
 _ENTRY = "inchworm"
 _NO_DIGEST = b"0" * 64
@@ -37,7 +44,10 @@ def write_tensor_file(path: str | Path, arrays: Mapping[str, np.ndarray], *, kin
     """Write named arrays and a header of plain data to one file, whole or not at all. Equal content makes equal bytes."""
     checked = {name: _storable(name, arrays[name]) for name in sorted(arrays)}
     entry = {"sha256": _NO_DIGEST.decode(), "format": "inchworm", "kind": kind, "version": version, "header": dict(header)}
-    blob = memoryview(save(checked, {_ENTRY: json.dumps(entry, allow_nan=False)}))
+    text = json.dumps(entry, allow_nan=False)
+    if json_pieces(text) > JSON_PIECES:
+        raise ValueError(f"the header of {path} has more than {JSON_PIECES:,} values, too many to be read again; save in smaller pieces")
+    blob = memoryview(save(checked, {_ENTRY: text}))
     if blob[8:_DIGEST_AT] != _BEFORE_DIGEST:
         raise RuntimeError("this version of safetensors orders its header in another way; install the tested version")
     digest = hashlib.sha256(blob).hexdigest().encode()
@@ -64,16 +74,35 @@ def write_atomically(path: str | Path, content: str | bytes | Sequence[bytes | m
     """Put a file in place, whole or not at all: write beside it, sync, rename, sync the directory."""
     path = Path(path)
     parts = (content.encode(),) if isinstance(content, str) else (content,) if isinstance(content, bytes) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f"{TEMPORARY}{path.name[:100]}-{uuid.uuid4().hex}"
     try:
+        make_directory(path.parent)
         write_synced(temporary, parts)
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of writing and syncing the system says only what, not where
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    sync_directory(path.parent)
     return path
+
+
+def make_directory(path: Path) -> None:
+    """A directory and those above it, if they are not there; a name that is made survives a power loss."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        with suppress(PermissionError):  # of a directory that one may enter but not read
+            sync_directory(directory.parent)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """What somebody who was killed while writing left here. Only for one who knows that nobody is writing now."""
+    for path in directory.glob(f"{TEMPORARY}*"):
+        is_directory = path.is_dir() and not path.is_symlink()
+        shutil.rmtree(path, ignore_errors=True) if is_directory else path.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:
@@ -94,15 +123,43 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def read_bytes(path: str | Path, *, limit: int | None = None) -> bytes:
+    """A regular file's bytes, `limit` at most. A pipe or a device is refused: it could keep us waiting, or never end."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", closefd=True) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFileError(f"{path} is no regular file")
+        if limit is not None and status.st_size > limit:
+            raise CorruptFileError(f"{path} has {status.st_size:,} bytes, more than the {limit:,} that such a file may have")
+        return file.read() if limit is None else file.read(limit)
+
+
+@contextmanager
+def distrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iterator[None]:
+    """Whatever goes wrong inside because data from a file have a wrong name, type, shape or range becomes one `CorruptFileError`.
+
+    Errors of the kinds in `keep` stay what they are.
+    """
+    try:
+        yield
+    except keep:
+        raise
+    except (InchwormError, ValueError, SafetensorError) as error:  # in words
+        raise CorruptFileError(f"{what}: {error}") from None
+    except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError) as error:
+        raise CorruptFileError(f"{what}: {type(error).__name__} {error}") from None
+
+
 def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and header that `write_tensor_file` wrote. Anything else is refused with `CorruptFileError`."""
-    blob = Path(path).read_bytes()
-    try:
+    blob = read_bytes(path)
+    with distrusted(f"{path} cannot be read"):
         layout = _verified_layout(blob)
         header = _checked_entry(layout, kind, max_version)
         arrays = load(blob)
-    except (SafetensorError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise CorruptFileError(f"{path} cannot be read: {error}") from None
+        for name, array in arrays.items():
+            if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
+                raise ValueError(f"{name} holds a byte that is neither true nor false")
     return {name: arrays[name] for name in sorted(arrays)}, header
 
 
@@ -140,11 +197,18 @@ def _checked_entry(layout: dict[str, Any], kind: str, max_version: int) -> dict[
 
 
 def read_json(text: str) -> dict[str, Any]:
-    """A JSON object, strictly: no doubled keys, no NaN. Raises `ValueError`."""
+    """A JSON object, strictly: no doubled keys, no NaN, of bounded size. Raises `ValueError`."""
+    if json_pieces(text) > JSON_PIECES:
+        raise ValueError(f"JSON with more than {JSON_PIECES:,} values")
     data = json.loads(text, object_pairs_hook=_no_doubles, parse_constant=_no_constants)
     if type(data) is not dict:
         raise ValueError("JSON that is no object")
     return data
+
+
+def json_pieces(text: str) -> int:
+    """At most how many values a JSON text has, without reading it."""
+    return text.count(",") + text.count("[") + text.count("{")
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ runs/CartPole-v1-20261115-214455-a1b2/
 from __future__ import annotations
 
 import difflib
-import fcntl
 import json
 import os
 import re
@@ -23,9 +22,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from inchworm.config import TrainingConfig
-from inchworm.errors import ConfigError, InchwormError
-from inchworm.files import write_atomically
-from inchworm.versions import versions
+from inchworm.errors import ConfigError, CorruptFileError, InchwormError
+from inchworm.files import distrusted, make_directory, read_bytes, read_json, remove_temporaries, sync_directory, write_atomically
+from inchworm.lock import take_lock
+from inchworm.versions import version_changes, versions
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -33,6 +33,7 @@ POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
+_VERSIONS_LIMIT = 1_000_000
 
 FREE_FIELDS = frozenset(
     {
@@ -43,6 +44,7 @@ FREE_FIELDS = frozenset(
         "run.max_episodes",
         "run.checkpoint_interval",
         "run.keep_checkpoints",
+        "run.keep_best",
         "run.log_interval",
         "evaluation.interval",
         "evaluation.episodes",
@@ -51,6 +53,7 @@ FREE_FIELDS = frozenset(
         "env.num_workers",
         "env.help_workers",
         "env.worker_timeout",
+        "env.worker_restarts",
         "collect.max_replay_steps",
     }
 )
@@ -73,6 +76,8 @@ class Run:
         self.path = path
         self.config = config
         self.continued = continued
+        self.told: set[str] = set()
+        """Which versions were found to have changed, and told of."""
         self._lock: int | None = None
 
     @property
@@ -93,16 +98,11 @@ class Run:
         """Become the one process that writes to the run. The system drops the lock when the process ends, however it ends."""
         if self._lock is not None:
             return
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "that has just begun"
-            os.close(descriptor)
-            raise InchwormError(f"the run {self.path} is in use by process {holder}; wait for it, or stop it first") from None
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock = descriptor
+        if self.checkpoints.is_symlink():
+            raise InchwormError(f"{self.checkpoints} is a link, and nothing is written through one; make it a directory")
+        self._lock = take_lock(self.path / LOCK, f"the run {self.path}")
+        for directory in (self.path, self.checkpoints):  # nobody else writes here now
+            remove_temporaries(directory)
 
     def change_config(self, config: TrainingConfig) -> None:
         """Go on with `config`, if it differs from the run's own only where that changes nothing that has happened."""
@@ -118,12 +118,19 @@ class Run:
     def check_versions(self) -> None:
         """Warn of everything whose version differs from when the run began."""
         try:
-            before = json.loads((self.path / VERSIONS).read_bytes())
-        except (OSError, ValueError) as error:
-            warnings.warn(f"cannot compare versions with {self.path / VERSIONS}: {error}", NotExactWarning, stacklevel=2)
+            with distrusted(str(self.path / VERSIONS)):
+                before = read_json(read_bytes(self.path / VERSIONS, limit=_VERSIONS_LIMIT).decode())
+        except (OSError, CorruptFileError) as error:
+            warnings.warn(f"cannot compare versions: {error}", NotExactWarning, stacklevel=2)
             return
-        for name, line in _changes(before if isinstance(before, dict) else {}, versions()).items():
-            warnings.warn(f"{name}: {line.partition(': ')[2]}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=2)
+        self.warn_of_versions(before)
+
+    def warn_of_versions(self, before: Mapping[str, Any], now: Mapping[str, Any] | None = None) -> None:
+        """Warn of everything that is not as before, unless that was told already."""
+        for name, line in version_changes(before, now).items():
+            if name not in self.told:
+                warnings.warn(f"{line}: the run goes on, but not bit for bit", NotExactWarning, stacklevel=3)
+        self.told |= version_changes(before, now).keys()
 
     def discard(self) -> None:
         """Remove a directory in which nothing began, because the very first thing went wrong."""
@@ -171,9 +178,10 @@ def create_run(config: TrainingConfig) -> Run:
     """The run that `config` describes, locked: a new directory, or the one named `run.name` if it is there and has an equal config."""
     directory = Path(config.run.directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         path = _make_unique(directory, config.env.id) if config.run.name is None else directory / config.run.name
         path.mkdir(exist_ok=True)
+        sync_directory(directory)
     except OSError as error:
         raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
     run = Run(path, config, continued=(path / CONFIG).exists())

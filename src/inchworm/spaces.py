@@ -6,7 +6,8 @@ the space's own structure: `Dict` spaces are dicts, `Tuple` spaces are tuples, e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,10 @@ Path: TypeAlias = tuple[str | int, ...]
 
 MASK_KEY = "action_mask"
 """The observation key that holds an action mask; it is obeyed, never fed to a network."""
+
+_DTYPES = tuple(np.dtype(kind).name for kind in "?bhilqBHILQefd")  # what a description may name
+_MAX_BYTES, _MAX_RANK = 2**26, 32
+"""What a described space may take: room for an image of 2048 x 2048 pixels with 4 channels."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -171,24 +176,49 @@ def _number(value: Any) -> float | int | str:
 
 
 def space_from_dict(data: Mapping[str, Any]) -> Space:
-    """The space that `space_to_dict` described."""
+    """The space that `space_to_dict` described. A description takes no more memory than a space that somebody would train on."""
     kind = data.get("kind")
     if kind == "Dict":
         return spaces.Dict({key: space_from_dict(inner) for key, inner in data["spaces"].items()})
     if kind == "Tuple":
         return spaces.Tuple([space_from_dict(inner) for inner in data["spaces"]])
     if kind == "Box":
-        shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+        shape, dtype = tuple(data["shape"]), _known_dtype(data["dtype"])
+        _check_entries(shape, 4 * dtype.itemsize)
         return spaces.Box(_expand(data["low"], shape, dtype), _expand(data["high"], shape, dtype), shape, dtype.type)
     if kind == "Discrete":
-        return spaces.Discrete(data["n"], start=data["start"], dtype=np.dtype(data.get("dtype", "int64")).type)
+        _check_entries((data["n"],), 1)
+        return spaces.Discrete(data["n"], start=data["start"], dtype=_known_dtype(data.get("dtype", "int64")).type)
     if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(np.array(data["nvec"]), np.dtype(data.get("dtype", "int64")).type, start=np.array(data["start"]))
+        nvec = np.array(data["nvec"])
+        _check_entries((int(nvec.max(initial=0)), nvec.size), 1)
+        return spaces.MultiDiscrete(nvec, _known_dtype(data.get("dtype", "int64")).type, start=np.array(data["start"]))
     if kind == "MultiBinary":
+        _check_entries(data["n"] if isinstance(data["n"], list) else (data["n"],), 16)
         return spaces.MultiBinary(data["n"])
     raise SpaceError(f"a file describes a space of kind {kind!r}, which this version does not know")
 
 
+def _check_entries(shape: Sequence[int], bytes_each: int) -> None:
+    """Refuse sizes that are no sizes, and those that no memory was meant for."""
+    if any(type(size) is not int or size < 0 for size in shape) or len(shape) > _MAX_RANK:
+        raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is none")
+    if math.prod(shape) * bytes_each > _MAX_BYTES:
+        raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is too large")
+
+
+def _known_dtype(name: Any) -> np.dtype[Any]:
+    if name not in _DTYPES:
+        raise SpaceError(f"a file describes a space with the unknown dtype {name!r:.100}")
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
+
+
 def _expand(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    values = bound if isinstance(bound, list) else [bound] * int(np.prod(shape))
-    return np.array([float(v) if isinstance(v, str) else v for v in values], dtype).reshape(shape)
+    if not isinstance(bound, list):
+        return np.full(shape, _bound(bound), dtype)
+    return np.array([_bound(value) for value in bound], dtype).reshape(shape)
+
+
+def _bound(value: Any) -> Any:
+    return float(value) if value in ("inf", "-inf") else value

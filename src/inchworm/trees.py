@@ -53,7 +53,7 @@ def unflatten_tree(arrays: Mapping[str, np.ndarray], structure: Any) -> Any:
     left = dict(arrays)
     try:
         tree = _unflatten(structure, left)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CorruptFileError(f"the structure does not fit the arrays: {type(error).__name__} {error}") from None
     if left:
         raise CorruptFileError(f"the structure does not name the arrays {sorted(left)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import threadpoolctl
@@ -80,6 +82,21 @@ def test_advantages_are_the_same_from_both_backends():
     true = NumpyPolicy(SPEC, policy.get_weights()).value(rollout.cut_observations[None])[0]
     np.testing.assert_allclose(found[tuple(rollout.cut_rows.T)], true, atol=1e-6)
     np.testing.assert_allclose(ours[1].returns, ours[1].advantages + values, atol=1e-6)
+
+
+def test_cut_rows_are_normalised_like_every_row():
+    spec = PolicySpec(SPEC.observation_space, SPEC.action_space, PolicyConfig(hidden_sizes=(4,), normalize_observations=True))
+    policy = make_policy(spec)
+    rollout = create_fake_rollout(spec.observation_space, spec.action_space, 20, 3)
+    wide = dataclasses.replace(rollout, observations=100 + 50 * rollout.observations)  # so that a row that is not scaled saturates
+    policy.update_statistics(wide, wide.rewards)
+    for one in (policy, NumpyPolicy(spec, policy.get_weights())):
+        # Where the true successors are the observations themselves, their values are those of the rows.
+        rows = tuple(wide.cut_rows.T)
+        same = dataclasses.replace(wide, cut_observations=wide.observations[rows])
+        found = compute_advantages(one, same, PPOConfig())
+        np.testing.assert_allclose(found.next_values[rows], found.values[rows], atol=1e-6)
+        assert np.ptp(found.values) > 0.1
 
 
 def test_threads_are_put_back():

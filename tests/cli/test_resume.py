@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from inchworm import checkpoint as checkpoint_module
 from inchworm.config import TrainingConfig
+from inchworm.env.lane_env import LaneVectorEnv
+from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run import open_run
 from inchworm.tracking.jsonl import read_rows
 
@@ -60,6 +63,19 @@ def test_wrong_use_is_one_line_and_changes_nothing(cli: Any, run: Path, argument
     assert (run / "config.yaml").read_bytes() == before
 
 
+def test_where_every_checkpoint_is_damaged_nothing_begins_again(cli: Any, small: list[str], run: Path) -> None:
+    for state in run.glob("checkpoints/step-*/state.json"):
+        state.write_text("{}")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
+    for arguments in (["resume", "small", "--total-timesteps", 512], ["train", "CartPole-v1", *small, "--run.name=small"]):
+        result = cli(*arguments)
+        assert result.code != 0
+        assert "no checkpoint is undamaged" in result.err
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
+    assert {path.name for path in before if after.get(path) != before[path]} <= {"config.yaml"}  # the new target
+    assert after.keys() == before.keys()
+
+
 def test_a_run_in_use_is_refused(cli: Any, run: Path) -> None:
     with open_run(run) as holder:
         holder.lock()
@@ -73,3 +89,98 @@ def test_help_lists_all_flags(cli: Any) -> None:
     assert result.code == 0
     assert "--total-timesteps" in result.out
     assert "--run.keep-checkpoints" in result.out
+
+
+def test_a_run_killed_in_its_last_evaluation_only_takes_that(
+    cli: Any, small: list[str], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyEvaluator, "evaluate", killed)
+        assert cli("train", "CartPole-v1", *small, "--run.name=cut").code == 130
+    path = tmp_path / "runs" / "cut"
+    assert [row["iteration"] for row in read_rows(path / "metrics.jsonl")] == [1, 2, 3, 4]
+    result = cli("resume", "cut")
+    assert result.code == 0, result.err
+    assert "all 256 steps are taken; the last evaluation is left" in result.out
+    assert "mean return over 3 episodes" in result.out
+    for name in ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors"):
+        assert (path / name).read_bytes() == (trained / name).read_bytes()
+    again = cli("resume", "cut")
+    assert "has reached its target" in again.out
+    assert (path / "metrics.jsonl").read_bytes() == (trained / "metrics.jsonl").read_bytes()
+
+
+def test_checkpoints_that_have_gone_are_told(cli: Any, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    result = cli("resume", "small", "--quiet")
+    assert result.code == 0
+    assert result.err == ("warning: runs/small has rows up to iteration 4 but no checkpoint (its checkpoints have gone): it begins again\n")
+
+
+def spoil(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        (path / "state.json").write_bytes(b"{}")
+
+
+def replace_by_file(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").touch()
+
+
+def replace_by_link(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to("gone")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (spoil, "no checkpoint is undamaged"),
+        (replace_by_file, "cannot be read"),
+        (replace_by_link, "is a link, and nothing is written through one"),
+    ],
+)
+@pytest.mark.parametrize("command", ["resume", "train"])
+def test_checkpoints_that_cannot_be_read_stop_everything(
+    cli: Any, small: list[str], run: Path, harm: Any, message: str, command: str
+) -> None:
+    harm(run)
+    rows = (run / "metrics.jsonl").read_bytes()
+    arguments = (
+        ["resume", "small", "--total-timesteps=512"] if command == "resume" else ["train", "CartPole-v1", *small, "--run.name=small"]
+    )
+    result = cli(*arguments)
+    assert result.code == 1
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert (run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_a_last_save_that_fails_is_one_line_and_no_success(
+    cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "write_tensor_file", full)
+        result = cli("train", "CartPole-v1", *small, "--run.name=full")
+    assert result.code == 1
+    told = result.err.splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("warning: a save failed: [Errno 28] No space left on device while saving the checkpoint of iteration 2")
+    assert told[1].startswith("inchworm: the last save of the run failed; what was saved before is whole.")
+    assert "step-000000000004" in told[1]
+    assert list((tmp_path / "runs" / "full" / "checkpoints").iterdir()) == []
+    assert cli("resume", "full", "--quiet").code == 0
+
+
+def test_what_is_not_exact_is_said_once(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaneVectorEnv, "inexact", property(lambda self: ["it has a clock"]))
+    for arguments in (["train", "CartPole-v1", *small, "--run.name=clock"], ["resume", "clock", "--total-timesteps=512"]):
+        result = cli(*arguments)
+        assert result.code == 0
+        assert result.err.count("it has a clock") == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inchworm.config import TrainingConfig
+from inchworm.env.lane_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.tracking.jsonl import read_rows
 
@@ -182,6 +183,28 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("pipe", ["| head -1", ">&-", "| head -1 2>&-"])
+def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(tmp_path: Path, small: list[str], pipe: str) -> None:
+    command = f"{sys.executable} -m inchworm train CartPole-v1 {' '.join(small)} --run.name=x --backend=numpy"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {pipe}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read_rows(tmp_path / "runs" / "x" / "metrics.jsonl")) == 5
+
+
+def test_a_warning_that_nobody_can_read_ends_nothing(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    monkeypatch.setattr(LaneVectorEnv, "inexact", property(lambda self: ["it has a clock"]))
+    assert cli("train", "CartPole-v1", *small, "--run.name=x").code == 0
 
 
 def test_the_first_line_waits_for_nothing_heavy(tmp_path: Path) -> None:

@@ -301,6 +301,10 @@ def test_only_the_last_hundred_episodes_are_kept_for_means() -> None:
     # episode e earns 10 e + 1
     assert [episode.episode_return for episode in collector.recent] == [10 * e + 1 for e in range(30, 130)]
     assert len(collector.recent) == RECENT_EPISODES == 100
+    again = RolloutCollector(ScriptedEnv((1,)), Stub())
+    again.load_state_dict(collector.state_dict())  # a resumed run keeps no more of them either
+    again.collect(1)
+    assert len(again.recent) == 100
 
 
 def test_only_living_agents_count() -> None:

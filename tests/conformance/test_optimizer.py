@@ -614,16 +614,15 @@ def test_without_a_directory_the_minibatch_is_saved_where_the_message_says(side,
     read_tensor_file(found, kind="minibatch", max_version=1)
 
 
-def test_weights_that_are_not_numbers_leave_finite_metrics(side):
+def test_weights_that_are_not_numbers_are_told_before_anybody_uses_them(side):
     policy = side.policy()
     rollout = collect(policy)
     policy.set_weights(policy.get_weights() | {"actor.head.bias": np.full(3, np.nan, np.float32)})
     rollout = replace(rollout, weights_fingerprint=np.full(3, fingerprint(policy.get_weights()), np.uint64))
     learner = side.learner(policy, CONFIG.replace(update_epochs=1, num_minibatches=1))
-    with pytest.warns(UserWarning, match="ratio_error"):
-        stats = learner.update(rollout)
-    assert all(np.isfinite(list(stats.values())))
-    assert stats["skipped_steps"] == 1
+    with pytest.warns(UserWarning, match="ratio_error"), pytest.raises(BadNumberError, match=r"actor\.head\.bias is not finite"):
+        learner.update(rollout)
+    assert learner.updates == 0
 
 
 def test_a_huge_reward_needs_a_value_normaliser_and_harms_nothing_without_one(side, tmp_path):

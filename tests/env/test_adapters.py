@@ -2,7 +2,6 @@
 
 import sys
 import types
-import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -13,8 +12,9 @@ from helpers_env import assert_equal_steps, frozen, run
 
 from inchworm.config import EnvConfig, WrapperConfig
 from inchworm.env.adapters import EnvPoolWorld
-from inchworm.env.batched import NO_SEED, BatchedVectorEnv, lane_numbers
+from inchworm.env.batched import NO_SEED, BatchedVectorEnv
 from inchworm.env.vector_env import make_vector_env
+from inchworm.env.worlds import lane_numbers
 from inchworm.errors import EnvError, MissingExtraError, SpaceError
 from inchworm.protocols import VectorEnv
 from inchworm.seeding import derive_seed, episode_seed
@@ -34,7 +34,7 @@ def test_gymnasiums_vector_env_gives_the_steps_of_ours(kind):
     theirs = adapted(kind=kind, max_episode_steps=25)
     assert isinstance(theirs, VectorEnv)
     assert ours.exact
-    assert not theirs.exact
+    assert theirs.exact
     steps = run(theirs, 80)
     assert_equal_steps(run(ours, 80), steps)
     ended = [episode for step in steps for episode in step.ended]
@@ -58,19 +58,11 @@ def test_resets_seeds_and_options_are_the_copies_own():
     assert_equal_steps([ours.reset()], [theirs.reset()])
 
 
-def test_a_saved_state_begins_fresh_episodes_and_says_so():
+def test_copies_are_numbered_and_counted():
     env = adapted()
     env.reset()
     state = env.state_dict()
-    again = adapted()
-    with pytest.warns(UserWarning, match="not exact: all lanes begin fresh episodes"):
-        again.load_state_dict(state)
-    # Episode 0 of each copy was counted, so these are episodes 1, numbered by copies from 2 on.
-    expected, _ = gymnasium().reset(seed=[episode_seed(7, 2 + lane, 1) for lane in range(3)])
-    assert np.array_equal(again.reset(indices=()).observations, expected)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        adapted().load_state_dict(adapted().state_dict())  # nothing had begun, nothing is lost
+    assert [copy["seed"] for copy in state["copies"]] == [episode_seed(7, 2 + lane, 0) for lane in range(3)]
     with pytest.raises(EnvError, match="are 3 copies, here are 2"):
         adapted(copies=2).load_state_dict(state)
 
@@ -233,6 +225,12 @@ def test_envpool_has_same_step_resets_and_a_stream_for_each_lane(envpool):
                 ends += 1
     assert ends >= 15
     assert not env.exact
+    assert env.inexact == ["EnvPool can neither save where its episodes stand nor give one a seed: a resumed run begins fresh episodes"]
+    again = make_vector_env(config, seed=3)
+    with pytest.warns(UserWarning, match="EnvPoolWorld is not exact: no lane came back"):
+        again.load_state_dict(env.state_dict())
+    assert again.reset(indices=()).episode_starts.all()
+    assert len(again.inexact) == 2
     env.close()
     assert not pool.is_open
 

@@ -1,8 +1,8 @@
-"""Tests of env/episodes.py: the log of actions keeps what running episodes need, and no more."""
+"""Tests of env/episodes.py and env/history.py: the log of actions keeps what running episodes need, and no more."""
 
 import numpy as np
 
-from inchworm.env.episodes import ActionLog, RunningReturns
+from inchworm.env.history import ActionLog, RunningReturns
 
 
 def test_the_log_keeps_what_the_oldest_episode_needs():

@@ -131,7 +131,19 @@ def test_flags():
 
 def test_info_numbers():
     info = {"a": 1, "b": 2.5, "c": True, "d": np.float32(0.5), "e": np.nan, "f": "text", "g": {"h": 1}, "i": np.ones(2), 3: 4, "j": 10**400}
+    info |= {"k": np.inf, "l": np.float32(-np.inf)}
     numbers = info_numbers(info)
-    assert numbers.pop("e") != 0
-    assert numbers == {"a": 1.0, "b": 2.5, "c": 1.0, "d": 0.5, "3": 4.0}
+    assert numbers == {"a": 1.0, "b": 2.5, "c": 1.0, "d": 0.5, "3": 4.0}  # neither NaN nor infinite
     assert all(type(value) is float for value in numbers.values())
+
+
+@pytest.mark.parametrize("info", [None, [], 3])
+def test_an_info_that_is_no_dict(info):
+    with pytest.raises(Refusal, match="info must be a dict"):
+        info_numbers(info)
+
+
+def test_an_integer_reward_beyond_every_float():
+    assert real_scalar(2**100) == 2.0**100
+    with pytest.raises(Refusal, match="reward is an integer beyond every float; got int: 1000"):
+        real_scalar(10**400)

@@ -217,8 +217,8 @@ def test_what_a_state_holds():
     for copy in state["copies"]:
         del copy["observation_hash"]
     common = {"options": None, "next_options": None, "replayable": True}
-    assert first == {"episode": 1, "seed": episode_seed(3, 1, 1), "explicit": False, "length": 1, "episode_return": 1.0, **common}
-    assert second == {"episode": 2, "seed": 5, "explicit": True, "length": 0, "episode_return": 0.0, **common}
+    assert first == {"episode": 1, "seed": episode_seed(3, 1, 1), "length": 1, "episode_return": 1.0, **common}
+    assert second == {"episode": 2, "seed": 5, "length": 0, "episode_return": 0.0, **common}
     assert state["actions"]["part0"].tolist() == [2]
 
 

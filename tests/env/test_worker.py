@@ -50,7 +50,7 @@ def set_up(connection, make=Counter, copies=2, specs=()):
     header = {"path": sys.path, "first_copy": 0, "num_copies": copies}
     hello = ask(connection, channel.SETUP, header, cloudpickle.dumps((make, specs)))
     assert hello.kind == channel.HELLO
-    spaces = [space_from_dict(data) for data in hello.header]
+    spaces = [space_from_dict(data) for data in hello.header[:2]]
     assert spaces == [Counter().observation_space, Counter().action_space]
     descriptor = open_shared(carve_rows(*spaces, copies, copies)[1])
     memory = mmap.mmap(descriptor, 0)

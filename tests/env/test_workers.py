@@ -103,7 +103,7 @@ def reset_and_step(env, steps):
 
 
 def play(make, num_envs, num_workers):
-    with WorkerVectorEnv(make, num_envs, num_workers) as env:
+    with WorkerVectorEnv(make, num_envs, num_workers, worker_restarts=0) as env:
         reset_and_step(env, 5)
 
 
@@ -193,11 +193,10 @@ ERRORS = {
     "percent": (lambda: raises(ValueError("100 % of %s")), "ValueError: 100 % of %s"),
     "unicode": (lambda: raises(ValueError("żółw \ud800")), "ValueError: żółw"),
     "interrupt": (lambda: raises(KeyboardInterrupt()), "KeyboardInterrupt: "),
-    "exit": (lambda: raises(SystemExit(3)), "SystemExit: 3"),
 }
 
 
-EARLY = [("init", "plain"), ("init", "exit"), ("reset", "plain"), ("reset", "interrupt")]
+EARLY = [("init", "plain"), ("init", "interrupt"), ("reset", "plain"), ("reset", "interrupt")]
 
 
 @pytest.mark.parametrize(("moment", "kind"), [*EARLY, *(("step", kind) for kind in ERRORS)])
@@ -274,14 +273,19 @@ def test_after_an_error_the_vector_env_is_gone_but_can_be_closed():
 
 
 @pytest.mark.parametrize(
-    ("deed", "words"), [(lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"), (lambda: os._exit(3), "exited with code 3")]
+    ("deed", "words"),
+    [
+        (lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"),
+        (lambda: os._exit(3), "exited with code 3"),
+        (raises(SystemExit(3)), f"ended itself, lane 1, episode seed {episode_seed(0, 1, 0)}: SystemExit: 3.*in deed"),
+    ],
 )
 def test_a_worker_that_dies_is_named_within_a_second(deed, words):
-    with WorkerVectorEnv(lambda: Faulty("step", deed), 3, 3) as env:
+    with WorkerVectorEnv(lambda: Faulty("step", deed), 3, 3, worker_restarts=0) as env:
         env.reset()
         env.step(np.zeros(3, int)), env.step(np.zeros(3, int))
         began = time.monotonic()
-        with pytest.raises(WorkerError, match=rf"env worker 1 \(lane 1\) {words}.*episode seeds by lane 1: {episode_seed(0, 1, 0)}"):
+        with pytest.raises(WorkerError, match=rf"(?s)env worker 1 \(lane 1\) {words}.*episode seeds by lane 1: {episode_seed(0, 1, 0)}"):
             env.step(np.zeros(3, int))
         assert time.monotonic() - began < 1.0
 
@@ -290,7 +294,7 @@ def test_a_death_between_steps_or_beside_a_slow_worker_is_noticed():
     def slow():
         time.sleep(20)
 
-    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2)
+    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2, worker_restarts=0)
     env.reset()
     victim = env._engine._processes[1].process
     victim.kill()
@@ -299,7 +303,7 @@ def test_a_death_between_steps_or_beside_a_slow_worker_is_noticed():
     with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
         env.step(np.zeros(2, int))
     assert time.monotonic() - began < 1.0
-    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2)
+    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2, worker_restarts=0)
     env.reset()
     env.step(np.zeros(2, int)), env.step(np.zeros(2, int))
     env.send(np.zeros(2, int))
@@ -330,11 +334,11 @@ def ignores_sigterm():
 @pytest.mark.parametrize("deed", [sleeps, ignores_sigterm])
 @pytest.mark.parametrize("moment", ["reset", "step"])
 def test_a_worker_that_hangs_is_ended_after_its_timeout(moment, deed):
-    env = WorkerVectorEnv(lambda: Faulty(moment, deed), 2, 2, worker_timeout=0.4)
+    env = WorkerVectorEnv(lambda: Faulty(moment, deed), 2, 2, worker_timeout=0.4, worker_restarts=0)
     began = time.monotonic()
     with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\).*no answer within 0.4 s; raise env.worker_timeout"):
         reset_and_step(env, 3)
-    assert time.monotonic() - began < 1.6
+    assert time.monotonic() - began < 2.6
     env.close()
 
 

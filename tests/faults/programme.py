@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("durability", "hostile", "processes", "bad_data", "right", "bugs", "resume", "everyday")
-"""Where procedures are, in the order of the page: A, B, C, D, E1 to E5, E6, F, G."""
+"""Where procedures are: A, B, C, D, E1 to E5, E6, F, G."""
 
 KEPT_FAILURES = 20
 
@@ -133,10 +133,10 @@ def peer(id: str, name: str) -> Callable[[Run], Run]:
 
 
 def load_all() -> dict[str, Procedure]:
-    """Every procedure, after importing the modules that hold them."""
+    """Every procedure by its ID, in their order, after importing the modules that hold them."""
     for name in MODULES:
         importlib.import_module(f"faults.{name}")
-    return PROCEDURES
+    return dict(sorted(PROCEDURES.items()))
 
 
 def as_data(outcome: Outcome, *, count: int, seconds: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config import PolicyConfig
-from inchworm.errors import CorruptFileError, InchwormError
+from inchworm.errors import BadNumberError, CorruptFileError, InchwormError
 from inchworm.files import write_tensor_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import check_weights, fingerprint, load_policy, read_policy, rescaled_value_head, save_policy
@@ -151,3 +152,54 @@ def test_the_value_head_is_rescaled_only_when_statistics_move():
     moved = rescaled_value_head(weights, (0.0, 1.0), (5.0, 4.0))
     np.testing.assert_allclose(moved["critic.head.weight"], [[0.5]])
     np.testing.assert_allclose(moved["critic.head.bias"], [-1.0])
+
+
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("actor.0.weight", np.nan, "not finite"),
+        ("critic.head.bias", np.inf, "not finite"),
+        ("observation_normalizer.var", -1.0, "negative"),
+        ("policy_version", -1, "negative"),
+    ],
+)
+def test_weights_that_no_policy_could_act_with_are_neither_saved_nor_read(tmp_path, name, value, words):
+    weights = weights_of()
+    weights[name] = weights[name].copy()
+    weights[name].flat[0] = value
+    with pytest.raises(BadNumberError, match=f"{name} is {words}"):
+        save_policy(tmp_path / "x", SPEC, weights)
+    assert list(tmp_path.iterdir()) == []
+    write_tensor_file(tmp_path / "x", weights, kind="policy", version=1, header={"spec": SPEC.to_dict()})
+    with pytest.raises(CorruptFileError, match=f"{name} is {words}"):
+        read_policy(tmp_path / "x")
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    weights = {**weights_of(), "log_std": np.zeros(1, np.int32)}
+    write_tensor_file(tmp_path / "x", weights, kind="policy", version=1, header={"spec": SPEC.to_dict()})
+    with pytest.raises(CorruptFileError, match="log_std is of int32, not of float32 or float64"):
+        read_policy(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "section, change",
+    [
+        ("config", {"hidden_sizes": [10**9, 10**9]}),
+        ("config", {"hidden_sizes": [4] * 2_000}),
+        ("observation_space", {"kind": "Box", "shape": [10**10], "dtype": "float32", "low": 0, "high": 1}),
+        ("action_space", {"kind": "MultiBinary", "n": 10**12}),
+        ("action_space", {"kind": "Discrete", "n": 10**15, "start": 0}),
+    ],
+)
+def test_a_spec_that_asks_for_too_much_allocates_nothing(tmp_path, section, change):
+    spec = SPEC.to_dict()
+    spec[section] = {**spec[section], **change} if section == "config" else change
+    write_tensor_file(tmp_path / "x", weights_of(), kind="policy", version=1, header={"spec": spec})
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFileError, match="x holds no valid policy"):
+            read_policy(tmp_path / "x")
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()

@@ -7,7 +7,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.errors import CorruptFileError
+from inchworm.errors import CorruptFileError, RolloutError
 from inchworm.files import read_tensor_file, write_tensor_file
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout
@@ -71,3 +71,29 @@ def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change
     write_tensor_file(path, arrays, kind="rollout", version=1, header=header)
     with pytest.raises(CorruptFileError, match=f"one.safetensors.*{words}"):
         Rollout.load(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"length": "x"}, {"lane": 0.5}, {"seed": None}, {"info": {"a": "text"}}, {"episode_return": "1"}, {"info": 3}]
+)
+def test_episodes_are_made_of_numbers(tmp_path, change):
+    path = rollout().save(tmp_path / "x")
+    arrays, header = read_tensor_file(path, kind="rollout", max_version=1)
+    episode = header["fields"]["dict"]["episodes"]["list"][0]["dict"]
+    for key, value in change.items():
+        episode[key] = {"dict": value} if isinstance(value, dict) else value
+    write_tensor_file(path, arrays, kind="rollout", version=1, header=header)
+    with pytest.raises(CorruptFileError, match="x holds no valid rollout"):
+        Rollout.load(path)
+
+
+def test_another_byte_order_and_wider_numbers_from_elsewhere():
+    data = rollout().to_dict()
+    swapped = optree.tree_map(lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">")), data["observations"])
+    taken = Rollout.from_dict({**data, "observations": swapped})
+    for mine, theirs in zip(optree.tree_leaves(taken.observations), optree.tree_leaves(data["observations"])):
+        assert mine.dtype.isnative
+        np.testing.assert_array_equal(mine, theirs)
+    if np.dtype(np.longdouble).itemsize > 8:
+        with pytest.raises(RolloutError, match="up to 64 bits"):
+            Rollout.from_dict({**data, "rewards": data["rewards"].astype(np.longdouble)})

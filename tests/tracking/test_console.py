@@ -129,3 +129,13 @@ def test_a_reader_that_has_gone_silences_the_terminal(clock: Clock) -> None:
 def test_streams_without_a_descriptor_need_no_detaching() -> None:
     detach(io.StringIO())
     detach(object())
+
+
+def test_names_do_not_steer_the_terminal() -> None:
+    file = io.StringIO()
+    terminal = make_terminal(file=file)
+    terminal.print("a [bold]b[/bold] \x1b[2J \x9b1m\tc\nd", markup=False)
+    assert file.getvalue().split() == ["a", "[bold]b[/bold]", "\\x1b[2J", "\\x9b1m", "c", "d"]
+    file.truncate(0)
+    terminal.print(ConsoleTracker(title="x\x1b]0;y\x07", terminal=terminal).view())
+    assert "\x1b" not in file.getvalue()

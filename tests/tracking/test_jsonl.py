@@ -1,6 +1,8 @@
 import json
+import os
 from pathlib import Path
 
+import pytest
 import yaml
 
 from inchworm.protocols import Tracker
@@ -75,3 +77,35 @@ def test_the_config_is_written_unless_there_is_one(tmp_path: Path) -> None:
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl") == []
     JsonlTracker(tmp_path).truncate_after(0)
+
+
+def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
+    tracker = rows_to(tmp_path, 1, 2)
+    counts = tracker.counts()
+    assert counts == {"metrics.jsonl": 2, "timing.jsonl": 2}
+    tracker.log({"iteration": 2.0, "evaluation/mean_return": 7.0}, 200)  # of the same iteration, and yet of the future
+    assert tracker.counts() == {"metrics.jsonl": 3, "timing.jsonl": 2}
+    assert tracker.last_iteration() == 2
+    assert tracker.truncate_to(counts) == []
+    assert [row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.5, 1.0]
+    problems = tracker.truncate_to({"metrics.jsonl": 5, "timing.jsonl": 0})
+    assert len(problems) == 1
+    assert "metrics.jsonl has 2 rows, and had 5" in problems[0]
+    assert read_rows(tmp_path / "timing.jsonl") == []
+
+
+def test_syncing_reaches_both_files_and_a_new_name_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    tracker = rows_to(tmp_path, 1)
+    tracker.flush()
+    tracker.sync()
+    assert synced == ["metrics.jsonl", "timing.jsonl", tmp_path.name]
+    tracker.sync()
+    assert synced[3:] == ["metrics.jsonl", "timing.jsonl"]

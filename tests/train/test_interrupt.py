@@ -155,7 +155,7 @@ def stuck() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SECONDS", 0.0)  # as if iterations were slow
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e9)  # as if iterations were slow
 
 
 @pytest.mark.usefixtures("impatient")
@@ -174,7 +174,7 @@ def test_an_iteration_that_does_not_end_is_left_and_the_last_complete_one_saved(
 @pytest.mark.usefixtures("impatient")
 def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_path: Path) -> None:
     """Also when it was left in the middle of an environment's step."""
-    steps = [0]
+    steps = [-1_000_000]
 
     class Sleepy(Corridor):
         def step(self, action: Any) -> Any:
@@ -184,6 +184,7 @@ def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_pa
             return super().step(action)
 
     with trainer_for(tmp_path / "run", Sleepy) as trainer:
+        steps[0] = 0  # those of the rehearsal do not count
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         trainer.load_checkpoint()
@@ -201,13 +202,12 @@ def test_the_first_iteration_may_be_the_one(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) -> None:
-    made = [0]
+    trainer_is_made = [False]
 
     class StuckWhenScored(Corridor):
         def __init__(self) -> None:
             super().__init__()
-            made[0] += 1
-            self.scored = made[0] > LANES
+            self.scored = trainer_is_made[0]
 
         def step(self, action: Any) -> Any:
             if self.scored:
@@ -215,15 +215,17 @@ def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) ->
             return super().step(action)
 
     scores = {"interval": 3, "final_episodes": 0}
-    with trainer_for(tmp_path / "run", StuckWhenScored, **scores) as trainer, pytest.raises(KeyboardInterrupt):
-        trainer.train()
+    with trainer_for(tmp_path / "run", StuckWhenScored, **scores) as trainer:
+        trainer_is_made[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
     assert newest(tmp_path / "run") == 2  # the third was not complete: its score is part of it
     assert resumed(tmp_path / "run", 2, **scores) == undisturbed(tmp_path, **scores)
 
 
 def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_PAUSE", 1e9)  # the snapshot stays the one of the start
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e-9)  # the snapshot stays the one of the start
     often = config().replace(run=config().run.replace(checkpoint_interval=1))
     with PPOTrainer(config().policy, Corridor, often, run_dir=tmp_path) as trainer, pytest.raises(KeyboardInterrupt):
         trainer.train(callback=At(4, stuck))
@@ -285,6 +287,7 @@ SCRIPT = textwrap.dedent("""
         evaluation=EvalConfig(interval=0, final_episodes=0), run=RunConfig(total_timesteps=int(sys.argv[5]), checkpoint_interval=100),
     )
     with PPOTrainer(policy, Slow, config, run_dir=run_dir) as trainer:
+        steps = 0  # those of the rehearsal do not count
         trainer.train()
     print("finished")
 """)

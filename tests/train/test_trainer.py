@@ -456,6 +456,25 @@ def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> Non
     assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
 
 
+def test_a_kill_between_a_checkpoint_and_its_policy_file_changes_nothing(tmp_path: Path) -> None:
+    """All state is in one commit: the policy file beside it, which is still that of iteration 2 here, is never read back."""
+    old: list[bytes] = []
+
+    def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        if state.iteration == 3:
+            old.append((tmp_path / "killed" / "policy.safetensors").read_bytes())
+
+    with trainer_for(run_dir=tmp_path / "whole") as trainer:
+        trainer.train()
+    with trainer_for(run_dir=tmp_path / "killed", run={"max_iterations": 4}) as trainer:
+        trainer.train(callback=look)
+    (tmp_path / "killed" / "policy.safetensors").write_bytes(old[0])
+    with trainer_for(run_dir=tmp_path / "killed") as trainer:
+        trainer.load_checkpoint()
+        trainer.train()
+    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
+
+
 def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_record(tmp_path: Path) -> None:
     def die(state: TrainingState, metrics: Mapping[str, float]) -> None:
         if state.iteration == 2:
@@ -534,8 +553,10 @@ def test_a_checkpoint_has_no_pickle_and_holds_everything(tmp_path: Path) -> None
     with trainer_for(run_dir=tmp_path) as trainer:
         trainer.train(BATCH)
         path = trainer.save_checkpoint()
-        assert set(trainer.full_state()) == {"format", "config", "weights", "learner", "collector", "state"}
-    assert {file.name for file in path.iterdir()} == {"arrays.safetensors", "state.json", "manifest.json"}
+        assert set(trainer.full_state()) == {
+            "format", "config", "spec", "weights", "learner", "collector", "state", "callbacks", "trackers",
+        }  # fmt: skip
+    assert {file.name for file in path.iterdir()} == {"arrays.safetensors", "state.json", "process.json", "manifest.json"}
 
 
 # ---- what a run leaves behind

@@ -45,6 +45,14 @@ class BadNumberGuard:
                     f"{saved}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
                 )
 
+    def check_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Stop before anybody acts with, or saves, a weight that a good gradient has carried out of range."""
+        for name, array in weights.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BadNumberError(
+                    f"the weight {name} is not finite after this update; lower ppo.learning_rate. Nothing of the update was saved"
+                )
+
     def _dump(self, minibatch: Minibatch) -> Path:
         directory = Path(self._directory) if self._directory is not None else Path(tempfile.mkdtemp(prefix="inchworm-"))
         directory.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,7 @@ class BaseLearner(ABC):
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = float(self._staleness(rollout))
         self.policy.update_statistics(rollout, advantages.returns)
+        self._guard.check_weights(self.policy.get_weights())
         self.policy.policy_version += 1
         self.updates += 1
         self.env_steps += rollout.num_valid

@@ -1,22 +1,21 @@
 """The command line's entrance: chooses the command, and turns whatever happens into an exit code and a clear line.
 
 Nothing heavy is imported here: the list of commands must appear at once. Exit codes: 0 done, 1 failed, 2 wrong use, 3 trained but an
-evaluation failed on the way, 130 interrupted (Ctrl-C), 143 terminated.
+evaluation failed on the way, 130 interrupted (Ctrl-C), 143 terminated, 129 hung up (its terminal was closed).
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TextIO
+
+from inchworm.cli.signals import exit_code, raise_if_received, terminable
 
 COMMANDS = {
     "train": "train a policy:            inchworm train CartPole-v1 --ppo.clip-coef 0.1",
@@ -29,11 +28,18 @@ COMMANDS = {
     "version": "print the versions of everything that decides a result",
 }
 
-OK, FAILED, WRONG_USE, EVALUATION_FAILED, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
+OK, FAILED, WRONG_USE, EVALUATION_FAILED = 0, 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # before or after the command itself, which answers for its own
+        return exit_code()
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
@@ -50,31 +56,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: list[str], debug: bool) -> int:
     from inchworm.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
 
-    terminated: list[int] = []
     try:
-        with _one_line_warnings(), _terminable(terminated):
-            _make_current_directory_importable()
-            module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
-            return int(module.run(arguments))
+        return _call(command, arguments)
     except (ConfigError, MissingExtraError, SpaceError) as error:
         return _complain(error, WRONG_USE, debug)
     except InchwormError as error:
         return _complain(error, FAILED, debug)
     except KeyboardInterrupt:
-        return TERMINATED if terminated else INTERRUPTED
+        return exit_code()
     except BrokenPipeError:  # whoever read our output has seen enough, as `| head` does
         _silence_stdout()
         return OK
+    except OSError as error:  # a file that cannot be read or written
+        return _complain(error, FAILED, debug)
     except SystemExit as end:  # help was printed
         return end.code if isinstance(end.code, int) else OK
+
+
+def _call(command: str, arguments: list[str]) -> int:
+    from inchworm.errors import InchwormError
+
+    with _one_line_warnings(), terminable():
+        try:
+            _make_current_directory_importable()
+            module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
+            return int(module.run(arguments))
+        except InchwormError:
+            raise
+        except Exception:
+            raise_if_received()  # code that a signal hit may say so in other words, as an import does
+            raise
 
 
 def _complain(error: Exception, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     else:
-        sys.stderr.write(f"inchworm: {error}\n")
+        _write_error(f"inchworm: {error}\n")
     return code
+
+
+def _write_error(text: str) -> None:
+    """To stderr, if anybody listens: nothing ends because nobody does."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.write(_without_controls(text))
+    except (OSError, ValueError):
+        return
 
 
 def _overview() -> str:
@@ -85,20 +113,26 @@ def _overview() -> str:
     )
 
 
+def _without_controls(text: str) -> str:
+    """Text without characters that a terminal obeys: a name in a file must not steer it. (As `printable`, which imports rich.)"""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def _unknown(command: str) -> int:
     import difflib
 
     near = difflib.get_close_matches(command, COMMANDS, n=1, cutoff=0.5)
     hint = f"did you mean inchworm {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
-    sys.stderr.write(f"inchworm: unknown command {command}; {hint}\n")
+    _write_error(f"inchworm: unknown command {command}; {hint}\n")
     return WRONG_USE
 
 
 def _write(text: str) -> int:
     """Print, and flush now: a reader that has gone is met here, not at the interpreter's end."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.write(text)
+            sys.stdout.flush()
     except BrokenPipeError:
         _silence_stdout()
     return OK
@@ -129,28 +163,9 @@ def _one_line_warnings() -> Iterator[None]:
         text = " ".join(str(message).split())
         if text not in seen:
             seen.add(text)
-            sys.stderr.write(f"warning: {text}\n")
+            _write_error(f"warning: {text}\n")
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = show
         yield
-
-
-@contextmanager
-def _terminable(terminated: list[int]) -> Iterator[None]:
-    """SIGTERM becomes what Ctrl-C is, and is written down. Signals belong to the main thread; elsewhere nothing is changed."""
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        del frame
-        terminated.append(number)
-        signal.raise_signal(signal.SIGINT)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -20,7 +20,7 @@ def progress(what: str, total: int, *, quiet: bool = False, terminal: Terminal |
     if not terminal.is_terminal or terminal.is_dumb_terminal:
         yield _lines(what, total, terminal)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)

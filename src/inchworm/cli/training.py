@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from rich.table import Column, Table
 
 from inchworm.checkpoint import TrainingCheckpointer
 from inchworm.cli.main import EVALUATION_FAILED, OK
+from inchworm.cli.signals import leaving, raise_if_received
 from inchworm.config import TrainingConfig
 from inchworm.run import BEST_POLICY, POLICY, Run
 from inchworm.tracking.console import ConsoleTracker
-from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.terminal import Terminal, make_terminal
 from inchworm.train.choices import settle
 from inchworm.train.loop import TrainingState, is_done
@@ -21,23 +23,25 @@ def train_run(run: Run, terminal: Terminal, *, profile: Profile | None = None) -
     """Train until the run's target, going on from its newest checkpoint if it has one. The run must be locked."""
     config = _settle(run, terminal)
     has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
-    if not has_checkpoint:
-        JsonlTracker(run.path).truncate_after(0)  # of a run that was killed before its first checkpoint, which begins again
     console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, terminal=terminal)
-    with PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run) as trainer:
+    with contextlib.ExitStack() as stack:
+        trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run))
         if has_checkpoint:
             trainer.load_checkpoint()
-            if is_done(trainer.state, config.run):
+            if is_done(trainer.state, config.run) and not _lacks_score(trainer.state, config):
                 _say_done(terminal, run, trainer.state)
                 return OK
-            terminal.print(f"going on from {trainer.state.env_steps:,} of {config.run.total_timesteps:,} steps", markup=False)
+            terminal.print(_how_far(trainer.state, config), markup=False)
         terminal.print(trainer.size, markup=False)
+        raise_if_received()
         console.start(trainer.state.env_steps)
         try:
+            trainer.state.keep_history = False  # metrics.jsonl has it
             trainer.train(profile=profile)
         except KeyboardInterrupt:
             console.close()
             _say_interrupted(terminal, run, trainer.state)
+            stack.enter_context(leaving())
             raise
         console.close()
         _say_end(terminal, run, trainer.state)
@@ -56,6 +60,17 @@ def _settle(run: Run, terminal: Terminal) -> TrainingConfig:
     for reason in reasons:
         terminal.print(reason, markup=False)
     return config
+
+
+def _lacks_score(state: TrainingState, config: TrainingConfig) -> bool:
+    """Whether a run that has reached its target was stopped before its last evaluation."""
+    return bool(config.evaluation.final_episodes) and state.scored != state.iteration
+
+
+def _how_far(state: TrainingState, config: TrainingConfig) -> str:
+    if is_done(state, config.run):
+        return f"all {state.env_steps:,} steps are taken; the last evaluation is left"
+    return f"going on from {state.env_steps:,} of {config.run.total_timesteps:,} steps"
 
 
 def _profile_table(profile: Profile) -> Table:

@@ -151,7 +151,7 @@ class RolloutCollector:
         self._forget()
         self._stream = restore_stream(state["stream"])
         self.env_steps, self.episodes = int(state["env_steps"]), int(state["episodes"])
-        self.recent = deque((EpisodeRecord(*entry) for entry in state["recent"]), maxlen=RECENT_EPISODES)
+        self.recent = deque((EpisodeRecord(*_five(entry)) for entry in state["recent"]), maxlen=RECENT_EPISODES)
         for group, env_state in zip(self._groups, states):
             lanes = slice(group.first_lane, group.first_lane + group.num_lanes)
             group.returns, group.lengths = np.array(state["returns"][lanes]), np.array(state["lengths"][lanes])
@@ -222,6 +222,12 @@ def _groups_of(given: VectorEnv | Sequence[VectorEnv]) -> tuple[VectorEnv, ...]:
                     f"group {number} has the {name} {getattr(env, name)}, but group 0 {getattr(envs[0], name)}; make them alike"
                 )
     return tuple(envs)
+
+
+def _five(entry: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    """A saved episode, with all its fields."""
+    episode_return, length, lane, seed, info = entry
+    return episode_return, length, lane, seed, info
 
 
 def _lane(state: Tree, lane: int) -> Tree:

@@ -11,9 +11,13 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from inchworm.config import EnvConfig
-from inchworm.env.batched import BatchedVectorEnv, BatchedWorld, Moved
+from inchworm.env.batched import BatchedVectorEnv
+from inchworm.env.lockstep import LockstepVectorEnv
 from inchworm.env.memory import map_tree
+from inchworm.env.vector_state import VectorState, crossing_wrappers
+from inchworm.env.worlds import Moved
 from inchworm.errors import EnvError, MissingExtraError
+from inchworm.protocols import VectorEnv
 from inchworm.seeding import derive_seed
 from inchworm.types import Tree
 
@@ -37,7 +41,7 @@ class GymnasiumVectorWorld:
         self._env, self._seed, self._actions = env, seed, None
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.num_lanes = env.num_envs
-        self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self.inexact = crossing_wrappers(env)
         self._is_new = True
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:
@@ -71,10 +75,33 @@ class GymnasiumVectorWorld:
         self._env.close()
 
 
+class StreamedWorld(GymnasiumVectorWorld):
+    """A vector env that steps all lanes as arrays and draws from one stream: its whole state is saved."""
+
+    def __init__(self, env: GymVectorEnv, seed: int) -> None:
+        super().__init__(env, seed)
+        self._state = VectorState(env)
+        self.inexact = self._state.flaws
+
+    def state(self, observations: Tree) -> dict[str, Any]:
+        """Where it stands, and a glimpse of what comes next."""
+        saved = self._state.read()
+        return {"parts": saved, "glimpse": self._state.glimpse(observations, saved)}
+
+    def restore(self, state: Mapping[str, Any], observations: Tree) -> str | None:
+        """Bring it there; why it is not there, or None if what comes next is what came next."""
+        self._is_new = False
+        try:
+            self._state.warm_up()
+            self._state.write(state["parts"])
+            seen = self._state.glimpse(observations, state["parts"])
+        except (EnvError, KeyError, ValueError, TypeError, AttributeError) as error:
+            return str(error)
+        return None if seen == state["glimpse"] else "brought to its saved state, the world went on in another way"
+
+
 class EnvPoolWorld:
     """An EnvPool with Gymnasium's interface. Its episodes have no seeds of their own: every lane has a stream of them."""
-
-    takes_seeds = False
 
     def __init__(self, pool: Any) -> None:
         if pool.config["batch_size"] != pool.config["num_envs"] or pool.config["max_num_players"] != 1:
@@ -83,6 +110,7 @@ class EnvPoolWorld:
         self.observation_space, self.action_space = pool.single_observation_space, pool.single_action_space
         self.num_lanes = int(pool.config["num_envs"])
         self._everyone = np.arange(self.num_lanes, dtype=np.int32)
+        self.inexact = ["EnvPool can neither save where its episodes stand nor give one a seed: a resumed run begins fresh episodes"]
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:  # noqa: ARG002
         """Begin episodes in some lanes, each the next of its lane's stream: their first observations [len(lanes), *obs]."""
@@ -114,11 +142,14 @@ def _places(found: np.ndarray, wanted: Sequence[int] | np.ndarray) -> np.ndarray
     return np.array([place[int(lane)] for lane in wanted])
 
 
-def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:
+def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> VectorEnv:
     """A `gymnasium.vector.VectorEnv` or an EnvPool, with the `VectorEnv` contract."""
-    is_pool = any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
-    world: BatchedWorld = EnvPoolWorld(env) if is_pool else GymnasiumVectorWorld(env, seed)
-    return BatchedVectorEnv(world, seed=seed, first_copy=first_copy)
+    if any(base.__module__.startswith("envpool.") for base in type(env).__mro__):
+        return BatchedVectorEnv(EnvPoolWorld(env), seed=seed, first_copy=first_copy)
+    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):  # environments side by side, each with seeds of its own
+        world = GymnasiumVectorWorld(env, seed)
+        return LockstepVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
+    return BatchedVectorEnv(StreamedWorld(env, seed), seed=seed, first_copy=first_copy)
 
 
 def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:

@@ -1,8 +1,8 @@
 """Step 2 of 9, over somebody else's vector env: the `VectorEnv` contract for worlds that are batched already.
 
 Gymnasium's vector envs and EnvPool step all copies in one call. Here their resets are brought into the same step, with the true final
-observation kept. What they cannot do is stand where a saved episode stood: `exact` is False, and a resumed run
-begins fresh episodes, says so, and is from there on another run than the uninterrupted one.
+observation kept. Their episodes have no seeds, so none can be replayed: a world is brought to where it stood by its whole state, if that
+can be saved. If it cannot, `inexact` says why, and a resumed run begins fresh episodes and is from there on another run.
 """
 
 from __future__ import annotations
@@ -10,63 +10,25 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from inchworm.env.actions import make_put
 from inchworm.env.episodes import plain_options
 from inchworm.env.lane_env import copy_row
-from inchworm.env.memory import carve_rows, map_tree
+from inchworm.env.memory import carve_rows, map_tree, tree_leaves
+from inchworm.env.worlds import BatchedWorld, SavedWorld, lane_numbers, scatter, write_outcome
 from inchworm.errors import EnvError
-from inchworm.seeding import episode_seed
-from inchworm.spaces import Space, zeros
-from inchworm.types import Array, EndedEpisode, EnvStep, Tree
+from inchworm.spaces import zeros
+from inchworm.types import EndedEpisode, EnvStep, Tree
 
 NO_SEED = -1
 """The seed of an episode that had none of its own."""
 
 
-class Moved(NamedTuple):
-    """One step of all lanes, before any reset."""
-
-    observations: Tree
-    rewards: Array
-    terminated: Array
-    truncated: Array
-    info: Mapping[str, Any]
-
-
-class BatchedWorld(Protocol):
-    """A vector env as its library makes it, reduced to what is needed here."""
-
-    observation_space: Space
-    action_space: Space
-    num_lanes: int
-    takes_seeds: bool
-    """Whether every episode can be given a seed."""
-
-    def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:
-        """Begin episodes in some lanes: their first observations [len(lanes), *obs]."""
-        ...
-
-    def start(self, actions: Tree) -> None:
-        """Begin a step."""
-        ...
-
-    def finish(self) -> Moved:
-        """Wait for it."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-        ...
-
-
 class BatchedVectorEnv:
-    """The `VectorEnv` contract over a batched world. Not exact: where episodes stand cannot be saved."""
-
-    exact = False
+    """The `VectorEnv` contract over a batched world whose episodes have no seeds of their own."""
 
     def __init__(self, world: BatchedWorld, *, seed: int = 0, first_copy: int = 0) -> None:
         self._world, self._seed, self._first_copy = world, seed, first_copy
@@ -75,37 +37,45 @@ class BatchedVectorEnv:
         self._rows, _ = carve_rows(self.observation_space, self.action_space, lanes, lanes)
         self._put_actions = make_put(self.action_space)
         self._put_observations = make_put(self.observation_space, (), "observations")
-        self._episodes, self._seeds = [-1] * lanes, [NO_SEED] * lanes
+        self._episodes = [-1] * lanes
         self._lengths = np.zeros(lanes, np.int64)  # [B] steps of the running episodes
         self._options: list[dict[str, Any] | None] = [None] * lanes
         self._episode_starts, self._valid = np.zeros(lanes, np.bool_), np.ones(lanes, np.bool_)
+        self._strayed: list[str] = []  # of this run: what could not be brought back
         self._sent = self._closed = self._warned = False
 
+    @property
+    def inexact(self) -> list[str]:
+        """Why a resumed run may have other bits than an uninterrupted one, in sentences; empty if it has the same."""
+        return [*self._world.inexact, *self._strayed]
+
+    @property
+    def exact(self) -> bool:
+        """Whether `load_state_dict` brings every lane to where it stood, so that a resumed run has the bits of an uninterrupted one."""
+        return not self.inexact
+
     def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
-        """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones, where they are taken."""
+        """Begin new episodes in the copies `indices` (all by default). The world's own streams decide what they are: seeds are not used."""
         self._require(sent=False, begun=False)
         chosen = list(range(self.num_lanes)) if indices is None else [int(index) for index in indices]
         if self._episodes[0] < 0 and len(chosen) < self.num_lanes:
             raise EnvError(f"the first reset must be of all {self.num_lanes} copies")
         if seeds is not None and len(seeds) != len(chosen):
             raise EnvError(f"reset got {len(seeds)} seeds for {len(chosen)} copies")
-        if seeds is not None and not self._world.takes_seeds and not self._warned:
+        if seeds is not None and not self._warned:
             self._warned = True
             warnings.warn(
                 f"the episodes of {type(self._world).__name__} cannot be given seeds: those of this reset are not used", stacklevel=2
             )
-        self._begin(chosen, seeds)
+        self._begin(chosen)
         self._rows.rewards[:] = 0.0
         self._rows.terminated[:] = self._rows.truncated[:] = False
         self._episode_starts[:] = self._lengths == 0
         return self._step(())
 
-    def _begin(self, lanes: Sequence[int], seeds: Sequence[int] | None = None) -> None:
-        for place, lane in enumerate(lanes):
+    def _begin(self, lanes: Sequence[int]) -> None:
+        for lane in lanes:
             self._episodes[lane] += 1
-            if self._world.takes_seeds:
-                derived = episode_seed(self._seed, self._first_copy + lane, self._episodes[lane])
-                self._seeds[lane] = derived if seeds is None else int(seeds[place])
         left = list(lanes)
         while left:  # those that begin with the same options begin together
             same = [lane for lane in left if self._options[lane] == self._options[left[0]]]
@@ -114,10 +84,9 @@ class BatchedVectorEnv:
         self._lengths[list(lanes)] = 0
 
     def _begin_alike(self, lanes: list[int]) -> None:
-        seeds = [self._seeds[lane] for lane in lanes] if self._world.takes_seeds else None
         first = zeros(self.observation_space, (len(lanes),))  # [n, *obs]
-        self._put_observations(self._world.begin(lanes, seeds, self._options[lanes[0]]), first)
-        _scatter(first, self._rows.observations, lanes)
+        self._put_observations(self._world.begin(lanes, None, self._options[lanes[0]]), first)
+        scatter(first, self._rows.observations, lanes)
 
     def send(self, actions: Tree) -> None:
         """Start one step with actions [B, *act], already within bounds."""
@@ -132,15 +101,13 @@ class BatchedVectorEnv:
         moved, rows = self._world.finish(), self._rows
         self._sent = False
         self._put_observations(moved.observations, rows.observations)
-        rows.rewards[:] = moved.rewards
-        rows.terminated[:] = moved.terminated
-        np.logical_and(moved.truncated, ~rows.terminated, out=rows.truncated)  # both flags mean terminated
+        write_outcome(moved, rows)
         self._lengths += 1
         np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
         over = self._episode_starts.nonzero()[0].tolist()
         if not over:
             return self._step(())
-        ended = [EndedEpisode(lane, self._seeds[lane], copy_row(rows.observations, lane), lane_numbers(moved.info, lane)) for lane in over]
+        ended = [EndedEpisode(lane, NO_SEED, copy_row(rows.observations, lane), lane_numbers(moved.info, lane)) for lane in over]
         self._begin(over)
         return self._step(tuple(ended))
 
@@ -160,18 +127,50 @@ class BatchedVectorEnv:
             self._options[int(lane)] = plain
 
     def state_dict(self) -> dict[str, Any]:
-        """How many episodes began, and the reset options: where they stand cannot be saved."""
-        return {"exact": False, "episodes": list(self._episodes), "options": list(self._options)}
+        """Where all lanes stand, if the world can say so; else how many episodes began. Plain data and arrays."""
+        self._require(sent=False, begun=False)
+        state = {
+            "episodes": list(self._episodes),
+            "options": list(self._options),
+            "lengths": self._lengths.copy(),
+            "strayed": list(self._strayed),
+            "world": None,
+        }
+        if isinstance(self._world, SavedWorld) and not self._world.inexact and self._episodes[0] >= 0:
+            state["world"] = self._world.state(self._rows.observations)
+            state["observations"] = [array.copy() for array in tree_leaves(self._rows.observations)]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin fresh episodes after those that the state counted, with a warning: a batched world cannot go where it stood."""
+        """Bring all lanes to where `state` says. If that cannot be done they begin fresh episodes, with a warning."""
+        self._require(sent=False, begun=False)
         if len(state["episodes"]) != self.num_lanes:
             raise EnvError(f"the saved environments are {len(state['episodes'])} copies, here are {self.num_lanes}; set env.num_envs to it")
         self._episodes[:] = [int(episode) for episode in state["episodes"]]
         self._options[:] = state["options"]
-        if self._episodes[0] >= 0:
-            warnings.warn(f"{type(self._world).__name__} is not exact: all lanes begin fresh episodes instead of those saved", stacklevel=2)
+        self._strayed = [str(text) for text in state.get("strayed", ())]
+        if self._episodes[0] < 0:
+            return
+        why = self._restore(state)
+        if why is not None:
+            text = f"no lane came back at a resume, and all began fresh episodes: {why}"
+            warnings.warn(f"{type(self._world).__name__} is not exact: {text}", stacklevel=2)
+            self._strayed += [text] if text not in self._strayed else []
             self.reset()
+
+    def _restore(self, state: Mapping[str, Any]) -> str | None:
+        """Bring all lanes to where they stood; why they are not there, or None if they are."""
+        if self._world.inexact or not isinstance(self._world, SavedWorld):
+            return "; ".join(self._world.inexact)
+        if state.get("world") is None:
+            return "where they stood was not saved"
+        rows = tree_leaves(self._rows.observations)
+        if [(a.shape, a.dtype) for a in rows] != [(a.shape, a.dtype) for a in state["observations"]]:
+            return "the saved observations are of other shapes"
+        for row, saved in zip(rows, state["observations"]):
+            row[...] = saved
+        self._lengths[:] = state["lengths"]
+        return self._world.restore(state["world"], self._rows.observations)
 
     def _require(self, *, sent: bool, begun: bool) -> None:
         if self._closed:
@@ -196,27 +195,3 @@ class BatchedVectorEnv:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # a constructor that failed, or an interpreter that is shutting down
             self.close()
-
-
-def _scatter(values: Tree, rows: Tree, lanes: Sequence[int]) -> None:
-    """Put values [n, *leaf] into the rows of n lanes."""
-    if isinstance(rows, dict):
-        for key, part in rows.items():
-            _scatter(values[key], part, lanes)
-    elif isinstance(rows, tuple):
-        for value, part in zip(values, rows):
-            _scatter(value, part, lanes)
-    else:
-        rows[list(lanes)] = values
-
-
-def lane_numbers(info: Mapping[str, Any], lane: int) -> dict[str, float]:
-    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, who has it."""
-    numbers = {}
-    for key, value in info.items():
-        has = info.get(f"_{key}")
-        if key.startswith("_") or not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "biuf":
-            continue
-        if has is None or has[lane]:
-            numbers[key] = float(value[lane])
-    return numbers

@@ -13,6 +13,7 @@ from inchworm.env.build import Env
 from inchworm.env.engine import Ended, Replay
 from inchworm.env.lanes import GymnasiumCopy
 from inchworm.env.memory import StepRows, map_tree
+from inchworm.env.own_state import Restore
 from inchworm.errors import EnvError
 
 
@@ -42,7 +43,7 @@ class Block:
             if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
                 raise EnvError(f"the factory returned the same environment for two lanes; lane {lane} needs a new one on each call")
             copy = GymnasiumCopy(env, lane)
-        except Exception as error:
+        except BaseException as error:  # an environment may also raise KeyboardInterrupt
             error.add_note(f"while lane {lane} was made")
             raise
         if self.copies and (copy.observation_space, copy.action_space) != (self.copies[0].observation_space, self.copies[0].action_space):
@@ -54,6 +55,7 @@ class Block:
         self._rows = rows
         lanes = slice(self._first_copy, self._first_copy + len(self.copies))
         self._actions = map_tree(lambda array: array[lanes], rows.actions)  # [own lanes, *act]
+        self._ended = [(copy.lane, {}) for copy in self.copies]  # as far as is known here: a worker before this one may have set flags
         for copy in self.copies:
             copy.attach(rows)
 
@@ -100,8 +102,10 @@ class Block:
             self._copy(index).next_options = value
 
     def replay(self, job: Replay, tick: Callable[[], None] = lambda: None) -> tuple[float, int]:
-        """Bring a copy to where an episode stood: (return, steps) of the way; fewer steps if it ended on the way."""
-        self._clear_flags()
+        """Bring a copy to where an episode stood: (return, steps) of the way; fewer steps if it ended on the way.
+
+        Flags that stand in the rows stay, for whoever has not read them yet; the next step or reset clears them.
+        """
         copy = self._copy(job.copy)
         total, taken = 0.0, 0
         try:
@@ -118,16 +122,38 @@ class Block:
             raise
         return total, taken
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether copies offer their own states."""
+        return any(copy.keeper is not None for copy in self.copies)
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """Of each copy {"state": …}, {"why": why not}, or nothing if it does not offer one."""
+        return [{} if copy.keeper is None else copy.keeper.get() for copy in self.copies]
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Begin episodes and put their copies where they stood."""
+        for job in jobs:
+            copy = self._copy(job.copy)
+            try:
+                copy.restore(job)
+            except BaseException as error:
+                self._note(copy, error)
+                raise
+
     def _copy(self, index: int) -> GymnasiumCopy:
         return self.copies[index - self._first_copy]
 
-    def close(self) -> list[str]:
-        """Close every environment, whatever others do; what went wrong, in words."""
+    def close(self, harmless: type[BaseException] = Exception) -> list[str]:
+        """Close every environment, whatever others do; what went wrong, in words.
+
+        In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `harmless`: an environment has raised it.
+        """
         problems = []
         for copy in self.copies:
             try:
                 copy.env.close()
-            except Exception as error:  # one environment that cannot close must not keep the others open
+            except harmless as error:  # one environment that cannot close must not keep the others open
                 problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {str(error)[:2000]}")
         return problems
 

@@ -16,6 +16,8 @@ from gymnasium import wrappers
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.env import atari
+from inchworm.env.box2d import renew_world
+from inchworm.env.rows import brief
 from inchworm.errors import ConfigError, EnvError, MissingExtraError
 
 if TYPE_CHECKING:  # a worker with a plain factory need not import the configs
@@ -50,6 +52,7 @@ def dress_given(env: Env, config: EnvConfig) -> Env:
 
 def dress(env: Env, config: EnvConfig) -> Env:
     """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for."""
+    env = renew_world(env)
     if config.atari:
         env = _preprocess_atari(env, config)
     for wrapper in config.wrappers:
@@ -170,8 +173,12 @@ def _make_registered(config: EnvConfig) -> Env:
         raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
     except gym.error.Error as error:
         raise EnvError(f"env.id={config.id!r}: {error}") from error
-    except TypeError as error:
-        raise EnvError(f"env.id={config.id!r} could not be made with env.kwargs={config.kwargs!r}: {error}") from error
+    except Exception as error:
+        if not config.kwargs and not isinstance(error, TypeError):  # the environment's own trouble
+            raise
+        raise EnvError(
+            f"env.id={config.id!r} could not be made with env.kwargs={brief(config.kwargs)}: {type(error).__name__}: {error}"
+        ) from error
     return env
 
 
@@ -221,10 +228,10 @@ def _wrap(env: Env, config: WrapperConfig) -> Env:
         raise ConfigError(f"env.wrappers: gymnasium.wrappers has no {config.name}{_did_you_mean(config.name, known)}")
     try:
         wrapped: Env = getattr(wrappers, config.name)(env, **config.kwargs)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"env.wrappers: {config.name} could not be made with {config.kwargs!r}: {error}") from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtraError(f"env.wrappers: {config.name} needs a package that is not installed: {error}") from error
+    except Exception as error:  # a wrapper checks its arguments with whatever error it likes
+        raise ConfigError(f"env.wrappers: {config.name} could not be made with {brief(config.kwargs)}: {error}") from error
     return wrapped
 
 

@@ -12,9 +12,9 @@ import struct
 from typing import Any, NamedTuple
 
 # From the vector env to a worker.
-SETUP, ATTACH, RESET, STEP, OPTIONS, REPLAY, CLOSE = b"u", b"m", b"r", b"s", b"o", b"p", b"c"
+SETUP, ATTACH, RESET, STEP, OPTIONS, REPLAY, GET_STATES, SET_STATES, CLOSE = b"u", b"m", b"r", b"s", b"o", b"p", b"g", b"t", b"c"
 # From a worker to the vector env.
-HELLO, DONE, STEPPED, ENDED, ALIVE, ERROR, CLOSED = b"h", b"d", b"S", b"E", b".", b"!", b"C"
+HELLO, DONE, STEPPED, ENDED, STATES, ALIVE, ERROR, GONE, CLOSED = b"h", b"d", b"S", b"E", b"G", b".", b"!", b"X", b"C"
 
 _BARE = (STEP, STEPPED, DONE, ALIVE)
 _SIZES = struct.Struct("<IQ")  # bytes of the JSON header, bytes of the raw part

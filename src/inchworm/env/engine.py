@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inchworm.env.memory import StepRows
+from inchworm.env import channel
+from inchworm.env.memory import StepRows, tree_leaves
 from inchworm.spaces import Space
 from inchworm.types import Tree
 
@@ -23,6 +24,18 @@ class Replay:
     options: Any
     actions: Tree
     """[n, *act]"""
+
+
+def pack_replay(jobs: Sequence[Replay]) -> bytes:
+    """Replays as a message to a worker."""
+    header = {
+        "copies": [job.copy for job in jobs],
+        "seeds": [job.seed for job in jobs],
+        "options": [job.options for job in jobs],
+        "lengths": [len(tree_leaves(job.actions)[0]) for job in jobs],
+    }
+    raw = b"".join(part.tobytes() for job in jobs for part in tree_leaves(job.actions))
+    return channel.pack(channel.REPLAY, header, raw)
 
 
 class Engine(Protocol):

@@ -6,103 +6,25 @@ This history is kept where the vector env is, not in the workers: it is what a d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from inchworm.env.engine import Replay
-from inchworm.env.memory import StepRows, tree_leaves
-from inchworm.errors import EnvError
+from inchworm.env.history import ActionLog, RunningReturns
+from inchworm.env.memory import StepRows
+from inchworm.errors import EnvError, WorkerError
 from inchworm.seeding import episode_seed
 from inchworm.spaces import Space, build_tree, leaves
 from inchworm.types import Array, Tree
 
 
-class ActionLog:
-    """The last actions of all lanes, [step, B, *act] for each leaf; forgets what no running episode needs."""
+class Standing(NamedTuple):
+    """Where a copy stands in its episode: the way there, and what was found on it."""
 
-    def __init__(self, actions: Tree, limit: int) -> None:
-        self._live = tree_leaves(actions)
-        self._limit = limit
-        self._hold([np.empty((64, *live.shape), live.dtype) for live in self._live])
-        self._first = 0  # the number of the step in row 0
-        self._filled = 0
-
-    @property
-    def now(self) -> int:
-        """The number of the next step."""
-        return self._first + self._filled
-
-    def append(self, starts: Array) -> None:
-        """Keep the actions that now stand in the rows; episodes run since `starts` [E]."""
-        filled = self._filled
-        if filled == self._size:
-            self._make_room(max(int(starts.min()), self.now - self._limit))
-            filled = self._filled
-        for buffer, live in self._pairs:
-            buffer[filled] = live
-        self._filled = filled + 1
-
-    def _hold(self, buffers: list[np.ndarray]) -> None:
-        self._buffers, self._size = buffers, len(buffers[0])
-        self._pairs = list(zip(buffers, self._live))
-
-    def _make_room(self, oldest: int) -> None:
-        keep = slice(oldest - self._first, self._filled)
-        length = keep.stop - keep.start
-        fresh = [np.empty((max(64, 2 * length), *buffer.shape[1:]), buffer.dtype) for buffer in self._buffers]
-        for new, old in zip(fresh, self._buffers):
-            new[:length] = old[keep]
-        self._hold(fresh)
-        self._first, self._filled = oldest, length
-
-    def since(self, start: int, lanes: slice) -> list[np.ndarray]:
-        """The actions of some lanes since a step, [n, *act] for each leaf; a copy's lanes are joined if it has several."""
-        rows = slice(start - self._first, self._filled)
-        width = lanes.stop - lanes.start
-        return [buffer[rows, lanes.start].copy() if width == 1 else buffer[rows, lanes].copy() for buffer in self._buffers]
-
-    def preload(self, actions: Sequence[Sequence[np.ndarray]], lanes_per_copy: int) -> np.ndarray:
-        """Begin again with the actions of each copy [copy][leaf][n, *act], so aligned that all end now; their starts [E]."""
-        longest = max((len(copy[0]) for copy in actions), default=0)
-        self._hold([np.zeros((max(64, 2 * longest), *live.shape), live.dtype) for live in self._live])
-        self._first, self._filled = 0, longest
-        for index, copy in enumerate(actions):
-            lanes = slice(index * lanes_per_copy, (index + 1) * lanes_per_copy)
-            for buffer, saved in zip(self._buffers, copy):
-                buffer[longest - len(saved) : longest, lanes] = saved[:, None] if lanes_per_copy == 1 else saved
-        return np.array([longest - len(copy[0]) for copy in actions], np.int64)
-
-
-class RunningReturns:
-    """The returns of E running episodes so far. Rewards are kept as they come and added up now and then: a sum a step costs more."""
-
-    _EVERY = 64
-
-    def __init__(self, rewards: Array, num_copies: int) -> None:
-        self._rewards, self._num_copies = rewards, num_copies
-        self._rows = np.zeros((1 + self._EVERY, num_copies), np.float64)  # [1 + steps, E]: the sums, then what is not in them yet
-        self._filled = 1
-        self._is_plain = len(rewards) == num_copies
-
-    def append(self) -> None:
-        """Keep the rewards that now stand in the rows; a copy's lanes are added up if it has several."""
-        filled = self._filled
-        self._rows[filled] = self._rewards if self._is_plain else self._rewards.reshape(self._num_copies, -1).sum(1)
-        self._filled = filled + 1
-        if filled == self._EVERY:
-            self.sums()
-
-    def sums(self) -> Array:
-        """[E] f64, added one step after another as a replay adds them, so that both have the same bits; a view, writable."""
-        np.add.accumulate(self._rows[: self._filled], 0, out=self._rows[: self._filled])
-        self._rows[0] = self._rows[self._filled - 1]
-        self._filled = 1
-        return self._rows[0]
-
-    def clear(self, copy: int) -> None:
-        """A new episode begins in a copy."""
-        self._rows[: self._filled, copy] = 0.0
+    job: Replay
+    episode_return: float
+    length: int
 
 
 class EpisodeLedger:
@@ -115,7 +37,6 @@ class EpisodeLedger:
         self.seed, self.first_copy, self.lanes_per_copy = seed, first_copy, lanes_per_copy
         self.num_copies = len(rows.seeds)
         self.episodes = [-1] * self.num_copies  # the number of the running episode of each copy
-        self.explicit = [False] * self.num_copies
         self.options: list[Any] = [None] * self.num_copies
         self.next_options: list[Any] = [None] * self.num_copies
         self._returns = RunningReturns(rows.rewards, self.num_copies)
@@ -132,7 +53,6 @@ class EpisodeLedger:
     def begin(self, copy: int, seed: int | None = None) -> int:
         """Write down that a new episode begins, with this seed or the derived one; returns its seed."""
         episode = self.episodes[copy] = self.episodes[copy] + 1
-        self.explicit[copy] = seed is not None
         if seed is None:
             seed = self._derived(copy, 0) if episode == 0 else int(self._rows.next_seeds[copy])
         self._rows.seeds[copy] = seed
@@ -149,16 +69,38 @@ class EpisodeLedger:
         """Keep the actions that stand in the rows."""
         self._log.append(self.starts)
 
+    def standing(self, copy: int, *, step_under_way: bool) -> Standing:
+        """Where a copy stands that has begun; before the step whose actions are recorded already, if one is under way."""
+        start, end = int(self.starts[copy]), self._log.now - step_under_way
+        if not self._log.holds(start):
+            raise WorkerError(
+                f"lane {copy * self.lanes_per_copy} could not be brought back after its env worker ended: its episode had {end - start} "
+                f"steps, and collect.max_replay_steps={self._limit} are kept; resume the run from its last checkpoint, or raise it"
+            )
+        lanes = slice(copy * self.lanes_per_copy, (copy + 1) * self.lanes_per_copy)
+        actions = self._as_tree(self._log.since(start, lanes, end))
+        job = Replay(copy, int(self._rows.seeds[copy]), self.options[copy], actions)
+        return Standing(job, float(self._returns.sums()[copy]), end - start)
+
+    def saved_options(self, state: Mapping[str, Any]) -> list[Any]:
+        """The options that `state_dict` saved for each copy's next reset."""
+        self._check_copies(state)
+        return [copy["next_options"] for copy in state["copies"]]
+
+    def _check_copies(self, state: Mapping[str, Any]) -> None:
+        saved = len(state["copies"])
+        if saved != self.num_copies:
+            raise EnvError(f"the saved environments are {saved} copies, here are {self.num_copies}; set env.num_envs={saved}")
+
     def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
         """Every copy's episode as plain data, and the actions of all copies one after another, an array for each leaf."""
         lengths = [int(length) for length in self.lengths]
-        kept = [length <= self._limit for length in lengths]
+        kept = [length <= self._limit and self._log.holds(int(start)) for length, start in zip(lengths, self.starts)]
         returns = self._returns.sums()
         copies = [
             {
                 "episode": self.episodes[copy],
                 "seed": int(self._rows.seeds[copy]),
-                "explicit": self.explicit[copy],
                 "options": self.options[copy],
                 "next_options": self.next_options[copy],
                 "length": lengths[copy],
@@ -180,18 +122,18 @@ class EpisodeLedger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[Replay]:
         """Take over what `state_dict` described; what must be replayed to get there."""
+        self._check_copies(state)
         copies = state["copies"]
-        if len(copies) != self.num_copies:
-            raise EnvError(f"the saved environments are {len(copies)} copies, here are {self.num_copies}; set env.num_envs={len(copies)}")
         self.seed, self.first_copy = int(state["seed"]), int(state["first_copy"])
         for index, copy in enumerate(copies):
-            self.episodes[index], self.explicit[index] = int(copy["episode"]), bool(copy["explicit"])
+            self.episodes[index] = int(copy["episode"])
             self.options[index], self.next_options[index] = copy["options"], copy["next_options"]
             self._rows.seeds[index] = int(copy["seed"])
             self._rows.next_seeds[index] = self._derived(index, self.episodes[index] + 1)
             self._returns.sums()[index] = float(copy["episode_return"])
         actions = self._unstacked(state)
-        self.starts[:] = self._log.preload(actions, self.lanes_per_copy)
+        self._log.preload(actions, self.lanes_per_copy)
+        self.starts[:] = [self._log.now - int(copy["length"]) for copy in copies]  # before the log's first step where they are not kept
         return [
             Replay(index, int(copy["seed"]), copy["options"], self._as_tree(actions[index]))
             for index, copy in enumerate(copies)

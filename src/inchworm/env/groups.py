@@ -26,6 +26,7 @@ def make_groups(
     *,
     seed: int = 0,
     worker_timeout: float | None = None,
+    worker_restarts: int | None = None,
     max_replay_steps: int = 100_000,
     first_copy: int = 0,
 ) -> tuple[VectorEnv, ...]:
@@ -34,7 +35,12 @@ def make_groups(
     The arguments are those of `make_vector_env`, which makes the one vector env of `groups=1`. Workers are shared out like
     copies, but every group has at least one, unless all copies step in this process.
     """
-    options = {"seed": seed, "worker_timeout": worker_timeout, "max_replay_steps": max_replay_steps}
+    options = {
+        "seed": seed,
+        "worker_timeout": worker_timeout,
+        "worker_restarts": worker_restarts,
+        "max_replay_steps": max_replay_steps,
+    }
     if groups == 1:
         return (make_vector_env(env, num_envs, num_workers, first_copy=first_copy, **options),)  # type: ignore[arg-type]
     copies, workers = _layout(env, num_envs, num_workers)

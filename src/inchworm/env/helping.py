@@ -13,6 +13,7 @@ from inchworm.config import EnvConfig
 from inchworm.env.block import Block, warn_of
 from inchworm.env.build import Env, make_env
 from inchworm.env.engine import Ended, Replay
+from inchworm.env.own_state import Restore
 from inchworm.env.workers import WorkerPool
 from inchworm.errors import EnvError, WorkerError
 
@@ -22,9 +23,10 @@ class HelpedPool:
 
     lanes_per_copy = 1
 
-    def __init__(self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float) -> None:
+    def __init__(self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float, restarts: int = 0) -> None:
         self._theirs = num_copies * num_workers // (num_workers + 1)  # copies of the workers
-        self._pool = WorkerPool(make, self._theirs, num_workers, timeout, rows_for=num_copies)
+        self._pool = WorkerPool(make, self._theirs, num_workers, timeout, restarts, rows_for=num_copies)
+        self.rebuild_from = self._pool.rebuild_from
         try:
             factory = (lambda: make_env(make)) if isinstance(make, EnvConfig) else make
             self._block = Block(factory, self._theirs, num_copies - self._theirs)
@@ -73,6 +75,16 @@ class HelpedPool:
         found = dict(zip([job.copy for job in theirs], self._pool.replay(theirs)))
         found |= {job.copy: self._block.replay(job) for job in ours}
         return [found[job.copy] for job in jobs]
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """What the copies say of where they stand; nothing if they do not offer it."""
+        return self._pool.get_states() + self._block.get_states() if self._block.keeps_states else []
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Put copies where they stood."""
+        theirs, ours = self._split(list(jobs), [job.copy for job in jobs])
+        self._pool.set_states(theirs)
+        self._block.set_states(ours)
 
     def close(self) -> None:
         """End the workers and close our own."""

@@ -7,7 +7,6 @@ episode seeds, history, autoreset bookkeeping and the order of calls, is here, a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
@@ -15,9 +14,10 @@ from typing import Any, NoReturn, Self
 import numpy as np
 
 from inchworm.env.actions import make_put
+from inchworm.env.comeback import add_own_states, observation_hash, set_own_states, why_astray
 from inchworm.env.engine import Ended, Engine
 from inchworm.env.episodes import EpisodeLedger, plain_options
-from inchworm.env.memory import map_tree, tree_leaves
+from inchworm.env.memory import map_tree
 from inchworm.errors import EnvError
 from inchworm.types import EndedEpisode, EnvStep, Tree
 
@@ -35,11 +35,11 @@ _WHY_NOT = {
 class LaneVectorEnv:
     """The `VectorEnv` contract over an engine."""
 
-    exact = True
-    """Whether `load_state_dict` brings every copy to where it stood, so that a resumed run has the bits of an uninterrupted one."""
-
     def __init__(self, engine: Engine, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> None:
         self._phase = _NEW
+        self._flaws: list[str] = []  # of the environment
+        self._strayed: list[str] = []  # of this run: what replay did not bring back
+        self._told: set[str] = set()  # what was warned of
         self._engine = engine
         self._rows = rows = engine.rows
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
@@ -68,6 +68,20 @@ class LaneVectorEnv:
             episode_starts=self._episode_starts,
             valid=np.ones(self.num_lanes, np.bool_),
         )
+
+    @property
+    def inexact(self) -> list[str]:
+        """Why a resumed run may have other bits than an uninterrupted one, in sentences; empty if it has the same."""
+        return [*self._flaws, *self._strayed]
+
+    @property
+    def exact(self) -> bool:
+        """Whether `load_state_dict` brings every copy to where it stood, so that a resumed run has the bits of an uninterrupted one."""
+        return not self.inexact
+
+    def mark_inexact(self, why: str) -> None:
+        """Write down that the environment cannot be brought to where it stood, for `inexact`."""
+        self._flaws.append(why)
 
     def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
         """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones.
@@ -155,47 +169,45 @@ class LaneVectorEnv:
         self._engine.set_options(chosen, [plain] * len(chosen))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every copy stands: plain data, and the actions since each copy's reset as arrays."""
+        """Where every copy stands: plain data, the actions since each copy's reset, and the states that environments keep themselves."""
         self._require(_NEW, _READY)
-        return self._ledger.state_dict([self._observation_hash(copy) for copy in range(self.num_envs)])
+        state = self._ledger.state_dict([observation_hash(self._rows, self._lanes(copy)) for copy in range(self.num_envs)])
+        for why in add_own_states(self._engine, self._rows, state["copies"]):
+            if why not in self._told:
+                warnings.warn(f"{why}; it is brought back by replay instead", stacklevel=2)
+                self._told.add(why)
+        return {**state, "strayed": list(self._strayed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring every copy to where `state` says, by replay. A copy that does not get there begins a fresh episode, with a warning."""
+        """Bring every copy to where `state` says, by its own state or by replay. One that does not get there begins a fresh episode."""
         self._require(_NEW, _READY, _FAILED)
         self._phase = _FAILED  # until it has worked
-        jobs = self._ledger.load_state_dict(state)
         everyone = list(range(self.num_envs))
-        self._engine.set_options(everyone, self._ledger.next_options)
+        # Before the ledger speaks of other episodes than those the copies stand in: a worker may have to be rebuilt from it.
+        self._engine.set_options(everyone, self._ledger.saved_options(state))
+        jobs = [job for job in self._ledger.load_state_dict(state) if state["copies"][job.copy].get("state") is None]
         results = dict(zip([job.copy for job in jobs], self._engine.replay(jobs)))
+        for copy in set_own_states(self._engine, self._rows, state["copies"]):
+            results[copy] = state["copies"][copy]["episode_return"], state["copies"][copy]["length"]
         astray = [copy for copy in everyone if self._is_astray(copy, state["copies"][copy], results.get(copy))]
+        self._strayed = [str(text) for text in state.get("strayed", ())]
         if astray:
+            text = f"{len(astray)} of {self.num_envs} copies did not come back at a resume and began fresh episodes"
+            self._strayed += [text] if text not in self._strayed else []
             self._begin(astray)
         self._phase = _NEW if any(episode < 0 for episode in self._ledger.episodes) else _READY
         self._standing()
 
     def _is_astray(self, copy: int, saved: Mapping[str, Any], result: tuple[float, int] | None) -> bool:
-        """Whether a copy is not where it was saved; says why."""
-        if saved["episode"] < 0:
-            return False
-        if not saved["replayable"]:
-            why = f"its episode had {saved['length']} steps, more than collect.max_replay_steps kept"
-        elif result != (saved["episode_return"], saved["length"]):
-            why = f"replay gave return and length {result}, but {(saved['episode_return'], saved['length'])} was saved"
-        elif self._observation_hash(copy) != saved["observation_hash"]:
-            why = "replay led to another observation: the environment is not a function of seed, options and actions"
-        else:
-            return False
-        warnings.warn(
-            f"lane {copy * self._engine.lanes_per_copy} is not where it was saved and begins a fresh episode: {why}", stacklevel=3
-        )
-        return True
+        lanes = self._lanes(copy)
+        why = why_astray(saved, result, observation_hash(self._rows, lanes))
+        if why is not None:
+            warnings.warn(f"lane {lanes.start} is not where it was saved and begins a fresh episode: {why}", stacklevel=4)
+        return why is not None
 
-    def _observation_hash(self, copy: int) -> str:
+    def _lanes(self, copy: int) -> slice:
         width = self._engine.lanes_per_copy
-        digest = hashlib.sha256()
-        for array in tree_leaves(self._rows.observations):
-            digest.update(np.ascontiguousarray(array[copy * width : (copy + 1) * width]).tobytes())
-        return digest.hexdigest()
+        return slice(copy * width, (copy + 1) * width)
 
     def _indices(self, indices: Sequence[int] | None) -> list[int]:
         chosen = list(range(self.num_envs)) if indices is None else [int(index) for index in indices]

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from inchworm.env.build import Env, refuse_stateful_wrappers
 from inchworm.env.masks import MaskReader, allow_all, find_mask_source
 from inchworm.env.memory import StepRows
+from inchworm.env.own_state import Restore, find_keeper
 from inchworm.env.rows import Refusal, flag, info_numbers, make_writer, real_scalar
 from inchworm.errors import EnvError
 from inchworm.spaces import MASK_KEY, Space, leaves, mask_space, with_mask
@@ -32,6 +33,7 @@ class GymnasiumCopy:
         refuse_stateful_wrappers(env)
         list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
         self._seed, self._steps = -1, 0
+        self.keeper = find_keeper(env)
         self._step = env.step
         self._put = make_writer(env.observation_space)
         source = find_mask_source(env, self._first_info)
@@ -69,6 +71,13 @@ class GymnasiumCopy:
                 self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
         except Refusal as refusal:
             self._fail(refusal)
+
+    def restore(self, job: Restore) -> None:
+        """Stand where an environment that keeps its own state stood; the row shows the episode's first observation."""
+        if self.keeper is None:
+            raise EnvError(f"{self.where()}: the saved environment kept its own state, and this one has no get_state and set_state")
+        self.reset(job.seed, job.options)
+        self.keeper.set(job.state)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Any, Mapping[str, Any]]:
         result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)

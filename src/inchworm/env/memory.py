@@ -6,6 +6,7 @@ be left behind under one.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from inchworm.errors import WorkerError
 from inchworm.spaces import Space, build_tree, leaf_dtype, leaf_shape
 from inchworm.types import Array, Tree
 
@@ -82,15 +84,43 @@ def carve_rows(
 
 
 def open_shared(size: int) -> int:
-    """The descriptor of `size` bytes of nameless shared memory; close it once it is mapped and sent."""
+    """The descriptor of `size` bytes of nameless shared memory; close it once nobody will map it any more."""
+    size = max(size, 1)
     create: Callable[[str], int] | None = getattr(os, "memfd_create", None)
-    if create is not None:
-        descriptor = create("inchworm")
-    else:
-        with tempfile.TemporaryFile() as file:  # unlinked as soon as it is made
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, max(size, 1))
+    try:
+        if create is not None:
+            descriptor = create("inchworm")
+        else:
+            with tempfile.TemporaryFile() as file:  # unlinked as soon as it is made
+                descriptor = os.dup(file.fileno())
+        try:
+            if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):  # the kernel might try, and end other processes for it
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            os.ftruncate(descriptor, size)
+            reserve: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+            if reserve is not None:  # what is not there is missed here, by an error, and not later, by a signal
+                reserve(descriptor, 0, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise _no_memory(size, error) from None
     return descriptor
+
+
+def map_shared(descriptor: int) -> mmap.mmap:
+    """The shared memory of a descriptor, which may be closed then."""
+    try:
+        return mmap.mmap(descriptor, 0)
+    except OSError as error:
+        raise _no_memory(os.fstat(descriptor).st_size, error) from None
+
+
+def _no_memory(size: int, error: OSError) -> WorkerError:
+    return WorkerError(
+        f"{size / 1e6:.1f} MB of memory to share with the env workers could not be had: {error}; "
+        "use fewer env.num_envs, or env.num_workers=0"
+    )
 
 
 def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:

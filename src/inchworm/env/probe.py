@@ -1,7 +1,8 @@
-"""Serves `check_env`: takes steps as training would, and writes down all that happened."""
+"""Serves `check_env` and the tests of replay: takes steps as training would, and writes down all that happened."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from inchworm.env.lanes import GymnasiumCopy
 from inchworm.env.memory import carve_rows, map_tree, tree_leaves
 from inchworm.spaces import MASK_KEY, Space, build_tree, leaf, mask_sizes
 from inchworm.types import Tree
+
+_DIFFERENT = 16
+"""So many actions are drawn where one would do for all lanes."""
 
 
 @dataclass
@@ -81,6 +85,21 @@ def legal_action(space: Space, observation: Tree, rng: np.random.Generator) -> A
         return (chosen.reshape(part.shape or ()) + start).astype(part.dtype)
 
     return build_tree(space, one)
+
+
+def put_legal_actions(space: Space, observations: Tree, rng: np.random.Generator, rows: Tree, lanes: Sequence[int]) -> None:
+    """Write random legal actions of some lanes into the rows [B, *act]; all lanes see `observations` [B, *obs].
+
+    Without masks what is legal for one lane is legal for all, and many lanes share some actions: to draw one takes a while.
+    """
+    masked = isinstance(observations, dict) and MASK_KEY in observations
+    drawn = []
+    for place, lane in enumerate(lanes):
+        if masked or place < _DIFFERENT:
+            seen = map_tree(operator.itemgetter(lane), observations)
+            drawn.append(tree_leaves(legal_action(space, seen, rng)))
+        for row, part in zip(tree_leaves(rows), drawn[place % len(drawn)]):
+            row[lane] = part
 
 
 def same(one: Tree, other: Tree) -> bool:

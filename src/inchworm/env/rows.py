@@ -5,6 +5,7 @@ Never a broadcast, never an invented number: a value either has the promised sha
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -159,10 +160,17 @@ class _Adapter:
 def real_scalar(reward: Any) -> float:
     """A reward as a float; anything but one real number is refused."""
     if isinstance(reward, float | int | np.floating | np.integer | np.bool_):
-        return float(reward)
+        return _as_float(reward)
     if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
         return float(reward)
     raise _refusal(("reward",), "must be one real number (an array needs shape ())", reward)
+
+
+def _as_float(reward: Any) -> float:
+    try:
+        return float(reward)
+    except OverflowError:
+        raise _refusal(("reward",), "is an integer beyond every float", reward) from None
 
 
 def flag(value: Any, name: str) -> bool:
@@ -173,14 +181,21 @@ def flag(value: Any, name: str) -> bool:
 
 
 def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
-    """The numbers among an `info`, as floats; text, arrays and nested things are left out."""
+    """The finite numbers among an `info`, as floats; text, arrays and nested things are left out.
+
+    So is a number that is not finite: nothing learns from an `info`, and one NaN would take the mean of all the others with it.
+    """
+    if not isinstance(info, Mapping):
+        raise _refusal(("info",), "must be a dict", info)
     numbers = {}
     for key, value in info.items():
         if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
             try:
-                numbers[str(key)] = float(value)
+                number = float(value)
             except OverflowError:
                 continue
+            if math.isfinite(number):
+                numbers[str(key)] = number
     return numbers
 
 

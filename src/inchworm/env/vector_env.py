@@ -36,6 +36,7 @@ class _InProcess:
         self.rows, _ = carve_rows(self.observation_space, self.action_space, num_copies, num_copies)
         self._block.attach(self.rows)
         self.reset, self.set_options, self.finish = self._block.reset, self._block.set_options, self._block.step
+        self.get_states, self.set_states = self._block.get_states, self._block.set_states
 
     def start(self) -> None:
         """Nothing to wake: `finish` takes the step."""
@@ -59,7 +60,8 @@ class InProcessVectorEnv(LaneVectorEnv):
 class WorkerVectorEnv(LaneVectorEnv):
     """`num_envs` copies in `num_workers` processes; with `help_workers` a share of them is stepped in this process meanwhile.
 
-    A worker that raises, dies, or does not answer within `worker_timeout` seconds ends all of them with a `WorkerError`.
+    A worker that dies, or does not answer within `worker_timeout` seconds, is replaced and its copies are brought to where they stood,
+    at most `worker_restarts` times in ten minutes; one whose environment raises ends all of them with a `WorkerError`.
     """
 
     def __init__(
@@ -70,14 +72,17 @@ class WorkerVectorEnv(LaneVectorEnv):
         *,
         help_workers: bool = False,
         worker_timeout: float = 60.0,
+        worker_restarts: int = 10,
         **options: Any,
     ) -> None:
         most = num_envs - help_workers
         if not 1 <= num_workers <= most:
             beside = ", beside the share of this process," if help_workers else ""
             raise EnvError(f"num_workers={num_workers}{beside} must be from 1 to {most}, because num_envs={num_envs}")
-        engine = HelpedPool if help_workers else WorkerPool
-        super().__init__(engine(make, num_envs, num_workers, worker_timeout), **options)
+        kind = HelpedPool if help_workers else WorkerPool
+        engine = kind(make, num_envs, num_workers, worker_timeout, worker_restarts)
+        super().__init__(engine, **options)
+        engine.rebuild_from(self._ledger)
 
 
 def make_vector_env(
@@ -87,6 +92,7 @@ def make_vector_env(
     *,
     seed: int = 0,
     worker_timeout: float | None = None,
+    worker_restarts: int | None = None,
     max_replay_steps: int = 100_000,
     first_copy: int = 0,
 ) -> VectorEnv:
@@ -94,14 +100,19 @@ def make_vector_env(
 
     `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
     lane, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. `num_envs`,
-    `num_workers` and `worker_timeout` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
-    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
+    `num_workers`, `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are
+    numbered from `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
     """
     if isinstance(env, VectorEnv):
         return env
     if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env, which EnvPool's is too
-        return adapt_vector_env(env, seed=seed, first_copy=first_copy)
-    overrides = {"num_envs": num_envs, "num_workers": num_workers, "worker_timeout": worker_timeout}
+        return adapt_vector_env(env, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
+    overrides = {
+        "num_envs": num_envs,
+        "num_workers": num_workers,
+        "worker_timeout": worker_timeout,
+        "worker_restarts": worker_restarts,
+    }
     given = {name: value for name, value in overrides.items() if value is not None}
     options: dict[str, Any] = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
     if isinstance(env, str):
@@ -115,7 +126,7 @@ def make_vector_env(
         checked = EnvConfig(num_envs=copies).replace(**given)
         workers = 0 if checked.num_workers == "auto" else checked.num_workers
         if workers:
-            return WorkerVectorEnv(env, copies, workers, worker_timeout=checked.worker_timeout, **options)
+            return WorkerVectorEnv(env, copies, workers, **_worker_options(checked), **options)
         return InProcessVectorEnv(env, copies, **options)
     raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")
 
@@ -125,11 +136,14 @@ def _of_config(config: EnvConfig, options: dict[str, Any]) -> VectorEnv:
         return make_envpool(config, seed=options["seed"], first_copy=options["first_copy"])
     workers = 0 if config.num_workers == "auto" else config.num_workers
     if workers:
-        known: dict[str, Any] = {"help_workers": config.help_workers, "worker_timeout": config.worker_timeout}
-        return WorkerVectorEnv(config, config.num_envs, workers, **known, **options)
+        return WorkerVectorEnv(config, config.num_envs, workers, **_worker_options(config), **options)
     if native_pays(config):
         return NativeCartPole(config.id, config.num_envs, max_episode_steps=config.max_episode_steps, **options)
     return InProcessVectorEnv(lambda: make_env(config), config.num_envs, **options)
+
+
+def _worker_options(config: EnvConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("help_workers", "worker_timeout", "worker_restarts")}
 
 
 def _of_instance(env: Env, num_envs: int | None, num_workers: Any, options: dict[str, Any]) -> VectorEnv:

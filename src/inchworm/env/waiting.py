@@ -35,6 +35,10 @@ class Waiter:
         """Wait for this descriptor too."""
         self._poll.register(descriptor, select.POLLIN)
 
+    def forget(self, descriptor: int) -> None:
+        """No longer wait for this descriptor, which is about to be closed."""
+        self._poll.unregister(descriptor)
+
     def wait(self, seconds: float | None = None) -> list[tuple[int, int]]:
         """The descriptors that have something to read, or whose other side is gone; empty after so many seconds without any."""
         began = time.perf_counter()

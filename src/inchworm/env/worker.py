@@ -1,13 +1,14 @@
 """Step 1 of 9, in a process of its own: `python -m inchworm.env.worker` steps some copies and writes their rows to shared memory.
 
 A worker is a fresh interpreter: it never imports the user's script nor a learning framework. Whatever happens in it, from
-the constructor on, goes back as text with its traceback; a worker dies with its parent.
+the constructor on, goes back as text with its traceback; a worker dies with its parent. What a worker holds can be rebuilt
+without it (`rebuild.py`), so it may end at any moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import gymnasium as gym
@@ -25,9 +26,10 @@ from inchworm.env import channel
 from inchworm.env.block import Block
 from inchworm.env.channel import Message
 from inchworm.env.engine import Replay
-from inchworm.env.memory import carve_rows
+from inchworm.env.memory import carve_rows, map_shared
+from inchworm.env.own_state import Restore, pack_tree, unpack_tree
 from inchworm.env.waiting import Waiter
-from inchworm.errors import InchwormError
+from inchworm.errors import EnvError, InchwormError
 from inchworm.spaces import build_tree, leaf_dtype, leaf_shape, leaves, space_to_dict
 
 _TEXT_LIMIT = 10_000
@@ -54,7 +56,7 @@ class Worker:
                 pass
         except (EOFError, ConnectionError):
             if self._block is not None:
-                self._block.close()
+                self._block.close(BaseException)
 
     def _next(self) -> Message:
         self._waiter.wait()
@@ -64,10 +66,18 @@ class Worker:
         """Do what the message says; False once there is nothing left to do."""
         try:
             answer = self._HANDLERS[message.kind](self, message)
-        except BaseException as error:  # also SystemExit and KeyboardInterrupt that an environment raises
+        except (SystemExit, MemoryError) as error:  # no fault of the environment's code: another process may get further
+            self._die(error)
+        except BaseException as error:  # also a KeyboardInterrupt that an environment raises
             answer = channel.pack(channel.ERROR, self._report(error))
         self._connection.sendall(answer)
         return message.kind != channel.CLOSE
+
+    def _die(self, error: BaseException) -> NoReturn:
+        """End at once, with a last word if there is memory for one."""
+        with contextlib.suppress(OSError, MemoryError):
+            self._connection.sendall(channel.pack(channel.GONE, self._report(error)))
+        os._exit(1)
 
     def _setup(self, message: Message) -> bytes:
         sys.path[:] = message.header["path"]
@@ -76,12 +86,15 @@ class Worker:
             gym.registry.setdefault(spec.id, spec)
         self._block = Block(make, message.header["first_copy"], message.header["num_copies"])
         found = self._block
-        return channel.pack(channel.HELLO, [space_to_dict(found.observation_space), space_to_dict(found.action_space)])
+        described = [space_to_dict(found.observation_space), space_to_dict(found.action_space), found.keeps_states]
+        return channel.pack(channel.HELLO, described)
 
     def _attach(self, message: Message) -> bytes:
+        if not message.descriptors:
+            raise EnvError("the shared memory could not be opened: too many open files; raise ulimit -n")
         (descriptor,) = message.descriptors
         try:
-            memory = mmap.mmap(descriptor, 0)
+            memory = map_shared(descriptor)
         finally:
             os.close(descriptor)
         block, num_copies = self._made(), message.header["num_copies"]
@@ -119,8 +132,16 @@ class Worker:
             start += parts[path].nbytes
         return build_tree(self._made().action_space, lambda path, _: parts[path]), start
 
+    def _get_states(self, _: Message) -> bytes:
+        return channel.pack(channel.STATES, *pack_tree(self._made().get_states()))
+
+    def _set_states(self, message: Message) -> bytes:
+        jobs = zip(*(message.header[name] for name in ("copies", "seeds", "options")), unpack_tree(message.header, message.raw))
+        self._made().set_states([Restore(*job) for job in jobs])
+        return channel.pack(channel.DONE)
+
     def _close(self, _: Message) -> bytes:
-        return channel.pack(channel.CLOSED, self._block.close() if self._block is not None else [])
+        return channel.pack(channel.CLOSED, self._block.close(BaseException) if self._block is not None else [])
 
     def _beat(self) -> None:
         """Say now and then that a long replay is under way."""
@@ -150,6 +171,8 @@ class Worker:
         channel.RESET: _reset,
         channel.OPTIONS: _options,
         channel.REPLAY: _replay,
+        channel.GET_STATES: _get_states,
+        channel.SET_STATES: _set_states,
         channel.CLOSE: _close,
     }
 

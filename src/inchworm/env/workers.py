@@ -1,32 +1,28 @@
-"""Step 2 of 9, over worker processes: wakes them, waits for them, and names the one that raised, died or hung."""
+"""Step 2 of 9, over worker processes: wakes them, waits for them, has those replaced that died or hung, and names one that raised."""
 
 from __future__ import annotations
 
-import mmap
 import os
-import socket
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
-
-import cloudpickle
-import gymnasium as gym
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from inchworm.config import EnvConfig
 from inchworm.env import channel
 from inchworm.env.block import warn_of
-from inchworm.env.build import Env, make_env
+from inchworm.env.build import Env
 from inchworm.env.channel import Message
-from inchworm.env.engine import Ended, Replay
-from inchworm.env.memory import carve_rows, open_shared, tree_leaves
-from inchworm.env.process import WorkerProcess, end_processes
+from inchworm.env.engine import Ended, Replay, pack_replay
+from inchworm.env.episodes import EpisodeLedger
+from inchworm.env.memory import carve_rows, map_shared, open_shared
+from inchworm.env.own_state import Restore, pack_tree, unpack_tree
+from inchworm.env.process import LOOK_SECONDS, Gone, WorkerProcess, end_processes
+from inchworm.env.rebuild import START_SECONDS, Exchange, Rebuilder
+from inchworm.env.recipe import make_recipe
 from inchworm.env.waiting import Waiter
 from inchworm.errors import EnvError, WorkerError
 from inchworm.spaces import space_from_dict
 
-_START_SECONDS = 60.0
-"""The least time that a worker has to start: an interpreter and its imports, perhaps on a busy machine."""
 _AWAKE_SECONDS = 500e-6
 """How long the vector env waits for its workers' step before it sleeps; beyond this a wake-up is a small part of the step."""
 _GRACE_SECONDS = 2.0
@@ -40,201 +36,192 @@ class WorkerPool:
     lanes_per_copy = 1
 
     def __init__(
-        self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float, *, rows_for: int | None = None
+        self,
+        make: EnvConfig | Callable[[], Env],
+        num_copies: int,
+        num_workers: int,
+        timeout: float,
+        restarts: int = 0,
+        *,
+        rows_for: int | None = None,
     ) -> None:
         """`rows_for` is for how many copies there are rows, if somebody else steps some beside the workers' `num_copies`."""
         self._timeout, self._owner = timeout, os.getpid()
         self._processes: list[WorkerProcess] = []
         self._by_descriptor: dict[int, WorkerProcess] = {}
         self._waiter = Waiter(_AWAKE_SECONDS)
-        self._waiting: set[WorkerProcess] = set()  # who owes an answer
-        self._seeds: Any = None
-        recipe = _recipe(make)
+        self._exchange: Exchange | None = None  # what is under way
+        self._descriptor: int | None = None  # of the shared memory, for workers to come
+        self._rebuilder = Rebuilder(make_recipe(make), timeout, restarts)
+        self.rebuild_from: Callable[[EpisodeLedger], None] = self._rebuilder.know_episodes
         try:
             for index in range(num_workers):
                 first, end = index * num_copies // num_workers, (index + 1) * num_copies // num_workers
-                self._add(WorkerProcess(index, first, end - first))
-            self._make_copies(recipe)
+                self._processes.append(WorkerProcess(index, first, end - first, timeout))
+                self._watch(self._processes[-1])
+            self._make_copies()
             self._share_memory(num_copies if rows_for is None else rows_for)
         except BaseException:
             self.close(_GRACE_AFTER_ERROR)
             raise
+        self._step = Exchange(dict.fromkeys(self._processes, channel.STEP), is_step=True)
 
-    def _add(self, process: WorkerProcess) -> None:
-        self._processes.append(process)
-        process.connection.settimeout(self._timeout)
-        self._by_descriptor[process.connection.fileno()] = process
-        self._waiter.watch(process.connection.fileno())
+    def _watch(self, process: WorkerProcess) -> None:
+        descriptor = process.connection.fileno()
+        self._by_descriptor[descriptor] = process
+        self._waiter.watch(descriptor)
 
-    def _make_copies(self, recipe: bytes) -> None:
-        def setup(process: WorkerProcess) -> bytes:
-            header = {"path": sys.path, "first_copy": process.first_copy, "num_copies": process.num_copies}
-            return channel.pack(channel.SETUP, header, recipe)
+    def _forget(self, process: WorkerProcess) -> None:
+        descriptor = process.connection.fileno()
+        del self._by_descriptor[descriptor]
+        self._waiter.forget(descriptor)
 
-        self._send({process: setup(process) for process in self._processes})
-        described = [message.header for message in self._gather(max(self._timeout, _START_SECONDS)).values()]
+    def _make_copies(self) -> None:
+        messages = {process: self._rebuilder.setup(process) for process in self._processes}
+        answers = self._ask(Exchange(messages, patience=max(self._timeout, START_SECONDS)))
+        described = [message.header for message in answers.values()]
         if any(spaces != described[0] for spaces in described):
             raise EnvError("the copies in different workers have different spaces: all copies of an environment must be alike")
-        self.observation_space, self.action_space = map(space_from_dict, described[0])
+        self.observation_space, self.action_space = map(space_from_dict, described[0][:2])
+        self._keeps_states = bool(described[0][2])
+        self._rebuilder.know_spaces(described[0])
 
     def _share_memory(self, num_copies: int) -> None:
         _, size = carve_rows(self.observation_space, self.action_space, num_copies, num_copies)
-        descriptor = open_shared(size)
-        try:
-            memory = mmap.mmap(descriptor, 0)
-            data = channel.pack(channel.ATTACH, {"num_copies": num_copies})
-            self._send(dict.fromkeys(self._processes, data), descriptor)
-            self._gather()
-        finally:
-            os.close(descriptor)
-        self.rows, _ = carve_rows(self.observation_space, self.action_space, num_copies, num_copies, memory)
-        self._seeds = self.rows.seeds
+        self._descriptor = open_shared(size)
+        self.rows, _ = carve_rows(self.observation_space, self.action_space, num_copies, num_copies, map_shared(self._descriptor))
+        attach = channel.pack(channel.ATTACH, {"num_copies": num_copies})
+        self._ask(Exchange(dict.fromkeys(self._processes, attach), descriptor=self._descriptor))
+        self._rebuilder.know_memory(attach, self._descriptor, self.rows)
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin new episodes in some copies."""
         by_copy = dict(zip(indices, seeds))
-        self._tell(channel.RESET, indices, lambda copies: {"copies": copies, "seeds": [by_copy[copy] for copy in copies]})
+        self._tell(channel.RESET, indices, lambda copies: {"copies": copies, "seeds": [by_copy[copy] for copy in copies]}, moves=indices)
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """What `env.reset` gets from the copies' next reset on."""
         by_copy = dict(zip(indices, options))
         self._tell(channel.OPTIONS, indices, lambda copies: {"copies": copies, "options": [by_copy[copy] for copy in copies]})
 
-    def _tell(self, kind: bytes, indices: Sequence[int], header: Callable[[list[int]], Any]) -> None:
+    def _tell(self, kind: bytes, indices: Sequence[int], header: Callable[[list[int]], Any], moves: Sequence[int] = ()) -> None:
         mine = {process: [copy for copy in indices if copy in process.copies] for process in self._processes}
-        self._send({process: channel.pack(kind, header(copies)) for process, copies in mine.items() if copies})
-        self._gather()
+        messages = {process: channel.pack(kind, header(copies)) for process, copies in mine.items() if copies}
+        self._ask(Exchange(messages, moves=frozenset(moves)))
 
     def start(self) -> None:
         """Wake every worker for one step."""
-        self._send(dict.fromkeys(self._processes, channel.STEP))
+        self._send(self._step)
 
     def finish(self) -> list[Ended]:
         """Wait for the step of all workers: the lanes that ended."""
-        return [(lane, info) for message in self._gather().values() if message.kind == channel.ENDED for lane, info in message.header]
+        answers = self._gather(self._step).values()
+        return [(lane, info) for message in answers if message.kind == channel.ENDED for lane, info in message.header]
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Bring copies to where their episodes stood: (return, steps) of each."""
         mine = {process: [job for job in jobs if job.copy in process.copies] for process in self._processes}
-        self._send({process: _pack_replay(own) for process, own in mine.items() if own})
+        messages = {process: pack_replay(own) for process, own in mine.items() if own}
+        answers = self._ask(Exchange(messages, moves=range(len(self.rows.seeds))))  # where copies stood before does not matter
         results = {}
-        for process, message in self._gather().items():
+        for process, message in answers.items():
             results.update({job.copy: (total, taken) for job, (total, taken) in zip(mine[process], message.header)})
         return [results[job.copy] for job in jobs]
 
-    def _send(self, messages: Mapping[WorkerProcess, bytes], descriptor: int | None = None) -> None:
+    def get_states(self) -> list[dict[str, Any]]:
+        """What the copies say of where they stand; nothing if they do not offer it."""
+        if not self._keeps_states:
+            return []
+        answers = self._ask(Exchange(dict.fromkeys(self._processes, channel.pack(channel.GET_STATES))))
+        return [own for message in answers.values() for own in unpack_tree(message.header, message.raw)]
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Begin episodes and put their copies where they stood."""
+        mine = {process: [job for job in jobs if job.copy in process.copies] for process in self._processes}
+        messages = {process: _pack_states(own) for process, own in mine.items() if own}
+        self._ask(Exchange(messages, moves=frozenset(job.copy for job in jobs)))
+
+    def _send(self, exchange: Exchange) -> None:
         if not self._processes:
             raise WorkerError("the env workers have ended after an earlier error; make a new vector env")
-        if self._waiting:
+        if self._exchange is not None:
             raise WorkerError("an exchange with the env workers was interrupted; close this vector env and make a new one")
-        self._waiting = set(messages)
-        for process, data in messages.items():
-            try:
-                if descriptor is None:
-                    process.connection.sendall(data)
-                else:  # it travels with the first byte, and the worker maps it before it answers
-                    socket.send_fds(process.connection, [data], [descriptor])
-            except TimeoutError:
-                self._hung([process], self._timeout)
-            except OSError:
-                self._died(process)
+        self._exchange = exchange
+        for process, data in exchange.messages.items():
+            process.send(data, exchange.descriptor)
 
-    def _gather(self, patience: float | None = None) -> dict[WorkerProcess, Message]:
-        """The answers that are owed, in the order of workers. All workers are watched: a death is noticed at once."""
-        patience = patience or self._timeout
-        waiting = set(self._waiting)
+    def _ask(self, exchange: Exchange) -> dict[WorkerProcess, Message]:
+        self._send(exchange)
+        return self._gather(exchange)
+
+    def _gather(self, exchange: Exchange) -> dict[WorkerProcess, Message]:
+        """The answers that are owed, in the order of workers."""
+        try:
+            answers = self._answers(exchange, exchange.patience or self._timeout)
+        except WorkerError:
+            self.close(_GRACE_AFTER_ERROR)
+            raise
+        # Only now: if Ctrl-C arrived above, answers may be lost, and the next exchange must not begin.
+        self._exchange = None
+        return {process: answers[process] for process in self._processes if process in answers}
+
+    def _answers(self, exchange: Exchange, patience: float) -> dict[WorkerProcess, Message]:
+        """All workers are watched, also those that owe nothing: a death is noticed at once."""
+        waiting = set(exchange.messages)
         answers: dict[WorkerProcess, Message] = {}
         deadline = time.monotonic() + patience
         while waiting:
-            events = self._waiter.wait(deadline - time.monotonic())
-            if not events:
-                self._hung(sorted(waiting, key=lambda process: process.index), patience)
+            events = self._waiter.wait(min(deadline - time.monotonic(), LOOK_SECONDS))
+            gone = [] if events else _gone(waiting, patience if time.monotonic() >= deadline else None)
             for descriptor, _ in events:
                 process = self._by_descriptor[descriptor]
-                message = self._receive(process)
+                try:
+                    message = process.receive()
+                except Gone:
+                    gone.append(process)
+                    continue
                 if message.kind == channel.ALIVE:
                     deadline = time.monotonic() + patience
                 else:
                     waiting.discard(process)
                     answers[process] = message
-        # Only now: if Ctrl-C arrived above, answers may be lost, and the next exchange must not begin.
-        self._waiting = set()
-        return {process: answers[process] for process in self._processes if process in answers}
+            for process in gone:
+                answers |= self._replace(process, exchange)
+                waiting.discard(process)
+                deadline = time.monotonic() + patience  # nobody listened to the others meanwhile
+        return answers
 
-    def _receive(self, process: WorkerProcess) -> Message:
-        try:
-            message = channel.receive(process.connection)
-        except TimeoutError:
-            self._hung([process], self._timeout)
-        except (EOFError, OSError):
-            self._died(process)
-        if message.kind == channel.ERROR:
-            self._raised(process, message.header)
-        return message
-
-    def _raised(self, process: WorkerProcess, report: Mapping[str, Any]) -> NoReturn:
-        lane = "" if report["lane"] is None else f", lane {report['lane']}, episode seed {report['seed']}"
-        traceback = f"\n\nTraceback in the worker:\n{report['traceback']}" if report["traceback"] else ""
-        self._fail(f"{process}{lane}: {report['type']}: {report['text']}{traceback}")
-
-    def _died(self, process: WorkerProcess) -> NoReturn:
-        self._fail(f"{process} {process.how_it_died()}{self._running(process)}")
-
-    def _hung(self, processes: Sequence[WorkerProcess], patience: float) -> NoReturn:
-        for process in processes:
-            process.process.kill()
-        names = "; ".join(f"{process}{self._running(process)}" for process in processes)
-        self._fail(f"{names}: no answer within {patience:g} s; raise env.worker_timeout if a step may take longer")
-
-    def _running(self, process: WorkerProcess) -> str:
-        if self._seeds is None:
-            return ", while its environments were made"
-        return ", episode seeds by lane " + ", ".join(f"{copy}: {self._seeds[copy]}" for copy in process.copies)
-
-    def _fail(self, what: str) -> NoReturn:
-        self.close(_GRACE_AFTER_ERROR)
-        raise WorkerError(what)
+    def _replace(self, process: WorkerProcess, exchange: Exchange) -> dict[WorkerProcess, Message]:
+        self._forget(process)
+        answer = self._rebuilder.replace(process, exchange)
+        self._watch(process)
+        return {} if answer is None else {process: answer}
 
     def close(self, grace: float = _GRACE_SECONDS) -> None:
         """End all workers in bounded time."""
         if os.getpid() != self._owner:  # a forked copy of this process does not own them
             return
         processes, self._processes = self._processes, []
-        warn_of(end_processes(processes, grace))
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            warn_of(end_processes(processes, grace))
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
 
-def _pack_replay(jobs: Sequence[Replay]) -> bytes:
-    header = {
-        "copies": [job.copy for job in jobs],
-        "seeds": [job.seed for job in jobs],
-        "options": [job.options for job in jobs],
-        "lengths": [len(tree_leaves(job.actions)[0]) for job in jobs],
-    }
-    raw = b"".join(part.tobytes() for job in jobs for part in tree_leaves(job.actions))
-    return channel.pack(channel.REPLAY, header, raw)
+def _pack_states(jobs: Sequence[Restore]) -> bytes:
+    header, raw = pack_tree([job.state for job in jobs])
+    columns = {"copies": [job.copy for job in jobs], "seeds": [job.seed for job in jobs], "options": [job.options for job in jobs]}
+    return channel.pack(channel.SET_STATES, {**header, **columns}, raw)
 
 
-class _FromConfig:
-    """A factory that a worker can be sent: the config as it is, made into an environment over there."""
-
-    def __init__(self, config: EnvConfig) -> None:
-        self.config = config
-
-    def __call__(self) -> Env:
-        return make_env(self.config)
-
-
-def _recipe(make: EnvConfig | Callable[[], Env]) -> bytes:
-    """What workers make environments from. An id that the user's script registered goes along with its spec."""
-    specs = []
-    if isinstance(make, EnvConfig):
-        spec = gym.registry.get(make.id)
-        specs = [spec] if spec is not None and not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")) else []
-        make = _FromConfig(make)
-    try:
-        return cloudpickle.dumps((make, specs))  # type: ignore[no-any-return]
-    except Exception as error:  # pickling runs the user's code, which may raise anything
-        raise EnvError(
-            f"the environment's factory cannot be sent to worker processes ({type(error).__name__}: {error}); "
-            "use env.num_workers=0, or a function that makes everything it needs itself"
-        ) from error
+def _gone(processes: Iterable[WorkerProcess], patience: float | None) -> list[WorkerProcess]:
+    """Those that are gone without a word, in their order; all of them if the patience with them is over."""
+    gone = []
+    for process in sorted(processes, key=lambda process: process.index):
+        try:
+            process.look(patience)
+        except Gone:
+            gone.append(process)
+    return gone

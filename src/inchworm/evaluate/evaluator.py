@@ -108,7 +108,8 @@ def _for_evaluation(source: Any, config: EvalConfig) -> Any:
     if not isinstance(source, EnvConfig):
         return source
     workers = source.num_workers if source.num_workers == "auto" else min(source.num_workers, config.num_envs)
-    env = source.replace(num_envs=config.num_envs, num_workers=workers)
+    helps = source.help_workers and workers != "auto" and 1 <= workers < config.num_envs
+    env = source.replace(num_envs=config.num_envs, num_workers=workers, help_workers=helps)
     return _whole_games(env) if env.atari else env
 
 

@@ -27,6 +27,8 @@ LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the edges."""
 
+_MAX_LAYERS = 1_000  # that a description may ask for
+
 
 @dataclass(frozen=True)
 class PolicySpec:
@@ -111,9 +113,10 @@ class PolicySpec:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
         """The spec that `to_dict` described."""
-        return cls(
-            space_from_dict(data["observation_space"]), space_from_dict(data["action_space"]), PolicyConfig.from_dict(data["config"])
-        )
+        config = PolicyConfig.from_dict(data["config"])
+        if len(config.hidden_sizes) + len(config.cnn_filters) > _MAX_LAYERS:
+            raise SpaceError(f"a file describes a policy of more than {_MAX_LAYERS} layers")
+        return cls(space_from_dict(data["observation_space"]), space_from_dict(data["action_space"]), config)
 
 
 def _one_action(value: Any, space: Space) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from inchworm.errors import CorruptFileError, InchwormError
-from inchworm.files import read_tensor_file, write_tensor_file
+from inchworm.errors import BadNumberError, InchwormError
+from inchworm.files import distrusted, read_tensor_file, write_tensor_file
 from inchworm.normalization import popart
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
@@ -25,13 +25,35 @@ VALUE_HEAD = ("critic.head.weight", "critic.head.bias")
 
 def check_weights(spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> None:
     """Refuse weights whose names or shapes are not the spec's."""
-    expected = {**spec.layers, **{name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}, VERSION: ()}
-    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
-    if missing or unknown:
-        raise InchwormError(f"these weights do not fit the policy: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    _check_shapes(spec.layers, weights)  # before anything of the spec's sizes is allocated
+    statistics = {name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}
+    expected = {**spec.layers, **statistics, VERSION: ()}
+    unknown = sorted(weights.keys() - expected.keys())
+    if unknown:
+        raise InchwormError(f"these weights do not fit the policy: unknown {unknown}")
+    _check_shapes(expected, weights)
+
+
+def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    missing = sorted(expected.keys() - weights.keys())
+    if missing:
+        raise InchwormError(f"these weights do not fit the policy: missing {missing}")
     for name, shape in expected.items():
         if np.shape(weights[name]) != tuple(shape):
             raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {tuple(shape)}")
+
+
+def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
+    """Refuse weights that no policy could act with: numbers that are not finite, a negative variance or count. None is ever saved."""
+    for name, array in weights.items():
+        is_count = name == VERSION or name.endswith(".count")
+        if array.dtype.kind not in ("iu" if is_count else "f"):
+            raise InchwormError(f"the weight {name} is of {array.dtype}, not of {'whole numbers' if is_count else 'float32 or float64'}")
+        if not np.isfinite(array).all():
+            first = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise BadNumberError(f"the weight {name} is not finite at {first}: {array[tuple(first)]}; such a policy is not saved")
+        if (is_count or name.endswith(".var")) and (array < 0).any():
+            raise BadNumberError(f"{name} is negative: {array.min()}")
 
 
 def fingerprint(weights: Mapping[str, np.ndarray]) -> int:
@@ -55,6 +77,7 @@ def rescaled_value_head(
 def save_policy(path: str | Path, spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> Path:
     """Write a policy file, atomically."""
     check_weights(spec, weights)
+    check_numbers(weights)
     write_tensor_file(Path(path), weights, kind=FILE_KIND, version=FILE_VERSION, header={"spec": spec.to_dict()})
     return Path(path)
 
@@ -62,11 +85,10 @@ def save_policy(path: str | Path, spec: PolicySpec, weights: Mapping[str, np.nda
 def read_policy(path: str | Path) -> tuple[PolicySpec, dict[str, np.ndarray]]:
     """The spec and weights of a policy file."""
     weights, header = read_tensor_file(Path(path), kind=FILE_KIND, max_version=FILE_VERSION)
-    try:
+    with distrusted(f"{path} holds no valid policy"):
         spec = PolicySpec.from_dict(header["spec"])
         check_weights(spec, weights)
-    except (InchwormError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptFileError(f"{path} holds no valid policy: {error}") from error
+        check_numbers(weights)
     return spec, weights
 
 

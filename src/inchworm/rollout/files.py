@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inchworm.errors import CorruptFileError, RolloutError
-from inchworm.files import read_tensor_file, write_tensor_file
+from inchworm.errors import RolloutError
+from inchworm.files import distrusted, read_tensor_file, write_tensor_file
 from inchworm.rollout.checks import check_fields, freeze
 from inchworm.trees import flatten_tree, unflatten_tree
 from inchworm.types import EpisodeRecord
@@ -31,12 +31,20 @@ def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """The fields that `save_fields` wrote, checked and read-only."""
     arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
     freeze(arrays)
-    try:
+    with distrusted(f"{path} holds no valid rollout"):
         fields: dict[str, Any] = unflatten_tree(arrays, header["fields"])
         if set(fields) != set(names):
             raise RolloutError(f"the fields {sorted(set(fields) ^ set(names))} are missing or unknown")
-        fields["episodes"] = tuple(EpisodeRecord(**episode) for episode in fields["episodes"])
+        fields["episodes"] = tuple(_episode(episode) for episode in fields["episodes"])
         check_fields(fields)
-    except (CorruptFileError, RolloutError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CorruptFileError(f"{path} holds no valid rollout: {error}") from None
     return fields
+
+
+def _episode(data: Any) -> EpisodeRecord:
+    """A record of plain numbers, as the collector makes them."""
+    episode = EpisodeRecord(**data)
+    whole = (episode.length, episode.lane, episode.seed)
+    numbers = (episode.episode_return, *episode.info.values())
+    if any(type(number) is not int for number in whole) or any(type(number) not in (int, float) for number in numbers):
+        raise RolloutError(f"the episode {data!s:.200} is not made of numbers")
+    return episode

@@ -68,9 +68,9 @@ def _array(value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise RolloutError(f"{name}: cannot be read as an array ({error}); give a NumPy array or a tensor after .detach().cpu()") from None
-    if array.dtype.kind not in "biuf":
-        raise RolloutError(f"{name}: got {array.dtype}{list(array.shape)}, expected an array of numbers")
-    return array
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise RolloutError(f"{name}: got {array.dtype}{list(array.shape)}, expected an array of numbers of up to 64 bits")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # other machines' byte order is no tensor library's
 
 
 def _tree(value: Any, name: str) -> Tree:

@@ -24,13 +24,11 @@ def rollout_bytes(observation_space: Space, action_space: Space, num_steps: int,
     return num_lanes * (num_steps * (observation + action + flat) + observation)
 
 
-def check_fits(needed: int, *, what: str) -> None:
-    """Refuse what the machine has no memory for, before it is asked for it."""
+def check_fits(needed: int, *, what: str, use: str = "use fewer env.num_envs or ppo.rollout_steps") -> None:
+    """Refuse what the machine has no memory for, before it is asked for it; `use` is what to do about it."""
     free = available_bytes()
     if free is not None and needed > free:
-        raise ConfigError(
-            f"{what} takes {in_words(needed)}, but {in_words(free)} of memory are free; use fewer env.num_envs or ppo.rollout_steps"
-        )
+        raise ConfigError(f"{what} takes {in_words(needed)}, but {in_words(free)} of memory are free; {use}")
 
 
 def available_bytes() -> int | None:

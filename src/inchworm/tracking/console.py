@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from inchworm.tracking.terminal import Terminal, make_terminal
+from inchworm.tracking.terminal import Terminal, make_terminal, printable
 
 _EVALUATION = "evaluation/mean_return"
 _SHOWN = {  # metric -> what the views call it
@@ -125,7 +125,7 @@ class ConsoleTracker:
     def view(self) -> RenderableType:
         """The state as the live view: a bar, then returns and scores, then losses."""
         head = Table.grid(padding=(0, 2))
-        cells: list[RenderableType] = [Text(self.title, style="bold")] if self.title else []
+        cells: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
         if self.total is not None:
             cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total), width=30))
         head.add_row(*cells, self._progress(), *(Text(part, style="cyan") for part in self._pace()))

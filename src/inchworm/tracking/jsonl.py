@@ -10,11 +10,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import yaml
-
-from inchworm.files import write_atomically
+from inchworm.files import read_bytes, sync_directory, write_atomically
+from inchworm.tracking.rows import RowFile, read_complete_rows
+from inchworm.yaml_text import dump_yaml
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
@@ -23,13 +23,16 @@ _COUNTERS = ("iteration", "env_steps")
 
 
 class JsonlTracker:
-    """Appends one row per call to each file, flushed at once, so that a killed run loses no finished row."""
+    """Appends one row per call to each file, flushed at once, so that a killed run loses no finished row.
+
+    A row that cannot be written, because the disk is full say, is kept and written with the next one.
+    """
 
     def __init__(self, run_dir: str | Path) -> None:
         """Rows go to `run_dir`, after those that are there."""
         self.directory = Path(run_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._files: dict[str, BinaryIO] = {}
+        self._files = {name: RowFile(self.directory / name) for name in (METRICS, TIMING)}
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One row at `step` env steps; numbers that are not finite become null. `iteration` among the metrics numbers the row."""
@@ -46,64 +49,80 @@ class JsonlTracker:
         """The config, as `config.yaml`, unless the run has one."""
         path = self.directory / "config.yaml"
         if not path.exists():
-            path.write_text(yaml.safe_dump(dict(params), sort_keys=False), encoding="utf-8")
+            write_atomically(path, dump_yaml(dict(params)))
 
     def log_artifact(self, path: Path) -> None:
         """Nothing to do: files of the run lie in its directory already."""
 
+    def counts(self) -> dict[str, int]:
+        """How many rows each file has so far, with those that still wait."""
+        return {name: file.count for name, file in self._files.items()}
+
+    def flush(self) -> None:
+        """Write what still waits; raises `OSError` if that is impossible."""
+        for file in self._files.values():
+            file.flush()
+
+    def sync(self) -> None:
+        """Make all rows survive a power loss. Another thread may do this while rows are added."""
+        synced = [file.sync() for file in self._files.values()]
+        if any(synced):
+            sync_directory(self.directory)
+
     def truncate_after(self, iteration: int) -> None:
         """Drop the rows after `iteration`, and a row that a kill cut short: the run goes on from there and writes them again."""
         self.close()
-        for name in (METRICS, TIMING):
-            path = self.directory / name
-            if path.exists():
-                rows = path.read_bytes().splitlines(keepends=True)
-                kept = b"".join(row for row in rows if _is_kept(row, iteration))
-                if kept != b"".join(rows):
-                    write_atomically(path, kept)
+        for file in self._files.values():
+            rows = read_complete_rows(file.path)
+            self._rewrite(file.path, [row for row in rows if (parsed := _parse(row)) is not None and _iteration(parsed) <= iteration])
+
+    def truncate_to(self, counts: Mapping[str, int]) -> list[str]:
+        """Keep so many rows of each file; says what is missing, a sentence each."""
+        self.close()
+        problems = []
+        for name, file in self._files.items():
+            rows, wanted = read_complete_rows(file.path), int(counts.get(name, 0))
+            self._rewrite(file.path, rows[:wanted])
+            if len(rows) < wanted:
+                problems.append(f"{file.path} has {len(rows)} rows, and had {wanted} when the checkpoint was written")
+        return problems
+
+    def last_iteration(self) -> int:
+        """Of the rows that are there; 0 if there are none."""
+        rows = read_rows(self.directory / METRICS)
+        return max((_iteration(row) for row in rows), default=0)
 
     def close(self) -> None:
-        """Close the files; a later row opens them again."""
-        while self._files:
-            self._files.popitem()[1].close()
+        """Close the files; a later row opens them again. What cannot be written even now is lost, with a warning."""
+        for file in self._files.values():
+            file.close()
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        if name not in self._files:
-            self._files[name] = _open_after_last_row(self.directory / name)
-        self._files[name].write(json.dumps(row).encode() + b"\n")
-        self._files[name].flush()
+        self._files[name].append(json.dumps(row).encode() + b"\n")
+
+    def _rewrite(self, path: Path, rows: list[bytes]) -> None:
+        """Put just these rows into a file, whole or not at all, unless that is what it holds."""
+        if path.exists() and read_bytes(path) != b"".join(rows):
+            write_atomically(path, b"".join(rows))
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The complete rows of such a file; none if there is no file."""
-    path = Path(path)
-    rows = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [parsed for row in rows if (parsed := _parse(row)) is not None]
+    return [parsed for row in read_complete_rows(Path(path)) if (parsed := _parse(row)) is not None]
 
 
-def _open_after_last_row(path: Path) -> BinaryIO:
-    """The file for appending, without the half row that a killed writer may have left."""
-    content = path.read_bytes() if path.exists() else b""
-    file = path.open("ab")
-    if content and not content.endswith(b"\n"):
-        file.truncate(content.rfind(b"\n") + 1)
-    return file
-
-
-def _is_kept(row: bytes, iteration: int) -> bool:
-    parsed = _parse(row)
-    return parsed is not None and int(parsed.get("iteration", 0)) <= iteration
+def _iteration(row: Mapping[str, Any]) -> int:
+    number: int = row.get("iteration", 0)
+    return number
 
 
 def _parse(row: bytes) -> dict[str, Any] | None:
-    """A row, or None for one that was cut short."""
-    if not row.endswith(b"\n"):
-        return None
+    """A row, or None for one that is no row."""
     try:
         parsed = json.loads(row)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return parsed if isinstance(parsed, dict) else None
+    return parsed if isinstance(parsed, dict) and type(parsed.get("iteration", 0)) is int else None
 
 
 def _plain(value: Any) -> float | int | None:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
+from rich.text import Text
 
 
 class Terminal(Console):
-    """A rich console that falls silent when its reader has gone (`| head`): a run does not end because nobody is watching."""
+    """A rich console that falls silent when its reader has gone (`| head`) or its disk is full: a run does not end for lack of watchers."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text as it is: what names and messages from elsewhere hold must not steer the terminal."""
+        return super().render_str(printable(text), **options)
+
+    def _check_buffer(self) -> None:
+        """Where rich writes; it handles a reader that has gone, but not a file on a full disk."""
+        try:
+            super()._check_buffer()
+        except OSError:
+            self._buffer.clear()
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Write nothing any more, and give the interpreter a harmless place to flush to at its end."""
         self.quiet = True
         detach(self.file)
+
+
+def printable(text: str) -> str:
+    """Text without characters that a terminal obeys, such as the escape that begins a colour; they are shown as `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def detach(stream: object) -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inchworm.config import EvalConfig
+from inchworm.errors import InchwormError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.protocols import Actor, Callback, Tracker
 from inchworm.rollout.rollout import Rollout
 from inchworm.train.loop import TrainingState
 
-SNAPSHOT_SECONDS, SNAPSHOT_PAUSE = 2.0, 100
-"""How old the snapshot may be that Ctrl-C falls back on: two seconds, or a hundred times as long as one takes if that is less."""
+LAST_SAVE_FAILED = "the last save of the run failed; what was saved before is whole. Make room, then go on from there"
+
+SNAPSHOT_SHARE = 0.0025
+"""Which share of the time may go into the snapshots that Ctrl-C falls back on: what takes half a millisecond is kept every fifth of a
+second, what takes 20 every eight seconds."""
 
 
 class BaseCallback:
@@ -37,11 +42,11 @@ class FunctionCallback(BaseCallback):
     """A plain function as an `on_iteration` callback: `function(state, metrics)`, False stops the run."""
 
     def __init__(self, function: Callable[[TrainingState, Mapping[str, float]], bool | None]) -> None:
-        self._function = function
+        self.function = function
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
         """Call the function."""
-        return self._function(state, metrics)
+        return self.function(state, metrics)
 
 
 def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
@@ -77,11 +82,12 @@ class EvaluateCallback(BaseCallback):
         return None
 
     def on_train_end(self, state: TrainingState) -> None:
-        """The final evaluation; after an interruption there is none."""
-        if self._config.final_episodes and not state.interrupted:
+        """The final evaluation, once; after an interruption there is none."""
+        if self._config.final_episodes and not state.interrupted and state.scored != state.iteration:
             if self._before_final is not None:
                 self._before_final(state)
             self._evaluate(state, self._config.final_episodes)
+            state.scored = state.iteration
 
     def _evaluate(self, state: TrainingState, episodes: int) -> None:
         try:
@@ -94,46 +100,86 @@ class EvaluateCallback(BaseCallback):
         state.evaluations.append({"iteration": state.iteration, "env_steps": state.env_steps, **stats.to_dict()})
         state.metrics |= {f"evaluation/{name}": value for name, value in stats.metrics().items()}
         if state.best_score is None or stats.mean_return > state.best_score:
-            state.best_score = stats.mean_return
+            state.best_score, state.best_iteration = stats.mean_return, state.iteration
             self._on_best()
 
 
 class CheckpointCallback(BaseCallback):
-    """Saves every so many iterations, and at the end."""
+    """Saves every so many iterations, whenever an evaluation was the best so far, and at the end.
 
-    def __init__(self, save: Callable[[], object], interval: int) -> None:
-        self._save, self._interval = save, interval
-        self._saved: tuple[int, float | None] | None = None
+    A save that fails is told of and tried again after the next iteration; only the last one must succeed.
+    """
+
+    def __init__(
+        self,
+        save: Callable[[], object],
+        interval: int,
+        *,
+        keep_best: bool = False,
+        settle: Callable[[bool], object] = bool,
+        finish: Callable[[], object] = bool,
+    ) -> None:
+        """`settle(wait)` raises what went wrong with earlier saves that are done beside training, and waits for them if asked to;
+
+        `finish` is called at the end and raises if anything has not been written by then.
+        """
+        self._save, self._interval, self._keep_best, self._settle, self._finish = save, interval, keep_best, settle, finish
+        self._saved: tuple[object, ...] | None = None
+        self._failed = False
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Save if it is time."""
+        """Save if it is time, or if the last save failed."""
         del metrics
-        if self._interval and state.iteration % self._interval == 0:
-            self._save_once(state)
+        self._watch(self._settle, False)
+        is_best = self._keep_best and state.best_iteration == state.iteration
+        if self._failed or is_best or (self._interval and state.iteration % self._interval == 0):
+            self._watch(self._save_once, state)
         return None
 
+    def secure(self, state: TrainingState) -> None:
+        """Save what has not been saved yet, before something long begins."""
+        self._watch(self._save_once, state)
+        self._watch(self._settle, True)
+
     def on_train_end(self, state: TrainingState) -> None:
-        """Save what has not been saved yet."""
-        self._save_once(state)
+        """Save what has not been saved yet; this one must succeed."""
+        state.ended = not state.interrupted
+        self._watch(self._settle, True)
+        try:
+            self._save_once(state)
+            self._settle(True)
+            self._finish()
+        except OSError as error:
+            raise InchwormError(f"{LAST_SAVE_FAILED}: {error}") from error
 
     def _save_once(self, state: TrainingState) -> None:
-        now = (state.iteration, state.best_score)  # the evaluation at the end may have found the best policy yet
+        # The evaluation at the end may have found the best policy yet; and that it was taken must be known, too.
+        now = (state.iteration, state.best_score, state.scored, state.stopped)
         if self._saved != now:
+            self._watch(self._settle, True)
             self._save()
-            self._saved = now
+            self._saved, self._failed = now, False
+
+    def _watch(self, part: Callable[[Any], object], argument: Any) -> None:
+        try:
+            part(argument)
+        except OSError as error:
+            if not self._failed:  # once, until it works again
+                warnings.warn(f"a save failed: {error}; training goes on and tries again after each iteration", stacklevel=3)
+            self._saved, self._failed = None, True
 
 
 class SnapshotCallback(BaseCallback):
     """Keeps a complete iteration in memory, so that Ctrl-C in the middle of a long one, or of a long evaluation, can save it.
 
-    After iterations of seconds that is the last one. Of fast ones some are kept, for a hundredth of the time: Ctrl-C waits for them
-    to finish, and falls back on the snapshot only if something has stalled.
+    After iterations of seconds that is the last one. Of fast ones some are kept, for a four-hundredth of the time: Ctrl-C waits for
+    them to finish, and falls back on the snapshot only if something has stalled.
     """
 
-    def __init__(self, full_state: Callable[[], dict[str, Any]]) -> None:
-        self._full_state = full_state
-        self._due_at = 0.0
-        self.taken: dict[str, Any] = {}
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self._take_moment = take
+        self._due_at = self._cost = 0.0
+        self.taken: Any = None
 
     def on_train_start(self, state: TrainingState) -> None:
         """Keep what the run begins with."""
@@ -149,9 +195,10 @@ class SnapshotCallback(BaseCallback):
 
     def _take(self) -> None:
         began = time.monotonic()
-        self.taken = self._full_state()
+        self.taken = self._take_moment()
         now = time.monotonic()
-        self._due_at = now + min(SNAPSHOT_SECONDS, SNAPSHOT_PAUSE * (now - began))
+        before, self._cost = self._cost, now - began
+        self._due_at = now + min(before, self._cost) / SNAPSHOT_SHARE  # the lesser of two: one that was held up says little
 
 
 class TrackCallback(BaseCallback):

@@ -31,18 +31,31 @@ class TrainingState:
     recent: deque[EpisodeRecord] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     should_stop: bool = False
     interrupted: bool = False
+    ended: bool = False
+    """Whether all that comes after the last iteration has been done, too."""
     best_score: float | None = None
     """The best evaluation so far."""
+    best_iteration: int | None = None
+    """After which iteration it was taken."""
+    scored: int | None = None
+    """After which iteration the evaluation at the end was taken."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the current iteration; callbacks may add to it."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     """What went wrong beside the training itself, such as a crashed evaluation."""
     history: dict[str, list[float]] = field(default_factory=dict)
+    keep_history: bool = True
+    """Whether the history grows; a run of days that nobody asks for it need not hold it."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has ended the run, and what comes after its last iteration is still to be done."""
+        return self.should_stop and not self.interrupted and not self.ended
 
     def state_dict(self) -> dict[str, Any]:
         """What cannot be read off the collector, as plain data."""
-        return {"iteration": self.iteration, "best_score": self.best_score}
+        return {"iteration": self.iteration, "best_score": self.best_score, "stopped": self.stopped}
 
     def follow(self, collector: RolloutCollector) -> None:
         """Count what was collected outside the loop, too."""
@@ -51,6 +64,8 @@ class TrainingState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from these counters."""
         self.iteration, self.best_score = int(state["iteration"]), state["best_score"]
+        self.best_iteration = self.scored = None  # the checkpoint's manifest says whether it was this one
+        self.should_stop, self.interrupted, self.ended = bool(state.get("stopped", False)), False, False
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,8 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
             answer = callback.on_iteration(state, state.metrics)
             if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons give their own kind of False
                 state.should_stop = True
-        remember(state)
+        if state.keep_history:
+            remember(state)
     for callback in components.callbacks:
         callback.on_train_end(state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, cast
 
@@ -12,12 +13,19 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.env.build import dress_given, make_from
 from inchworm.env.groups import make_groups
+from inchworm.env.lane_env import LaneVectorEnv
+from inchworm.env.native import NativeCartPole
+from inchworm.env.rehearsal import rehearse_resume
+from inchworm.env.vector_env import make_vector_env
 from inchworm.errors import ConfigError, SpaceError
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Actor, Policy, VectorEnv
 from inchworm.rollout.size import check_fits, in_words, rollout_bytes
 from inchworm.spaces import Space, leaf_shape, leaves, mask_sizes
 from inchworm.train.choices import settle
+
+_COPIES = 4
+"""Of every weight, in 4 bytes: itself, its gradient, Adam's two moments."""
 
 
 def resolve_config(
@@ -103,18 +111,43 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[Trai
     return settle(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
 
 
-def resolve_envs(env: Any, config: TrainingConfig) -> tuple[VectorEnv, ...]:
-    """The environments that train: one vector env, or one for each group."""
+def resolve_envs(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> tuple[VectorEnv, ...]:
+    """The environments that train: one vector env, or one for each group; with `rehearse` it is tried whether they can be resumed."""
     world = config.env
-    return make_groups(
+    envs = make_groups(
         _source(env, world),
         world.num_envs,
         world.num_workers,
         config.collect.groups,
         seed=config.run.seed,
         worker_timeout=world.worker_timeout,
+        worker_restarts=world.worker_restarts,
         max_replay_steps=config.collect.max_replay_steps,
     )
+    if rehearse:
+        try:
+            _rehearse(env, config, envs)
+        except BaseException:  # somebody pressed Ctrl-C
+            for group in envs:
+                group.close()
+            raise
+    return envs
+
+
+def _rehearse(env: Any, config: TrainingConfig, envs: tuple[VectorEnv, ...]) -> None:
+    """Mark environments that cannot be resumed exactly. One that was handed over cannot be copied to find out."""
+    ours = [group for group in envs if isinstance(group, LaneVectorEnv) and not isinstance(group, NativeCartPole)]
+    if not ours or isinstance(env, gym.Env | VectorEnv | gym.vector.VectorEnv):
+        return
+    world = config.env.replace(num_envs=1, num_workers=0, help_workers=False)
+    source = _source(env, world)
+    # What was to stay out of this process does: it may crash or hang, and a worker's end is not the run's.
+    apart = int(config.env.num_workers not in (0, "auto") and not config.env.help_workers)
+    options: dict[str, Any] = {"seed": config.run.seed, "worker_timeout": world.worker_timeout, "worker_restarts": 0}
+    flaw = rehearse_resume(lambda: cast(LaneVectorEnv, make_vector_env(source, 1, apart, **options)), world.id, once=bool(apart))
+    if flaw is not None:
+        for group in ours:
+            group.mark_inexact(flaw)
 
 
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
@@ -143,6 +176,8 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
         policy = PolicySpec(env.observation_space, env.action_space, config.policy)
     if isinstance(policy, PolicySpec):
         _check_spaces(policy, env)
+        needed = _COPIES * 4 * sum(math.prod(shape) for shape in policy.layers.values())
+        check_fits(needed, what="learning with this network", use="use smaller policy.hidden_sizes")
         return make_policy(policy, seed=config.run.seed, backend=config.run.backend)
     if is_builtin(policy):
         _check_spaces(policy.spec, env)

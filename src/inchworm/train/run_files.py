@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from inchworm.backends.interface import is_builtin
-from inchworm.checkpoint import TrainingCheckpointer
+from inchworm.backends.process import cpu_capability, thread_count
+from inchworm.checkpoint import Checkpoint, TrainingCheckpointer, prepare
 from inchworm.config import TrainingConfig
-from inchworm.errors import ConfigError
-from inchworm.policy.weights import save_policy
+from inchworm.errors import BadNumberError, ConfigError, InchwormError
+from inchworm.files import distrusted, make_directory
+from inchworm.policy.weights import read_policy, save_policy
 from inchworm.protocols import Policy, Tracker
-from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY, VERSIONS, Run, check_config, keep_choices, write_versions
+from inchworm.run import BEST_POLICY, CHECKPOINTS, POLICY, VERSIONS, NotExactWarning, Run, check_config, keep_choices, write_versions
 from inchworm.tracking.jsonl import JsonlTracker
+from inchworm.train.moment import Moment
+from inchworm.versions import versions
 
 
 class RunFiles:
@@ -22,56 +29,106 @@ class RunFiles:
     def __init__(self, run: Path | Run | None, policy: Policy, trackers: Sequence[Tracker], config: TrainingConfig) -> None:
         """`run` is a directory, which is locked from the first write on, or a `Run` that somebody has locked already."""
         self.directory = run.path if isinstance(run, Run) else run
-        self._lock = Run(run, config, continued=False) if isinstance(run, Path) else None
-        self._policy, self._trackers, self._config = policy, trackers, config
+        self._run = Run(run, config, continued=False) if isinstance(run, Path) else run
+        self._lock = self._run if isinstance(run, Path) else None
+        self._policy, self._asked = policy, config
+        self._rows = [tracker for tracker in trackers if isinstance(tracker, JsonlTracker)]
         self._is_ours = False
-        self._saved_iteration = -1
+        self._told: set[str] = set()
+        self.saved_iteration = -1
+        self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files that wait for the next attempt, and why
+
+    @property
+    def _config(self) -> TrainingConfig:
+        """What the run is bound to: the config of its directory, or what the trainer was asked for."""
+        return self._asked if self._lock is self._run or self._run is None else self._run.config
+
+    def recorded_config(self, config: TrainingConfig) -> TrainingConfig:
+        """What a checkpoint records: a trainer's own config, unless the run has one that is kept apart from its trainers."""
+        return config if self._lock is self._run else self._config
 
     def begin(self, iteration: int) -> None:
         """Take possession: a run directory holds one run, the one that goes on here, or none yet."""
+        self._take_lock()
         if self.directory is not None and not self._is_ours:
-            self._take_lock()
             there = TrainingCheckpointer(self.directory / CHECKPOINTS).latest()
             if there is not None:
                 raise ConfigError(
                     f"{self.directory} holds a run already ({there.name}); go on with load_checkpoint(), or give another run_dir"
                 )
-            self._forget_rows_after(iteration)
+            self._warn_of_lost_checkpoints()
+            for rows in self._rows:  # of a run that was killed before its first checkpoint
+                rows.truncate_after(iteration)
         self._is_ours = True
 
-    def write_checkpoint(self, state: Mapping[str, Any], directory: str | Path | None = None) -> Path:
-        """A checkpoint, into the run's directory or the one given; in the run's, its policy file with the same weights, too."""
+    def row_counts(self) -> dict[str, int] | None:
+        """How many rows of metrics the run has written so far."""
+        return self._rows[0].counts() if self._rows else None
+
+    def job(self, moment: Moment, directory: str | Path | None = None) -> Callable[[], Path]:
+        """Take a moment for the run's directory or the one given; what is returned writes it, in this thread or another.
+
+        In the run's directory the rows of metrics are on disk before the checkpoint, and its policy file comes after.
+        """
         target = Path(directory) if directory is not None else self._checkpoints("save_checkpoint(directory)")
-        iteration = int(state["state"]["iteration"])
         if directory is None:
-            self.begin(iteration)
-        path = TrainingCheckpointer(target, keep=self._config.run.keep_checkpoints).save(iteration, state)
-        if self.directory is not None and target == self.directory / CHECKPOINTS:
-            self._saved_iteration = iteration
-            self.write_policy(POLICY, state["weights"])
-        return path
+            self.begin(moment.iteration)
+        is_run = self._is_here(target)
+        rows = self._rows if is_run else []
+        for tracker in rows:
+            tracker.flush()
+        self.warn_of_inexact(moment.note.exact)
+        _refuse_bad_weights(moment.state["weights"])
+        run = self._config.run
+        keeper = TrainingCheckpointer(target, keep=run.keep_checkpoints, keep_best=run.keep_best)
+        prepared = prepare(moment.iteration, moment.state, process=moment.process, note=moment.note)
 
-    def write_snapshot(self, state: Mapping[str, Any] | None) -> None:
-        """After an interruption in the middle of an iteration: the last complete one that was kept, unless a later one is written."""
-        if self.directory is not None and state and state["state"]["iteration"] > self._saved_iteration:
-            self.write_checkpoint(state)
+        def write() -> Path:
+            for tracker in rows:
+                tracker.sync()
+            path = keeper.commit(prepared)
+            if is_run:
+                self.saved_iteration = moment.iteration
+                self.write_policy(POLICY, moment.state["weights"])
+            return path
 
-    def read_checkpoint(self, path: str | Path | None = None) -> dict[str, Any]:
-        """The state in the newest checkpoint of the run, or in the one (or the directory of them) given; the run goes on from there."""
+        return write
+
+    def read_checkpoint(self, path: str | Path | None = None) -> Checkpoint:
+        """The newest checkpoint of the run, or the one given (or the newest of a directory of them); the run goes on from there."""
         target = Path(path) if path is not None else self._checkpoints("load_checkpoint(path)")
         single = (target / "manifest.json").exists()
-        state: dict[str, Any] = TrainingCheckpointer(target.parent if single else target).load(target if single else None).state
-        if path is None and self._lock is not None:  # the run itself goes on; a checkpoint by name may be the start of something else
+        keeper = TrainingCheckpointer(target.parent if single else target)
+        if path is None:
             self._take_lock()
-            recorded = self._recorded(state["config"])
+        checkpoint = keeper.load(target if single else None)
+        if path is None and "config" in checkpoint.state:  # the run itself goes on; a checkpoint by name may be the start of something else
+            with distrusted(f"the checkpoint {checkpoint.path} has no valid config"):
+                recorded = self._recorded(checkpoint.state["config"])
             check_config(target.parent, recorded, keep_choices(recorded, self._config))
-        self._is_ours, self._saved_iteration = True, -1
-        self._forget_rows_after(int(state["state"]["iteration"]))
-        return state
+        self._warn_of_other_bits(checkpoint)
+        return checkpoint
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """The run is now where the checkpoint is: rows of its future go, and policy files are those of its past."""
+        self.saved_iteration = -1
+        self._unwritten.clear()
+        is_run = self._is_here(checkpoint.path.parent)
+        self._is_ours |= is_run or self.directory is None
+        counts = checkpoint.manifest.get("rows") if is_run else None
+        for tracker in self._rows if self._is_ours else ():
+            if counts is None:
+                tracker.truncate_after(checkpoint.step)
+                continue
+            for problem in tracker.truncate_to(counts):
+                warnings.warn(f"{problem}; the others go on", stacklevel=3)
+        if is_run:
+            self._renew_policies(checkpoint)
 
     def _recorded(self, config: Mapping[str, Any]) -> TrainingConfig:
         """The config that a checkpoint was made with. Where a factory made the environment its name says little, and is not compared."""
-        recorded = TrainingConfig.from_dict(config)
+        free = {section: dict(fields) for section, fields in self._config.to_dict().items()}
+        recorded = TrainingConfig.from_dict({section: free[section] | dict(config[section]) for section in free})
         return recorded.replace(env=recorded.env.replace(id=self._config.env.id)) if ":" in recorded.env.id else recorded
 
     def close(self) -> None:
@@ -81,7 +138,7 @@ class RunFiles:
 
     def _take_lock(self) -> None:
         if self._lock is not None and self.directory is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
             self._lock.lock()
             if not (self.directory / VERSIONS).exists():
                 write_versions(self.directory)
@@ -91,18 +148,89 @@ class RunFiles:
         self.write_policy(BEST_POLICY, self._policy.get_weights())
 
     def write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
-        """A policy file of the run, if there is a run directory and the network is one that a file can describe."""
-        if self.directory is not None and is_builtin(self._policy):
-            policy: Any = self._policy
-            save_policy(self.directory / name, policy.spec, weights)
+        """A policy file of the run, if there is a run directory and the network is one that a file can describe.
 
-    def _forget_rows_after(self, iteration: int) -> None:
-        """Rows of iterations that are to come: a run that was killed wrote them after its last checkpoint."""
-        for tracker in self._trackers:
-            if isinstance(tracker, JsonlTracker):
-                tracker.truncate_after(iteration)
+        What cannot be written waits for `retry`: no training ends because of a derived file.
+        """
+        if self.directory is None or not is_builtin(self._policy):
+            return
+        policy: Any = self._policy
+        try:
+            save_policy(self.directory / name, policy.spec, weights)
+        except OSError as error:
+            problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
+            if name not in self._unwritten:  # once, until it works again
+                warnings.warn(f"{problem}; training goes on and tries again after each iteration", stacklevel=2)
+            self._unwritten[name] = (weights, problem)
+        else:
+            self._unwritten.pop(name, None)
+
+    def retry(self) -> None:
+        """Write the policy files that could not be written before."""
+        for name, (weights, _) in list(self._unwritten.items()):
+            self.write_policy(name, weights)
+
+    def check_all_written(self) -> None:
+        """Raise what keeps a policy file from being written, if one is still waiting."""
+        for _, problem in self._unwritten.values():
+            raise problem
+
+    def warn_of_inexact(self, sentences: Sequence[str]) -> None:
+        """Say what a checkpoint cannot bring back, once."""
+        for sentence in sentences:
+            if sentence not in self._told:
+                warnings.warn(f"a resumed run will not have the bits of this one: {sentence}", NotExactWarning, stacklevel=3)
+        self._told |= set(sentences)
+
+    def _warn_of_other_bits(self, checkpoint: Checkpoint) -> None:
+        manifest = checkpoint.manifest
+        before = dict(manifest["versions"])
+        here: dict[str, Any] = {"cpu_capability": cpu_capability()}
+        if not self._config.run.threads:  # else the configs have been compared
+            here["threads"] = thread_count(0)
+        before |= {name: manifest[name] for name in here if manifest.get(name) is not None and here[name] is not None}
+        (self._run or Run(checkpoint.path, self._config, continued=True)).warn_of_versions(before, versions() | here)
+        self.warn_of_inexact(manifest.get("exact", ()))
+
+    def _warn_of_lost_checkpoints(self) -> None:
+        interval = self._config.run.checkpoint_interval
+        for tracker in self._rows:
+            done = tracker.last_iteration()
+            why = "its checkpoints have gone" if interval and done >= interval else "it ended before its first"
+            if done:
+                warnings.warn(f"{self.directory} has rows up to iteration {done} but no checkpoint ({why}): it begins again", stacklevel=4)
+
+    def _renew_policies(self, checkpoint: Checkpoint) -> None:
+        """A kill between a commit and the policy file leaves an old file, a resume from an older checkpoint a new one: write it again."""
+        self._renew(POLICY, checkpoint.state["weights"])
+        best = TrainingCheckpointer(checkpoint.path.parent).best()
+        if best is not None:
+            self._renew(BEST_POLICY, TrainingCheckpointer(best.parent).load(best).state["weights"])
+
+    def _renew(self, name: str, weights: Mapping[str, Any]) -> None:
+        if self.directory is None or not is_builtin(self._policy):
+            return
+        try:
+            _, found = read_policy(self.directory / name)
+        except (OSError, InchwormError):
+            found = {}
+        if found.keys() != weights.keys() or any(not np.array_equal(found[key], value) for key, value in weights.items()):
+            self.write_policy(name, weights)
+
+    def _is_here(self, checkpoints: Path) -> bool:
+        """Whether that is where the run's own checkpoints are."""
+        return self.directory is not None and checkpoints.resolve() == (self.directory / CHECKPOINTS).resolve()
 
     def _checkpoints(self, instead: str) -> Path:
         if self.directory is None:
             raise ConfigError(f"this trainer has no run directory; give PPOTrainer(…, run_dir=…) or {instead}")
         return self.directory / CHECKPOINTS
+
+
+def _refuse_bad_weights(weights: Mapping[str, Any]) -> None:
+    """Whatever made them so, weights that are not finite are never saved over ones that are."""
+    bad = [name for name, array in weights.items() if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all()]
+    if bad:
+        raise BadNumberError(
+            f"the weight {bad[0]} is not finite: nothing is saved; go on from the last checkpoint with a lower learning rate"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,29 +23,16 @@ from inchworm.protocols import Actor, Callback, Learner, Tracker, VectorEnv
 from inchworm.rollout.rollout import Rollout
 from inchworm.run import Run
 from inchworm.tracking.jsonl import JsonlTracker
-from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback
+from inchworm.train.callbacks import as_callback
 from inchworm.train.interrupt import interruptible
-from inchworm.train.loop import (
-    StepFunction,
-    TrainingComponents,
-    TrainingState,
-    default_training_step,
-    run_training_loop,
-)
+from inchworm.train.keeper import Keeper
+from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
+from inchworm.train.moment import inexactness
+from inchworm.train.parts import NO_COPY, OwnCollection, OwnLearning, ordered_callbacks
 from inchworm.train.profile import Profile
-from inchworm.train.resolve import (
-    describe_size,
-    evaluation_source,
-    resolve_choices,
-    resolve_config,
-    resolve_envs,
-    resolve_policy,
-)
+from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_envs, resolve_policy
 from inchworm.train.run_files import RunFiles
 from inchworm.types import UpdateStats
-
-CHECKPOINT_FORMAT = 1
-NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
 
 
 class PPOTrainer:
@@ -76,7 +63,7 @@ class PPOTrainer:
         self.config, self.choices = resolve_choices(policy, env, asked)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
-        self.envs = resolve_envs(env, self.config)
+        self.envs = resolve_envs(env, self.config, rehearse=run is not None)
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
@@ -90,6 +77,9 @@ class PPOTrainer:
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
         self.files = RunFiles(run, self.policy, self.trackers, asked)
+        self._keeper = Keeper(self, self.files, trackers)
+        if run is not None:
+            self.files.warn_of_inexact(self.inexact)
         source = evaluation_source(env, self.config)
         self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
         for tracker in self.trackers:
@@ -133,6 +123,11 @@ class PPOTrainer:
         return [episode.episode_return for episode in self.collector.recent]
 
     @property
+    def inexact(self) -> list[str]:
+        """What of the environments a checkpoint cannot bring back, a sentence each."""
+        return inexactness(self.envs)
+
+    @property
     def failures(self) -> list[str]:
         """What went wrong beside the training itself."""
         return self.state.failures
@@ -164,17 +159,19 @@ class PPOTrainer:
         config = self._config_to(total_timesteps)
         self.files.begin(self.state.iteration)
         self.learner.total_timesteps = config.run.total_timesteps
-        self.state.should_stop = self.state.interrupted = False
+        self.state.should_stop = self.state.stopped  # a run that was killed after it had been stopped only has to end
+        self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
-        extra = [as_callback(callback)] if callback is not None else []
+        own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
+        self._keeper.begin(own)
         components = TrainingComponents(
             config,
             self.policy,
-            _OwnCollection(self) if self._overrides("collect_rollouts") else self.collector,
-            _OwnLearning(self) if self._overrides("learn") else self.learner,
+            OwnCollection(self) if self._overrides("collect_rollouts") else self.collector,
+            OwnLearning(self) if self._overrides("learn") else self.learner,
             tuple(custom_loss_fns),
-            tuple(self._callbacks(config, extra)),
+            tuple(ordered_callbacks(self, config, own, self._keeper.callbacks(config.run))),
         )
         try:
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
@@ -183,12 +180,14 @@ class PPOTrainer:
                 else:
                     profile.run(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
-            self.files.write_snapshot(self._snapshot.taken)
+            self._keeper.save_snapshot()
             raise
         finally:
+            self._keeper.wait()
             self._close_evaluator()
         if self.state.interrupted:
             raise KeyboardInterrupt
+        self.state.ended = True
         return self.state.history
 
     def evaluate(self, episodes: int | None = None, *, deterministic: bool | None = None) -> EvalStats:
@@ -200,31 +199,17 @@ class PPOTrainer:
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
         """Write all state as one checkpoint, into the run's directory or the one given; and the policy file beside it."""
-        return self.files.write_checkpoint(self.full_state(), directory)
+        return self._keeper.save(directory)
 
     def full_state(self) -> dict[str, Any]:
         """All that a run is at this moment, as plain data and arrays."""
-        return {
-            "format": CHECKPOINT_FORMAT,
-            "config": self.config.to_dict(),
-            "weights": self.policy.get_weights(),
-            "learner": self.learner.state_dict(),
-            "collector": self.collector.state_dict(),
-            "state": self.state.state_dict(),
-        }
+        return self._keeper.full_state()
 
     def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
-        state = self.files.read_checkpoint(path)
-        self._keep_choices(state["config"]["ppo"]["compile"])
-        self.policy.set_weights(state["weights"])
-        self.learner.load_state_dict(state["learner"])
-        self.collector.set_weights(state["weights"])
-        self.collector.load_state_dict(state["collector"])
-        self.state.load_state_dict(state["state"])
-        self.state.follow(self.collector)
+        self._keeper.load(path)
 
-    def _keep_choices(self, compiled: str) -> None:
+    def keep_choices(self, compiled: str) -> None:
         """Go on as the run began: `auto` is chosen once."""
         if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
             self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
@@ -239,11 +224,13 @@ class PPOTrainer:
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""
-        self._close_evaluator()
-        self.collector.close()
-        self.files.close()
-        for tracker in self.trackers:
-            tracker.close()
+        with contextlib.ExitStack() as stack:  # from the last to the first, all of them, also if one fails
+            stack.callback(self.files.close)  # the lock last: until then nobody else may write
+            for tracker in reversed(self.trackers):
+                stack.callback(tracker.close)
+            stack.callback(self.collector.close)
+            stack.callback(self._close_evaluator)
+            stack.callback(self._keeper.wait)
 
     def __enter__(self) -> Self:
         return self
@@ -260,58 +247,6 @@ class PPOTrainer:
             return self.config
         return self.config.replace(run=self.config.run.replace(total_timesteps=total_timesteps))
 
-    def _callbacks(self, config: TrainingConfig, extra: Sequence[Callback]) -> list[Callback]:
-        """In the order in which an iteration needs them: score, the user's own, write down, save."""
-        chosen: list[Callback] = []
-        checkpoint = CheckpointCallback(self.save_checkpoint, config.run.checkpoint_interval) if self.run_dir is not None else None
-        scored = config.evaluation.interval or config.evaluation.final_episodes
-        if scored and self.evaluator is None:
-            warnings.warn(f"no scores are taken during training: {NO_COPY}", stacklevel=3)
-        elif scored and self.evaluator is not None:
-            safe = checkpoint.on_train_end if checkpoint is not None else None
-            chosen.append(
-                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, self.files.write_best_policy, safe)
-            )
-        chosen += [*self.callbacks, *extra]
-        if self.trackers:
-            chosen.append(TrackCallback(self.trackers, config.run.log_interval))
-        if checkpoint is not None:
-            chosen += [checkpoint, self._snapshot]
-        return chosen
-
-    @cached_property
-    def _snapshot(self) -> SnapshotCallback:
-        return SnapshotCallback(self.full_state)
-
     def _close_evaluator(self) -> None:
         if self.evaluator is not None:
             self.evaluator.close()
-
-
-class _OwnCollection:
-    """A trainer's own `collect_rollouts` as a collector, so that the loop calls what a subclass has written."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        self.set_weights = trainer.collector.set_weights
-        self.state_dict = trainer.collector.state_dict
-        self.load_state_dict = trainer.collector.load_state_dict
-        self.close = trainer.collector.close
-
-    def collect(self, num_steps: int) -> Rollout:
-        """What the subclass collects."""
-        return self._trainer.collect_rollouts(num_steps)
-
-
-class _OwnLearning:
-    """A trainer's own `learn` as a learner, for the same reason."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        self.updates, self.total_timesteps = trainer.learner.updates, trainer.learner.total_timesteps
-        self.state_dict = trainer.learner.state_dict
-        self.load_state_dict = trainer.learner.load_state_dict
-
-    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
-        """What the subclass learns."""
-        return self._trainer.learn(rollout, custom_loss_fns)

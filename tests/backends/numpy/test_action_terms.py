@@ -53,6 +53,17 @@ class Data:
         return ActionTerms(self.layout, *arrays)
 
 
+def test_samples_whose_logits_are_far_apart_do_not_touch_each_other():
+    # Each sample's own largest logit is taken off: with that of all, exp(-1000) = 0 would leave the second one nothing to divide by.
+    outputs = np.array([[0.0, -1000.0], [1.0, -1001.0], [2.0, -1002.0]], np.float32)  # [3, n]
+    choices = np.array([[0, 0]])
+    terms = ActionTerms(action_layout(*SPACES["discrete"]), outputs, np.zeros(0), None, choices, np.zeros((0, 2)))
+    total = 1 + math.exp(-1) + math.exp(-2)
+    np.testing.assert_allclose(terms.log_probs, [-2 - math.log(total), -math.log(total)], rtol=1e-6)
+    np.testing.assert_allclose(terms.entropy[0], terms.entropy[1], rtol=1e-6)
+    assert np.isfinite(terms.slopes(np.ones(2, np.float32), np.ones(2, np.float32))[0]).all()
+
+
 CASES = [(name, masked) for name in SPACES for masked in (False, True) if not (masked and name.startswith("box"))]
 
 

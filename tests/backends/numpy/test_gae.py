@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inchworm.backends.numpy.gae import compute_advantages, compute_gae, shift_values
+from inchworm.backends.numpy.gae import FEW_LANES, compute_advantages, compute_gae, shift_values
 from inchworm.config import PPOConfig
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 
@@ -94,6 +94,16 @@ def random_case(steps=20, lanes=4, seed=0, ends=0.15):
     terminated = rng.random((steps, lanes)) < ends
     truncated = (rng.random((steps, lanes)) < ends) & ~terminated
     return rewards, values, next_values, terminated, truncated
+
+
+@pytest.mark.parametrize("steps", [1, 2, 12])
+def test_many_lanes_have_the_bits_of_few(steps):
+    # Above FEW_LANES the recursion runs row by row in NumPy, up to there with Python's numbers: a lane cannot tell which.
+    case = random_case(steps, lanes=FEW_LANES + 3)
+    together = compute_gae(*case, 0.9, 0.8)
+    alone = [compute_gae(*[array[:, lane : lane + 1] for array in case], 0.9, 0.8) for lane in range(FEW_LANES + 3)]
+    np.testing.assert_array_equal(together, np.concatenate(alone, 1))
+    assert np.abs(together - brute_force(*case, 0.9, 0.8)).max() <= 1e-10
 
 
 def test_lambda_0_is_td():

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
-from inchworm.backends.torch.loss import loss_slopes, normalize, ppo_loss
+from inchworm.backends.torch.loss import TERMS, loss_slopes, normalize, ppo_loss
 from inchworm.backends.torch.optimizer import PPOOptimizer
 from inchworm.config import PPOConfig
 from inchworm.policy.layout import action_layout
@@ -191,3 +191,21 @@ def test_the_slopes_by_hand_are_autograds(clip_vloss):
         for output, slope in zip(said, expected):
             torch.testing.assert_close(slopes.get(id(output), torch.zeros_like(slope)), slope, rtol=0, atol=1e-14)
         assert 0 < float(terms["clip_fraction"]) < 1
+
+
+def test_the_terms_are_named_once():
+    ones = torch.ones((1, 2))
+    evaluation = Evaluation(ones, ones, ones, 1.0)
+    names = ("observations", "actions", "log_probs", "advantages", "returns", "values")
+    minibatch = Minibatch(**dict.fromkeys(names, ones), valid=ones.bool(), episode_starts=ones.bool(), policy_state=())
+    assert tuple(ppo_loss(evaluation, minibatch, LossCoefficients(0.2, 0.5, 0.01, False), ones.sum())) == TERMS
+
+
+def test_several_minibatches_are_normalised_at_once_and_each_for_itself():
+    # [L, minibatches, N]: 1, 3 | 10, 30 | 7 alone, whose neighbour is padding.
+    advantages = torch.tensor([[[1.0, 3.0], [10.0, 30.0], [7.0, 1e9]]])
+    valid = torch.tensor([[[True, True], [True, True], [True, False]]])
+    found = normalize(advantages, valid, dims=(0, 2))
+    half = 0.5**0.5  # two samples a distance d apart: mean in the middle, std d / sqrt(2)
+    torch.testing.assert_close(found[0, :2], torch.tensor([[-half, half], [-half, half]]))
+    assert found[0, 2, 0] == 7.0

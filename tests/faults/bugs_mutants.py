@@ -1,0 +1,182 @@
+"""Serves E6m: small changes that a machine makes to a module, one at a time: mutmut's operators, applied to one place each.
+
+Left out are places that no test is meant to judge: docstrings, type annotations, texts of errors and warnings, decorators (such as
+the size of a cache), imports and `__all__`. Needs mutmut, which is in the `dev` extra; nothing else of it is used than its operators.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SURVIVORS = Path(__file__).with_name("bugs_survivors.json")
+"""Module -> key of a mutant -> why no test can or need notice it."""
+
+CONFORMANCE = "conformance/test_"
+RESUME = (
+    "train/test_keeper.py",
+    "train/test_trainer.py",
+    "cli/test_resume.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long",
+)
+TESTS: dict[str, tuple[str, ...]] = {
+    "backends/numpy/gae.py": (f"{CONFORMANCE}gae.py", "backends/numpy/test_gae.py", "backends/test_interface.py"),
+    "backends/torch/gae.py": (f"{CONFORMANCE}gae.py", "backends/torch/test_gae.py", "backends/test_interface.py"),
+    "backends/numpy/loss.py": (f"{CONFORMANCE}loss.py", "backends/numpy/test_optimizer.py"),
+    "backends/torch/loss.py": (f"{CONFORMANCE}loss.py", "backends/torch/test_loss.py"),
+    "backends/numpy/action_terms.py": (
+        "backends/numpy/test_action_terms.py",
+        f"{CONFORMANCE}optimizer.py::test_every_kind_of_space_gives_equal_weights",
+    ),
+    "backends/numpy/distributions.py": (
+        f"{CONFORMANCE}distributions.py",
+        "backends/numpy/test_distributions.py",
+        f"{CONFORMANCE}policy.py",
+        f"{CONFORMANCE}ratio.py",
+    ),
+    "backends/torch/distributions.py": (f"{CONFORMANCE}distributions.py", f"{CONFORMANCE}policy.py", f"{CONFORMANCE}ratio.py"),
+    "env/masks.py": ("env/test_masks.py", "env/test_cross_product.py"),
+    "policy/statistics.py": ("policy/test_statistics.py", f"{CONFORMANCE}policy.py", "backends/torch/test_normalizers.py"),
+    "normalization.py": ("test_normalization.py",),
+    "train/schedules.py": ("train/test_schedules.py",),
+    "rollout/sequences.py": ("rollout/test_sequences.py", "backends/torch/test_minibatches.py"),
+    "rollout/living.py": ("rollout/test_living.py",),
+    "checkpoint.py": ("test_checkpoint.py", "train/test_keeper.py"),
+    "checkpoint_reading.py": ("test_checkpoint.py", "train/test_keeper.py"),
+    "manifest.py": ("test_checkpoint.py", "train/test_keeper.py"),
+    "train/keeper.py": RESUME,
+    "train/moment.py": ("train/test_moment.py", "train/test_keeper.py"),
+    "train/run_files.py": RESUME,
+    "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", "env/test_rebuild.py"),
+    "collect/collector.py": ("collect/test_collector.py",),
+    "seeding.py": ("test_seeding.py",),
+}
+"""Module -> the test files that concern it, the quickest to judge first."""
+
+ONLY = {"collect/collector.py": ("state_dict", "load_state_dict")}
+"""Of these modules, the functions that a resume depends on."""
+
+SILENT = ("warn", "_refuse", "_refusal", "add_note", "distrusted")
+"""Functions whose arguments are texts for people."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One small change of one module."""
+
+    module: str
+    line: str
+    """The line where it begins, without its indentation."""
+    before: str
+    after: str
+    start: int
+    end: int
+
+    @property
+    def key(self) -> str:
+        """What it is, wherever in the module it moves to."""
+        return f"{self.line} :: {_short(self.before)} -> {_short(self.after)}"
+
+    def applied(self, text: str) -> str:
+        """The module with it."""
+        return text[: self.start] + self.after + text[self.end :]
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())
+
+
+def mutants_of(module: str, text: str) -> list[Mutant]:
+    """Every mutant of a module, in the order of its text."""
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    spans = wrapper.resolve(ByteSpanPositionProvider)
+    raw = text.encode()
+    found: dict[tuple[int, int, str], Mutant] = {}
+    for node in _places(wrapper.module, ONLY.get(module)):
+        span = spans[node]
+        start, end = (len(raw[:place].decode()) for place in (span.start, span.start + span.length))
+        for after in _changes_of(wrapper.module, node):
+            first = text.rfind("\n", 0, start) + 1
+            line = text[first : text.find("\n", start)].strip()
+            mutant = Mutant(module, line, text[start:end], after, start, end)
+            if after != mutant.before and _is_python(mutant.applied(text)):
+                found.setdefault((start, end, after), mutant)
+    return sorted(found.values(), key=lambda mutant: (mutant.start, mutant.end, mutant.after))
+
+
+def _places(module: Any, functions: tuple[str, ...] | None) -> Iterator[Any]:
+    """The nodes that may be changed, from the outside in."""
+    waiting = [(node, functions is None) for node in reversed(module.children)]
+    while waiting:
+        node, inside = waiting.pop()
+        if _is_left_out(node):
+            continue
+        inside = inside or (type(node).__name__ == "FunctionDef" and node.name.value in (functions or ()))
+        if inside:
+            yield node
+        waiting += [(child, inside) for child in reversed(node.children)]
+
+
+def _is_left_out(node: Any) -> bool:
+    import libcst as cst
+
+    if isinstance(node, cst.Annotation | cst.Raise | cst.Decorator | cst.Import | cst.ImportFrom | cst.Assert):
+        return True
+    if isinstance(node, cst.Expr) and isinstance(node.value, cst.SimpleString | cst.ConcatenatedString):
+        return True  # a docstring
+    if isinstance(node, cst.Assign) and any(getattr(target.target, "value", "") == "__all__" for target in node.targets):
+        return True
+    if isinstance(node, cst.AnnAssign) and "TypeAlias" in cst.Module([]).code_for_node(node.annotation.annotation):
+        return True
+    if isinstance(node, cst.Call):
+        name = node.func.attr.value if isinstance(node.func, cst.Attribute) else getattr(node.func, "value", "")
+        return name in SILENT
+    return False
+
+
+def _changes_of(module: Any, node: Any) -> Iterator[str]:
+    """What mutmut makes of a node, as text."""
+    from mutmut.mutation.mutators import mutation_operators
+
+    for kind, operator in mutation_operators:
+        if isinstance(node, kind):
+            for changed in operator(node):
+                yield module.code_for_node(changed)
+
+
+def _is_python(text: str) -> bool:
+    try:
+        compile(text, "mutant", "exec", dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+def chosen(count: int, root: Path, *, seed: int = 0) -> list[Mutant]:
+    """`count` mutants of all modules, from each in proportion to how many it has; fewer are always some of more.
+
+    Within a module a digest of seed and key decides, so that a change of one line leaves the choice elsewhere as it was.
+    """
+    ranked: list[tuple[float, Mutant]] = []
+    for module in TESTS:
+        mutants = mutants_of(module, (root / module).read_text(encoding="utf-8"))
+        by_chance = sorted(mutants, key=lambda mutant: _digest(f"{seed}/{module}/{mutant.key}"))
+        ranked += [((rank + int(_digest(module)[:8], 16) / 2**32) / len(mutants), mutant) for rank, mutant in enumerate(by_chance)]
+    ranked.sort(key=lambda entry: entry[0])
+    order = list(TESTS)
+    return sorted((mutant for _, mutant in ranked[:count]), key=lambda mutant: (order.index(mutant.module), mutant.start, mutant.after))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Why known survivors survive: module -> key -> reason."""
+    return dict(json.loads(SURVIVORS.read_text(encoding="utf-8")))

@@ -1,0 +1,230 @@
+"""Serves B1 and B3: a process that opens one hostile file after another, each in a fork of its own, under an audit hook that tells on it.
+
+`python -m faults.hostile_child` reads one job a line from standard input and writes one report a line to standard output, both JSON. All
+that a loader needs is imported before the first job, so that a report's time and memory are the loader's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+FORBIDDEN = (
+    "pickle.find_class",
+    "marshal.loads",
+    "marshal.load",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "pty.spawn",
+    "socket.connect",
+    "socket.bind",
+    "webbrowser.open",
+    "urllib.Request",
+    "ftplib.connect",
+    "http.client.connect",
+    "smtplib.connect",
+    "code.__new__",
+    "shelve.open",
+    "sqlite3.connect",
+)
+WRITES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree")
+LIMIT_SECONDS = 5.0
+
+
+class Watch:
+    """An audit hook: what a loader did that no loader of data should do. `inside` is the one directory that may be written to."""
+
+    def __init__(self, inside: str) -> None:
+        self.hits: list[str] = []
+        self._inside = os.path.realpath(inside)
+        self._armed = False
+        sys.addaudithook(self._hear)
+
+    def __enter__(self) -> Watch:
+        self._armed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._armed = False
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._armed:
+            return
+        self._armed = False  # what is asked here must not be heard
+        try:
+            told = self._told(event, arguments)
+        finally:
+            self._armed = True
+        if told:
+            self.hits.append(told)
+            raise PermissionError(f"denied: {told}")
+
+    def _told(self, event: str, arguments: tuple[Any, ...]) -> str:
+        if event in FORBIDDEN and not (event.startswith("marshal") and _importing()):
+            return f"{event} {str(arguments)[:200]}"
+        if event == "ctypes.dlopen" and arguments[0] and self._is_inside(str(arguments[0])):
+            return f"{event} {arguments[0]}"
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            flags = arguments[2] if isinstance(arguments[2], int) else 0
+            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            return self._outside(event, arguments[0]) if writes else ""
+        if event in WRITES and isinstance(arguments[0], str | bytes | os.PathLike):
+            places = arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]
+            return next((told for place in places if (told := self._outside(event, place, follow=event == "os.truncate"))), "")
+        if event in ("exec", "compile") and not _importing():
+            return f"{event} {str(arguments)[:200]}" if self._foreign_code(event, arguments) else ""
+        if event == "import" and arguments[1] and self._is_inside(str(arguments[1])):
+            return f"import {arguments[0]} from {arguments[1]}"
+        return ""
+
+    def _outside(self, event: str, place: Any, *, follow: bool = True) -> str:
+        text = os.fsdecode(place)
+        where = os.path.realpath(text) if follow else os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
+        return "" if self._is_inside(where) or where in ("/dev/null",) else f"{event} outside the sandbox: {text}"
+
+    def _is_inside(self, where: str) -> bool:
+        return os.path.realpath(where) == self._inside or os.path.realpath(where).startswith(self._inside + os.sep)
+
+    def _foreign_code(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        """Code that lies in the sandbox or speaks of the canary, as every hostile piece does; annotations are compiled, too."""
+        name, code = (
+            (arguments[0].co_filename, repr(arguments[0].co_consts)) if event == "exec" else (str(arguments[1]), repr(arguments[0]))
+        )
+        return (os.path.isabs(name) and self._is_inside(name)) or "canary" in code
+
+
+def _callers() -> str:
+    frame, names = sys._getframe(), []
+    while frame is not None:
+        names.append(frame.f_code.co_filename)
+        frame = frame.f_back  # type: ignore[assignment]
+    return "\n".join(names)
+
+
+def _importing() -> bool:
+    return "<frozen importlib._bootstrap>" in _callers()
+
+
+def memory(name: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def load(loader: str, path: str) -> Any:
+    """One file, by the public function that people would open it with."""
+    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.config import TrainingConfig
+    from inchworm.policy.weights import load_policy
+    from inchworm.rollout.rollout import Rollout
+    from inchworm.run import load_config
+
+    if loader == "policy":
+        return load_policy(path)
+    if loader == "rollout":
+        return Rollout.load(path)
+    if loader == "checkpoint":
+        return TrainingCheckpointer(Path(path).parent).load(path)
+    if loader == "newest checkpoint":
+        return TrainingCheckpointer(path).load()
+    if loader == "checkpoint policy":
+        return TrainingCheckpointer(Path(path).parent).load_policy(path)
+    if loader == "run config":
+        return load_config(path)
+    if loader == "config":
+        return TrainingConfig.from_yaml(path)
+    raise ValueError(loader)
+
+
+def _attempt(job: dict[str, Any]) -> dict[str, Any]:
+    """Open the file; what came of it."""
+    from inchworm.errors import InchwormError
+
+    os.chdir(job["sandbox"])
+    report: dict[str, Any] = {"error": "", "family": True, "text": "", "code": None}
+    Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory so far
+    before, began = memory("VmRSS"), time.process_time()
+    out, err = io.StringIO(), io.StringIO()
+    watch = Watch(job["sandbox"])
+    with watch, warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        warnings.simplefilter("ignore")
+        try:
+            if job["loader"] == "command":
+                from inchworm.cli.main import main
+
+                report["code"] = main(job["arguments"])
+            else:
+                load(job["loader"], job["path"])
+        except BaseException as error:  # whatever it is, it is what the parent wants to hear of
+            report |= {"error": f"{type(error).__name__}: {error}"[:500], "family": isinstance(error, InchwormError)}
+    report |= {"seconds": time.process_time() - began, "memory": max(0, memory("VmHWM") - before), "hits": watch.hits}
+    return {**report, "text": err.getvalue()[-2000:], "printed": out.getvalue()[-2000:]}
+
+
+def _in_a_fork(job: dict[str, Any]) -> dict[str, Any]:
+    """A job in a child of its own, which is ended if it does not end."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        with contextlib.suppress(BaseException), os.fdopen(write, "w") as answer:
+            answer.write(json.dumps(_attempt(job)))
+        os._exit(0)
+    os.close(write)
+    text, deadline = b"", time.monotonic() + LIMIT_SECONDS
+    with os.fdopen(read, "rb", buffering=0) as answer:
+        while select.select([answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            piece = answer.read(65536)
+            if not piece:
+                break
+            text += piece
+    if time.monotonic() >= deadline:
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ended = {"hung": status == -signal.SIGKILL, "signal": -status if status < 0 else 0}
+    return {**(json.loads(text) if text and not ended["hung"] else {}), **ended}
+
+
+def main() -> None:
+    """Serve."""
+    os.environ["COLUMNS"] = "1000"
+    import inchworm.backends.numpy.optimizer
+    import inchworm.cli.collect
+    import inchworm.cli.config
+    import inchworm.cli.evaluate
+    import inchworm.cli.learn
+    import inchworm.cli.resume
+    import inchworm.cli.train
+    import inchworm.cli.training
+    import inchworm.train.trainer
+    import inchworm.versions
+
+    inchworm.versions.versions()  # Python's own `platform` asks uname, once
+    with contextlib.suppress(Exception):  # what these import on their first use
+        load("policy", "/nowhere")
+    for command in (["config", "CartPole-v1"], ["resume", "--help"], ["learn", "--help"], ["evaluate", "--help"], ["collect", "--help"]):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            inchworm.cli.main.main(command)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_in_a_fork(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What of a run's parts can be brought back, and who is given what."""
+
+from typing import Any
+
+from inchworm.train.callbacks import BaseCallback, FunctionCallback
+from inchworm.train.moment import SAYS_NOTHING, inexactness, states_of
+
+
+class Remembers(BaseCallback):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.number = state["number"]
+
+    def __call__(self, state: Any, metrics: Any) -> None: ...
+
+
+def test_only_what_remembers_is_saved_with_its_place_and_name() -> None:
+    parts = [BaseCallback(), Remembers(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Remembers(2))]
+    assert states_of(parts) == [
+        {"place": 1, "name": "Remembers", "state": {"number": 1}},
+        {"place": 3, "name": "Remembers", "state": {"number": 2}},
+    ]
+
+
+class Says:
+    def __init__(self, *sentences: str) -> None:
+        self.inexact = list(sentences)
+
+
+class Exact:
+    def __init__(self, exact: Any) -> None:
+        self.exact = exact
+
+
+def test_environments_are_asked_and_silence_is_no_promise() -> None:
+    def ask(*envs: Any) -> list[str]:
+        return inexactness(envs)
+
+    assert ask(Says(), Says()) == []
+    assert ask(Says("a clock"), Says("a clock", "a thread")) == ["a clock", "a thread"]
+    assert ask(Exact(True)) == []
+    assert ask(Exact(False)) == ask(Exact(1)) == ask(object(), object()) == [SAYS_NOTHING]
