@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from faults.measuring import benchmark
 from faults.programme import Outcome, Work, procedure
-from faults.results import ROOT
 
 
 def _chunk(rng: np.random.Generator, size: int, offset: float, repeats: int) -> Any:
@@ -104,12 +102,7 @@ def _stream_error(rng: np.random.Generator) -> float:
 @procedure("D5", title="Cost of the checks at the boundary", must="at most 2 % of profiled training time", full=1, test=0, alone=True)
 def boundary_cost(work: Work) -> Outcome:
     """`benchmarks/boundary_cost.py`: a share inside one run, for four works."""
-    spec = importlib.util.spec_from_file_location("boundary_cost", ROOT / "benchmarks" / "boundary_cost.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = benchmark("boundary_cost")
     outcome = Outcome()
     for number in work.each(len(module.WORKS)):
         cost = module.measure(module.WORKS[number])

@@ -22,6 +22,7 @@ RESUME = (
     "train/test_trainer.py",
     "cli/test_resume.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long",
 )
+KILLED = "env/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
 TESTS: dict[str, tuple[str, ...]] = {
     "backends/numpy/gae.py": (f"{CONFORMANCE}gae.py", "backends/numpy/test_gae.py", "backends/test_interface.py"),
     "backends/torch/gae.py": (f"{CONFORMANCE}gae.py", "backends/torch/test_gae.py", "backends/test_interface.py"),
@@ -50,7 +51,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "train/keeper.py": RESUME,
     "train/moment.py": ("train/test_moment.py", "train/test_keeper.py"),
     "train/run_files.py": RESUME,
-    "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", "env/test_rebuild.py"),
+    "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", KILLED),
     "collect/collector.py": ("collect/test_collector.py",),
     "seeding.py": ("test_seeding.py",),
 }

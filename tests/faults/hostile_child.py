@@ -81,7 +81,7 @@ class Watch:
         if event == "open" and isinstance(arguments[0], str | bytes):
             flags = arguments[2] if isinstance(arguments[2], int) else 0
             writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            return self._outside(event, arguments[0]) if writes else ""
+            return self._outside(event, arguments[0], follow=not flags & os.O_NOFOLLOW) if writes else ""
         if event in WRITES and isinstance(arguments[0], str | bytes | os.PathLike):
             places = arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]
             return next((told for place in places if (told := self._outside(event, place, follow=event == "os.truncate"))), "")
@@ -94,7 +94,8 @@ class Watch:
     def _outside(self, event: str, place: Any, *, follow: bool = True) -> str:
         text = os.fsdecode(place)
         where = os.path.realpath(text) if follow else os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
-        return "" if self._is_inside(where) or where in ("/dev/null",) else f"{event} outside the sandbox: {text}"
+        inside = where == self._inside or where.startswith(self._inside + os.sep)
+        return "" if inside or where == "/dev/null" else f"{event} outside the sandbox: {text}"
 
     def _is_inside(self, where: str) -> bool:
         return os.path.realpath(where) == self._inside or os.path.realpath(where).startswith(self._inside + os.sep)

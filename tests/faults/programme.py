@@ -136,7 +136,13 @@ def load_all() -> dict[str, Procedure]:
     """Every procedure by its ID, in their order, after importing the modules that hold them."""
     for name in MODULES:
         importlib.import_module(f"faults.{name}")
-    return dict(sorted(PROCEDURES.items()))
+    return dict(sorted(PROCEDURES.items(), key=lambda entry: _order(entry[0])))
+
+
+def _order(id: str) -> tuple[str, int, str]:
+    """A2 comes before A10."""
+    number = "".join(letter for letter in id[1:] if letter.isdigit())
+    return id[0], int(number or 0), id
 
 
 def as_data(outcome: Outcome, *, count: int, seconds: float) -> dict[str, Any]:
