@@ -1,4 +1,4 @@
-"""Serves checkpoints: what belongs to the whole process and not to one run. Never the first to import torch, but for a state with tensors."""
+"""Serves checkpoints: what belongs to the whole process, not to one run. Never the first to import torch, but for a state with tensors."""
 
 from __future__ import annotations
 
