@@ -27,7 +27,7 @@ from inchworm.config import (
 )
 from inchworm.config_base import check_name
 from inchworm.errors import ConfigError
-from inchworm.yaml_text import load_yaml
+from inchworm.yaml_text import dump_yaml, load_yaml
 
 SECTIONS = {
     "env": EnvConfig,
@@ -424,3 +424,35 @@ def test_names_and_paths_that_no_file_system_takes():
     for id in ("CartPole-v1\nrun: {}", "\x1b[2J"):
         with pytest.raises(ConfigError, match=r"env\.id"):
             EnvConfig(id=id)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EnvConfig(num_envs=10**9), r"env.num_envs=1000000000 must be from 1 to 1000000"),
+        (lambda: EnvConfig(max_episode_steps=2**63), r"env.max_episode_steps=\d+ must be from 1 to 9223372036854775807"),
+        (lambda: EnvConfig(frame_stack=10**9), "env.frame_stack=1000000000 must be from 1 to 1000"),
+        (lambda: EnvConfig(worker_timeout=1e308), r"env.worker_timeout=1e\+308 must be from 0 to 1e\+06"),
+        (lambda: EvalConfig(num_envs=10**9), "evaluation.num_envs=1000000000 must be from 1 to 1000000"),
+        (lambda: RunConfig(threads=100_000), "run.threads=100000 must be from 0 to 1024"),
+        (lambda: RunConfig(total_timesteps=10**400), r"run.total_timesteps=1000+\.\.\. must be from 1 to"),
+        (lambda: PolicyConfig(hidden_sizes=(10**30,)), r"policy.hidden_sizes\[0\]=10+ must be from 1 to 1000000"),
+        (lambda: PolicyConfig(cnn_filters=((32, 10**9, 4),)), r"policy.cnn_filters\[0\]=.* each from 1 to 10000"),
+        (lambda: CollectConfig.from_dict({"groups": True}), "collect.groups=True must be one of 1, 2"),
+        (lambda: CollectConfig.from_dict({"groups": 1.0}), "collect.groups=1.0 must be one of 1, 2"),
+        (lambda: EnvConfig(kwargs={"when": {1, 2}}), "env.kwargs.when is set; a config holds plain data"),
+        (lambda: EnvConfig(kwargs={"a": [{"b": b"x"}]}), r"env.kwargs.a\[0\].b is bytes"),
+        (lambda: EnvConfig(kwargs={"a": {1: 2}}), "env.kwargs.a has the key 1; its keys must be text"),
+        (lambda: WrapperConfig(name="ClipReward", kwargs={"f": len}), "env.wrappers: ClipReward: kwargs.f is builtin_function"),
+    ],
+)
+def test_what_no_machine_or_file_could_hold_is_refused_in_words(make, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@given(st.text(max_size=12) | st.from_regex(r"\A[-+]?[0-9_.]{1,4}[eE][-+]?[0-9]{1,2}\Z"))
+def test_text_in_a_config_stays_text(text: str) -> None:
+    data = {"a": text, "list": [text, 1e-05, 1e5, 7, None, True]}
+    if text.isprintable():
+        assert load_yaml(dump_yaml(data)) == data

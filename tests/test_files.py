@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from inchworm import files
-from inchworm.errors import CorruptFileError
-from inchworm.files import distrusted, json_pieces, read_bytes, read_json, read_tensor_file, write_atomically, write_tensor_file
+from inchworm.errors import ConfigError, CorruptFileError
+from inchworm.files import (
+    distrusted,
+    json_pieces,
+    make_directory,
+    read_bytes,
+    read_json,
+    read_tensor_file,
+    write_atomically,
+    write_tensor_file,
+)
 
 DTYPES = [bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
 
@@ -328,3 +337,28 @@ def test_whatever_wrong_data_lead_to_is_one_error(error):
 def test_a_defect_of_the_machine_is_not_blamed_on_the_file():
     with pytest.raises(OSError, match="disk"), distrusted("the file x"):
         raise OSError("disk")
+
+
+def test_new_directories_are_synced_in_those_above_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("inchworm.files.sync_directory", lambda path: synced.append(path))
+    make_directory(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}
+    synced.clear()
+    make_directory(tmp_path / "a" / "b")
+    assert not synced
+
+
+def test_an_error_of_writing_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*config.yaml'"):
+        write_atomically(tmp_path / "config.yaml", "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_that_are_kept_stay_what_they_are():
+    with pytest.raises(ConfigError, match=r"^set it$"), distrusted("a file", keep=(ConfigError,)):
+        raise ConfigError("set it")

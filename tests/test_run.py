@@ -199,3 +199,63 @@ def test_the_lock_is_released_by_close(tmp_path: Path) -> None:
     with (run.path / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     run.close()
+
+
+def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    path = tmp_path / "runs" / "mine"
+    (path / "checkpoints" / ".tmp-half").mkdir(parents=True)
+    (path / "checkpoints" / ".tmp-half" / "state.json").write_text("{")
+    (path / ".tmp-policy").write_text("half")
+    create_run(config).close()
+    assert sorted(entry.name for entry in path.rglob("*")) == ["checkpoints", "config.yaml", "lock", "versions.json"]
+
+
+def test_a_kill_while_the_first_files_are_written_does_not_spoil_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "mine"
+    path.mkdir(parents=True)
+    (path / ".tmp-config.yaml-0").write_text("env:")
+    with create_run(config_in(tmp_path, "mine")) as run:
+        assert not run.continued
+        assert not list(path.glob(".tmp-*"))
+
+
+def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".tmp-of-somebody").write_text("x")
+    (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
+    with pytest.raises(InchwormError, match="checkpoints is a link"):
+        create_run(config)
+    assert (elsewhere / ".tmp-of-somebody").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff"])
+def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    (tmp_path / "runs" / "mine" / "versions.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.warns(NotExactWarning, match=r"cannot compare versions: .*versions\.json"):
+        create_run(config).close()
+
+
+def test_a_pipe_for_a_record_of_versions_does_not_hang(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    path = tmp_path / "runs" / "mine" / "versions.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(NotExactWarning, match="no regular file"):
+        create_run(config).close()
+
+
+@pytest.mark.parametrize("name", ["1e5", "12", "1_0", "0x1f", "true", "null", "1:30", "2001-01-01", "-1e-3"])
+def test_a_run_whose_name_looks_like_something_else_can_be_continued(tmp_path: Path, name: str) -> None:
+    config = config_in(tmp_path, name)
+    create_run(config).close()
+    with create_run(config) as run:
+        assert run.continued
+        assert run.config.run.name == name

@@ -117,11 +117,19 @@ class TrainingCheckpointer:
             self._write(final, prepared)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror} while saving the checkpoint of iteration {prepared.step}", str(final)) from error
-        try:
-            self._prune(final)
-        except OSError as error:  # the checkpoint is safe; the next save prunes again
-            warnings.warn(f"old checkpoints in {self.directory} could not be removed: {error}", stacklevel=2)
+        self._tidy(final)
         return final
+
+    def _tidy(self, newest: Path) -> None:
+        """Prune, and once more if the disk is in passing trouble: the checkpoint is safe, and the next save prunes again."""
+        for _ in range(2):
+            try:
+                self._prune(newest)
+            except OSError as error:
+                trouble = error
+            else:
+                return
+        warnings.warn(f"old checkpoints in {self.directory} could not be removed: {trouble}", stacklevel=3)
 
     def _write(self, final: Path, prepared: Prepared) -> None:
         temporary = self.directory / f"{TEMPORARY}{uuid.uuid4().hex}"

@@ -236,8 +236,6 @@ class CollectConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         check_range(self, "max_replay_steps", 0, None)
-        if type(self.groups) is not int:  # true and 1.0 equal 1, but are written otherwise
-            raise ConfigError(f"collect.groups={self.groups!r} must be 1 or 2")
 
 
 @in_words

@@ -176,6 +176,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, ConfigBase):
         return value if isinstance(value, hint) else _build(hint, value, f"{where}.")
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal and value in inner and not any(type(value) is type(option) for option in inner):
+        raise ConfigError(f"{where}={_short(value)} must be one of {', '.join(map(str, inner))}")  # true and 1.0 equal 1, but are not it
     if origin is tuple and isinstance(value, list | tuple):
         kinds = [inner[0]] * len(value) if len(inner) == 2 and inner[1] is Ellipsis else list(inner)
         if len(kinds) != len(value):

@@ -101,8 +101,13 @@ def make_directory(path: Path) -> None:
 def remove_temporaries(directory: Path) -> None:
     """What somebody who was killed while writing left here. Only for one who knows that nobody is writing now."""
     for path in directory.glob(f"{TEMPORARY}*"):
-        is_directory = path.is_dir() and not path.is_symlink()
-        shutil.rmtree(path, ignore_errors=True) if is_directory else path.unlink(missing_ok=True)
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            shutil.rmtree(path)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)  # once more: a passing trouble of the disk; else whoever comes next removes it
 
 
 def write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:

@@ -13,8 +13,9 @@ from helpers_env import assert_equal_steps, frozen, run
 from inchworm.config import EnvConfig, WrapperConfig
 from inchworm.env.adapters import EnvPoolWorld
 from inchworm.env.batched import NO_SEED, BatchedVectorEnv
+from inchworm.env.memory import carve_rows
 from inchworm.env.vector_env import make_vector_env
-from inchworm.env.worlds import lane_numbers
+from inchworm.env.worlds import Moved, lane_numbers, write_outcome
 from inchworm.errors import EnvError, MissingExtraError, SpaceError
 from inchworm.protocols import VectorEnv
 from inchworm.seeding import derive_seed, episode_seed
@@ -265,3 +266,29 @@ def test_the_real_envpool_where_it_is_installed():
     handed = make_vector_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3))
     assert type(handed) is BatchedVectorEnv
     assert handed.reset().observations.shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": np.ones(1, np.float32)}, r"rewards must be an array of real numbers of shape \(3,\).*float32 of shape \(1,\)"),
+        ({"rewards": np.float32(1.0)}, r"rewards must be .*float32 of shape \(\)"),
+        ({"rewards": np.ones(3, np.complex64)}, "rewards must be .*complex64"),
+        ({"rewards": None}, "rewards must be .*NoneType"),
+        ({"terminated": np.zeros(1, np.bool_)}, r"terminated must be an array of bool of shape \(3,\)"),
+        ({"terminated": np.full(3, 0.5)}, "terminated must be .*float64"),
+        ({"truncated": [False] * 3}, "truncated must be .*list"),
+    ],
+)
+def test_what_is_not_one_value_for_each_lane_is_refused(change, message):
+    rows, _ = carve_rows(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 3, 3)
+    moved = Moved(np.zeros((3, 2)), np.arange(3.0), np.array([True, False, False]), np.array([True, True, False]), {})
+    write_outcome(moved, rows)
+    assert rows.rewards.tolist() == [0.0, 1.0, 2.0]
+    assert (rows.terminated.tolist(), rows.truncated.tolist()) == ([True, False, False], [False, True, False])  # both: terminated
+    with pytest.raises(EnvError, match=message):
+        write_outcome(moved._replace(**change), rows)
+
+
+def test_numbers_of_an_info_that_are_not_finite_are_left_out():
+    assert lane_numbers({"a": np.array([1.0, np.nan]), "b": np.array([np.inf, 2.0])}, 0) == {"a": 1.0}

@@ -199,3 +199,10 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
         env.close()
     assert steps == 50  # the limit counts the agent's steps
     assert len(lives) > 1  # a life was lost on the way, and the game went on
+
+
+@pytest.mark.parametrize(("copies", "workers", "helps"), [(2, 2, False), (3, 2, True), (1, 1, False)])
+def test_evaluation_of_a_run_that_helps_its_workers_has_a_share_only_if_one_is_left(copies: int, workers: int, helps: bool) -> None:
+    source = EnvConfig(id="CartPole-v1", num_envs=4, num_workers=2, help_workers=True)
+    found = _for_evaluation(source, EvalConfig(num_envs=copies))
+    assert (found.num_envs, found.num_workers, found.help_workers) == (copies, workers, helps)

@@ -27,14 +27,17 @@ def run_forked(function: Callable[[], int], directory: Path, *, strace: Sequence
     """Run `function` in a child of its own in `directory`; `strace` are the options of a strace that watches it."""
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
-        waiting, release = os.pipe()
+        (waiting, release), (ready, tell) = os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
             os.close(release)
-            _be_child(function, directory, waiting, out.fileno(), error.fileno())
+            _be_child(function, directory, (tell, waiting), out.fileno(), error.fileno())
         os.close(waiting)
+        os.close(tell)
         watcher = None
         try:
+            os.read(ready, 1)  # what it does before is not to be counted
+            os.close(ready)
             watcher = _watch(child, strace) if strace else None
             os.write(release, b"!")
             code = _wait(child, limit)
@@ -44,8 +47,8 @@ def run_forked(function: Callable[[], int], directory: Path, *, strace: Sequence
         return Ended(code, _text(out), _text(error))
 
 
-def _be_child(function: Callable[[], int], directory: Path, waiting: int, out: int, error: int) -> None:
-    """The child's whole life; never returns."""
+def _be_child(function: Callable[[], int], directory: Path, gate: tuple[int, int], out: int, error: int) -> None:
+    """The child's whole life; never returns. `gate` is where it says that it is ready, and where it waits."""
     code = FAILED
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -53,7 +56,8 @@ def _be_child(function: Callable[[], int], directory: Path, waiting: int, out: i
         os.dup2(error, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.chdir(directory)
-        if os.read(waiting, 1):
+        os.write(gate[0], b"!")
+        if os.read(gate[1], 1):
             code = function()
     except BaseException:
         traceback.print_exc()
