@@ -113,13 +113,14 @@ def _run_one(entry: Procedure, peer_name: str, options: argparse.Namespace, prog
     if not entry.possible():
         results.keep(entry.id, peer_name, {"not_run": f"needs {entry.needs}", "count": count})
         return False
-    scratch = Path(tempfile.mkdtemp(prefix=f"faults-{entry.id}-"))
-    log = scratch.with_suffix(".log")
+    own = Path(tempfile.mkdtemp(prefix=f"faults-{entry.id}-"))
+    scratch, log = own / "scratch", own.with_suffix(".log")
+    scratch.mkdir()  # with nobody beside it: some look there for what should not be
     command = [sys.executable, "-m", "faults", "--one", name, "--count", str(count), "--scratch", str(scratch), "--seed", str(options.seed)]
     try:
         found = _follow(command, log, progress, task)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
     found["measured"] = datetime.date.today().isoformat()
     results.keep(entry.id, peer_name, found)
     fine = found["passed"] == found["total"] > 0
