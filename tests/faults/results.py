@@ -21,7 +21,8 @@ def keep(id: str, peer: str, found: dict[str, Any], directory: Path = DIRECTORY)
     path = directory / f"{id}.json"
     data = read_one(path)
     data[peer or OURS] = {**found, "machine": machine()}
-    write_atomically(path, json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
+    write_atomically(path, text.replace(f"{ROOT}/", "") + "\n")  # where the project lies is nobody's business
 
 
 def read_one(path: Path) -> dict[str, Any]:
