@@ -1,12 +1,15 @@
 """Signals: each its exit code, at any moment, and nothing that was set stays set."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +101,16 @@ def test_streams_that_nobody_reads_do_not_keep_anybody_from_leaving(monkeypatch:
         pass
 
 
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Whatever a test finds, nothing that it started stays."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.4, 0.8, 1.2, 1.6, 2.5])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -110,10 +123,11 @@ def test_at_any_moment_of_the_start(tmp_path: Path, number: signal.Signals, code
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(seconds)
-    began = time.monotonic()
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    with ended(process):
+        time.sleep(seconds)
+        began = time.monotonic()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 10
     assert process.returncode in (code, -number)  # the second, if Python itself had not begun yet
     assert "Traceback" not in err or process.returncode == -number
@@ -124,10 +138,11 @@ def test_a_closed_terminal_saves(tmp_path: Path) -> None:
     flags = ["--run.name=x", "--run.total-timesteps=100000000", "--ppo.rollout-steps=64", "--quiet"]
     process = subprocess.Popen([sys.executable, "-m", "inchworm", "train", "CartPole-v1", *flags], cwd=tmp_path, stderr=subprocess.PIPE)
     rows, deadline = tmp_path / "runs" / "x" / "metrics.jsonl", time.monotonic() + 60
-    while not rows.exists() or rows.read_bytes().count(b"\n") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGHUP)
-    _, err = process.communicate(timeout=20)
+    with ended(process):
+        while not rows.exists() or rows.read_bytes().count(b"\n") < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGHUP)
+        _, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (129, b"")
     assert len(list((tmp_path / "runs" / "x" / "checkpoints").iterdir())) == 1
