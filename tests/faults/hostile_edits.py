@@ -107,4 +107,4 @@ def _change(place: Any, key: Any, rng: random.Random) -> None:
     elif kind == 2 and isinstance(place, list):
         place.extend(place[:3])
     else:
-        place[key] = rng.choice(VALUES)
+        place[key] = copy.deepcopy(rng.choice(VALUES))

@@ -13,7 +13,7 @@ HEAD = """# Reliability
 
 What a run survives, measured. `make faults` runs the programme of `tests/faults/`, keeps what it measured in
 `tests/faults/results/`, and writes this page; `make faults IDS="A1 C7"` runs some of it again and leaves the rest as it is,
-`make faults FACTOR=1` takes the full counts. A reduced form of every procedure is in the fast suite (`make test`).
+`make faults FACTOR=1` takes the full counts. Most procedures are in the fast suite (`make test`) too, with a small count.
 What is promised, and what is not, is in [SECURITY.md](../SECURITY.md) and [runs.md](runs.md).
 """
 
