@@ -28,7 +28,7 @@ __all__ = [
     "WrapperConfig",
 ]
 
-_MOST_ENVS = 1_000_000
+_MOST_COPIES = 1_000_000
 """Copies of an environment, and units of a layer: beyond this it is a slip of the finger, which should not take all memory."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -161,7 +161,7 @@ class EnvConfig(ConfigBase):
     """Step Gymnasium's own vectorised version where there is one that gives the same bits."""
 
     def __post_init__(self) -> None:
-        check_range(self, "num_envs", 1, _MOST_ENVS)
+        check_range(self, "num_envs", 1, _MOST_COPIES)
         check_range(self, "max_episode_steps", 1, None)
         check_range(self, "frame_stack", 1, 1_000)
         check_plain(self.kwargs, "env.kwargs")
@@ -214,12 +214,12 @@ class PolicyConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         for index, size in enumerate(self.hidden_sizes):
-            if not 1 <= size <= _MOST_ENVS:
-                raise ConfigError(f"policy.hidden_sizes[{index}]={size!r:.80} must be from 1 to {_MOST_ENVS}")
+            if not 1 <= size <= _MOST_COPIES:
+                raise ConfigError(f"policy.hidden_sizes[{index}]={size!r:.80} must be from 1 to {_MOST_COPIES}")
         for index, layer in enumerate(self.cnn_filters):
             if min(layer) < 1 or max(layer) > 10_000:
                 raise ConfigError(f"policy.cnn_filters[{index}]={layer!r:.80} must be (channels, kernel, stride), each from 1 to 10000")
-        check_range(self, "cnn_features", 1, _MOST_ENVS)
+        check_range(self, "cnn_features", 1, _MOST_COPIES)
         check_positive(self, "observation_clip")
         check_range(self, "log_std_init", -20.0, 5.0)
 
@@ -260,7 +260,7 @@ class EvalConfig(ConfigBase):
         for name in ("interval", "final_episodes", "seed"):
             check_range(self, name, 0, None)
         check_range(self, "episodes", 1, None)
-        check_range(self, "num_envs", 1, _MOST_ENVS)
+        check_range(self, "num_envs", 1, _MOST_COPIES)
 
 
 @in_words

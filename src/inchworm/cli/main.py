@@ -81,7 +81,9 @@ def _call(command: str, arguments: list[str]) -> int:
             _make_current_directory_importable()
             module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
             return int(module.run(arguments))
-        except InchwormError:
+        except InchwormError as error:
+            if type(error) is not InchwormError:  # a last save that failed is told even then; the rest may be the signal's own doing
+                raise_if_received()
             raise
         except Exception:
             raise_if_received()  # code that a signal hit may say so in other words, as an import does

@@ -31,11 +31,6 @@ def exit_code() -> int:
     return 128 + (_received[0] if _received else signal.SIGINT)
 
 
-def was_received() -> bool:
-    """Whether a signal has asked this process to leave."""
-    return bool(_received)
-
-
 def raise_if_received() -> None:
     """Leave now if a signal came while others' code was running that may have swallowed it, such as an import."""
     if _received:
