@@ -132,11 +132,11 @@ def child(*arguments: str, code: str = "") -> tuple[subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
-def test_help_takes_less_than_half_a_second_of_cpu(arguments: tuple[str, ...]) -> None:
+def test_help_takes_less_than_a_second_of_cpu(arguments: tuple[str, ...]) -> None:
     done, seconds = child(*arguments)
     assert done.returncode == 0
     assert "usage: inchworm COMMAND" in done.stdout
-    assert seconds < 0.5
+    assert seconds < 1.0
 
 
 def test_help_and_config_import_no_learning_framework() -> None:

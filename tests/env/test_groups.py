@@ -21,7 +21,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot im
 
 
 class Sleepy(gym.Env):
-    """A step takes 0.1 s."""
+    """A step takes 0.4 s."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -31,7 +31,7 @@ class Sleepy(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        time.sleep(0.1)
+        time.sleep(0.4)
         return np.zeros(1, np.float32), float(action), False, False, {}
 
 
@@ -82,9 +82,10 @@ def test_a_group_steps_while_the_other_is_awaited_and_send_returns_at_once():
     began = time.perf_counter()
     first.send(np.array([1]))
     second.send(np.array([0]))
-    assert time.perf_counter() - began < 0.05
+    sent = time.perf_counter() - began
     assert (first.recv().rewards[0], second.recv().rewards[0]) == (1.0, 0.0)
-    assert time.perf_counter() - began < 0.17  # 0.2 one after another
+    assert sent < 0.3
+    assert time.perf_counter() - began < 0.75  # 0.8 one after another
     first.close(), second.close()
 
 

@@ -379,7 +379,7 @@ def test_no_restarts_at_all():
         began = time.monotonic()
         with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL.*worker_restarts=0, so it is not replaced"):
             env.step(np.zeros(2, int))
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 20
 
 
 def test_old_restarts_are_forgotten_but_not_those_of_one_exchange(monkeypatch):
@@ -423,7 +423,7 @@ def test_ctrl_c_while_a_worker_is_rebuilt_leaves_nothing(tmp_path):
         env.reset()
     began = time.monotonic()
     env.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_an_error_in_the_replay_is_told(tmp_path):
@@ -441,14 +441,14 @@ def test_an_error_in_the_replay_is_told(tmp_path):
 def test_a_worker_whose_child_holds_its_socket_is_missed_all_the_same(tmp_path):
     def forks_and_dies():
         if os.fork() == 0:
-            time.sleep(3)
+            time.sleep(30)
             os._exit(0)
         os._exit(5)
 
     began = time.monotonic()
     (text,) = check(doomed(tmp_path, ("step", 9, forks_and_dies)))
     assert "exited with code 5" in text
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_the_number_of_restarts_reaches_the_workers():

@@ -154,7 +154,7 @@ def test_slow_environments_are_made_once_and_take_few_steps(monkeypatch):
     assert Slow.made == 1
     # Three plays of 5 ms steps within 20 ms each (at most 5 steps), and two of them again.
     assert 3 <= len(steps) <= 25
-    assert time.perf_counter() - began < 2.0
+    assert time.perf_counter() - began < 10.0
 
 
 def resolved(env, *, rehearse=True, **changes):

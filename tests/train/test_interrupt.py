@@ -270,7 +270,9 @@ SCRIPT = textwrap.dedent("""
     from pathlib import Path
     from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
     from inchworm.env.toys import Corridor
+    from inchworm.train import callbacks
 
+    callbacks.SNAPSHOT_SHARE = 1.0  # however slow this machine is: what is tested is the leaving, not what snapshots may cost
     run_dir, seconds, slow_from, slow_seconds = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     steps = 0
 
