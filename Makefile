@@ -16,7 +16,7 @@ JOBS ?= 2
 CODE := src tests examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint format bench guard learning faults docs clean
+.PHONY: help train test browser lint format bench guard learning faults docs clean
 
 help:
 	@sed -n 's/^# \{0,3\}//p' Makefile | head -8
@@ -41,19 +41,29 @@ $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "installing what the tests need"
-	@$(PIP) -e '.[dev,box2d,mujoco,atari,bench]'
+	@$(PIP) -e '.[dev,box2d,mujoco,atari,marl,bench]'
 	@touch $@
 
 train: $(VENV)/installed
 	@$(BIN)/inchworm train CartPole-v1
 	@echo "(the commands are in $(BIN); to type them as they stand: . $(BIN)/activate)"
 
+# The page of a replay is tested in a real browser. Where there is none, Debian's is installed if we may; else that test is skipped, and says so.
+BROWSER := chromium chromium-browser google-chrome
+browser:
+	@for name in $(BROWSER); do command -v $$name > /dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		echo "installing chromium, in which the page of a replay is tested"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) > /dev/null 2>&1 \
+			|| echo "chromium could not be installed: the browser's test is skipped"; \
+	else echo "there is no chromium here: the browser's test is skipped"; fi
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy --strict
 
-test: lint
+test: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 format: $(VENV)/installed-dev
