@@ -222,13 +222,13 @@ def test_the_page_is_made_from_what_there_is(module: Any, tmp_path: Path) -> Non
     results.save("compare", data, tmp_path)
     kept = results.load("compare", tmp_path)
     assert results.load("solve", tmp_path) is None
-    text = page.text({"compare": kept})
+    text = page.text(page.PAGES[0], {"compare": kept})
     assert "| eager torch against Stable-Baselines3, geometric mean of W1 | 3 × | at least 2 × | met |" in text
     assert "| W1 | 3.00 (2.00 to 4.00) | inchworm-torch | – |" in text
     assert "## CartPole solved" not in text
     assert text.count("processor:") == 1
     other = {**kept, "measured": "2000-01-01", "data": [{"steps": 1, "seconds": 1.0, "evaluating": 0.0, "score": 500.0}]}
-    both = page.text({"compare": kept, "solve": {**other, "data": {"inchworm-numpy": other["data"]}}})
+    both = page.text(page.PAGES[0], {"compare": kept, "solve": {**other, "data": {"inchworm-numpy": other["data"]}}})
     assert both.count("processor:") == 2  # measured on another day, and said so
 
 

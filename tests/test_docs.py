@@ -58,11 +58,12 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the run that the pages speak of, `first`, made with tiny numbers, and a rollout of it."""
+    """A directory with the runs that the pages speak of, `first` and `team`, made with tiny numbers, and a rollout of the first."""
     directory = tmp_path_factory.mktemp("console")
     tiny = "--run.total-timesteps 64 --ppo.rollout-steps 16 --ppo.minibatch-size 16 --env.num-envs 2 --evaluation.final-episodes 2"
     with contextlib.chdir(directory):
         assert main(["train", "CartPole-v1", "--run.name", "first", *tiny.split(), "--quiet"]) == 0
+        assert main(["train", "Skirmish-v0", "--run.name", "team", *tiny.replace(" 64 ", " 192 ").split(), "--quiet"]) == 0
         assert main(["collect", "first", "--out", "rollout.safetensors", "--quiet"]) == 0
     return directory
 

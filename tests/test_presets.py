@@ -9,6 +9,7 @@ NAMES = [
     "MountainCar-v0",
     "Pendulum-v1",
     "LunarLander-v3",
+    "Skirmish-v0",
     "HalfCheetah-v5",
     "Hopper-v5",
     "Walker2d-v5",

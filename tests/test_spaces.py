@@ -12,6 +12,9 @@ from gymnasium import spaces
 from inchworm.errors import SpaceError
 from inchworm.spaces import (
     build_tree,
+    check_same_form,
+    form_of,
+    in_one_line,
     leaf,
     leaf_dtype,
     leaf_shape,
@@ -182,3 +185,19 @@ def test_a_description_is_not_trusted(change, words):
 def test_an_image_of_four_million_pixels_can_be_described():
     image = spaces.Box(0, 255, (2048, 2048, 4), np.uint8)
     assert space_from_dict(space_to_dict(image)).shape == (2048, 2048, 4)
+
+
+def test_the_form_of_a_space_is_its_tree_shapes_and_choices_without_bounds():
+    tight, loose = spaces.Box(-1, 1, (2,)), spaces.Box(-5, 5, (2,))
+    assert form_of(tight) == form_of(loose)
+    others = [spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Dict({"a": tight}), spaces.Tuple([tight])]
+    for other in others:
+        assert form_of(other) != form_of(tight)
+    assert form_of(spaces.Discrete(2)) != form_of(spaces.Discrete(3))
+    assert form_of(spaces.MultiDiscrete([2, 3])) != form_of(spaces.MultiDiscrete([3, 2]))
+    check_same_form("it", (tight, spaces.Discrete(2)), (loose, spaces.Discrete(2)))
+    with pytest.raises(SpaceError, match=r"^it was made for the action space Discrete\(2\), but the environment has Discrete\(3\)$"):
+        check_same_form("it", (tight, spaces.Discrete(2)), (loose, spaces.Discrete(3)))
+    wide = spaces.Box(np.zeros((9, 9), np.float32), np.arange(81, dtype=np.float32).reshape(9, 9))
+    assert "\n" in str(wide)
+    assert "\n" not in in_one_line(wide)

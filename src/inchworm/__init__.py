@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inchworm.abilities import Stateful
     from inchworm.backends.interface import compute_advantages
     from inchworm.backends.numpy.gae import compute_gae
     from inchworm.backends.numpy.policy import NumpyPolicy
@@ -17,23 +18,48 @@ if TYPE_CHECKING:
     from inchworm.backends.torch.policy import TorchPolicy
     from inchworm.checkpoint import PolicyRecord, TrainerRecord, TrainingCheckpointer
     from inchworm.collect.collector import RolloutCollector
-    from inchworm.config import CollectConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, WrapperConfig
+    from inchworm.config import (
+        CollectConfig,
+        EnvConfig,
+        EvalConfig,
+        OpponentConfig,
+        PolicyConfig,
+        PPOConfig,
+        RunConfig,
+        TrainingConfig,
+        WrapperConfig,
+    )
+    from inchworm.env.actors import RandomActor
     from inchworm.env.build import make_env
     from inchworm.env.checker import check_env
+    from inchworm.env.opponents import OpponentSource, OpponentVectorEnv, team_lanes
     from inchworm.env.vector_env import make_vector_env
     from inchworm.errors import InchwormError, WorkerRestartWarning
     from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
+    from inchworm.evaluate.match_stats import MatchStats
+    from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
     from inchworm.evaluate.stats import EvalStats
+    from inchworm.evaluate.suite_games import evaluate_suites
+    from inchworm.evaluate.suite_stats import SuiteStats
+    from inchworm.evaluate.suites import Simulation, load_suites
     from inchworm.normalization import ReturnNormalizer, RunningMeanStd
+    from inchworm.policy.composite import CompositePolicy, PolicyMap
     from inchworm.policy.spec import PolicySpec
     from inchworm.policy.weights import load_policy, save_policy
+    from inchworm.policy_check.checker import check_policy
     from inchworm.presets import config_for, small_fast_config
-    from inchworm.protocols import Actor, Policy, Stateful, VectorEnv
+    from inchworm.protocols import Actor, Policy, VectorEnv
+    from inchworm.replay.format import load_replay, save_replay
+    from inchworm.replay.page import replay_page
     from inchworm.rollout.buffer import RolloutBuffer
     from inchworm.rollout.fake import create_fake_rollout
     from inchworm.rollout.rollout import Rollout, combine_rollouts, select_lanes
     from inchworm.rollout.sequences import iter_minibatches, split_into_sequences
     from inchworm.run import NotExactWarning
+    from inchworm.selfplay.callback import SelfPlayCallback
+    from inchworm.selfplay.pool import OpponentPool
+    from inchworm.selfplay.rating_games import RatingGames
+    from inchworm.selfplay.ratings import Rating
     from inchworm.tracking.stats_logger import StatsLogger
     from inchworm.train.loop import (
         TrainingComponents,
@@ -51,6 +77,7 @@ __all__ = [
     "Actor",
     "Advantages",
     "CollectConfig",
+    "CompositePolicy",
     "EnvConfig",
     "EnvStep",
     "EpisodeRecord",
@@ -58,26 +85,38 @@ __all__ = [
     "EvalStats",
     "Evaluation",
     "InchwormError",
+    "MatchStats",
     "Minibatch",
     "NotExactWarning",
     "NumpyPolicy",
+    "OpponentConfig",
+    "OpponentPool",
+    "OpponentSource",
+    "OpponentVectorEnv",
     "PPOConfig",
     "PPOOptimizer",
     "PPOTrainer",
     "Policy",
     "PolicyConfig",
     "PolicyEvaluator",
+    "PolicyMap",
     "PolicyRecord",
     "PolicySpec",
     "PolicyStep",
+    "RandomActor",
+    "Rating",
+    "RatingGames",
     "ReturnNormalizer",
     "Rollout",
     "RolloutBuffer",
     "RolloutCollector",
     "RunConfig",
     "RunningMeanStd",
+    "SelfPlayCallback",
+    "Simulation",
     "Stateful",
     "StatsLogger",
+    "SuiteStats",
     "TorchPolicy",
     "TrainerRecord",
     "TrainingCheckpointer",
@@ -90,6 +129,7 @@ __all__ = [
     "WrapperConfig",
     "__version__",
     "check_env",
+    "check_policy",
     "combine_rollouts",
     "compute_advantages",
     "compute_gae",
@@ -98,18 +138,27 @@ __all__ = [
     "create_training_components",
     "default_training_step",
     "evaluate_policy",
+    "evaluate_suites",
+    "evaluate_vs_heuristic",
     "functional_training_loop",
     "iter_minibatches",
     "load_policy",
+    "load_replay",
+    "load_suites",
     "make_env",
     "make_vector_env",
+    "play_match",
+    "replay_page",
     "save_policy",
+    "save_replay",
     "select_lanes",
     "small_fast_config",
     "split_into_sequences",
+    "team_lanes",
 ]
 
 _HOMES = {
+    "abilities": ("Stateful",),
     "backends.interface": ("compute_advantages",),
     "backends.numpy.gae": ("compute_gae",),
     "backends.numpy.policy": ("NumpyPolicy",),
@@ -117,23 +166,48 @@ _HOMES = {
     "backends.torch.policy": ("TorchPolicy",),
     "checkpoint": ("PolicyRecord", "TrainerRecord", "TrainingCheckpointer"),
     "collect.collector": ("RolloutCollector",),
-    "config": ("CollectConfig", "EnvConfig", "EvalConfig", "PPOConfig", "PolicyConfig", "RunConfig", "TrainingConfig", "WrapperConfig"),
+    "config": (
+        "CollectConfig",
+        "EnvConfig",
+        "EvalConfig",
+        "OpponentConfig",
+        "PPOConfig",
+        "PolicyConfig",
+        "RunConfig",
+        "TrainingConfig",
+        "WrapperConfig",
+    ),
+    "env.actors": ("RandomActor",),
     "env.build": ("make_env",),
     "env.checker": ("check_env",),
+    "env.opponents": ("OpponentSource", "OpponentVectorEnv", "team_lanes"),
     "env.vector_env": ("make_vector_env",),
     "errors": ("InchwormError", "WorkerRestartWarning"),
     "evaluate.evaluator": ("PolicyEvaluator", "evaluate_policy"),
+    "evaluate.match_stats": ("MatchStats",),
+    "evaluate.matches": ("evaluate_vs_heuristic", "play_match"),
     "evaluate.stats": ("EvalStats",),
+    "evaluate.suite_games": ("evaluate_suites",),
+    "evaluate.suite_stats": ("SuiteStats",),
+    "evaluate.suites": ("Simulation", "load_suites"),
     "normalization": ("ReturnNormalizer", "RunningMeanStd"),
+    "policy.composite": ("CompositePolicy", "PolicyMap"),
     "policy.spec": ("PolicySpec",),
     "policy.weights": ("load_policy", "save_policy"),
+    "policy_check.checker": ("check_policy",),
     "presets": ("config_for", "small_fast_config"),
-    "protocols": ("Actor", "Policy", "Stateful", "VectorEnv"),
+    "protocols": ("Actor", "Policy", "VectorEnv"),
+    "replay.format": ("load_replay", "save_replay"),
+    "replay.page": ("replay_page",),
     "rollout.buffer": ("RolloutBuffer",),
     "rollout.fake": ("create_fake_rollout",),
     "rollout.rollout": ("Rollout", "combine_rollouts", "select_lanes"),
     "rollout.sequences": ("iter_minibatches", "split_into_sequences"),
     "run": ("NotExactWarning",),
+    "selfplay.callback": ("SelfPlayCallback",),
+    "selfplay.pool": ("OpponentPool",),
+    "selfplay.rating_games": ("RatingGames",),
+    "selfplay.ratings": ("Rating",),
     "tracking.stats_logger": ("StatsLogger",),
     "train.loop": (
         "TrainingComponents",

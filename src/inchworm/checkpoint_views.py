@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import gymnasium as gym
 
 from inchworm.checkpoint_reading import Checkpoint
-from inchworm.errors import ConfigError, CorruptFileError, SpaceError
+from inchworm.errors import ConfigError, CorruptFileError
+from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import check_weights
 from inchworm.protocols import Policy
-from inchworm.spaces import Space, leaf_shape, leaves, mask_sizes
+from inchworm.spaces import check_same_form
+from inchworm.types import Weights
 
 NO_SPEC = "only built-in networks can be saved with their architecture; save a network of your own with its own state_dict"
 
@@ -56,12 +58,26 @@ def policy_of(checkpoint: Checkpoint, env: Any = None) -> PolicyRecord:
     state = checkpoint.state
     if state.get("spec") is None or "weights" not in state:
         raise CorruptFileError(f"{checkpoint.path} holds no policy with its architecture; {NO_SPEC}")
-    spec, weights = PolicySpec.from_dict(state["spec"]), state["weights"]
-    check_weights(spec, weights)
-    if env is not None:
-        _check_fits(spec, env, checkpoint.path)
-    policy = make_policy(spec, weights=weights, backend="torch" if spec.observations.images else "numpy")
+
+    def one(described: Mapping[str, Any] | None, weights: Weights) -> Policy:
+        if described is None:
+            raise CorruptFileError(f"{checkpoint.path} holds a policy without its architecture; {NO_SPEC}")
+        spec = PolicySpec.from_dict(described)
+        check_weights(spec, weights)
+        if env is not None:
+            _check_fits(spec, env, checkpoint.path)
+        return make_policy(spec, weights=weights, backend="torch" if spec.observations.images else "numpy")
+
+    policy = _composite(state["spec"], state["weights"], one) if "policies" in state["spec"] else one(state["spec"], state["weights"])
     return PolicyRecord(policy, checkpoint.step, checkpoint.path, state.get("metadata", {}))
+
+
+def _composite(spec: Mapping[str, Any], weights: Weights, one: Callable[[Any, Weights], Policy]) -> CompositePolicy:
+    """The composite policy that `CompositePolicy.to_dict` described."""
+    parts = {name: one(part, weights_of(weights, name)) for name, part in spec["policies"].items()}
+    policy = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
+    policy.set_weights(weights)
+    return policy
 
 
 def trainer_part(agent_step: int, epoch: int, optimizer_state: Mapping[Any, Any]) -> dict[str, Any]:
@@ -85,11 +101,4 @@ def trainer_of(checkpoint: Checkpoint) -> TrainerRecord:
 def _check_fits(spec: PolicySpec, env: Any, path: Path) -> None:
     several = isinstance(env, gym.vector.VectorEnv)
     found = (env.single_observation_space, env.single_action_space) if several else (env.observation_space, env.action_space)
-    for what, ours, theirs in zip(("observation", "action"), (spec.observation_space, spec.action_space), found, strict=True):
-        if _form(ours) != _form(theirs):
-            raise SpaceError(f"the policy in {path} was made for the {what} space {ours}, but the environment has {theirs}")
-
-
-def _form(space: Space) -> list[Any]:
-    """What a network depends on; bounds are no part of it."""
-    return [(path, type(leaf), leaf_shape(leaf), mask_sizes(leaf)) for path, leaf in leaves(space)]
+    check_same_form(f"the policy in {path}", (spec.observation_space, spec.action_space), found)

@@ -7,12 +7,15 @@ a `LegacyNameWarning`; constructors take the names below and no others.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from inchworm.config_base import ConfigBase, LegacyNameWarning, check_name, check_path, check_plain, check_positive, check_range, in_words
+from inchworm.config_base import MOST_COPIES, STRICT, ConfigBase, LegacyNameWarning, check_name, check_path, check_range, in_words
+from inchworm.config_env import EnvConfig, WrapperConfig
+from inchworm.config_opponent import OpponentConfig
+from inchworm.config_policy import PolicyConfig
+from inchworm.config_ppo import PPOConfig, Schedule
 from inchworm.errors import ConfigError
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "EnvConfig",
     "EvalConfig",
     "LegacyNameWarning",
+    "OpponentConfig",
     "PPOConfig",
     "PolicyConfig",
     "RunConfig",
@@ -28,204 +32,9 @@ __all__ = [
     "WrapperConfig",
 ]
 
-_MOST_COPIES = 1_000_000
-"""Copies of an environment, and units of a layer: beyond this it is a slip of the finger, which should not take all memory."""
-
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-Schedule = Literal["constant", "linear", "cosine"]
-Activation = Literal["tanh", "relu", "elu", "leaky_relu", "silu"]
-
 
 @in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class PPOConfig(ConfigBase):
-    """How the policy learns from a rollout."""
-
-    learning_rate: float = 3e-4
-    """Adam's step size at the start of the run."""
-    gamma: float = 0.99
-    """Discount of the next step's value."""
-    gae_lambda: float = 0.95
-    """GAE's trade between bias (0: one-step TD) and variance (1: Monte Carlo)."""
-    clip_coef: float = 0.2
-    """How far the probability ratio may move from 1 before its gradient is cut."""
-    vf_coef: float = 0.5
-    """Weight of the value loss, which is half the mean squared error (a loss without the half needs half this weight)."""
-    ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
-    max_grad_norm: float | None = 0.5
-    """Global norm that gradients are scaled down to; none leaves them alone."""
-    update_epochs: int = 4
-    """Passes over each rollout."""
-    rollout_steps: int = 512
-    """Steps that every lane takes per iteration; times the lanes this is the batch."""
-    num_minibatches: int | None = None
-    """Minibatches per epoch; 8 unless minibatch_size is given."""
-    minibatch_size: int | None = None
-    """Samples per minibatch, instead of num_minibatches; a rollout that has fewer is one minibatch."""
-    gradient_accumulation: int = 1
-    """Micro-batches whose gradients are added up before each optimiser step; the result is the same, the memory less."""
-    normalize_advantages: Literal["batch", "minibatch", "off"] = "batch"
-    """Over what advantages are given mean 0 and standard deviation 1 (n - 1) before the loss."""
-    clip_vloss: bool = False
-    """Also bound how far the value moves from the one before the update, by clip_coef in units of the value scale."""
-    target_kl: float | None = None
-    """Leave the epochs once an epoch's mean approx_kl is above 1.5 times this."""
-    adam_eps: float = 1e-5
-    """Adam's epsilon."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW); 0 is plain Adam."""
-    learning_rate_schedule: Schedule = "constant"
-    """How learning_rate moves to 0 over the run's total_timesteps."""
-    clip_schedule: Schedule = "constant"
-    """The same for clip_coef."""
-    ent_schedule: Schedule = "constant"
-    """The same for ent_coef."""
-    sequence_length: int | Literal["auto"] = "auto"
-    """Steps that are evaluated in a row; auto is 1 without memory, else 32 or the rollout if that is shorter."""
-    max_staleness: int | None = None
-    """Refuse rollouts made by weights more than this many updates old; none only reports it."""
-    compile: Literal["off", "on", "auto"] = "off"
-    """Compile torch's minibatch step as one graph; auto does it if the run is long enough to repay the compiling."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "learning_rate", 0.0, None)
-        for name in ("gamma", "gae_lambda"):
-            check_range(self, name, 0.0, 1.0)
-        for name in ("clip_coef", "vf_coef", "ent_coef", "weight_decay"):
-            check_range(self, name, 0.0, None)
-        for name in ("update_epochs", "rollout_steps", "num_minibatches", "minibatch_size", "gradient_accumulation"):
-            check_range(self, name, 1, None)
-        for name in ("max_grad_norm", "target_kl", "adam_eps"):
-            check_positive(self, name)
-        check_range(self, "max_staleness", 0, None)
-        if self.sequence_length != "auto":
-            check_range(self, "sequence_length", 1, self.rollout_steps)
-        if self.num_minibatches is not None and self.minibatch_size is not None:
-            raise ConfigError(
-                f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} say the same thing twice; "
-                "give one of them and leave the other out (null)"
-            )
-
-    def minibatches_for(self, num_sequences: int, sequence_length: int = 1) -> int:
-        """Into how many minibatches an epoch over `num_sequences` sequences is split."""
-        if self.minibatch_size is None:
-            return max(1, min(self.num_minibatches or 8, num_sequences))
-        per_minibatch = max(1, self.minibatch_size // sequence_length)
-        return max(1, -(-num_sequences // per_minibatch))
-
-
-@in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class WrapperConfig(ConfigBase):
-    """One wrapper of `gymnasium.wrappers`, by its class name."""
-
-    name: str
-    """The class name, such as FlattenObservation or ClipReward."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Its arguments, besides the environment."""
-
-    def __post_init__(self) -> None:
-        check_plain(self.kwargs, f"env.wrappers: {self.name}: kwargs")
-
-
-@in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class EnvConfig(ConfigBase):
-    """The world and how many copies of it run."""
-
-    id: str = "CartPole-v1"
-    """A Gymnasium id, or package.module:make_env for a factory of yours (taken from the command line only, never from a file)."""
-    num_envs: int = 8
-    """Copies of the environment."""
-    num_workers: int | Literal["auto"] = "auto"
-    """Processes that step the copies; 0 steps them in this process. auto looks at the environment for a moment and chooses."""
-    help_workers: bool = False
-    """Step a share of the copies in this process while the workers step theirs: as many processes as cores, and nobody waits."""
-    worker_timeout: float = 60.0
-    """Seconds after which a worker that does not answer counts as hung."""
-    worker_restarts: int = 10
-    """How often workers that died or hung are replaced within ten minutes, before one more ends the run; 0: the first one does."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the environment."""
-    max_episode_steps: int | None = None
-    """Truncate episodes after this many steps; none keeps the registered limit."""
-    wrappers: tuple[WrapperConfig, ...] = ()
-    """Wrappers of gymnasium.wrappers, innermost first."""
-    atari: bool = False
-    """The usual Atari preprocessing: no-op starts, frame skip 4 with max, 84x84 grey, end of life ends training episodes, sign rewards."""
-    frame_stack: int = 1
-    """How many last observations are stacked along a new first axis."""
-    native: bool = True
-    """Step Gymnasium's own vectorised version where there is one that gives the same bits."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "num_envs", 1, _MOST_COPIES)
-        check_range(self, "max_episode_steps", 1, None)
-        check_range(self, "frame_stack", 1, 1_000)
-        check_plain(self.kwargs, "env.kwargs")
-        if self.num_workers != "auto":
-            check_range(self, "num_workers", 0, None)
-            if int(self.num_workers) > self.num_envs:
-                raise ConfigError(
-                    f"env.num_workers={self.num_workers} is more than env.num_envs={self.num_envs}; use {self.num_envs} workers or fewer"
-                )
-            if self.help_workers and not 1 <= int(self.num_workers) < self.num_envs:
-                raise ConfigError(f"env.help_workers needs 1 to {self.num_envs - 1} env.num_workers to help, not {self.num_workers}")
-        check_positive(self, "worker_timeout")
-        check_range(self, "worker_timeout", 0.0, 1e6)
-        check_range(self, "worker_restarts", 0, None)
-        if not self.id.strip():
-            raise ConfigError("env.id is empty; give a Gymnasium id such as CartPole-v1")
-        if not self.id.isprintable():
-            raise ConfigError(f"env.id={self.id!r:.200} holds characters that cannot be printed; give a Gymnasium id such as CartPole-v1")
-
-
-@in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class PolicyConfig(ConfigBase):
-    """The network and its normalisers."""
-
-    kind: Literal["mlp", "cnn"] = "mlp"
-    """mlp flattens every observation; cnn sends images through convolutions first."""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers, of actor and critic alike."""
-    activation: Activation = "tanh"
-    """Between the layers."""
-    shared_trunk: bool = False
-    """One trunk for actor and critic instead of one each."""
-    orthogonal_init: bool = True
-    """Orthogonal weights with gains sqrt 2 (hidden), 0.01 (actions), 1 (value); else uniform by fan-in."""
-    log_std_init: float = 0.0
-    """Initial log standard deviation of Gaussian actions."""
-    action_bounds: Literal["clip", "tanh"] = "clip"
-    """How a Gaussian action is brought into a Box: clipped on its way to the environment, or squashed."""
-    normalize_observations: bool = False
-    """Scale continuous observations by running mean and standard deviation, inside the policy."""
-    normalize_values: bool = False
-    """Let the value head predict normalised returns (PopArt)."""
-    observation_clip: float = 10.0
-    """Bound of normalised observations."""
-    cnn_filters: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-    """Convolutions as (channels, kernel, stride)."""
-    cnn_features: int = 512
-    """Width of the layer after the convolutions."""
-
-    def __post_init__(self) -> None:
-        for index, size in enumerate(self.hidden_sizes):
-            if not 1 <= size <= _MOST_COPIES:
-                raise ConfigError(f"policy.hidden_sizes[{index}]={size!r:.80} must be from 1 to {_MOST_COPIES}")
-        for index, layer in enumerate(self.cnn_filters):
-            if min(layer) < 1 or max(layer) > 10_000:
-                raise ConfigError(f"policy.cnn_filters[{index}]={layer!r:.80} must be (channels, kernel, stride), each from 1 to 10000")
-        check_range(self, "cnn_features", 1, _MOST_COPIES)
-        check_positive(self, "observation_clip")
-        check_range(self, "log_std_init", -20.0, 5.0)
-
-
-@in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class CollectConfig(ConfigBase):
     """How rollouts are gathered."""
 
@@ -239,7 +48,7 @@ class CollectConfig(ConfigBase):
 
 
 @in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class EvalConfig(ConfigBase):
     """How the policy is scored, on environments of its own."""
 
@@ -260,11 +69,11 @@ class EvalConfig(ConfigBase):
         for name in ("interval", "final_episodes", "seed"):
             check_range(self, name, 0, None)
         check_range(self, "episodes", 1, None)
-        check_range(self, "num_envs", 1, _MOST_COPIES)
+        check_range(self, "num_envs", 1, MOST_COPIES)
 
 
 @in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class RunConfig(ConfigBase):
     """The run as a whole."""
 
@@ -308,7 +117,7 @@ class RunConfig(ConfigBase):
 
 
 @in_words
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingConfig(ConfigBase):
     """A whole run: with the library's versions, all that decides its result."""
 
@@ -316,18 +125,27 @@ class TrainingConfig(ConfigBase):
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
+    opponent: OpponentConfig = field(default_factory=OpponentConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        batch = self.ppo.rollout_steps * self.env.num_envs
-        if self.ppo.minibatch_size is not None and self.ppo.minibatch_size > batch:
-            raise ConfigError(
-                f"ppo.minibatch_size={self.ppo.minibatch_size} is larger than the rollout ({self.env.num_envs} lanes x "
-                f"{self.ppo.rollout_steps} steps = {batch}); use {batch} or fewer, or more env.num_envs"
-            )
-        if self.ppo.num_minibatches is not None and self.ppo.num_minibatches > batch:
-            raise ConfigError(
-                f"ppo.num_minibatches={self.ppo.num_minibatches} is more than the samples of a rollout ({self.env.num_envs} lanes x "
-                f"{self.ppo.rollout_steps} steps = {batch}); use {batch} or fewer"
-            )
+        if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
+            raise ConfigError(f"policy.kind={self.policy.kind} learns in torch only (it acts in NumPy by itself); use run.backend=torch")
+        if not self.env.may_have_teams:  # else a copy may have more lanes than one, and who makes it looks again
+            check_minibatches(self.ppo, self.env.num_envs)
+
+
+def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:
+    """Refuse minibatches that a rollout of so many lanes cannot fill."""
+    batch = ppo.rollout_steps * num_lanes
+    if ppo.minibatch_size is not None and ppo.minibatch_size > batch:
+        raise ConfigError(
+            f"ppo.minibatch_size={ppo.minibatch_size} is larger than the rollout ({num_lanes} lanes x "
+            f"{ppo.rollout_steps} steps = {batch}); use {batch} or fewer, or more env.num_envs"
+        )
+    if ppo.num_minibatches is not None and ppo.num_minibatches > batch:
+        raise ConfigError(
+            f"ppo.num_minibatches={ppo.num_minibatches} is more than the samples of a rollout ({num_lanes} lanes x "
+            f"{ppo.rollout_steps} steps = {batch}); use {batch} or fewer"
+        )

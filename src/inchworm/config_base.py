@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from inchworm.errors import ConfigError, CorruptFileError
 from inchworm.files import read_bytes
 from inchworm.legacy import modern_names
 from inchworm.yaml_text import MAX_LENGTH, dump_yaml, load_yaml
+
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""How pydantic reads every config."""
+
+MOST_COPIES = 1_000_000
+"""Copies of an environment, and units of a layer: beyond this it is a slip of the finger, which should not take all memory."""
 
 ConfigT = TypeVar("ConfigT", bound="ConfigBase")
 AnyT = TypeVar("AnyT")
@@ -143,7 +149,7 @@ def check_positive(config: Any, name: str) -> None:
 
 
 _SECTIONS = {"PPOConfig": "ppo", "EnvConfig": "env", "PolicyConfig": "policy", "CollectConfig": "collect", "EvalConfig": "evaluation"}
-_SECTIONS |= {"RunConfig": "run", "WrapperConfig": "env.wrappers"}
+_SECTIONS |= {"RunConfig": "run", "WrapperConfig": "env.wrappers", "OpponentConfig": "opponent"}
 
 
 def _section(cls: type) -> str:

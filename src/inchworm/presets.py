@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,20 @@ PRESETS: dict[str, Preset] = {
             run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
         ),
         score="247.6 after 1,015,808 steps, seed 0",
+    ),
+    "Skirmish-v0": Preset(
+        TrainingConfig(
+            env=EnvConfig(id="Skirmish-v0", num_envs=64),
+            policy=PolicyConfig(hidden_sizes=(128, 128)),
+            ppo=PPOConfig(
+                learning_rate=5e-4, learning_rate_schedule="linear", gamma=0.99, gae_lambda=0.95, ent_coef=0.01, update_epochs=4,
+                rollout_steps=64, num_minibatches=6,
+            ),
+            opponent=OpponentConfig(mode="heuristic"),
+            evaluation=EvalConfig(interval=50, episodes=64, final_episodes=200, num_envs=64),
+            run=RunConfig(backend="numpy", total_timesteps=5_000_000, log_interval=5),
+        ),
+        score="",
     ),
     "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score="1863 after 1,001,472 steps, seed 0"),
     "Hopper-v5": Preset(_mujoco("Hopper-v5"), score="3247 after 1,001,472 steps, seed 0"),

@@ -186,39 +186,6 @@ class Callback(Protocol):
         ...
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A callback or tracker that remembers something the run depends on, such as a stop rule's count. Saved with every checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What it remembers, as plain data and arrays."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember this instead."""
-        ...
-
-
-@runtime_checkable
-class SaysInexact(Protocol):
-    """A vector env that says what of it a checkpoint cannot bring back exactly."""
-
-    @property
-    def inexact(self) -> Sequence[str]:
-        """A sentence for each such thing; empty if a resumed run has the bits of an uninterrupted one."""
-        ...
-
-
-@runtime_checkable
-class SaysExact(Protocol):
-    """A vector env that says whether a checkpoint brings it back exactly."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether it does."""
-        ...
-
-
 class Tracker(Protocol):
     """Writes metrics, parameters and files somewhere."""
 

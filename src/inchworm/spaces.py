@@ -82,6 +82,23 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
     return np.dtype(space.dtype)
 
 
+def form_of(space: Space) -> list[Any]:
+    """What of a space a network depends on: the tree, and of each leaf its kind, shape and choices. Bounds are no part of it."""
+    return [(path, type(part), leaf_shape(part), mask_sizes(part)) for path, part in leaves(space)]
+
+
+def check_same_form(who: str, made_for: tuple[Space, Space], found: tuple[Space, Space]) -> None:
+    """Refuse an actor that was made for an observation and an action space of another form than those of `found`."""
+    for what, ours, theirs in zip(("observation", "action"), made_for, found, strict=True):
+        if form_of(ours) != form_of(theirs):
+            raise SpaceError(f"{who} was made for the {what} space {in_one_line(ours)}, but the environment has {in_one_line(theirs)}")
+
+
+def in_one_line(space: Space) -> str:
+    """A space as it prints, without the line breaks and columns of its bounds."""
+    return " ".join(str(space).split())
+
+
 def zeros(space: Space, leading: tuple[int, ...]) -> Tree:
     """Arrays [*leading, *leaf] of zeros for a space."""
     return build_tree(space, lambda _, leaf_space: np.zeros((*leading, *leaf_shape(leaf_space)), leaf_dtype(leaf_space)))

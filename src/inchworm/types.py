@@ -45,7 +45,11 @@ class EndedEpisode:
     final_observation: Tree
     """[*obs] the true last observation, before the reset."""
     info: Mapping[str, float]
-    """The numbers among the environment's last `info`."""
+    """The numbers among the environment's last `info`; where a copy has several lanes also `team_return`, the sum of their returns."""
+    final_global_state: Tree = ()
+    """[*] of its copy, before the reset; `()` if there is none."""
+    valid: bool = True
+    """Whether an agent would act on `final_observation`: False where it had died. Nothing depends on it where nothing follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,13 @@ class EnvStep:
     truncated: Array
     """[B] bool; never true where `terminated` is."""
     episode_starts: Array
-    """[B] bool: `observations` opens an episode."""
+    """[B] bool: `observations` opens an episode, or is the first of an agent that joins one."""
     valid: Array
     """[B] bool: the lane has a living agent that `observations` belongs to."""
     ended: tuple[EndedEpisode, ...] = ()
+    """Of every lane of each env copy whose episode ended; an agent that dies before is not among them."""
     global_state: Tree = ()
+    """[E, *] what a central critic sees, once for each env copy; `()` if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,7 @@ class Minibatch:
     policy_state: Tree = ()
     """[N, *mem] memory before the first row."""
     global_state: Tree = ()
+    """For a central critic: {"world": [L, N, *] the state of the lane's copy, "place": [L, N] the lane's number there}; else `()`."""
     context: Tree = ()
 
 

@@ -16,7 +16,7 @@ def test_collect_writes_a_rollout_of_the_runs_policy(cli: Any, run: Path, tmp_pa
     result = cli("collect", "small", "--out", "r.st", "--steps", 50, "--num-envs", 3)
     assert result.code == 0, result.err
     assert "rollout: r.st (150 steps, finished episodes: " in result.out
-    assert result.out.endswith("next:    inchworm learn runs/small r.st\n")
+    assert result.out.endswith("next:    inchworm learn small r.st\n")
     rollout = Rollout.load(tmp_path / "r.st")
     assert (rollout.num_steps, rollout.num_lanes) == (50, 3)
     assert rollout.policy_version.tolist() == [load_policy(run / "policy.safetensors").policy_version] * 3

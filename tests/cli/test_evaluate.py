@@ -43,6 +43,14 @@ def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> 
         (["small", "--episodes", "0"], "evaluation.episodes=0 must be 1 or more"),
         (["small", "--env", "Acrobot-v1"], "was made for the observation space"),
         (["small", "--env", "Nowhere-v1"], "is not registered"),
+        (["small", "--opponent", "heuristic"], "CartPole-v1 has no heuristic, which plays Skirmish-v0 alone"),
+        (["small", "--opponent", "random"], "a match needs two teams in one world"),
+        (["small", "--skill", "0.5"], "--skill is of a match; add --opponent heuristic"),
+        (["small", "--save-replay", "x.json"], "--save-replay is of a match; add --opponent heuristic"),
+        (["small", "--opponent", "random", "--skill", "0.5"], "--skill is of --opponent heuristic, not of random"),
+        (["small", "--suite", "x.yaml", "--opponent", "random"], "--opponent and --suite do not go together"),
+        (["small", "--suite", "x.yaml", "--episodes", "3"], "--episodes and --suite do not go together"),
+        (["small", "--suite", "x.yaml"], "cannot read the suite x.yaml"),
         (["small", "--episode", "3"], "unknown flag --episode; did you mean --episodes?"),
     ],
 )
@@ -70,3 +78,40 @@ def test_a_damaged_policy_is_a_failure_in_one_line(cli: Any, run: Path) -> None:
     assert result.code == 1
     assert "policy.safetensors" in result.err
     assert "Traceback" not in result.err
+
+
+def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
+    Path("suite.yaml").write_text(
+        "control:\n  - {env: CartPole-v1, episodes: 3, score_range: [0, 500]}\n  - {env: CartPole-v0, episodes: 2, name: short}\n"
+    )
+    result = cli("evaluate", "small", "--suite", "suite.yaml", "--json", "--quiet")
+    assert result.code == 0, result.err
+    data = json.loads(result.out)
+    pole, short = (data["groups"]["control"][name]["mean_return"] for name in ("CartPole-v1", "short"))
+    assert data["scores"] == {
+        "control/CartPole-v1": pole / 500,
+        "control/short": short,
+        "control/score": (pole / 500 + short) / 2,
+        "overall": (pole / 500 + short) / 2,
+    }
+    lines = cli("evaluate", "small", "--suite", "suite.yaml").out.splitlines()
+    assert lines[0] == "runs/small/policy.safetensors:"
+    assert lines[1].startswith(f"control/CartPole-v1  {pole / 500:>7.4g}  (scaled return; mean return {pole:.5g}")
+    assert lines[-1].startswith("overall  ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("control: []", "suite.yaml: suite control names no environment"),
+        ("control: [Acrobot-v1]", "suite control, Acrobot-v1: the policy was made for the observation space"),
+        ("control: [Nowhere-v1]", "suite control, Nowhere-v1: "),
+        ("control: ['x.y:make']", "suite.yaml: suite control names code to import (x.y:make)"),
+    ],
+)
+def test_a_suite_that_does_not_fit_is_one_line(cli: Any, run: Path, text: str, message: str) -> None:
+    Path("suite.yaml").write_text(text)
+    result = cli("evaluate", "small", "--suite", "suite.yaml")
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1

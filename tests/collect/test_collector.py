@@ -88,7 +88,8 @@ class ScriptedEnv:
             self.flags["episode_starts"][lane] = over
             if over:
                 final = np.array((lane, self.episode[lane], self.taken[lane]), np.float32)
-                ended.append(EndedEpisode(lane, self.seed_of(lane, self.episode[lane]), final, {"odd": float(not even)}))
+                joint = {"joint": np.array([10 * self.episode[lane] + self.taken[lane]], np.float32)}  # before the reset
+                ended.append(EndedEpisode(lane, self.seed_of(lane, self.episode[lane]), final, {"odd": float(not even)}, joint))
                 self.episode[lane] += 1
                 self.taken[lane] = 0
         shown = self._show(ended)
@@ -212,6 +213,8 @@ def test_the_global_state_is_of_the_row_and_not_of_its_successor() -> None:
     rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(6)
     script = expected(6)["observations"]
     assert np.array_equal(rollout.global_state["joint"][..., 0], 10 * script[..., 1] + script[..., 2])
+    after = rollout.cut_observations  # (lane, episode, steps): what the global state is made of here
+    assert np.array_equal(rollout.cut_global_state["joint"][:, 0], 10 * after[:, 1] + after[:, 2])
 
 
 # ---- cut rows

@@ -7,7 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions, encoding
-from inchworm.policy.layout import action_layout, observation_layout
+from inchworm.policy.layout import action_layout
+from inchworm.policy.observation_layout import observation_layout
 from inchworm.spaces import build_tree, leaves, mask_sizes
 
 ROWS = 6

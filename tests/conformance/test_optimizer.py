@@ -124,6 +124,7 @@ def with_the_dead(rollout, garbage=np.nan):
     data["cut_observations"] = optree.tree_map(lambda leaf: leaf[keep], data["cut_observations"])
     dead_cuts = ~valid[tuple(data["cut_rows"].T)]
     assert dead_cuts.any()
+    data["cut_valid"] = ~dead_cuts
     for leaf in optree.tree_leaves(data["cut_observations"]):
         leaf[dead_cuts] = garbage if leaf.dtype.kind == "f" else 0
     return Rollout.from_dict(data)

@@ -42,12 +42,13 @@ def run(env, steps, seed=0):
 def assert_equal_steps(ours, theirs):
     assert len(ours) == len(theirs)
     for index, (one, other) in enumerate(zip(ours, theirs)):
-        for name in ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid"):
+        for name in ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid", "global_state"):
             assert_equal_trees(getattr(one, name), getattr(other, name), f"{name} at step {index}")
         assert len(one.ended) == len(other.ended), f"ended at step {index}"
         for first, second in zip(one.ended, other.ended):
             assert (first.lane, first.seed, dict(first.info)) == (second.lane, second.seed, dict(second.info))
             assert_equal_trees(first.final_observation, second.final_observation, f"final observation at step {index}")
+            assert_equal_trees(first.final_global_state, second.final_global_state, f"final global state at step {index}")
 
 
 def assert_equal_trees(one, other, what=""):

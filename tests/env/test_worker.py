@@ -47,7 +47,7 @@ def ask(connection, kind, header=None, raw=b"", descriptor=None):
 
 
 def set_up(connection, make=Counter, copies=2, specs=()):
-    header = {"path": sys.path, "first_copy": 0, "num_copies": copies}
+    header = {"path": sys.path, "first_copy": 0, "num_copies": copies, "global_state": False}
     hello = ask(connection, channel.SETUP, header, cloudpickle.dumps((make, specs)))
     assert hello.kind == channel.HELLO
     spaces = [space_from_dict(data) for data in hello.header[:2]]

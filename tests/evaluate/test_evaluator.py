@@ -8,10 +8,12 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.config import EnvConfig, EvalConfig
+from inchworm.env.actors import RandomActor
 from inchworm.env.vector_env import make_vector_env
 from inchworm.errors import BadNumberError, ConfigError
-from inchworm.evaluate.evaluator import PolicyEvaluator, _for_evaluation, evaluate_policy
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
 from inchworm.evaluate.stats import EvalStats
+from inchworm.evaluate.worlds import for_evaluation
 from inchworm.seeding import episode_seed
 from inchworm.types import PolicyStep, Tree
 
@@ -172,9 +174,9 @@ def test_a_return_that_is_not_finite_is_an_error() -> None:
 
 
 def test_evaluation_has_its_own_copies_and_no_more_workers_than_those() -> None:
-    config = _for_evaluation(EnvConfig(num_envs=16, num_workers=12), EvalConfig(num_envs=4))
+    config = for_evaluation(EnvConfig(num_envs=16, num_workers=12), 4)
     assert (config.num_envs, config.num_workers) == (4, 4)
-    assert _for_evaluation(EnvConfig(), EvalConfig(num_envs=4)).num_workers == "auto"
+    assert for_evaluation(EnvConfig(), 4).num_workers == "auto"
 
 
 def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
@@ -182,7 +184,7 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
     from inchworm.env.build import make_env
 
     trained = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=2, max_episode_steps=50)
-    scored = _for_evaluation(trained, EvalConfig(num_envs=2))
+    scored = for_evaluation(trained, 2)
     env = make_env(scored)
     try:
         chain = repr(env)
@@ -204,5 +206,26 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
 @pytest.mark.parametrize(("copies", "workers", "helps"), [(2, 2, False), (3, 2, True), (1, 1, False)])
 def test_evaluation_of_a_run_that_helps_its_workers_has_a_share_only_if_one_is_left(copies: int, workers: int, helps: bool) -> None:
     source = EnvConfig(id="CartPole-v1", num_envs=4, num_workers=2, help_workers=True)
-    found = _for_evaluation(source, EvalConfig(num_envs=copies))
+    found = for_evaluation(source, copies)
     assert (found.num_envs, found.num_workers, found.help_workers) == (copies, workers, helps)
+
+
+def test_skirmish_is_scored_in_this_process_whatever_trained_it() -> None:
+    trained = EnvConfig(id="Skirmish-v0", num_envs=8, num_workers=2, help_workers=True)
+    assert for_evaluation(trained, 4) == EnvConfig(id="Skirmish-v0", num_envs=4, num_workers=0)
+    limited = trained.replace(max_episode_steps=20, help_workers=False)  # which arenas that step as one do not know
+    assert for_evaluation(limited, 4).num_workers == 2
+
+
+def test_a_team_that_is_given_stays_open() -> None:
+    pytest.importorskip("pettingzoo")
+    from inchworm.env.skirmish import parallel_env
+
+    team = parallel_env(units=("scout",), max_steps=5)
+    closed = []
+    team.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    actor = RandomActor(team.action_space(team.possible_agents[0]))
+    stats = evaluate_policy(actor, team, seeds=[1, 2, 3])
+    assert stats.agent_returns.shape == (3, 2)
+    assert stats.lengths.tolist() == [5, 5, 5]
+    assert closed == []

@@ -87,3 +87,45 @@ def test_columns_of_different_length_are_refused(fields: dict[str, object]) -> N
 def test_no_episode_is_refused() -> None:
     with pytest.raises(ValueError, match="1 episode or more"):
         make([])
+
+
+def test_a_win_rate_has_its_interval_and_a_draw_is_half_a_win() -> None:
+    # 7 wins, 2 draws, 1 loss: (7 + 1) / 10 = 0.8, so [0.490163, 0.943317] as 8 of 10 would have
+    stats = make([0.0] * 10, infos={"win": [1.0] * 7 + [0.5] * 2 + [0.0]})
+    assert stats.win_rate == 0.8
+    assert stats.win_interval95 == pytest.approx((0.490163, 0.943317), abs=2e-6)
+    assert stats.win_text == "win rate 0.80 [0.49, 0.94]"
+    assert str(stats).endswith("mean length 10, win rate 0.80 [0.49, 0.94]")
+    metrics = stats.metrics()
+    assert (metrics["win_interval95_low"], metrics["win_interval95_high"]) == stats.win_interval95
+    assert stats.to_dict()["win_interval95"] == list(stats.win_interval95 or ())
+
+
+def test_episodes_that_say_nothing_of_winning_are_not_counted() -> None:
+    # 1 of 2, though 4 were played: middle 0.5, half = 1.959964 / 2.920729 * sqrt(0.125 + 1.920729 / 8) = 0.405468
+    stats = make([0.0] * 4, infos={"win": [1.0, math.nan, 0.0, math.nan]})
+    assert stats.win_interval95 == pytest.approx((0.5 - 0.405468, 0.5 + 0.405468), abs=1e-5)
+
+
+def test_no_win_rate_no_interval_and_success_says_its_own() -> None:
+    silent = make([1.0, 2.0])
+    assert silent.win_interval95 is None
+    assert silent.win_text == ""
+    assert silent.to_dict()["win_interval95"] is None
+    success = make([1.0, 2.0], infos={"is_success": [1.0, 0.0]})
+    assert success.win_interval95 is not None
+    assert "win_interval95_low" not in success.metrics()
+    assert "win rate" not in str(success)
+    points = make([1.0, 2.0], infos={"win": [3.0, 0.0]})  # somebody's points: no share of anything
+    assert points.win_interval95 is None
+    assert points.win_text == "win rate 1.50"
+
+
+def test_each_agents_return_is_kept_beside_the_teams() -> None:
+    stats = make([3.0, 7.0], agent_returns=[[1.0, 2.0], [3.0, 4.0]])
+    assert stats.to_dict()["agent_returns"] == [[1.0, 2.0], [3.0, 4.0]]
+    assert stats.mean_return == 5.0
+    alone = make([3.0, 7.0])
+    assert alone.agent_returns.tolist() == [[3.0], [7.0]]
+    with pytest.raises(ValueError, match="as many entries"):
+        make([3.0, 7.0], agent_returns=[[1.0, 2.0]])

@@ -24,7 +24,13 @@ RESUME = (
 )
 KILLED = "env/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
 TESTS: dict[str, tuple[str, ...]] = {
-    "backends/numpy/gae.py": (f"{CONFORMANCE}gae.py", "backends/numpy/test_gae.py", "backends/test_interface.py"),
+    "backends/numpy/gae.py": (
+        f"{CONFORMANCE}gae.py",
+        "backends/numpy/test_gae.py",
+        "backends/test_interface.py",
+        f"{CONFORMANCE}central.py",
+        "collect/test_teams.py",
+    ),
     "backends/torch/gae.py": (f"{CONFORMANCE}gae.py", "backends/torch/test_gae.py", "backends/test_interface.py"),
     "backends/numpy/loss.py": (f"{CONFORMANCE}loss.py", "backends/numpy/test_optimizer.py"),
     "backends/torch/loss.py": (f"{CONFORMANCE}loss.py", "backends/torch/test_loss.py"),
@@ -45,6 +51,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "train/schedules.py": ("train/test_schedules.py",),
     "rollout/sequences.py": ("rollout/test_sequences.py", "backends/torch/test_minibatches.py"),
     "rollout/living.py": ("rollout/test_living.py",),
+    "rollout/lane_states.py": (f"{CONFORMANCE}central.py", "backends/torch/test_central.py", "policy/test_central.py"),
+    "policy/memory.py": ("policy/test_memory.py", f"{CONFORMANCE}memory.py"),
+    "backends/numpy/memory.py": (f"{CONFORMANCE}memory.py", "policy/test_memory.py"),
+    "backends/torch/memory.py": ("backends/torch/test_memory.py", f"{CONFORMANCE}memory.py", "train/test_memory.py"),
+    "backends/numpy/central.py": (f"{CONFORMANCE}central.py", "policy/test_central.py"),
+    "backends/torch/central.py": (f"{CONFORMANCE}central.py", "backends/torch/test_central.py"),
+    "backends/composite.py": ("backends/test_composite.py", "policy/test_composite.py"),
+    "env/team_lanes.py": ("env/test_team_lanes.py", "collect/test_teams.py", "env/test_team_workers.py"),
+    "env/opponents.py": ("env/test_opponents.py", "collect/test_teams.py"),
+    "env/opposition.py": ("env/test_opponents.py", "env/test_actors.py"),
+    "collect/group.py": ("collect/test_collector.py", "collect/test_teams.py"),
     "checkpoint.py": ("test_checkpoint.py", "train/test_keeper.py"),
     "checkpoint_reading.py": ("test_checkpoint.py", "train/test_keeper.py"),
     "manifest.py": ("test_checkpoint.py", "train/test_keeper.py"),
@@ -52,7 +69,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "train/moment.py": ("train/test_moment.py", "train/test_keeper.py"),
     "train/run_files.py": RESUME,
     "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", KILLED),
-    "collect/collector.py": ("collect/test_collector.py",),
+    "collect/collector.py": ("collect/test_collector.py", "collect/test_teams.py"),
     "seeding.py": ("test_seeding.py",),
 }
 """Module -> the test files that concern it, the quickest to judge first."""

@@ -25,15 +25,32 @@ def read(directory: Path, name: str) -> str:
     """The digest of what one golden file holds today."""
     from faults.durability_damage import rollout_tree
     from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.files import read_tensor_file
+    from inchworm.policy.weights import FILE_VERSION as policy_version
     from inchworm.policy.weights import read_policy
+    from inchworm.rollout.files import VERSION as rollout_version
     from inchworm.rollout.rollout import Rollout
+    from inchworm.trees import unflatten_tree
 
     if name == "checkpoint":
         return runs.digest(TrainingCheckpointer(directory / "checkpoints").load().state)
     if name == "policy":
-        spec, weights = read_policy(directory / "policy.safetensors")
-        return runs.digest({"weights": weights, "spec": json.dumps(spec.to_dict(), sort_keys=True)})
-    return runs.digest(rollout_tree(Rollout.load(directory / "rollout.safetensors")))
+        path = directory / "policy.safetensors"
+        spec, weights = read_policy(path)
+        known = _known(spec.to_dict(), read_tensor_file(path, kind="policy", max_version=policy_version)[1]["spec"])
+        return runs.digest({"weights": weights, "spec": json.dumps(known, sort_keys=True)})
+    path = directory / "rollout.safetensors"
+    then = unflatten_tree(*_two(read_tensor_file(path, kind="rollout", max_version=rollout_version)))
+    return runs.digest({name: value for name, value in rollout_tree(Rollout.load(path)).items() if name in then})
+
+
+def _two(file: tuple[Any, Any]) -> tuple[Any, Any]:
+    return file[0], file[1]["fields"]
+
+
+def _known(now: Any, then: Any) -> Any:
+    """What is said now of the fields that there were then: those that have come since have their defaults."""
+    return {key: _known(now[key], value) for key, value in then.items()} if isinstance(then, dict) else now
 
 
 @procedure(

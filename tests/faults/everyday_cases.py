@@ -200,6 +200,7 @@ def at_odds(data: Data, rng: np.random.Generator) -> Case:
             ({"ppo.num_minibatches": 999}, ("ppo.num_minibatches", "or fewer")),
             ({"env.num_workers": 99}, ("env.num_workers", "env.num_envs")),
             ({"env.help_workers": True}, ("env.help_workers", "env.num_workers")),
+            ({"policy.kind": "lstm", "run.backend": "numpy"}, ("policy.kind=lstm", "run.backend=torch")),
             ({"ppo.sequence_length": 999}, ("ppo.sequence_length", "from 1 to")),
         ),
     )

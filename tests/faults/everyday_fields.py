@@ -78,7 +78,7 @@ FIELDS: dict[str, Field] = {
     "env.atari": Field("bool", usual=(False,)),
     "env.frame_stack": _int(1, 1, 2),
     "env.native": _FLAG,
-    "policy.kind": Field("choice", options=("mlp", "cnn"), usual=("mlp",)),
+    "policy.kind": Field("choice", options=("mlp", "cnn", "lstm", "gru"), usual=("mlp",)),
     "policy.hidden_sizes": Field("ints", 1, usual=([], [4], [5, 3])),
     "policy.activation": _choice("tanh", "relu", "elu", "leaky_relu", "silu"),
     "policy.shared_trunk": _FLAG,
@@ -89,8 +89,24 @@ FIELDS: dict[str, Field] = {
     "policy.normalize_values": _FLAG,
     "policy.observation_clip": _float(0, 5.0, 10.0, above=True),
     "policy.cnn_features": _int(1, 8, 512),
+    "policy.memory_size": _int(1, 3, 8),
+    "policy.memory_layers": _int(1, 1, 2, high=100),
+    "policy.memory_place": _choice("before", "after"),
+    "policy.central_critic": Field("bool", usual=(False,)),  # it needs a world with state()
     "collect.groups": Field("choice", options=(1, 2), usual=(1, 2)),
     "collect.max_replay_steps": _int(0, 0, 10, 100_000),
+    "opponent.mode": Field("choice", options=("none", "random", "heuristic", "pool", "self_play"), usual=("none",)),
+    "opponent.skill": Field("float", 0, 1, usual=(1.0, 0.5)),
+    "opponent.skill_start": _float(0, 0.0, 0.5, high=1, empty=True),
+    "opponent.skill_threshold": _float(0, 0.5, 0.7, high=1, above=True),
+    "opponent.sides": _choice("alternate", "first", "second"),
+    "opponent.pool_size": _int(1, 1, 5, high=100_000),
+    "opponent.snapshot_interval": _int(1, 1, 20),
+    "opponent.pfsp_power": _float(0, 0.0, 2.0, high=100),
+    "opponent.latest_share": _float(0, 0.0, 0.5, high=1),
+    "opponent.anchor_share": _float(0, 0.0, 0.5, high=1),
+    "opponent.rating_interval": _int(0, 0, 20),
+    "opponent.rating_episodes": _int(1, 1, 20, high=100_000),
     "evaluation.interval": _int(0, 0, 1, 2),
     "evaluation.episodes": _int(1, 1, 2),
     "evaluation.final_episodes": _int(0, 0, 1),
@@ -111,7 +127,7 @@ FIELDS: dict[str, Field] = {
     "run.keep_best": _FLAG,
     "run.log_interval": _int(1, 1, 2),
 }
-OTHERS = ("env.kwargs", "env.wrappers", "policy.cnn_filters")
+OTHERS = ("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies")
 """Fields of nested data, which have cases of their own."""
 
 WORDS = {"float": ("number",), "int": ("integer",), "bool": ("boolean",), "text": ("string",), "ints": ("tuple", "integer", "list")}

@@ -12,7 +12,7 @@ from faults.everyday_fields import valid_data
 
 
 def run_two_updates(seed: int, number: int, directory: Path) -> str:
-    """Train with a random valid config; says what went wrong. One in forty has workers."""
+    """Train with a random valid config; says what went wrong. One in forty has workers, one in four a memory."""
     from inchworm.config import TrainingConfig
     from inchworm.train.trainer import PPOTrainer
 
@@ -23,6 +23,9 @@ def run_two_updates(seed: int, number: int, directory: Path) -> str:
     if ppo.get("num_minibatches") and ppo["num_minibatches"] > steps:
         ppo["num_minibatches"] = steps
     run |= {"total_timesteps": 2 * steps, "max_iterations": None}
+    if number % 4 == 1:
+        data.setdefault("policy", {})["kind"] = ("lstm", "gru")[number // 4 % 2]
+        run["backend"] = "torch"
     if number % 40 == 7:
         env["num_workers"] = 2
     data.setdefault("evaluation", {}).setdefault("episodes", 1)

@@ -56,6 +56,7 @@ class Case:
 def all_cases(genuine: Path) -> list[Case]:
     """Every case. `genuine` is where the genuine files are: some cases are made for each part of them."""
     from faults.hostile_checkpoints import checkpoint_cases
+    from faults.hostile_replays import replay_cases
     from faults.hostile_runs import command_cases, state_cases, yaml_cases
     from faults.hostile_specs import policy_cases, rollout_cases
 
@@ -69,6 +70,7 @@ def all_cases(genuine: Path) -> list[Case]:
         *yaml_cases(),
         *command_cases(),
         *state_cases(genuine),
+        *replay_cases(),
     ]
 
 

@@ -133,6 +133,7 @@ def load(loader: str, path: str) -> Any:
     from inchworm.checkpoint import TrainingCheckpointer
     from inchworm.config import TrainingConfig
     from inchworm.policy.weights import load_policy
+    from inchworm.replay import load_replay, replay_page
     from inchworm.rollout.rollout import Rollout
     from inchworm.run import load_config
 
@@ -140,6 +141,8 @@ def load(loader: str, path: str) -> Any:
         return load_policy(path)
     if loader == "rollout":
         return Rollout.load(path)
+    if loader == "replay":
+        return replay_page(load_replay(path))
     if loader == "checkpoint":
         return TrainingCheckpointer(Path(path).parent).load(path)
     if loader == "newest checkpoint":
@@ -210,6 +213,7 @@ def main() -> None:
     import inchworm.cli.config
     import inchworm.cli.evaluate
     import inchworm.cli.learn
+    import inchworm.cli.replay
     import inchworm.cli.resume
     import inchworm.cli.train
     import inchworm.cli.training
@@ -219,7 +223,14 @@ def main() -> None:
     inchworm.versions.versions()  # Python's own `platform` asks uname, once
     with contextlib.suppress(Exception):  # what these import on their first use
         load("policy", "/nowhere")
-    for command in (["config", "CartPole-v1"], ["resume", "--help"], ["learn", "--help"], ["evaluate", "--help"], ["collect", "--help"]):
+    for command in (
+        ["config", "CartPole-v1"],
+        ["resume", "--help"],
+        ["learn", "--help"],
+        ["evaluate", "--help"],
+        ["collect", "--help"],
+        ["replay", "--help"],
+    ):
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             inchworm.cli.main.main(command)
     for line in sys.stdin:

@@ -97,6 +97,20 @@ def _config_format(path: Path) -> Format:
     return Format("config", change, lambda: TrainingConfig.from_yaml(path))
 
 
+def _replay_format(path: Path) -> Format:
+    from inchworm.replay import load_replay, replay_page
+    from replay.helpers_replay import small_replay
+
+    data = small_replay()
+    blob = json.dumps(data).encode()
+
+    def change(rng: random.Random, number: int) -> bool:
+        path.write_bytes(edit_bytes(blob, rng) if number % 2 else json.dumps(edit_meaning(data, rng)).encode())
+        return False
+
+    return Format("replay", change, lambda: replay_page(load_replay(path)))
+
+
 def formats(scratch: Path) -> list[Format]:
     """Every format that is read."""
     from inchworm.policy.weights import load_policy
@@ -109,12 +123,13 @@ def formats(scratch: Path) -> list[Format]:
         _tensor_format("rollout", genuine / "rollout.safetensors", scratch / "rollout", Rollout.load),
         _checkpoint_format(newest_checkpoint(run), scratch / "copy" / newest_checkpoint(run).name),
         _config_format(scratch / "config.yaml"),
+        _replay_format(scratch / "replay.json"),
     ]
 
 
 @procedure(
     "B2",
-    title="Files changed at random, in each of four formats, and headers made by Hypothesis",
+    title="Files changed at random, in each of five formats, and headers made by Hypothesis",
     must="only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken",
     full=10_000,
     usual=4_000,
@@ -137,7 +152,9 @@ def mutants(work: Work) -> Outcome:
     _headers(outcome, work)
     outcome.figures = {"slowest": f"{slowest * 1000:.0f} ms"}
     outcome.figures |= {f"{name}: still valid after the change": f"{count} of {work.count}" for name, count in taken.items()}
-    outcome.notes.append("three quarters of the mutants have their checksum made right, so that the parsers behind it are reached")
+    outcome.notes.append(
+        "three quarters of the mutants of files with a checksum have it made right, so that the parsers behind it are reached"
+    )
     return outcome
 
 

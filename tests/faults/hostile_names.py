@@ -149,8 +149,29 @@ def text_is_text(work: Work) -> Outcome:
     for text in HOSTILE_TEXT:
         cell = page.cell(text)
         outcome.check("<" not in cell and "|" not in cell.replace("\\|", ""), f"a page's cell with {text!r}: {cell!r}")
-    outcome.notes.append("an HTML report does not exist yet; its test comes with it")
+    for text in HOSTILE_TEXT:
+        outcome.check(not (wrong := _replay_page_obeys(text)), f"the page of a replay with {text!r}: {wrong}")
+    outcome.notes.append("the pages of replays are opened in a browser, too, where there is one: tests/replay/test_browser.py")
     return outcome
+
+
+def _replay_page_obeys(text: str) -> str:
+    """What a text in every place of a replay changes in its page but the data; nothing, where all is well."""
+    from inchworm.replay import replay_page
+    from replay.helpers_replay import small_replay
+
+    replay, rest = small_replay(), []
+    replay["world"] |= {"game": text, "teams": [text, text]}
+    replay["world"]["units"][0]["kind"] = text
+    replay["meta"] = {"players": [text, text], text: [text]}
+    opening = '<script type="application/json" id="replay">'
+    for page in (replay_page(replay), replay_page(small_replay())):
+        before, _, after = page.partition(opening)
+        data, _, after = after.partition("</script>")
+        rest.append((before, after))
+        if set(data) & set("<>&") or not data.isascii() or not data.isprintable():
+            return "characters that are more than text"
+    return "" if rest[0] == rest[1] else "other markup"
 
 
 def _shown(text: str, scratch: Path) -> Iterator[tuple[str, str]]:

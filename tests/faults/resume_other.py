@@ -14,7 +14,7 @@ from faults.resume_runs import bits, command, flags, go, quietly, settings
 
 STOP, END = 3, 5
 NOT_EXACT = "not bit for bit"
-UNLIKE = {"env.atari", "env.help_workers", "policy.kind", "run.directory", "run.name"}
+UNLIKE = {"env.atari", "env.help_workers", "opponent.mode", "policy.central_critic", "policy.kind", "run.directory", "run.name"}
 """Fields of which this world has no other value that could be run, or that say where the run is."""
 OTHERS: dict[str, Any] = {"torch": "1.0.0", "numpy": "1.0.0", "python": "3.0.0", "gymnasium": "0.1", "cpu": "another", "simd": "NONE"}
 """What a manifest may say of the machine, each with something else."""

@@ -22,12 +22,17 @@ WORLDS: dict[str, dict[str, Any]] = {"discrete": {"id": "CartPole-v1"}, "box": {
 
 
 def settings(world: str, backend: str, *, seed: int = 3, **run: Any) -> dict[str, Any]:
-    """Schedules, KL stop, normalisers and evaluations on; small enough for twenty updates in a quarter of a second."""
+    """Schedules, KL stop, normalisers and evaluations on; small enough for twenty updates in a quarter of a second.
+
+    The world "memory" is the discrete one with an LSTM, whose sequences do not fill a rollout.
+    """
+    memory = {"kind": "lstm", "memory_size": 5, "memory_layers": 2} if world == "memory" else {}
     ppo: dict[str, Any] = {"rollout_steps": STEPS, "update_epochs": 3, "num_minibatches": 2, "target_kl": 0.004, "learning_rate": 0.01}
     ppo |= {"learning_rate_schedule": "linear", "clip_schedule": "cosine", "ent_schedule": "linear", "clip_vloss": True}
+    ppo |= {"sequence_length": 7} if memory else {}
     return {
-        "env": {"num_envs": ENVS, "num_workers": 0, **WORLDS[world]},
-        "policy": {"hidden_sizes": [6], "normalize_observations": True, "normalize_values": True},
+        "env": {"num_envs": ENVS, "num_workers": 0, **WORLDS["discrete" if memory else world]},
+        "policy": {"hidden_sizes": [6], "normalize_observations": True, "normalize_values": True, **memory},
         "ppo": ppo,
         "evaluation": {"interval": 3, "episodes": 2, "final_episodes": 0, "num_envs": 2},
         "run": {"backend": backend, "seed": seed, "total_timesteps": PLANNED * STEPS * ENVS, "checkpoint_interval": 0, **run},

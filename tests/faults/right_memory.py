@@ -1,4 +1,4 @@
-"""For E4: an LSTM policy that somebody might bring, and a world whose episodes end where a table says. Imports torch."""
+"""For E4: policies with memory, ours and one that somebody brings, and a world whose episodes end where a table says. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import PolicyConfig
+from inchworm.policy.spec import PolicySpec
 from inchworm.types import EndedEpisode, EnvStep, Evaluation, PolicyStep
 
 SIZE, ACTIONS, WIDTH = 2, 3, 4
@@ -81,6 +84,40 @@ class LstmPolicy(nn.Module):
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         self.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+
+
+class BuiltIn(TorchPolicy):
+    """Our own memory with heads on it, and beside it `step`: the same weights in torch's cells, one row after another."""
+
+    def __init__(self, kind: str, layers: int, dtype: torch.dtype, seed: int) -> None:
+        config = PolicyConfig.from_dict({"kind": kind, "hidden_sizes": [], "memory_size": WIDTH, "memory_layers": layers})
+        super().__init__(PolicySpec(spaces.Box(-np.inf, np.inf, (SIZE,)), spaces.Discrete(ACTIONS), config))
+        self.to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+    def actor(self, features: Tensor) -> Tensor:
+        return self.network.actor["head"](features)
+
+    def critic(self, features: Tensor) -> Tensor:
+        return self.network.critic["head"](features)
+
+    def step(self, observation: Tensor, state: dict[str, Tensor], starts: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """One row [N, …]: forget where an episode starts, read, remember."""
+        rows, keep = observation.to(self.log_std.dtype), (~starts).to(self.log_std.dtype)[:, None]
+        cell = torch.lstm_cell if self.spec.config.kind == "lstm" else torch.gru_cell
+        after: dict[str, list[Tensor]] = {name: [] for name in state}
+        for layer, parts in enumerate(self.network.memory.values()):
+            weights = [parts[part][kind] for kind in ("weight", "bias") for part in ("input", "state")]
+            before = {name: leaf[:, layer] * keep for name, leaf in state.items()}
+            found = cell(rows, [before["hidden"], before["cell"]] if "cell" in before else before["hidden"], *weights)
+            new = dict(zip(("hidden", "cell"), found)) if "cell" in before else {"hidden": found}
+            rows = new["hidden"]
+            for name, leaf in new.items():
+                after[name].append(leaf)
+        return rows, {name: torch.stack(leaves, 1) for name, leaves in after.items()}
 
 
 class ScriptedEnv:

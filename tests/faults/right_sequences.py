@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ LIMITS = {"float64": 1e-12, "float32": 1e-6}
 def rollout_with_all_masks(policy: Any, steps: int, length: int) -> tuple[Any, Any]:
     """The world, and its rollout of 2 ** steps lanes: in lane b an episode starts at row t where bit t of b is set."""
     from faults.right_memory import ScriptedEnv
+    from inchworm.backends.interface import acting_policy
     from inchworm.collect.collector import RolloutCollector
 
     lanes = np.arange(2**steps)
@@ -25,7 +27,7 @@ def rollout_with_all_masks(policy: Any, steps: int, length: int) -> tuple[Any, A
     ends[BEFORE - 1 : -1] = starts * kinds  # an episode starts where the step before ended one
     ends[-1] = (lanes // 2) % 3  # and the last row ends in either way, or goes on
     env = ScriptedEnv(ends, seed=steps)
-    collector = RolloutCollector(env, policy, seed=1, sequence_length=length)
+    collector = RolloutCollector(env, acting_policy(policy), seed=1, sequence_length=length)
     collector.collect(BEFORE)
     rollout = collector.collect(steps)
     assert np.array_equal(rollout.episode_starts, starts.astype(bool))
@@ -64,7 +66,7 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     from inchworm.rollout.sequences import minibatch_places
 
     tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
-    advantages = compute_advantages(policy, tensors, PPOConfig())
+    advantages = compute_advantages(policy, tensors, PPOConfig(sequence_length=length))
     packed = PackedSequences(sequences_of(tensors, advantages, length, successors=False))
     count = packed.valid.shape[1]
     order = np.random.default_rng(length).permutation(count)
@@ -93,17 +95,18 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     test=3,
 )
 def all_resets(work: Work) -> Outcome:
-    """For every T, L, number of layers and width one rollout with a lane for each pattern of resets."""
+    """For every T, L, kind, number of layers and width one rollout with a lane for each pattern of resets."""
     import torch
 
-    from faults.right_memory import LstmPolicy
+    from faults.right_memory import BuiltIn, LstmPolicy
     from inchworm.backends.interface import learning_threads
 
     outcome, worst = Outcome(), dict.fromkeys(LIMITS, 0.0)
     with learning_threads(1):
         for steps in (number + 1 for number in work.each()):
-            for length, layers, width in ((n, m, w) for n in range(1, steps + 1) for m in (1, 2) for w in LIMITS):
-                policy = LstmPolicy(layers, torch.float64 if width == "float64" else torch.float32, seed=layers)
+            for kind, length, layers, width in product(("lstm", "gru", "brought"), range(1, steps + 1), (1, 2), LIMITS):
+                dtype = torch.float64 if width == "float64" else torch.float32
+                policy = LstmPolicy(layers, dtype, layers) if kind == "brought" else BuiltIn(kind, layers, dtype, layers)
                 env, rollout = rollout_with_all_masks(policy, steps, length)
                 expected = step_by_step(policy, env, rollout)
                 found = in_sequences(policy, rollout, length)
@@ -115,8 +118,12 @@ def all_resets(work: Work) -> Outcome:
                 worst[width] = max(worst[width], float(error.max()))
                 for lane in range(rollout.num_lanes):
                     fine = error[lane] <= LIMITS[width] and behaviour[lane] <= LIMITS["float32"]
-                    outcome.check(fine, f"T {steps}, L {length}, {layers} layers, {width}, pattern {lane:b}: {error[lane]:.1e}")
+                    outcome.check(fine, f"{kind}: T {steps}, L {length}, {layers} layers, {width}, pattern {lane:b}: {error[lane]:.1e}")
     outcome.figures |= {f"largest error, {width}": f"{error:.1e}" for width, error in worst.items()}
-    outcome.notes.append("the count is the longest T; a case is one pattern of resets for one T, sequence length, depth (1, 2) and width")
-    outcome.notes.append("the LSTM is one that the procedure brings: built-in policies have no memory yet")
+    outcome.notes.append(
+        "the count is the longest T; a case is one pattern of resets for one T, sequence length, kind, depth (1, 2) and width"
+    )
+    outcome.notes.append(
+        "the kinds are the built-in LSTM and GRU, which act in NumPy and learn in torch, and an LSTM that the procedure brings"
+    )
     return outcome

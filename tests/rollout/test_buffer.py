@@ -237,9 +237,15 @@ def test_global_state_is_kept_once_per_env_copy():
     buffer = RolloutBuffer.create(2, 4, BOX, CHOICE, global_state=np.zeros((2, 3), np.float32))
     for t in range(2):
         buffer.add(**row(t, 4, global_state=np.full((2, 3), t, np.float32)))
-    rollout = buffer.get(last_observations=last_observations(4))
+        if t == 0:
+            buffer.add_cut(3, np.zeros(2), (), np.full(3, 7, np.float32))  # lane 3 was truncated there
+    last = np.array([[10, 11, 12], [20, 21, 22]], np.float32)  # of the two copies
+    rollout = buffer.get(last_observations=last_observations(4), last_global_state=last)
     assert rollout.global_state.shape == (2, 2, 3)
     assert rollout.global_state[1, 0, 0] == 1
+    assert rollout.cut_rows.tolist() == [[0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]
+    assert rollout.cut_global_state.tolist() == [[7, 7, 7], [10, 11, 12], [10, 11, 12], [20, 21, 22], [20, 21, 22]]  # once a lane
+    assert rollout.lanes_per_copy == 2
     rollout.validate()
 
 
@@ -279,11 +285,11 @@ def test_groups_of_lanes_are_written_each_at_its_own_pace():
             assert len(rows) == t + 1
             before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
             if t == 1 and group.start:
-                rows.add_cut(1, np.array([5.0, 55.0]))  # lane 1 of this group is lane 5
+                rows.add_cut(1, np.array([5.0, 55.0]), (), np.float32(555))  # lane 1 of this group is lane 5
         if group.start == 0:
             with pytest.raises(RolloutError, match="holds 0 of 3 rows"):
                 buffer.get(last_observations=last_observations(6))
-    rollout = buffer.get(last_observations=last_observations(6))
+    rollout = buffer.get(last_observations=last_observations(6), last_global_state=np.array([1, 2, 3], np.float32))
     number = 100 * np.arange(3)[:, None] + np.arange(6)
     np.testing.assert_array_equal(rollout.observations, np.stack([number, -number], -1))
     np.testing.assert_array_equal(rollout.actions, number)
@@ -292,6 +298,7 @@ def test_groups_of_lanes_are_written_each_at_its_own_pace():
     assert rollout.valid.all()
     assert rollout.cut_rows.tolist() == [[1, 5]] + [[2, lane] for lane in range(6)]
     assert rollout.cut_observations[:, 0].tolist() == [5, 9000, 9001, 9002, 9003, 9004, 9005]
+    assert rollout.cut_global_state.tolist() == [555, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_buffer_for_groups_is_written_by_groups():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import optree
 import pytest
@@ -45,6 +47,21 @@ def test_load_then_save_to_the_same_path(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["one.safetensors"]
 
 
+def test_files_of_version_1_load(tmp_path):
+    """They lack what was added since; of a successor they say no more than that an agent lived in the row before it."""
+    saved = replace(rollout(), valid=np.arange(36).reshape(12, 3) % 5 != 0)
+    path = saved.save(tmp_path / "one.safetensors")
+    arrays, header = read_tensor_file(path, kind="rollout", max_version=2)
+    for name in ("cut_valid", "cut_global_state", "state_every"):
+        del header["fields"]["dict"][name]
+    del arrays["cut_valid"]
+    write_tensor_file(path, arrays, kind="rollout", version=1, header=header)
+    loaded = Rollout.load(path)
+    assert (loaded.cut_global_state, loaded.state_every) == ((), 0)
+    assert loaded.cut_valid.tolist() == saved.valid[tuple(saved.cut_rows.T)].tolist()
+    assert not loaded.cut_valid.all()
+
+
 def test_empty_rollouts_too(tmp_path):
     empty = create_fake_rollout(OBSERVATIONS, spaces.Discrete(2), 0, 3)
     assert Rollout.load(empty.save(tmp_path / "empty")).num_steps == 0
@@ -66,9 +83,9 @@ def test_empty_rollouts_too(tmp_path):
 )
 def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change, words):
     path = rollout().save(tmp_path / "one.safetensors")
-    arrays, header = read_tensor_file(path, kind="rollout", max_version=1)
+    arrays, header = read_tensor_file(path, kind="rollout", max_version=2)
     change(arrays, header)
-    write_tensor_file(path, arrays, kind="rollout", version=1, header=header)
+    write_tensor_file(path, arrays, kind="rollout", version=2, header=header)
     with pytest.raises(CorruptFileError, match=f"one.safetensors.*{words}"):
         Rollout.load(path)
 
@@ -78,11 +95,11 @@ def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change
 )
 def test_episodes_are_made_of_numbers(tmp_path, change):
     path = rollout().save(tmp_path / "x")
-    arrays, header = read_tensor_file(path, kind="rollout", max_version=1)
+    arrays, header = read_tensor_file(path, kind="rollout", max_version=2)
     episode = header["fields"]["dict"]["episodes"]["list"][0]["dict"]
     for key, value in change.items():
         episode[key] = {"dict": value} if isinstance(value, dict) else value
-    write_tensor_file(path, arrays, kind="rollout", version=1, header=header)
+    write_tensor_file(path, arrays, kind="rollout", version=2, header=header)
     with pytest.raises(CorruptFileError, match="x holds no valid rollout"):
         Rollout.load(path)
 

@@ -37,7 +37,7 @@ def dirty(rollout, valid, garbage=np.nan):
     data["log_probs"][~valid] = garbage
     data["rewards"][0, 0], data["rewards"][1, 0], data["rewards"][3, 1] = 7, -7, np.inf
     data["cut_observations"]["x"][~valid[tuple(rollout.cut_rows.T)]] = garbage
-    return replace(rollout, valid=valid, **data)
+    return replace(rollout, valid=valid, cut_valid=valid[tuple(rollout.cut_rows.T)], **data)
 
 
 def test_dead_rows_become_the_first_living_one(clean, valid):
@@ -59,6 +59,12 @@ def test_cut_rows_of_the_dead_too(clean, valid):
     for row in safe.cut_observations["x"][dead]:
         np.testing.assert_array_equal(row, clean.observations["x"][0, 1])
     np.testing.assert_array_equal(safe.cut_rows, clean.cut_rows)
+
+
+def test_an_agent_that_joins_right_after_a_dead_row_is_seen(clean, valid):
+    bad = dirty(clean, valid)
+    joins = replace(bad, cut_observations=clean.cut_observations, cut_valid=np.ones_like(bad.cut_valid))
+    np.testing.assert_array_equal(harmless(joins).cut_observations["x"], clean.cut_observations["x"])
 
 
 def test_rewards_stay_if_they_are_numbers(clean, valid):

@@ -12,7 +12,8 @@ from gymnasium import spaces
 
 from inchworm.errors import BadNumberError, RolloutError
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_rollouts, select_lanes, successor_observations
+from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_rollouts, select_lanes
+from inchworm.rollout.successors import successor_observations
 from inchworm.types import EpisodeRecord
 
 BOX, CHOICE = spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)
@@ -59,10 +60,13 @@ def rich(seed: int = 0, steps: int = 6, lanes: int = 4, copies: int = 2) -> Roll
             "truncated": truncated,
             "valid": number % 7 != 0,
             "policy_state": {"h": number[::2, :, None].astype(np.float32)},
+            "state_every": 2,
             "cut_rows": rows.astype(np.int32),
+            "cut_valid": at_cuts % 3 != 0,
             "cut_observations": {"a": at_cuts + np.float32(0.5), "b": (np.stack([at_cuts, at_cuts], -1).astype(np.uint8),)},
             "cut_state": {"h": at_cuts[:, None].astype(np.float32)},
             "global_state": (100 * np.arange(steps)[:, None] + np.arange(copies)).astype(np.float32),
+            "cut_global_state": at_cuts + np.float32(0.25),
             "context": (np.arange(3.0) + 10 * seed, number % 3),
             "policy_version": seed + np.arange(lanes),
             "weights_fingerprint": np.full(lanes, 2**64 - 1 - seed, np.uint64),
@@ -202,7 +206,7 @@ def test_given_cut_rows_are_sorted_with_what_belongs_to_them():
     given = rich().to_dict()
     order = [3, 0, 5, 1, 4, 2]
     assert len(given["cut_rows"]) == 6
-    for name in ("cut_rows", "cut_observations", "cut_state"):
+    for name in ("cut_rows", "cut_observations", "cut_state", "cut_valid", "cut_global_state"):
         given[name] = optree.tree_map(lambda leaf: leaf[order], given[name])
     assert_equal(Rollout.from_dict(given), rich())
 
@@ -388,6 +392,9 @@ def test_combine_rebases_everything():
     assert both.cut_rows.tolist() == [[2, 1], [2, 5], [4, 3], [4, 5], *([5, lane] for lane in range(6))]
     successors = successor_observations(both)["a"]
     np.testing.assert_array_equal(successors, np.concatenate([successor_observations(r)["a"] for r in (one, two)], 1))
+    # at (t, b) the number is 1000 * seed + 10 t + b, and a quarter more is the global state that followed
+    cut = [21.25, 1021.25, 43.25, 1041.25, *(50.25 + lane for lane in range(4)), 1050.25, 1051.25]
+    assert both.cut_global_state.tolist() == cut
     assert [(e.lane, e.episode_return) for e in both.episodes] == [(1, 1.5), (3, 2.0), (5, 1.5), (5, 2.0)]
     table, index = both.context
     np.testing.assert_array_equal(table[index], np.concatenate([one.context[0][one.context[1]], two.context[0][two.context[1]]], 1))
@@ -418,6 +425,18 @@ def test_select_in_any_order():
     assert [(e.lane, e.episode_return) for e in chosen.episodes] == [(2, 1.5), (0, 2.0)]
     # lanes 3 | 0, 1 belong to the copies 1 | 0, 0: not equally many, so each lane has its own row
     np.testing.assert_array_equal(chosen.global_state, rollout.global_state[:, [1, 0, 0]])
+    assert chosen.cut_global_state.tolist() == [21.25, 43.25, 53.25, 50.25, 51.25]
+
+
+def test_a_global_state_needs_its_successors_unless_nothing_follows():
+    data = {name: np.zeros((2, 2), np.float32) for name in ("observations", "actions", "log_probs", "rewards")}
+    data |= {"terminated": np.array([[False, False], [True, True]]), "global_state": np.array([[[1.0]], [[2.0]]], np.float32)}
+    rollout = Rollout.from_dict(data)
+    assert rollout.cut_rows.tolist() == [[1, 0], [1, 1]]
+    assert rollout.cut_global_state.tolist() == [[2.0], [2.0]]  # never read: nothing follows
+    data["next_observations"], data["truncated"] = data["observations"], np.array([[True, False], [False, False]])
+    with pytest.raises(RolloutError, match=r"add cut_rows .* and cut_global_state \[K, \*\]"):
+        Rollout.from_dict(data)
 
 
 def test_select_keeps_one_global_state_per_copy_where_it_can():

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inchworm.errors import RolloutError
 from inchworm.rollout.sequences import (
     iter_minibatches,
+    make_room,
     num_sequences,
     select_sequences,
     sequence_states,
@@ -65,8 +67,20 @@ def test_invalid_rows_stay_invalid_and_the_input_is_not_written_to():
 def test_recorded_memory_lines_up_with_its_sequence():
     memory = np.stack([identifiable(6, 2)[::3]] * 4, -1)  # [T/S = 2, B = 2, mem = 4], recorded at rows 0 and 3
     first_rows = split_into_sequences(identifiable(6, 2), 3)[0]  # [N]
-    np.testing.assert_array_equal(sequence_states({"h": memory})["h"][:, 0], first_rows)
-    assert sequence_states(()) == ()
+    np.testing.assert_array_equal(sequence_states({"h": memory}, 6, 3)["h"][:, 0], first_rows)
+    assert sequence_states((), 4, 2) == ()
+
+
+def test_a_known_spacing_refuses_sequences_that_begin_elsewhere():
+    """100 rows, memory every 32: rows 0, 32, 64, 96. Sequences of 28 steps are four, too, but begin at 28, 56, 84."""
+    memory = np.array([0, 32, 64, 96], np.float32).reshape(4, 1, 1)
+    assert sequence_states(memory, 100, 32, 32)[:, 0].tolist() == [0, 32, 64, 96]
+    assert sequence_states(memory, 100, 64, 32)[:, 0].tolist() == [0, 64]
+    assert sequence_states(memory, 100, 100, 32)[:, 0].tolist() == [0]
+    for length in (28, 16, 48):
+        with pytest.raises(RolloutError, match=f"no sequences of {length} steps begin there"):
+            sequence_states(memory, 100, length, 32)
+    assert len(sequence_states(memory, 100, 28)) == 4  # nobody has told: it may be so
 
 
 def test_torch_tensors_pass_alike():
@@ -119,3 +133,21 @@ def test_select_takes_the_same_columns_of_every_leaf():
     # column 5 is chunk 1 of lane 2 (rows 2, 3), column 2 is chunk 0 of lane 2 (rows 0, 1)
     np.testing.assert_array_equal(chosen["a"], [[202, 2], [302, 102]])
     np.testing.assert_array_equal(chosen["b"][..., 0], 2 * chosen["a"])
+
+
+def test_room_is_made_before_each_row_that_forgets_but_the_first():
+    starts = np.array([[True, False], [False, False], [True, False], [True, True]])  # [L 4, N 2]
+    room = make_room(starts)
+    assert room.depth == 4 + 4  # two more rows in the first column, one in the second; rounded up to four
+    rows = np.full((8, 2), -1)
+    rows.reshape(-1)[room.places] = np.arange(8)
+    rows.reshape(-1)[room.emptied] = -9
+    np.testing.assert_array_equal(rows.T, [[0, 2, -9, 4, -9, 6, -1, -1], [1, 3, 5, -9, 7, -1, -1, -1]])
+    assert starts[0, 0]  # not written to
+
+
+@pytest.mark.parametrize(("resets", "added"), [(1, 4), (4, 4), (5, 8), (33, 36), (65, 72), (129, 144)])
+def test_room_is_round(resets, added):
+    starts = np.zeros((200, 1), np.bool_)
+    starts[1 : resets + 1] = True
+    assert make_room(starts).depth == 200 + added

@@ -31,7 +31,7 @@ def test_by_hand() -> None:
 def test_it_is_what_a_rollout_without_ends_holds(observation_space: spaces.Space, action_space: spaces.Space) -> None:
     with PPOTrainer("mlp", Endless(observation_space, action_space), seed=0) as trainer:
         rollout = trainer.collect_rollouts(7)
-    held = ("policy_version", "weights_fingerprint", "cut_rows")
+    held = ("policy_version", "weights_fingerprint", "cut_rows", "cut_valid")
     arrays = [leaf for name in ARRAY_FIELDS if name not in held for leaf in optree.tree_leaves(getattr(rollout, name))]
     assert sum(array.nbytes for array in arrays) == rollout_bytes(observation_space, action_space, 7, 1)
 

@@ -139,3 +139,37 @@ def test_names_do_not_steer_the_terminal() -> None:
     file.truncate(0)
     terminal.print(ConsoleTracker(title="x\x1b]0;y\x07", terminal=terminal).view())
     assert "\x1b" not in file.getvalue()
+
+
+def test_wins_and_ratings_are_shown_where_there_are_any() -> None:
+    tracker = ConsoleTracker(1000, quiet=True)
+    tracker.log({"mean_return": 1.0}, 10)
+    assert "win rate" not in tracker.line()
+    assert "rating" not in tracker.line()
+    tracker.log({"episode/win": 0.625, "rating": 31.25, "rating_sigma": 1.5}, 20)
+    assert "win rate 0.62" in tracker.line()
+    assert "rating 31.2±3.0" in tracker.line()  # two sigma
+
+
+def test_a_resumed_runs_best_is_that_of_all_its_evaluations(clock: Clock) -> None:
+    tracker, out = plain(clock)
+    tracker.start(500, 90.0)
+    tracker.log({"evaluation/mean_return": 60.0, "evaluation/win_rate": 0.25}, 600)
+    assert "evaluation 60.0 (25% won)  best 90.0" in out.getvalue()
+
+
+def test_in_80_columns_the_bar_gives_way_and_no_word_is_broken(clock: Clock) -> None:
+    tracker, _ = plain(clock, total=60_000, title="Skirmish-v0")
+    clock.now = 4.0
+    tracker.log({"loss": 0.5}, 54_777)
+    out = io.StringIO()
+    Terminal(file=out, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}).print(tracker.view())
+    head = out.getvalue().splitlines()[0]
+    assert head.startswith("Skirmish-v0  ━━━")
+    assert head.endswith("54,777/60,000 steps 91%  13,694 steps/s  0:00 left")
+
+
+def test_names_between_colons_stay_names() -> None:
+    out = io.StringIO()
+    make_terminal(file=out).print("runs/a:bug:b", markup=False)
+    assert out.getvalue() == "runs/a:bug:b\n"

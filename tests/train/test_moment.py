@@ -2,8 +2,13 @@
 
 from typing import Any
 
+import pytest
+from gymnasium import spaces
+
+from inchworm import PolicyConfig, PolicySpec
+from inchworm.errors import ConfigError
 from inchworm.train.callbacks import BaseCallback, FunctionCallback
-from inchworm.train.moment import SAYS_NOTHING, inexactness, states_of
+from inchworm.train.moment import FORMAT, SAYS_NOTHING, check_parts, inexactness, states_of
 
 
 class Remembers(BaseCallback):
@@ -45,3 +50,17 @@ def test_environments_are_asked_and_silence_is_no_promise() -> None:
     assert ask(Says("a clock"), Says("a clock", "a thread")) == ["a clock", "a thread"]
     assert ask(Exact(True)) == []
     assert ask(Exact(False)) == ask(Exact(1)) == ask(object(), object()) == [SAYS_NOTHING]
+
+
+def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:
+    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig())
+    before, now = spec.to_dict(), spec.to_dict()
+    del before["config"]["central_critic"], before["config"]["memory_size"]
+    parts = {"format": FORMAT, "config": {}, "weights": {}, "learner": {}, "collector": {}, "callbacks": [], "trackers": []}
+    state = {**parts, "state": {"iteration": 3}, "spec": before}
+    check_parts(state, 3, now)
+    check_parts({**state, "spec": {"policies": {"red": before, "bot": None}}}, 3, {"policies": {"red": now, "bot": None}})
+    other = PolicySpec(spec.observation_space, spec.action_space, PolicyConfig(hidden_sizes=(3,))).to_dict()
+    for wrong, ours in ((before, other), ({"policies": {"red": before}}, {"policies": {"red": other}})):
+        with pytest.raises(ConfigError, match="of another network"):
+            check_parts({**state, "spec": wrong}, 3, ours)

@@ -14,6 +14,7 @@ import threadpoolctl
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config import PPOConfig, TrainingConfig
+from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Actor, Learner, Policy
 from inchworm.rollout.rollout import Rollout
@@ -33,6 +34,8 @@ def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.nda
 
 def acting_policy(policy: Actor) -> Actor:
     """Who acts for a policy while it learns: a NumPy twin where the network is small enough to be one, else the policy itself."""
+    if isinstance(policy, CompositePolicy):
+        return policy.replaced({name: acting_policy(part) for name, part in policy.policies.items()})
     if not isinstance(policy, Policy) or isinstance(policy, NumpyPolicy):
         return policy
     from inchworm.backends.torch.policy import TorchPolicy
@@ -44,6 +47,8 @@ def acting_policy(policy: Actor) -> Actor:
 
 def is_builtin(policy: Actor) -> bool:
     """Whether a policy is fully described by its spec and weights, and so has a policy file."""
+    if isinstance(policy, CompositePolicy):  # its parts may be
+        return False
     return isinstance(policy, NumpyPolicy) or (isinstance(policy, Policy) and _is_builtin_torch(policy))
 
 
@@ -53,8 +58,31 @@ def _is_builtin_torch(policy: Policy) -> bool:
     return isinstance(policy, TorchPolicy) and policy.builtin
 
 
+def policy_files(policy: Actor, name: str, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[PolicySpec, Mapping[str, np.ndarray]]]:
+    """The policy files that describe a policy, by file name: one for a built-in policy, one for each built-in part of a composite."""
+    if isinstance(policy, CompositePolicy):
+        stem, _, kind = name.rpartition(".")
+        parts = {f"{stem}-{part}.{kind}": (part, learned) for part, learned in policy.learned.items() if is_builtin(learned)}
+        return {file: (_spec_of(learned), weights_of(weights, part)) for file, (part, learned) in parts.items()}
+    return {name: (_spec_of(policy), weights)} if is_builtin(policy) else {}
+
+
+def describe_policy(policy: Actor) -> dict[str, Any] | None:
+    """A policy's architecture as plain data, as far as it is built in; None if it is not."""
+    if isinstance(policy, CompositePolicy):
+        return policy.to_dict(describe_policy)
+    return _spec_of(policy).to_dict() if is_builtin(policy) else None
+
+
+def _spec_of(policy: Any) -> PolicySpec:
+    spec: PolicySpec = policy.spec
+    return spec
+
+
 def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:
     """The learner of a policy, with the run's seed, device and length."""
+    if isinstance(policy, CompositePolicy):
+        return _composite_learner(policy, config, dump_directory)
     run = config.run
     known: dict[str, Any] = {"seed": run.seed, "total_timesteps": run.total_timesteps, "dump_directory": dump_directory}
     if run.backend == "numpy":
@@ -66,8 +94,22 @@ def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str 
     return PPOOptimizer(policy, config.ppo, device=run.device, **known)
 
 
+def _composite_learner(policy: CompositePolicy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
+    from inchworm.backends.composite import CompositeLearner
+
+    learners: dict[str, Any] = {}
+    for name in policy.trainable:
+        own = config.replace(ppo=config.ppo.replace(**policy.ppo.get(name, {})))
+        learners[name] = make_learner(policy.learned[name], own, dump_directory=dump_directory)
+    return CompositeLearner(policy, learners)
+
+
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """The current critic's view of a rollout: values, successors' values, advantages and returns, each [T, B], as NumPy arrays."""
+    if isinstance(policy, CompositePolicy):
+        from inchworm.backends.composite import composite_advantages
+
+        return composite_advantages(policy, rollout, lambda part, own: compute_advantages(part, own, config))
     if isinstance(policy, NumpyPolicy):
         return compute_advantages_numpy(policy, rollout, config)
     from inchworm.backends.torch.gae import advantages_as_arrays

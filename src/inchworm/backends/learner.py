@@ -16,6 +16,7 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses, needs_successors
+from inchworm.backends.fitting import check_credit
 from inchworm.backends.guard import BadNumberGuard, Table
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.config import PPOConfig
@@ -178,6 +179,7 @@ class BaseLearner(ABC):
 
     def _check(self, rollout: Rollout) -> None:
         self._validate(rollout)
+        check_credit(self.policy, rollout)
         staleness, limit = self._staleness(rollout), self.config.max_staleness
         self._actors = np.unique(rollout.weights_fingerprint)  # whose weights made the rollout
         if limit is not None and staleness > limit:
@@ -209,9 +211,7 @@ class BaseLearner(ABC):
 
 def sequence_length(config: PPOConfig, rollout: Rollout) -> int:
     """L: 1 without memory, else up to 32, or what the config says."""
-    if config.sequence_length != "auto":
-        return min(int(config.sequence_length), max(1, rollout.num_steps))
-    return min(rollout.num_steps, 32) if optree.tree_leaves(rollout.policy_state) else 1
+    return config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
 
 
 def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> float:

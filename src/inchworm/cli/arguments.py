@@ -49,14 +49,31 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
     return [f"{SHORT_FLAGS.get(flag.replace('_', '-'), flag)}{equals}{value}" for flag, equals, value in words]
 
 
+def _switched(options: type[Any], arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--a.switch true` (or `=true`) as `--a.switch`, and with `false` as `--a.no-switch`."""
+    switches = {flag for flag, kind in flags_of(options).items() if kind == "switch"}
+    result: list[str] = []
+    for argument in arguments:
+        before = result[-1].replace("_", "-") if result else ""
+        flag, equals, value = argument.partition("=")
+        name = flag.replace("_", "-") if equals else before
+        value = (value if equals else argument).lower()
+        if name not in switches or value not in ("true", "false"):
+            result.append(argument)
+            continue
+        head, dot, last = name.removeprefix("--").rpartition(".")
+        result[len(result) if equals else -1 :] = [name if value == "true" else f"--{head}{dot}no-{last}"]
+    return result
+
+
 def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
     """The options that `arguments` give, over the defaults."""
-    complaints = io.StringIO()
+    arguments, complaints = _switched(options, arguments), io.StringIO()
     try:
         with redirect_stderr(complaints):
             if default is None:
-                return tyro.cli(options, prog=prog, args=list(arguments))
-            return tyro.cli(options, prog=prog, args=list(arguments), default=default)
+                return tyro.cli(options, prog=prog, args=arguments)
+            return tyro.cli(options, prog=prog, args=arguments, default=default)
     except SystemExit as end:
         if end.code in (0, None):  # the help was asked for and has been printed
             raise
@@ -122,7 +139,7 @@ def split(options: type[Any], arguments: Sequence[str]) -> tuple[list[str], dict
     positional: list[str] = []
     values: dict[str, str] = {}
     waiting, kind = "", ""
-    for argument in arguments:
+    for argument in _switched(options, arguments):
         if argument.startswith("--"):
             flag, equals, value = argument.partition("=")
             waiting = flag.replace("_", "-")
@@ -166,7 +183,7 @@ def parse_over(options: type[Options], arguments: Sequence[str], prog: str, conf
     What tyro has no flags for (`env.kwargs`, `env.wrappers`) is taken out before it looks and put back afterwards.
     """
     rest, config = take_yaml_flags(arguments, config)
-    config = _without_rivals(config, split(options, rest)[1])
+    config = _without_rivals(config, split(options, rest)[1], central="--policy.central-critic" in _switched(options, rest))
     bare = config.replace(env=config.env.replace(kwargs={}, wrappers=()))
     with_defaults: Any = options
     parsed: Any = parse(options, rest, prog, with_defaults(settings=bare))
@@ -175,8 +192,11 @@ def parse_over(options: type[Options], arguments: Sequence[str], prog: str, conf
     return typing.cast(Options, dataclasses.replace(parsed, settings=settings.replace(env=env)))
 
 
-def _without_rivals(config: TrainingConfig, given: Mapping[str, str]) -> TrainingConfig:
-    """Of two fields that say the same thing, the one on the command line takes the place of the one in the config."""
+def _without_rivals(config: TrainingConfig, given: Mapping[str, str], *, central: bool) -> TrainingConfig:
+    """Of two fields that cannot both be, the one on the command line takes the place of the one in the config."""
+    needs_torch = central or given.get("--policy.kind") in ("lstm", "gru")
+    if needs_torch and "--run.backend" not in given:  # presets of small worlds learn in NumPy
+        config = config.replace(run=config.run.replace(backend="torch"))
     by_number, by_size = "--ppo.num-minibatches" in given, "--ppo.minibatch-size" in given
     if by_number and not by_size:
         return config.replace(ppo=config.ppo.replace(minibatch_size=None))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from inchworm.cli.arguments import UsageError, parse, split
-from inchworm.cli.runs import named_run
+from inchworm.cli.runs import check_one_policy, named_run
 from inchworm.config import PPOConfig
+from inchworm.errors import RolloutError, SpaceError
 from inchworm.rollout.rollout import Rollout
 from inchworm.run import Run
 from inchworm.tracking.terminal import make_terminal
+from inchworm.types import UpdateStats
+
+if TYPE_CHECKING:
+    from inchworm.train.trainer import PPOTrainer
 
 PROG = "inchworm learn"
 
@@ -43,11 +48,20 @@ def run(arguments: Sequence[str]) -> int:
     known = named_run(positional, PROG, env=options.env)
     if not options.files:
         raise UsageError(f"no rollout is given; inchworm collect {known.path} --out FILE makes one")
+    check_one_policy(known)
     _for_files(known.config.ppo, options)  # complains of settings that make no sense
     rollouts = {file: _load(file) for file in options.files}  # all of them first: a wrong name must not leave half the work done
     with known:
         known.lock()
         return _learn(known, rollouts, options)
+
+
+def _learned(trainer: PPOTrainer, file: str, rollout: Rollout) -> UpdateStats:
+    """One update; what does not fit is told with the file's name."""
+    try:
+        return trainer.learn(rollout)
+    except (RolloutError, SpaceError) as error:
+        raise type(error)(f"{file} does not fit the run {trainer.run_dir}: {error}") from error
 
 
 def _load(file: str) -> Rollout:
@@ -76,7 +90,7 @@ def _learn(known: Run, rollouts: dict[str, Rollout], options: LearnOptions) -> i
     with PPOTrainer(config.policy, config.env, config, run_dir=known) as trainer:
         trainer.load_checkpoint()
         for file, rollout in rollouts.items():
-            stats = trainer.learn(rollout)
+            stats = _learned(trainer, file, rollout)
             trainer.state.iteration += 1  # one more update than the checkpoint it came from
             for tracker in trainer.trackers:
                 tracker.log({"iteration": float(trainer.state.iteration), **stats}, trainer.state.env_steps)

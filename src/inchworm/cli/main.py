@@ -20,11 +20,14 @@ from inchworm.cli.signals import exit_code, raise_if_received, terminable
 COMMANDS = {
     "train": "train a policy:            inchworm train CartPole-v1 --ppo.clip-coef 0.1",
     "evaluate": "score a run's policy:      inchworm evaluate RUN --episodes 100",
+    "match": "let two players meet:      inchworm match RUN heuristic",
     "resume": "go on with a run:          inchworm resume RUN --total-timesteps 200000",
     "config": "print a resolved config:   inchworm config CartPole-v1 > my.yaml",
     "check-env": "look for faults in an environment: inchworm check-env package.module:make_env",
+    "check-policy": "look for faults in a policy: inchworm check-policy package.module:make_policy ENV",
     "collect": "gather a rollout:          inchworm collect RUN --out rollout.safetensors",
     "learn": "learn from rollout files:  inchworm learn RUN rollout.safetensors",
+    "replay": "watch a recorded game:     inchworm replay game.json",
     "version": "print the versions of everything that decides a result",
 }
 
@@ -108,7 +111,7 @@ def _write_error(text: str) -> None:
 
 
 def _overview() -> str:
-    rows = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    rows = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
     return (
         "inchworm: PPO in two motions, collect and learn\n\nusage: inchworm COMMAND …   (inchworm COMMAND --help says more)\n\n"
         f"{rows}\n\n  --debug    with any command: show the traceback of an error\n"

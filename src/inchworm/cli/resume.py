@@ -10,7 +10,7 @@ import tyro
 
 from inchworm.cli.arguments import asks_for_help, parse_over, split
 from inchworm.cli.opening import open_terminal
-from inchworm.cli.runs import named_run
+from inchworm.cli.runs import check_one_policy, named_run
 from inchworm.config import TrainingConfig
 
 PROG = "inchworm resume"
@@ -43,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         config = options.settings
         if options.total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=options.total_timesteps))
+        check_one_policy(known)
         known.lock()
         known.change_config(config)
         known.check_versions()

@@ -10,7 +10,7 @@ from inchworm.cli.arguments import UsageError
 from inchworm.run import Run, open_run
 
 if TYPE_CHECKING:
-    from inchworm.protocols import Policy, VectorEnv
+    from inchworm.protocols import Policy
 
 
 def named_run(positional: Sequence[str], prog: str, *, env: str | None = None) -> Run:
@@ -20,25 +20,26 @@ def named_run(positional: Sequence[str], prog: str, *, env: str | None = None) -
     return open_run(positional[0], env=env)
 
 
-def load_run_policy(run: Run, *, best: bool = False) -> Policy:
-    """The run's latest policy, or its best."""
-    from inchworm.policy.weights import load_policy
-
-    path = run.policy_path(best=best)
-    if not path.exists():
-        hint = "leave --best out" if best else f"inchworm resume {run.path} trains it further"
-        raise UsageError(f"the run {run.path} has no {path.name} yet; {hint}")
-    return load_policy(path)
+def as_typed(run: Run) -> str:
+    """The run as it is typed after a command: with the environment, where that is code that no file may name."""
+    env = f" --env {run.config.env.id}" if ":" in run.config.env.id else ""
+    return f"{run.name if run.path.parent.name == 'runs' else run.path}{env}"
 
 
-def check_fits(path: Path, env: VectorEnv) -> None:
-    """Refuse an environment whose spaces are not those that the policy in `path` was made for."""
-    from inchworm.policy.weights import read_policy
+def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
+    """The run's latest policy, or its best, and where it is."""
+    from inchworm.evaluate.players import run_policy
 
-    spec, _ = read_policy(path)
-    for what, made_for, found in (
-        ("observation", spec.observation_space, env.observation_space),
-        ("action", spec.action_space, env.action_space),
-    ):
-        if made_for != found:
-            raise UsageError(f"{path} was made for the {what} space {made_for}, but the environment has {found}")
+    return run_policy(run, best=best)
+
+
+def check_one_policy(run: Run) -> None:
+    """Refuse to train a run of several policies from here: its config names one, and who plays which lane is said in Python."""
+    from inchworm.evaluate.players import parts_of
+
+    parts = parts_of(run)
+    if parts:
+        raise UsageError(
+            f"the run {run.path} trains several policies ({', '.join(parts)}), which a command cannot name; go on in Python: "
+            f'PPOTrainer(PolicyMap(…), …, run_dir="{run.path}"), then load_checkpoint() and train()'
+        )

@@ -10,9 +10,9 @@ import tyro
 
 from inchworm.cli.arguments import config_from, parse_over, spelled_out
 from inchworm.cli.opening import open_terminal
-from inchworm.cli.worlds import check_can_be_made
+from inchworm.cli.worlds import check_can_be_trained_in
 from inchworm.config import TrainingConfig
-from inchworm.errors import ConfigError, SpaceError
+from inchworm.errors import ConfigError, MissingExtraError, SpaceError
 from inchworm.run import create_run
 
 PROG = "inchworm train"
@@ -23,7 +23,8 @@ class TrainOptions:
     """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
 
     --backend, --seed, --total-timesteps, --num-envs, --num-workers and --compile may be typed without their section.
-    Two more flags take YAML: --env.kwargs '{gravity: 5}' and --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
+    A switch such as --policy.central-critic may be followed by true or false. Two more flags take YAML: --env.kwargs '{gravity: 5}'
+    and --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
     """
 
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     """Train, and say what came of it."""
     arguments = spelled_out(arguments)
     options = parse_over(TrainOptions, arguments, PROG, config_from(TrainOptions, arguments, PROG))
-    check_can_be_made(options.settings.env)
+    check_can_be_trained_in(options.settings)
     with create_run(options.settings) as new:
         terminal = open_terminal(new, quiet=options.quiet)
         from inchworm.cli.training import train_run  # all that trains: only once the first line is there
@@ -49,6 +50,6 @@ def run(arguments: Sequence[str]) -> int:
 
         try:
             return train_run(new, terminal, profile=Profile() if options.profile else None)
-        except (ConfigError, SpaceError):  # what the command line asked for cannot be: it leaves nothing behind
+        except (ConfigError, SpaceError, MissingExtraError):  # what the command line asked for cannot be: it leaves nothing behind
             new.discard()
             raise

@@ -8,9 +8,13 @@ from rich.table import Column, Table
 
 from inchworm.checkpoint import TrainingCheckpointer
 from inchworm.cli.main import EVALUATION_FAILED, OK
+from inchworm.cli.runs import as_typed
 from inchworm.cli.signals import leaving, raise_if_received
 from inchworm.config import TrainingConfig
+from inchworm.env.actors import has_heuristic
 from inchworm.run import BEST_POLICY, POLICY, Run
+from inchworm.selfplay.build import evaluation_opponent
+from inchworm.selfplay.callback import REPORT
 from inchworm.tracking.console import ConsoleTracker
 from inchworm.tracking.terminal import Terminal, make_terminal
 from inchworm.train.choices import settle
@@ -34,7 +38,7 @@ def train_run(run: Run, terminal: Terminal, *, profile: Profile | None = None) -
             terminal.print(_how_far(trainer.state, config), markup=False)
         terminal.print(trainer.size, markup=False)
         raise_if_received()
-        console.start(trainer.state.env_steps)
+        console.start(trainer.state.env_steps, trainer.state.best_score)
         try:
             trainer.state.keep_history = False  # metrics.jsonl has it
             trainer.train(profile=profile)
@@ -84,30 +88,34 @@ def _profile_table(profile: Profile) -> Table:
 def _say_done(terminal: Terminal, run: Run, state: TrainingState) -> None:
     terminal.print(
         f"the run {run.path} has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations); to go on:\n"
-        f"  inchworm resume {_argument(run)} --total-timesteps {2 * state.env_steps}",
+        f"  inchworm resume {as_typed(run)} --total-timesteps {2 * state.env_steps}",
         markup=False,
     )
 
 
 def _say_interrupted(terminal: Terminal, run: Run, state: TrainingState) -> None:
     terminal.print(
-        f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To go on:\n  inchworm resume {_argument(run)}",
+        f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To go on:\n  inchworm resume {as_typed(run)}",
         markup=False,
     )
 
 
 def _say_end(terminal: Terminal, run: Run, state: TrainingState) -> None:
-    files = ", ".join(name for name in (POLICY, BEST_POLICY) if (run.path / name).exists())
+    files = ", ".join(name for name in (POLICY, BEST_POLICY, REPORT) if (run.path / name).exists())
     lines = [
-        f"score: {_score(state)}",
+        f"score: {_score(state, run.config)}",
         f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",
-        "next:  " + f"inchworm evaluate {_argument(run)} --episodes 100",
-        "       " + f"inchworm resume {_argument(run)} --total-timesteps {2 * run.config.run.total_timesteps}",
+        "next:  " + f"inchworm evaluate {as_typed(run)} --episodes 100",
+        "       " + f"inchworm resume {as_typed(run)} --total-timesteps {2 * run.config.run.total_timesteps}",
     ]
+    if has_heuristic(run.config.env.id):
+        lines.append(
+            f"       inchworm evaluate {as_typed(run)} --opponent heuristic --save-replay game.json, then inchworm replay game.json"
+        )
     terminal.print("\n".join(lines), markup=False)
 
 
-def _score(state: TrainingState) -> str:
+def _score(state: TrainingState, config: TrainingConfig) -> str:
     if not state.evaluations:
         return "no evaluation was asked for"
     last = state.evaluations[-1]
@@ -115,12 +123,8 @@ def _score(state: TrainingState) -> str:
         return "unknown, the last evaluation failed"
     low, high = last["interval95"]
     count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
+    opponent = evaluation_opponent(config)
+    wins = "" if opponent is None or last["win_rate"] is None else f"; win rate {last['win_rate']:.2f} against {opponent}"
     if low is None or high is None:
-        return f"{last['mean_return']:.5g} mean return over {count}"
-    return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval)"
-
-
-def _argument(run: Run) -> str:
-    """The run as it is typed after a command: with the environment, where that is code that no file may name."""
-    env = f" --env {run.config.env.id}" if ":" in run.config.env.id else ""
-    return f"{run.name if run.path.parent.name == 'runs' else run.path}{env}"
+        return f"{last['mean_return']:.5g} mean return over {count}{wins}"
+    return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"

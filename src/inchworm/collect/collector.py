@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from inchworm.collect.group import LaneGroup
+from inchworm.collect.group import LaneGroup, vector_envs_of
 from inchworm.errors import ConfigError
 from inchworm.policy.weights import fingerprint
 from inchworm.protocols import Actor, Policy, VectorEnv
@@ -34,7 +34,7 @@ class RolloutCollector:
     """
 
     def __init__(self, vector_env: VectorEnv | Sequence[VectorEnv], policy: Actor, *, seed: int = 0, sequence_length: int = 1) -> None:
-        self.vector_envs = _groups_of(vector_env)
+        self.vector_envs = vector_envs_of(vector_env)
         self.policy = policy
         self.env_steps = 0
         self.episodes = 0
@@ -83,7 +83,9 @@ class RolloutCollector:
                     self._act(group, rows)
         return buffer.get(
             last_observations=_side_by_side([group.now.observations for group in self._groups if group.now]),
-            last_state=_side_by_side([group.state for group in self._groups]),
+            last_state=_side_by_side([group.last_state(self.policy) for group in self._groups]),
+            last_valid=_side_by_side([group.now.valid for group in self._groups if group.now]),
+            last_global_state=_side_by_side([group.now.global_state for group in self._groups if group.now]),
             policy_version=self._version,
             weights_fingerprint=self._fingerprint,
             episodes=episodes,
@@ -107,14 +109,25 @@ class RolloutCollector:
         rows.moved(after)
         self.env_steps += group.count(after.rewards, group.valid)
         group.now, group.state = after, step.state
+        if group.agents_leave:
+            self._part(group, rows)
         return self._finish(group, rows) if after.ended else ()
+
+    def _part(self, group: LaneGroup, rows: LaneRows) -> None:
+        """Write the true successors of agents that left a running episode: their lanes show them once."""
+        assert group.now is not None
+        for lane in group.left(group.now):
+            shown, shared = _lane(group.now.observations, lane), _lane(group.now.global_state, lane // group.lanes_per_copy)
+            rows.add_cut(lane, shown, _lane(group.state, lane), shared, valid=bool(group.now.truncated[lane]))  # cut off, it would live on
 
     def _finish(self, group: LaneGroup, rows: LaneRows) -> list[EpisodeRecord]:
         """Write the true successors of the rows where episodes ended, and book the episodes."""
         assert group.now is not None
         for ended in group.now.ended:
-            rows.add_cut(ended.lane, ended.final_observation, _lane(group.state, ended.lane))
-        records = [group.finish(ended) for ended in group.now.ended]
+            state = _lane(group.state, ended.lane)
+            rows.add_cut(ended.lane, ended.final_observation, state, ended.final_global_state, valid=ended.valid)
+        # An agent that did not once live in the episode has no record of it.
+        records = [record for record in map(group.finish, group.now.ended) if record.length]
         self.episodes += len(records)
         self.recent.extend(records)
         return records
@@ -138,6 +151,7 @@ class RolloutCollector:
             "recent": [[e.episode_return, e.length, e.lane, e.seed, dict(e.info)] for e in self.recent],
             "policy_state": optree.tree_map(np.array, _side_by_side([group.state for group in self._groups])),
             "started": self._groups[0].now is not None,
+            "starts": np.concatenate([group.starts for group in self._groups]),
             "vector_env": states if len(states) > 1 else states[0],
         }
 
@@ -150,6 +164,7 @@ class RolloutCollector:
             )
         self._forget()
         self._stream = restore_stream(state["stream"])
+        starts = state["starts"] if "starts" in state else np.zeros(len(state["returns"]), np.bool_)  # older ones lack them
         self.env_steps, self.episodes = int(state["env_steps"]), int(state["episodes"])
         self.recent = deque((EpisodeRecord(*_five(entry)) for entry in state["recent"]), maxlen=RECENT_EPISODES)
         for group, env_state in zip(self._groups, states):
@@ -160,7 +175,8 @@ class RolloutCollector:
             if state["started"]:
                 now = group.env.reset(indices=())
                 self._see(group, now)
-                group.returns[now.episode_starts] = group.lengths[now.episode_starts] = 0  # copies that replay did not bring back
+                fresh = group.fresh_lanes(now, starts[lanes])
+                group.returns[fresh] = group.lengths[fresh] = 0  # copies that replay did not bring back
 
     def seams(self) -> list[Seam]:
         """The sections of a collect, for a profile; what is left of it is the writing."""
@@ -208,20 +224,6 @@ class RolloutCollector:
     def _see(self, group: LaneGroup, step: EnvStep) -> None:
         group.check(step, moved=0)
         group.now = step
-
-
-def _groups_of(given: VectorEnv | Sequence[VectorEnv]) -> tuple[VectorEnv, ...]:
-    """One vector env or several; those are parts of one rollout, so they must show the same world."""
-    envs = given if isinstance(given, Sequence) else [given]
-    if not envs:
-        raise ConfigError("a collector needs a vector env, or one for each group; it was given none")
-    for number, env in enumerate(envs):
-        for name in ("observation_space", "action_space"):
-            if getattr(env, name) != getattr(envs[0], name):
-                raise ConfigError(
-                    f"group {number} has the {name} {getattr(env, name)}, but group 0 {getattr(envs[0], name)}; make them alike"
-                )
-    return tuple(envs)
 
 
 def _five(entry: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:

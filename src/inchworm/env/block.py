@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 
-from inchworm.env.actions import Split, make_split
+from inchworm.env.actions import make_split
 from inchworm.env.build import Env
 from inchworm.env.engine import Ended, Replay
+from inchworm.env.history import team_sums
 from inchworm.env.lanes import GymnasiumCopy
-from inchworm.env.memory import StepRows, map_tree
+from inchworm.env.memory import StepRows, carve_rows, map_tree
 from inchworm.env.own_state import Restore
+from inchworm.env.team_lanes import TeamCopy
+from inchworm.env.teams import as_team, is_team_env
 from inchworm.errors import EnvError
+from inchworm.types import Tree
+
+Copy: TypeAlias = GymnasiumCopy | TeamCopy
+"""One copy of an environment, and the lanes that it fills."""
 
 
 class Block:
     """Copies that are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
 
-    def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int) -> None:
-        self.failed: GymnasiumCopy | None = None
-        self.copies: list[GymnasiumCopy] = []
-        self._first_copy = first_copy
+    def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False) -> None:
+        self.failed: Copy | None = None
+        self.copies: list[Copy] = []  # all of one kind
+        self._first_copy, self._global_state = first_copy, global_state
         self._ended: list[Ended] = []
         try:
             for index in range(num_copies):
@@ -33,29 +40,51 @@ class Block:
             raise
         self.observation_space = self.copies[0].observation_space
         self.action_space = self.copies[0].action_space
-        self._split: Split = make_split(self.action_space)
+        self.global_state_space = self.copies[0].global_state_space
+        self.lanes_per_copy: int = self.copies[0].num_lanes
+        self._split_lanes = make_split(self.action_space)
+        self._split: Callable[[Tree], list[Any]] = self._split_teams if isinstance(self.copies[0], TeamCopy) else self._split_lanes
 
-    def _add(self, make: Callable[[], Env], lane: int) -> None:
+    def _add(self, make: Callable[[], Env], index: int) -> None:
         try:
-            env = make()
-            if not isinstance(env, gym.Env):
-                raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
-            if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
-                raise EnvError(f"the factory returned the same environment for two lanes; lane {lane} needs a new one on each call")
-            copy = GymnasiumCopy(env, lane)
+            copy = self._copy_of(make(), index)
         except BaseException as error:  # an environment may also raise KeyboardInterrupt
-            error.add_note(f"while lane {lane} was made")
+            error.add_note(f"while lane {index * (self.copies[0].num_lanes if self.copies else 1)} was made")
             raise
-        if self.copies and (copy.observation_space, copy.action_space) != (self.copies[0].observation_space, self.copies[0].action_space):
-            raise EnvError(f"lane {lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
+        if self.copies and _kind(copy) != _kind(self.copies[0]):
+            raise EnvError(f"lane {copy.lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
         self.copies.append(copy)
+
+    def _copy_of(self, env: Any, index: int) -> Copy:
+        team = is_team_env(env)
+        if not team and not isinstance(env, gym.Env):
+            raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
+        if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
+            raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
+        if team:
+            return TeamCopy(as_team(env), index, global_state=self._global_state)
+        if self._global_state:
+            raise EnvError(f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees")
+        return GymnasiumCopy(env, index)
+
+    def _split_teams(self, actions: Tree) -> list[Any]:
+        """Actions [N * k, *act] as N lists of the k agents'."""
+        lanes, width = self._split_lanes(actions), self.lanes_per_copy
+        return [lanes[first : first + width] for first in range(0, len(lanes), width)]
+
+    def carve(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
+        """Rows for so many copies like these, and the bytes that a buffer for them needs."""
+        lanes = num_copies * self.lanes_per_copy
+        spaces = (self.observation_space, self.action_space)
+        return carve_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
 
     def attach(self, rows: StepRows) -> None:
         """Read and write these rows from now on."""
         self._rows = rows
-        lanes = slice(self._first_copy, self._first_copy + len(self.copies))
-        self._actions = map_tree(lambda array: array[lanes], rows.actions)  # [own lanes, *act]
-        self._ended = [(copy.lane, {}) for copy in self.copies]  # as far as is known here: a worker before this one may have set flags
+        width = self.lanes_per_copy
+        lanes = range(self._first_copy * width, (self._first_copy + len(self.copies)) * width)
+        self._actions = map_tree(lambda array: array[lanes.start : lanes.stop], rows.actions)  # [own lanes, *act]
+        self._ended = [(lane, {}) for lane in lanes]  # as far as is known here: a worker before this one may have set flags
         for copy in self.copies:
             copy.attach(rows)
 
@@ -78,9 +107,9 @@ class Block:
         copy = self.copies[0]
         try:
             for copy, action in zip(self.copies, self._split(self._actions)):
-                numbers = copy.step(action)
-                if numbers is not None:
-                    ended.append((copy.lane, numbers))
+                over = copy.step(action)
+                if over is not None:
+                    ended += copy.listed(over)
         except BaseException as error:
             self._note(copy, error)
             raise
@@ -91,7 +120,7 @@ class Block:
             self._rows.terminated[lane] = self._rows.truncated[lane] = False
         self._ended = []
 
-    def _note(self, copy: GymnasiumCopy, error: BaseException) -> None:
+    def _note(self, copy: Copy, error: BaseException) -> None:
         self.failed = copy
         if not isinstance(error, EnvError | KeyboardInterrupt):
             error.add_note(f"in the environment of {copy.where()}")
@@ -106,17 +135,19 @@ class Block:
 
         Flags that stand in the rows stay, for whoever has not read them yet; the next step or reset clears them.
         """
-        copy = self._copy(job.copy)
+        copy, width = self._copy(job.copy), self.lanes_per_copy
+        rewards = self._rows.rewards[copy.lane : copy.lane + width]
+        actions = job.actions if width == 1 else map_tree(lambda array: array.reshape(-1, *array.shape[2:]), job.actions)
         total, taken = 0.0, 0
         try:
             copy.reset(job.seed, job.options)
-            for action in self._split(job.actions):
+            for action in self._split(actions):
                 tick()
                 over = copy.step(action)
                 if over is not None:
-                    self._ended.append((copy.lane, over))
+                    self._ended += copy.listed(over)
                     break
-                total, taken = total + float(self._rows.rewards[copy.lane]), taken + 1
+                total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
         except BaseException as error:
             self._note(copy, error)
             raise
@@ -141,7 +172,7 @@ class Block:
                 self._note(copy, error)
                 raise
 
-    def _copy(self, index: int) -> GymnasiumCopy:
+    def _copy(self, index: int) -> Copy:
         return self.copies[index - self._first_copy]
 
     def close(self, harmless: type[BaseException] = Exception) -> list[str]:
@@ -156,6 +187,11 @@ class Block:
             except harmless as error:  # one environment that cannot close must not keep the others open
                 problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {str(error)[:2000]}")
         return problems
+
+
+def _kind(copy: Copy) -> tuple[Any, ...]:
+    """What all copies of an environment have in common."""
+    return copy.observation_space, copy.action_space, copy.global_state_space, copy.num_lanes
 
 
 def warn_of(problems: Sequence[str]) -> None:

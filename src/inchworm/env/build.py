@@ -8,28 +8,32 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import wrappers
-from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.env import atari
 from inchworm.env.box2d import renew_world
+from inchworm.env.frame_stack import FrameStack
 from inchworm.env.rows import brief
+from inchworm.env.teams import as_team, is_team_env
 from inchworm.errors import ConfigError, EnvError, MissingExtraError
 
 if TYPE_CHECKING:  # a worker with a plain factory need not import the configs
     from inchworm.config import EnvConfig, WrapperConfig
 
 Env: TypeAlias = gym.Env[Any, Any]
+"""What copies are made of. A factory may also make a PettingZoo environment; it goes through here as a `Team`."""
 
 _CROSSES_EPISODES = {
     "NormalizeObservation": "its statistics cross episodes, so none could be replayed; set policy.normalize_observations=true instead",
     "NormalizeReward": "its statistics cross episodes, so none could be replayed; set policy.normalize_values=true instead",
     "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
 }
+
+_OWN_WORLDS = {"Skirmish-v0": "inchworm.env.skirmish.parallel:make_arena"}
+"""Ids of worlds that come with inchworm, and what makes one copy."""
 
 
 def make_env(config: EnvConfig) -> Env:
@@ -51,7 +55,9 @@ def dress_given(env: Env, config: EnvConfig) -> Env:
 
 
 def dress(env: Env, config: EnvConfig) -> Env:
-    """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for."""
+    """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for; a team has none of them."""
+    if is_team_env(env):
+        return _undressed(env, config)
     env = renew_world(env)
     if config.atari:
         env = _preprocess_atari(env, config)
@@ -64,27 +70,16 @@ def dress(env: Env, config: EnvConfig) -> Env:
     return env
 
 
-class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
-    """The last `size` observations of a Box, the newest last, as Gymnasium's FrameStackObservation gives them, in a fifth of its time."""
-
-    def __init__(self, env: Env, size: int) -> None:
-        super().__init__(env)
-        self.observation_space = batch_space(env.observation_space, size)
-        self._frames: np.ndarray = create_empty_array(env.observation_space, size)  # type: ignore[assignment]  # [size, *obs]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode: its first observation stands for those before it too."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        self._frames[:] = observation
-        return self._frames.copy(), info
-
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """One step; the oldest observation goes."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        frames = self._frames
-        frames[:-1] = frames[1:]
-        frames[-1] = observation
-        return frames.copy(), reward, terminated, truncated, info
+def _undressed(team: Env, config: EnvConfig) -> Env:
+    asked = [
+        name for name, value in (("atari", config.atari), ("wrappers", config.wrappers), ("frame_stack", config.frame_stack > 1)) if value
+    ]
+    if asked:
+        raise EnvError(
+            f"env.{asked[0]} does not fit {config.id}: it is made for Gymnasium's environments of one agent; "
+            "put PettingZoo's or SuperSuit's wrappers around the environment in a factory of yours"
+        )
+    return team
 
 
 def refuse_stateful_wrappers(env: Env) -> None:
@@ -104,8 +99,9 @@ def wrapper_chain(env: Env) -> Iterator[Env]:
 
 
 def _make_world(config: EnvConfig) -> Env:
-    if ":" in config.id:
-        factory = _find_factory(config.id)
+    name = _OWN_WORLDS.get(config.id, config.id)
+    if ":" in name:
+        factory = _find_factory(name)
         if factory is not None:
             _check_call(factory, config)
             return _limit(_checked(factory(**config.kwargs), config.id), config)
@@ -148,6 +144,8 @@ def _import(module_name: str, name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if error.name == "pettingzoo":
+            raise MissingExtraError(f'env.id={name!r} needs PettingZoo; type: pip install "inchworm[marl]"') from None
         top = module_name.partition(".")[0]
         if error.name == top and os.getcwd() not in sys.path and "" not in sys.path:
             sys.path.append(os.getcwd())
@@ -182,15 +180,17 @@ def _make_registered(config: EnvConfig) -> Env:
     return env
 
 
-def _checked(env: Any, name: str) -> Env:
-    if not isinstance(env, gym.Env):
+def _checked(env: Any, name: str) -> Any:
+    if not isinstance(env, gym.Env) and not is_team_env(env):
         raise EnvError(f"{name} returned {type(env).__name__}, not a gymnasium.Env")
     return env
 
 
-def _limit(env: Env, config: EnvConfig) -> Env:
+def _limit(env: Any, config: EnvConfig) -> Env:
+    if is_team_env(env):
+        return cast(Env, as_team(env, config.max_episode_steps))
     if config.max_episode_steps is None:
-        return env
+        return cast(Env, env)
     return wrappers.TimeLimit(env, config.max_episode_steps)
 
 

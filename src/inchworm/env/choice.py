@@ -19,8 +19,10 @@ from inchworm.env.build import Env, make_env
 from inchworm.env.cores import usable_cores
 from inchworm.env.memory import map_tree
 from inchworm.env.native import native_pays
-from inchworm.env.probe import legal_action
+from inchworm.env.probe import put_legal_actions
+from inchworm.env.teams import is_team_env
 from inchworm.env.vector_env import InProcessVectorEnv
+from inchworm.spaces import zeros
 from inchworm.types import EnvStep, Tree
 
 _LOOK_SECONDS = 0.3
@@ -56,7 +58,7 @@ def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = 
     """
     if config.num_workers != "auto":
         return WorkerChoice(config.num_workers, f"{_workers(config.num_workers)}: env.num_workers says so")
-    if isinstance(env, gym.Env):
+    if isinstance(env, gym.Env) or is_team_env(env):
         return WorkerChoice(0, "no workers: an environment that was handed over stays in this process")
     if env is None and config.id.startswith(ENVPOOL):
         return WorkerChoice(0, "no workers: EnvPool steps its copies in threads of its own")
@@ -92,11 +94,11 @@ def step_seconds(make: Callable[[], Env]) -> float:
     rng = np.random.default_rng(0)
     looks: list[tuple[float, bool]] = []  # (seconds, did an episode end)
     with InProcessVectorEnv(make, 1) as env:
-        step = env.reset()
+        step, actions = env.reset(), zeros(env.action_space, (env.num_lanes,))
         until = time.perf_counter() + _LOOK_SECONDS
         while len(looks) < _WARM_UP + _LOOK_STEPS and time.perf_counter() < until:
-            actions = _batch(legal_action(env.action_space, map_tree(lambda rows: rows[0], step.observations), rng))
-            taken, step = _timed(env, actions)
+            put_legal_actions(env.action_space, step.observations, rng, actions, range(env.num_lanes))
+            taken, step = _timed(env, map_tree(np.copy, actions))
             looks.append((taken, bool(step.ended)))
     looks = looks[_WARM_UP:] or looks
     typical = median([taken for taken, ended in looks if not ended] or [taken for taken, _ in looks])
@@ -107,11 +109,6 @@ def _timed(env: InProcessVectorEnv, actions: Tree) -> tuple[float, EnvStep]:
     began = time.perf_counter()
     step = env.step(actions)
     return time.perf_counter() - began, step
-
-
-def _batch(action: Tree) -> Tree:
-    """One action as a batch of one, [1, *act]."""
-    return map_tree(lambda part: np.asarray(part)[None], action)
 
 
 def _workers(count: int) -> str:

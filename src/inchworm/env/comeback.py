@@ -30,7 +30,7 @@ def add_own_states(engine: Any, rows: StepRows, copies: Sequence[dict[str, Any]]
     found = engine.get_states() if isinstance(engine, KeepsStates) and any(copy["episode"] >= 0 for copy in copies) else []
     for index, (copy, own) in enumerate(zip(copies, found)):
         if "state" in own:
-            copy["state"], copy["observation"] = own["state"], [array[index].copy() for array in tree_leaves(rows.observations)]
+            copy["state"], copy["observation"] = own["state"], [array.copy() for array in _shown(rows, index)]
     return list(dict.fromkeys(own["why"] for own in found if "why" in own))
 
 
@@ -42,8 +42,8 @@ def set_own_states(engine: Any, rows: StepRows, copies: Sequence[Mapping[str, An
     if saved:
         engine.set_states([Restore(index, int(copy["seed"]), copy["options"], copy["state"]) for index, copy in saved.items()])
     for index, copy in saved.items():
-        for array, seen in zip(tree_leaves(rows.observations), copy["observation"], strict=True):
-            array[index] = seen
+        for array, seen in zip(_shown(rows, index), copy["observation"], strict=True):
+            array[...] = seen
     return list(saved)
 
 
@@ -60,9 +60,19 @@ def why_astray(saved: Mapping[str, Any], result: tuple[float, int] | None, seen:
     return None
 
 
-def observation_hash(rows: StepRows, lanes: slice) -> str:
-    """What some lanes show, in a few bytes."""
+def observation_hash(rows: StepRows, copy: int) -> str:
+    """What a copy shows, in a few bytes."""
     digest = hashlib.sha256()
-    for array in tree_leaves(rows.observations):
-        digest.update(np.ascontiguousarray(array[lanes]).tobytes())
+    for array in _shown(rows, copy):
+        digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _shown(rows: StepRows, copy: int) -> list[np.ndarray]:
+    """What a copy shows between two steps, as views: observations [*obs], or of k lanes [k, *obs] and who lives; and its global state."""
+    width, seen = rows.lanes_per_copy, tree_leaves(rows.observations)
+    shared = [array[copy, ...] for array in tree_leaves(rows.global_state)]
+    if width == 1:
+        return [array[copy, ...] for array in seen] + shared
+    lanes = slice(copy * width, (copy + 1) * width)
+    return [array[lanes] for array in (*seen, rows.valid, rows.joined)] + shared

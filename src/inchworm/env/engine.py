@@ -12,7 +12,7 @@ from inchworm.spaces import Space
 from inchworm.types import Tree
 
 Ended = tuple[int, Mapping[str, float]]
-"""A lane whose episode ended in this step, and the numbers of its last `info`."""
+"""A lane whose copy's episode ended in this step, and the numbers of its last `info`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Replay:
     seed: int
     options: Any
     actions: Tree
-    """[n, *act]"""
+    """[n, *act]; [n, k, *act] where a copy has k lanes, those of dead agents among them"""
 
 
 def pack_replay(jobs: Sequence[Replay]) -> bytes:
@@ -39,7 +39,15 @@ def pack_replay(jobs: Sequence[Replay]) -> bytes:
 
 
 class Engine(Protocol):
-    """What moves the copies."""
+    """What moves the copies.
+
+    A copy may have several lanes, one for each agent that may ever live in it. It then writes `rows.valid` and `rows.joined` in every
+    reset and step, where an episode ended also `rows.final_valid`, and if the rows have a global state that, too, also the final one.
+    Whose agent is not alive shows a legal observation, every action allowed. Its action is in the rows, and ignored.
+    An agent that leaves while the episode goes on: without a global state it is terminated (or truncated) in that step; with one it is
+    not, but its later rows are invalid and keep their rewards, and it gets its flag with the others when the copy's episode ends.
+    Where a lane is truncated and the episode goes on, its row shows the agent's true last observation once.
+    """
 
     observation_space: Space
     action_space: Space
@@ -55,7 +63,10 @@ class Engine(Protocol):
         ...
 
     def finish(self) -> list[Ended]:
-        """Wait for it: the step stands in the rows; where an episode ended, the next has begun with its `next_seeds`."""
+        """Wait for it: the step stands in the rows; where an episode ended, the next has begun with its `next_seeds`.
+
+        Returns all lanes of the copies whose episode ended; an agent that leaves before ends no episode.
+        """
         ...
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:

@@ -45,6 +45,10 @@ class EpisodeLedger:
         self._limit = max_replay_steps
         self._log = ActionLog(rows.actions, max_replay_steps)
 
+    def episode_returns(self) -> Array:
+        """[E] f64: what the lanes of each copy have together got in its running episode; a view."""
+        return self._returns.sums()
+
     @property
     def lengths(self) -> Array:
         """[E] steps of the running episodes."""

@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from inchworm.config import EnvConfig
 from inchworm.env.build import Env
+from inchworm.env.teams import is_team_env
 from inchworm.env.vector_env import DEFAULT_NUM_ENVS, make_vector_env
 from inchworm.errors import EnvError
 from inchworm.protocols import VectorEnv
@@ -29,6 +30,7 @@ def make_groups(
     worker_restarts: int | None = None,
     max_replay_steps: int = 100_000,
     first_copy: int = 0,
+    global_state: bool = False,
 ) -> tuple[VectorEnv, ...]:
     """The copies of an environment in `groups` vector envs: the first part of the copies, the next part, and so on.
 
@@ -40,6 +42,7 @@ def make_groups(
         "worker_timeout": worker_timeout,
         "worker_restarts": worker_restarts,
         "max_replay_steps": max_replay_steps,
+        "global_state": global_state,
     }
     if groups == 1:
         return (make_vector_env(env, num_envs, num_workers, first_copy=first_copy, **options),)  # type: ignore[arg-type]
@@ -59,7 +62,7 @@ def make_groups(
 
 def _layout(env: Any, num_envs: int | None, num_workers: int | Literal["auto"] | None) -> tuple[int, int]:
     """(copies, workers) of all groups together."""
-    if isinstance(env, VectorEnv | gym.Env | gym.vector.VectorEnv):
+    if isinstance(env, VectorEnv | gym.Env | gym.vector.VectorEnv) or is_team_env(env):
         raise EnvError("an environment that is made already cannot be split into groups; give its id or a factory, or set collect.groups=1")
     config = env if isinstance(env, EnvConfig) else EnvConfig(num_envs=DEFAULT_NUM_ENVS)
     given = {name: value for name, value in (("num_envs", num_envs), ("num_workers", num_workers)) if value is not None}

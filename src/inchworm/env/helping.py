@@ -21,24 +21,34 @@ from inchworm.errors import EnvError, WorkerError
 class HelpedPool:
     """The engine of a `WorkerVectorEnv` whose process helps: the first copies are the workers', the last ones its own."""
 
-    lanes_per_copy = 1
-
-    def __init__(self, make: EnvConfig | Callable[[], Env], num_copies: int, num_workers: int, timeout: float, restarts: int = 0) -> None:
+    def __init__(
+        self,
+        make: EnvConfig | Callable[[], Env],
+        num_copies: int,
+        num_workers: int,
+        timeout: float,
+        restarts: int = 0,
+        *,
+        global_state: bool = False,
+    ) -> None:
         self._theirs = num_copies * num_workers // (num_workers + 1)  # copies of the workers
-        self._pool = WorkerPool(make, self._theirs, num_workers, timeout, restarts, rows_for=num_copies)
+        options: dict[str, Any] = {"rows_for": num_copies, "global_state": global_state}
+        self._pool = WorkerPool(make, self._theirs, num_workers, timeout, restarts, **options)
         self.rebuild_from = self._pool.rebuild_from
         try:
             factory = (lambda: make_env(make)) if isinstance(make, EnvConfig) else make
-            self._block = Block(factory, self._theirs, num_copies - self._theirs)
+            self._block = Block(factory, self._theirs, num_copies - self._theirs, global_state=global_state)
             self._check_alike()
             self._block.attach(self._pool.rows)
         except BaseException:
             self._pool.close()
             raise
         self.observation_space, self.action_space, self.rows = self._block.observation_space, self._block.action_space, self._pool.rows
+        self.lanes_per_copy = self._block.lanes_per_copy
 
     def _check_alike(self) -> None:
-        ours, theirs = ((part.observation_space, part.action_space) for part in (self._block, self._pool))
+        parts = (self._block, self._pool)
+        ours, theirs = ((part.observation_space, part.action_space, part.lanes_per_copy, part.global_state_space) for part in parts)
         if ours != theirs:
             self._block.close()
             raise EnvError(f"the copies here have the spaces {ours}, those in the workers {theirs}: all copies must be alike")

@@ -70,6 +70,11 @@ class ActionLog:
         return np.array([longest - len(copy[0]) for copy in actions], np.int64)
 
 
+def team_sums(rewards: Array, num_copies: int) -> Array:
+    """[E] f64: what the lanes of each copy got together; the same bits for one copy as for many."""
+    return rewards.reshape(num_copies, -1).astype(np.float64).sum(1)
+
+
 class RunningReturns:
     """The returns of E running episodes so far. Rewards are kept as they come and added up now and then: a sum a step costs more."""
 
@@ -84,7 +89,7 @@ class RunningReturns:
     def append(self) -> None:
         """Keep the rewards that now stand in the rows; a copy's lanes are added up if it has several."""
         filled = self._filled
-        self._rows[filled] = self._rewards if self._is_plain else self._rewards.reshape(self._num_copies, -1).sum(1)
+        self._rows[filled] = self._rewards if self._is_plain else team_sums(self._rewards, self._num_copies)
         self._filled = filled + 1
         if filled == self._EVERY:
             self.sums()

@@ -45,6 +45,8 @@ class LaneVectorEnv:
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
         self.num_lanes = len(rows.rewards)
         self.num_envs = len(rows.seeds)
+        self.lanes_per_copy = engine.lanes_per_copy
+        self.global_state_space = rows.global_state_space
         self._put_actions = make_put(self.action_space)
         self._ledger = EpisodeLedger(
             rows,
@@ -60,14 +62,9 @@ class LaneVectorEnv:
         self._actions = rows.actions
         self._any_starts = False  # whether an entry of episode_starts is true
         self._episode_starts = np.zeros(self.num_lanes, np.bool_)  # [B]
-        self._quiet = EnvStep(  # the step in which nothing ended: always these arrays, so one object serves
-            observations=rows.observations,
-            rewards=rows.rewards,
-            terminated=rows.terminated,
-            truncated=rows.truncated,
-            episode_starts=self._episode_starts,
-            valid=np.ones(self.num_lanes, np.bool_),
-        )
+        self._arrays = (rows.observations, rows.rewards, rows.terminated, rows.truncated, self._episode_starts, rows.valid)
+        # The step in which nothing ended: always these arrays, so one object serves.
+        self._quiet = EnvStep(*self._arrays, global_state=rows.global_state)
 
     @property
     def inexact(self) -> list[str]:
@@ -110,7 +107,7 @@ class LaneVectorEnv:
         """All lanes as they stand, between steps."""
         self._rows.rewards[:] = 0.0
         self._rows.terminated[:] = self._rows.truncated[:] = False
-        self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self._engine.lanes_per_copy)
+        self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self.lanes_per_copy) | self._rows.joined
         self._any_starts = True
         return self._quiet
 
@@ -136,8 +133,7 @@ class LaneVectorEnv:
         else:
             step = self._quiet
             if self._any_starts:
-                self._episode_starts.fill(False)
-                self._any_starts = False
+                self._lower_starts()
         self._phase = _READY
         return step
 
@@ -146,19 +142,34 @@ class LaneVectorEnv:
         self.send(actions)
         return self.recv()
 
+    def _lower_starts(self) -> None:
+        """No episode begins in this step; where copies have several lanes an agent may join in any."""
+        self._episode_starts[:] = self._rows.joined
+        self._any_starts = self.lanes_per_copy > 1
+
     def _with_ended(self, ended: list[Ended]) -> EnvStep:
-        rows, quiet = self._rows, self._quiet
-        np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
+        rows, width = self._rows, self.lanes_per_copy
+        if width == 1:
+            np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
+        else:
+            ended = self._of_teams(ended)
         self._any_starts = True
         records = []
         for lane, info in ended:
-            copy = lane // self._engine.lanes_per_copy
-            records.append(EndedEpisode(lane, int(rows.seeds[copy]), copy_row(rows.final_observations, lane), info))
-        for copy in dict.fromkeys(record.lane // self._engine.lanes_per_copy for record in records):
+            copy = lane // width
+            final = copy_row(rows.final_observations, lane)
+            shared = () if self.global_state_space is None else copy_row(rows.final_global_state, copy)
+            records.append(EndedEpisode(lane, int(rows.seeds[copy]), final, info, shared, bool(rows.final_valid[lane])))
+        for copy in dict.fromkeys(record.lane // width for record in records):
             self._ledger.begin(copy)
-        return EnvStep(
-            quiet.observations, quiet.rewards, quiet.terminated, quiet.truncated, quiet.episode_starts, quiet.valid, tuple(records)
-        )
+        return EnvStep(*self._arrays, tuple(records), rows.global_state)
+
+    def _of_teams(self, ended: list[Ended]) -> list[Ended]:
+        """What ended, with the return of all lanes of the copy; a flag alone opens no episode, because an agent may die before its copy."""
+        self._episode_starts[:] = self._rows.joined
+        self._episode_starts[[lane for lane, _ in ended]] = True
+        returns = self._ledger.episode_returns()
+        return [(lane, {**info, "team_return": float(returns[lane // self.lanes_per_copy])}) for lane, info in ended]
 
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
         """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
@@ -171,7 +182,7 @@ class LaneVectorEnv:
     def state_dict(self) -> dict[str, Any]:
         """Where every copy stands: plain data, the actions since each copy's reset, and the states that environments keep themselves."""
         self._require(_NEW, _READY)
-        state = self._ledger.state_dict([observation_hash(self._rows, self._lanes(copy)) for copy in range(self.num_envs)])
+        state = self._ledger.state_dict([observation_hash(self._rows, copy) for copy in range(self.num_envs)])
         for why in add_own_states(self._engine, self._rows, state["copies"]):
             if why not in self._told:
                 warnings.warn(f"{why}; it is brought back by replay instead", stacklevel=2)
@@ -199,15 +210,10 @@ class LaneVectorEnv:
         self._standing()
 
     def _is_astray(self, copy: int, saved: Mapping[str, Any], result: tuple[float, int] | None) -> bool:
-        lanes = self._lanes(copy)
-        why = why_astray(saved, result, observation_hash(self._rows, lanes))
+        why = why_astray(saved, result, observation_hash(self._rows, copy))
         if why is not None:
-            warnings.warn(f"lane {lanes.start} is not where it was saved and begins a fresh episode: {why}", stacklevel=4)
+            warnings.warn(f"lane {copy * self.lanes_per_copy} is not where it was saved and begins a fresh episode: {why}", stacklevel=4)
         return why is not None
-
-    def _lanes(self, copy: int) -> slice:
-        width = self._engine.lanes_per_copy
-        return slice(copy * width, (copy + 1) * width)
 
     def _indices(self, indices: Sequence[int] | None) -> list[int]:
         chosen = list(range(self.num_envs)) if indices is None else [int(index) for index in indices]

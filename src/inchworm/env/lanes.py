@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from gymnasium import spaces
 
 from inchworm.env.build import Env, refuse_stateful_wrappers
+from inchworm.env.engine import Ended
 from inchworm.env.masks import MaskReader, allow_all, find_mask_source
 from inchworm.env.memory import StepRows
 from inchworm.env.own_state import Restore, find_keeper
@@ -26,6 +27,7 @@ class GymnasiumCopy:
     """One Gymnasium environment as one lane. `num_lanes` is how many lanes a copy fills."""
 
     num_lanes = 1
+    global_state_space = None
 
     def __init__(self, env: Env, lane: int) -> None:
         self.env, self.lane = env, lane
@@ -121,6 +123,10 @@ class GymnasiumCopy:
         numbers = info_numbers(info)
         self.reset(int(rows.next_seeds[lane]), self.next_options)
         return numbers
+
+    def listed(self, over: Any) -> list[Ended]:
+        """What `step` returned at the end of an episode, lane by lane."""
+        return [(self.lane, over)]
 
     def where(self) -> str:
         """Lane, step and episode, for a message."""

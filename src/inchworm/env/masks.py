@@ -21,7 +21,7 @@ from inchworm.types import Tree
 
 MaskSource = Literal["key", "action_masks", "get_action_mask", "info"]
 
-_MaskWrite: TypeAlias = Callable[[Any, Any, int, bool], None]
+MaskWrite: TypeAlias = Callable[[Any, Any, int, bool], None]
 """(mask, rows [B, n] of a tree, lane, must every part have a legal action)."""
 
 
@@ -30,7 +30,7 @@ def find_mask_source(env: gym.Env[Any, Any], probe: Callable[[], Mapping[str, An
     if not any(mask_sizes(part) for _, part in leaves(env.action_space)):
         return None
     if isinstance(env.observation_space, spaces.Dict) and MASK_KEY in env.observation_space.spaces:
-        _check_key_space(env.observation_space.spaces[MASK_KEY], env.action_space)
+        check_key_space(env.observation_space.spaces[MASK_KEY], env.action_space)
         return "key"
     for name in ("action_masks", "get_action_mask"):
         if env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)):
@@ -38,7 +38,8 @@ def find_mask_source(env: gym.Env[Any, Any], probe: Callable[[], Mapping[str, An
     return "info" if MASK_KEY in probe() else None
 
 
-def _check_key_space(given: Space, action_space: Space) -> None:
+def check_key_space(given: Space, action_space: Space) -> None:
+    """Refuse a key of the observation that cannot hold the masks of an action space."""
     wanted = mask_space(action_space)
     sizes = {path: int(np.prod(leaf_shape(part))) for path, part in leaves(given)}
     if sizes != {path: int(np.prod(leaf_shape(part))) for path, part in leaves(wanted)}:
@@ -51,7 +52,7 @@ class MaskReader:
     def __init__(self, env: gym.Env[Any, Any], source: MaskSource) -> None:
         self.source = source
         self._ask: Callable[[], Any] | None = env.get_wrapper_attr(source) if source in ("action_masks", "get_action_mask") else None
-        self._write = _make_write(env.action_space, (MASK_KEY,))
+        self._write = make_mask_write(env.action_space, (MASK_KEY,))
 
     def write(self, observation: Any, info: Mapping[str, Any], rows: Tree, lane: int, *, acted_on: bool) -> None:
         """Put the mask into its row. If somebody acts on it, every discrete part must have a legal action."""
@@ -78,12 +79,13 @@ def allow_all(rows: Tree, lane: int) -> None:
         rows[lane] = 1
 
 
-def _make_write(space: Space, path: Path) -> _MaskWrite:
+def make_mask_write(space: Space, path: Path) -> MaskWrite:
+    """The function that checks a mask of an action space and writes it into its lane's row."""
     if isinstance(space, spaces.Dict):
-        parts = [(key, _make_write(inner, (*path, key))) for key, inner in space.spaces.items() if _discrete(inner)]
+        parts = [(key, make_mask_write(inner, (*path, key))) for key, inner in space.spaces.items() if _discrete(inner)]
         return _container_write(parts, path, f"a dict with the keys {[key for key, _ in parts]}")
     if isinstance(space, spaces.Tuple):
-        writes = [(index, _make_write(inner, (*path, index))) for index, inner in enumerate(space.spaces) if _discrete(inner)]
+        writes = [(index, make_mask_write(inner, (*path, index))) for index, inner in enumerate(space.spaces) if _discrete(inner)]
         return _container_write(writes, path, f"a tuple of {len(space.spaces)} masks")
     return _leaf_write(space, path)
 
@@ -92,7 +94,7 @@ def _discrete(space: Space) -> bool:
     return any(mask_sizes(part) for _, part in leaves(space))
 
 
-def _container_write(parts: list[Any], path: Path, wanted: str) -> _MaskWrite:
+def _container_write(parts: list[Any], path: Path, wanted: str) -> MaskWrite:
     def write(mask: Any, rows: Any, lane: int, acted_on: bool) -> None:
         for key, put in parts:
             try:
@@ -104,7 +106,7 @@ def _container_write(parts: list[Any], path: Path, wanted: str) -> _MaskWrite:
     return write
 
 
-def _leaf_write(space: Space, path: Path) -> _MaskWrite:
+def _leaf_write(space: Space, path: Path) -> MaskWrite:
     sizes = mask_sizes(space)
     total = sum(sizes)
     firsts = np.array([0, *accumulate(sizes)][:-1])  # where each part begins in the flat mask

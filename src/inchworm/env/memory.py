@@ -44,6 +44,23 @@ class StepRows:
     """[E] i64: the seeds of the running episodes."""
     next_seeds: Array
     """[E] i64: the seeds of the episodes after them."""
+    valid: Array
+    """[B] bool: the lane has a living agent that `observations` belongs to. All true, and never written, where a copy is one lane."""
+    joined: Array
+    """[B] bool: `observations` is the first of an agent that joined a running episode in this step. All false where a copy is one lane."""
+    final_valid: Array
+    """[B] bool: whose agents would act on `final_observations`, being cut off alive. All true where a copy is one lane."""
+    global_state: Tree = ()
+    """[E, *] what a central critic sees beside the observations, once for each copy; `()` if there is none."""
+    final_global_state: Tree = ()
+    """[E, *] of copies whose episode ended in this step, before the reset; older data elsewhere."""
+    global_state_space: Space | None = None
+    """Of one copy."""
+
+    @property
+    def lanes_per_copy(self) -> int:
+        """How many adjacent lanes a copy fills."""
+        return len(self.rewards) // max(1, len(self.seeds))
 
 
 class _Arena:
@@ -62,14 +79,25 @@ class _Arena:
 
 
 def carve_rows(
-    observation_space: Space, action_space: Space, num_lanes: int, num_copies: int, buffer: mmap.mmap | None = None
+    observation_space: Space,
+    action_space: Space,
+    num_lanes: int,
+    num_copies: int,
+    buffer: mmap.mmap | None = None,
+    *,
+    global_state_space: Space | None = None,
 ) -> tuple[StepRows, int]:
-    """The rows, and the bytes that a buffer for them needs. Everybody who carves the same spaces gets the same places."""
+    """The rows, and the bytes that a buffer for them needs. Everybody who carves the same spaces gets the same places.
+
+    `num_lanes` is a multiple of `num_copies`: a copy's lanes are adjacent.
+    """
     arena = _Arena(buffer)
 
-    def batch(space: Space) -> Tree:
-        return build_tree(space, lambda _, leaf: arena.take((num_lanes, *leaf_shape(leaf)), leaf_dtype(leaf)))
+    def batch(space: Space, count: int = num_lanes) -> Tree:
+        return build_tree(space, lambda _, leaf: arena.take((count, *leaf_shape(leaf)), leaf_dtype(leaf)))
 
+    single = num_lanes == num_copies  # then an agent lives as long as its copy's episode, and nobody need share who does
+    shared = global_state_space
     rows = StepRows(
         observations=batch(observation_space),
         final_observations=batch(observation_space),
@@ -79,6 +107,12 @@ def carve_rows(
         truncated=arena.take((num_lanes,), np.bool_),
         seeds=arena.take((num_copies,), np.int64),
         next_seeds=arena.take((num_copies,), np.int64),
+        valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        joined=np.zeros(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        final_valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        global_state=() if shared is None else batch(shared, num_copies),
+        final_global_state=() if shared is None else batch(shared, num_copies),
+        global_state_space=shared,
     )
     return rows, arena.size
 

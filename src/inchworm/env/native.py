@@ -28,11 +28,16 @@ _FEW_LANES = 16
 
 _IDS = ("CartPole-v0", "CartPole-v1")
 
+SKIRMISH = "Skirmish-v0"
+"""Our own world of two teams (`env/skirmish`), whose arenas are stepped as one."""
+
 
 def native_pays(config: EnvConfig) -> bool:
     """Whether a config's environment is stepped natively: it is one we know, nothing is wrapped around it, and the bits are equal."""
-    plain = not (config.kwargs or config.wrappers or config.atari) and config.frame_stack == 1
-    return config.native and plain and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
+    bare = config.native and not (config.wrappers or config.atari) and config.frame_stack == 1
+    if config.id == SKIRMISH:
+        return bare and config.max_episode_steps is None
+    return bare and not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
 
 
 class _CartPoleEngine:
@@ -115,7 +120,7 @@ class _CartPoleEngine:
         block = Block(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
         block.attach(carve_rows(self.observation_space, self.action_space, 1, 1)[0])
         total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
-        self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[attr-defined]
+        self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
         self._put(job.copy, taken)
         return total, taken
 

@@ -31,6 +31,7 @@ class WorkerProcess:
 
     def __init__(self, index: int, first_copy: int, num_copies: int, timeout: float) -> None:
         self.index, self.first_copy, self.num_copies = index, first_copy, num_copies
+        self.lanes_per_copy = 1  # until it has said how many
         self._timeout = timeout
         self._start()
 
@@ -130,9 +131,14 @@ class WorkerProcess:
         """The copies that it steps."""
         return range(self.first_copy, self.first_copy + self.num_copies)
 
+    @property
+    def lanes(self) -> range:
+        """The lanes that they fill."""
+        return range(self.copies.start * self.lanes_per_copy, self.copies.stop * self.lanes_per_copy)
+
     def __str__(self) -> str:
-        lanes = f"lane {self.first_copy}" if self.num_copies == 1 else f"lanes {self.copies[0]} to {self.copies[-1]}"
-        return f"env worker {self.index} ({lanes})"
+        first, last = self.lanes[0], self.lanes[-1]
+        return f"env worker {self.index} ({f'lane {first}' if first == last else f'lanes {first} to {last}'})"
 
     def how_it_died(self) -> str:
         """Its end in words, once it is `Gone`."""

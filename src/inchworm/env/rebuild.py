@@ -75,8 +75,8 @@ class Restarts:
 class Rebuilder:
     """Brings the workers of one pool back to life. The pool tells it what is known: spaces, then memory, then episodes."""
 
-    def __init__(self, recipe: bytes, timeout: float, restarts: int) -> None:
-        self._recipe, self._timeout, self._restarts = recipe, timeout, Restarts(restarts)
+    def __init__(self, recipe: bytes, timeout: float, restarts: int, *, global_state: bool = False) -> None:
+        self._recipe, self._timeout, self._restarts, self._global_state = recipe, timeout, Restarts(restarts), global_state
         self._spaces: Any = None  # as every worker describes them
         self._attach: tuple[bytes, int] | None = None  # the message and the descriptor of the shared memory
         self._rows: StepRows | None = None
@@ -84,7 +84,8 @@ class Rebuilder:
 
     def setup(self, process: WorkerProcess) -> bytes:
         """The message that has a worker make its copies."""
-        header = {"path": sys.path, "first_copy": process.first_copy, "num_copies": process.num_copies}
+        copies = {"first_copy": process.first_copy, "num_copies": process.num_copies}
+        header = {"path": sys.path, **copies, "global_state": self._global_state}
         return channel.pack(channel.SETUP, header, self._recipe)
 
     def know_spaces(self, spaces: Any) -> None:
@@ -123,7 +124,8 @@ class Rebuilder:
     def _running(self, process: WorkerProcess) -> str:
         if self._rows is None:
             return ", while its environments were made"
-        return ", episode seeds by lane " + ", ".join(f"{copy}: {self._rows.seeds[copy]}" for copy in process.copies)
+        width = process.lanes_per_copy
+        return ", episode seeds by lane " + ", ".join(f"{copy * width}: {self._rows.seeds[copy]}" for copy in process.copies)
 
     def _revive(self, process: WorkerProcess, exchange: Exchange, was: _OwnRows | None) -> tuple[Message | None, str]:
         """One attempt: the answer, and what was replayed for it in words."""
@@ -166,7 +168,8 @@ class Rebuilder:
         results = process.ask(pack_replay([place.job for place in standing]), self._timeout).header
         for place, (total, length) in zip(standing, results):
             if (total, length) != (place.episode_return, place.length):
-                raise _astray(place.job.copy, f"return and length are {(total, length)}, and were {(place.episode_return, place.length)}")
+                lane = place.job.copy * process.lanes_per_copy
+                raise _astray(lane, f"return and length are {(total, length)}, and were {(place.episode_return, place.length)}")
         return standing
 
 
@@ -175,25 +178,31 @@ class _OwnRows:
 
     def __init__(self, rows: StepRows, process: WorkerProcess) -> None:
         self._process = process
-        lanes = slice(process.copies.start, process.copies.stop)
-        self._observations = [array[lanes] for array in tree_leaves(rows.observations)]  # [own lanes, *obs] each
+        lanes, copies = slice(process.lanes.start, process.lanes.stop), slice(process.copies.start, process.copies.stop)
+        shown = [*tree_leaves(rows.observations), *([rows.valid, rows.joined] if process.lanes_per_copy > 1 else [])]
+        self._shown = [array[lanes] for array in shown] + [array[copies] for array in tree_leaves(rows.global_state)]
         self._rest = [rows.rewards[lanes], rows.terminated[lanes], rows.truncated[lanes]]
-        self._seen = [_bytes(array) for array in self._observations]  # [own lanes, bytes] each
+        self._seen = [self._bytes(array) for array in self._shown]  # [own copies, bytes] each
         self._kept = [array.copy() for array in self._rest]
+
+    def _bytes(self, array: np.ndarray) -> np.ndarray:
+        """A copy as [own copies, bytes] u8."""
+        return np.frombuffer(array.tobytes(), np.uint8).reshape(self._process.num_copies, -1)
 
     def check_same(self, jobs: Sequence[Replay]) -> None:
         """The lanes that were replayed must show the observations that they showed."""
         for job in jobs:
             place = job.copy - self._process.first_copy
-            if any((_bytes(now)[place] != seen[place]).any() for now, seen in zip(self._observations, self._seen)):
-                raise _astray(job.copy, "they lead to another observation")
+            if any((self._bytes(now)[place] != seen[place]).any() for now, seen in zip(self._shown, self._seen)):
+                raise _astray(job.copy * self._process.lanes_per_copy, "they lead to another observation")
 
     def check_between(self, before: _OwnRows) -> None:
         """What stood here when the worker died in its step was before that step or after it, byte for byte, or a part of either."""
-        for now, seen, old in zip(self._observations, self._seen, before._seen):
-            odd = ((seen != old) & (seen != _bytes(now))).any(1)  # [own lanes]
+        for now, seen, old in zip(self._shown, self._seen, before._seen):
+            odd = ((seen != old) & (seen != self._bytes(now))).any(1)  # [own copies]
             if odd.any():
-                raise _astray(self._process.first_copy + int(odd.argmax()), "they lead to another observation")
+                lane = (self._process.first_copy + int(odd.argmax())) * self._process.lanes_per_copy
+                raise _astray(lane, "they lead to another observation")
 
     def put_back(self) -> None:
         """Show the rewards and flags of the last step again, over which the replay has written: somebody may not have read them yet."""
@@ -201,14 +210,9 @@ class _OwnRows:
             array[:] = kept
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """A copy as [lanes, bytes] u8."""
-    return np.frombuffer(array.tobytes(), np.uint8).reshape(len(array), -1)
-
-
-def _astray(copy: int, why: str) -> WorkerError:
+def _astray(lane: int, why: str) -> WorkerError:
     return WorkerError(
-        f"lane {copy} could not be brought back after its env worker ended, because the same seed, options and actions do not repeat its "
+        f"lane {lane} could not be brought back after its env worker ended, because the same seed, options and actions do not repeat its "
         f"episode: {why}; resume the run from its last checkpoint, or make the environment a function of them"
     )
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from inchworm.env.lane_env import LaneVectorEnv
-from inchworm.env.memory import carve_rows, map_tree, tree_leaves
+from inchworm.env.memory import map_tree, tree_leaves
 from inchworm.env.probe import put_legal_actions
+from inchworm.spaces import zeros
 from inchworm.types import Tree
 
 _BEFORE, _SAVED, _AFTER = 8, 16, 32
@@ -72,12 +73,12 @@ def _play_others(env: LaneVectorEnv, rng: np.random.Generator) -> None:
 
 
 def _random_actions(env: LaneVectorEnv, rng: np.random.Generator) -> Iterator[Tree]:
-    """Random legal actions [1, *act], for as long as the clock allows; one at least."""
-    rows, _ = carve_rows(env.observation_space, env.action_space, 1, 1)
+    """Random legal actions of one copy [B, *act], for as long as the clock allows; one at least."""
+    actions, lanes = zeros(env.action_space, (env.num_lanes,)), range(env.num_lanes)
     until = time.perf_counter() + _SECONDS
     while True:
-        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, rows.actions, [0])
-        yield map_tree(np.copy, rows.actions)
+        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, actions, lanes)
+        yield map_tree(np.copy, actions)
         if time.perf_counter() > until:
             return
 
@@ -87,7 +88,8 @@ def _play(env: LaneVectorEnv, actions: Iterator[Tree], steps: int) -> tuple[list
     taken, seen = [], []
     for action in itertools.islice(actions, steps):
         step = env.step(action)
-        shown = (step.observations, step.rewards, step.terminated, step.truncated, tuple(end.final_observation for end in step.ended))
+        ends = tuple((end.final_observation, end.final_global_state) for end in step.ended)
+        shown = (step.observations, step.rewards, step.terminated, step.truncated, step.valid, step.episode_starts, step.global_state, ends)
         taken.append(action)
         seen.append([np.asarray(array).tobytes() for array in tree_leaves(shown)])
     return taken, seen

@@ -26,7 +26,7 @@ from inchworm.env import channel
 from inchworm.env.block import Block
 from inchworm.env.channel import Message
 from inchworm.env.engine import Replay
-from inchworm.env.memory import carve_rows, map_shared
+from inchworm.env.memory import map_shared
 from inchworm.env.own_state import Restore, pack_tree, unpack_tree
 from inchworm.env.waiting import Waiter
 from inchworm.errors import EnvError, InchwormError
@@ -84,9 +84,16 @@ class Worker:
         make, specs = cloudpickle.loads(message.raw)  # from our own parent, over a private socket
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
-        self._block = Block(make, message.header["first_copy"], message.header["num_copies"])
-        found = self._block
-        described = [space_to_dict(found.observation_space), space_to_dict(found.action_space), found.keeps_states]
+        header = message.header
+        self._block = found = Block(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
+        shared = found.global_state_space
+        described = [
+            space_to_dict(found.observation_space),
+            space_to_dict(found.action_space),
+            found.keeps_states,
+            found.lanes_per_copy,
+            None if shared is None else space_to_dict(shared),
+        ]
         return channel.pack(channel.HELLO, described)
 
     def _attach(self, message: Message) -> bytes:
@@ -98,7 +105,7 @@ class Worker:
         finally:
             os.close(descriptor)
         block, num_copies = self._made(), message.header["num_copies"]
-        rows, _ = carve_rows(block.observation_space, block.action_space, num_copies, num_copies, memory)
+        rows, _ = block.carve(num_copies, memory)
         block.attach(rows)
         self._descriptors = 0
         return channel.pack(channel.DONE)
@@ -125,9 +132,9 @@ class Worker:
 
     def _actions(self, raw: bytes, start: int, length: int) -> tuple[Any, int]:
         """The next `length` actions of a message, leaf after leaf, and where the following ones begin."""
-        parts = {}
+        parts, width = {}, self._made().lanes_per_copy
         for path, space in leaves(self._made().action_space):
-            shape, dtype = (length, *leaf_shape(space)), leaf_dtype(space)
+            shape, dtype = (length, *([] if width == 1 else [width]), *leaf_shape(space)), leaf_dtype(space)
             parts[path] = np.frombuffer(raw, dtype, int(np.prod(shape)), start).reshape(shape)
             start += parts[path].nbytes
         return build_tree(self._made().action_space, lambda path, _: parts[path]), start

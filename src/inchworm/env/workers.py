@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,8 +34,6 @@ _GRACE_AFTER_ERROR = 0.25
 class WorkerPool:
     """The copies of an environment in worker processes; the engine of `WorkerVectorEnv`."""
 
-    lanes_per_copy = 1
-
     def __init__(
         self,
         make: EnvConfig | Callable[[], Env],
@@ -44,6 +43,7 @@ class WorkerPool:
         restarts: int = 0,
         *,
         rows_for: int | None = None,
+        global_state: bool = False,
     ) -> None:
         """`rows_for` is for how many copies there are rows, if somebody else steps some beside the workers' `num_copies`."""
         self._timeout, self._owner = timeout, os.getpid()
@@ -52,7 +52,7 @@ class WorkerPool:
         self._waiter = Waiter(_AWAKE_SECONDS)
         self._exchange: Exchange | None = None  # what is under way
         self._descriptor: int | None = None  # of the shared memory, for workers to come
-        self._rebuilder = Rebuilder(make_recipe(make), timeout, restarts)
+        self._rebuilder = Rebuilder(make_recipe(make), timeout, restarts, global_state=global_state)
         self.rebuild_from: Callable[[EpisodeLedger], None] = self._rebuilder.know_episodes
         try:
             for index in range(num_workers):
@@ -83,13 +83,24 @@ class WorkerPool:
         if any(spaces != described[0] for spaces in described):
             raise EnvError("the copies in different workers have different spaces: all copies of an environment must be alike")
         self.observation_space, self.action_space = map(space_from_dict, described[0][:2])
-        self._keeps_states = bool(described[0][2])
+        _, _, keeps_states, width, shared = described[0]
+        self._keeps_states, self.lanes_per_copy = bool(keeps_states), int(width)
+        self.global_state_space = None if shared is None else space_from_dict(shared)
+        for process in self._processes:
+            process.lanes_per_copy = self.lanes_per_copy
         self._rebuilder.know_spaces(described[0])
 
     def _share_memory(self, num_copies: int) -> None:
-        _, size = carve_rows(self.observation_space, self.action_space, num_copies, num_copies)
-        self._descriptor = open_shared(size)
-        self.rows, _ = carve_rows(self.observation_space, self.action_space, num_copies, num_copies, map_shared(self._descriptor))
+        carve = functools.partial(
+            carve_rows,
+            self.observation_space,
+            self.action_space,
+            num_copies * self.lanes_per_copy,
+            num_copies,
+            global_state_space=self.global_state_space,
+        )
+        self._descriptor = open_shared(carve()[1])
+        self.rows, _ = carve(map_shared(self._descriptor))
         attach = channel.pack(channel.ATTACH, {"num_copies": num_copies})
         self._ask(Exchange(dict.fromkeys(self._processes, attach), descriptor=self._descriptor))
         self._rebuilder.know_memory(attach, self._descriptor, self.rows)

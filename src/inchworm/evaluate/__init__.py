@@ -1,1 +1,1 @@
-"""Scoring policies: the evaluator and the statistics it returns."""
+"""Scoring policies: the evaluator, matches of two players, suites of environments, and the statistics they return."""

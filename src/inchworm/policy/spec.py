@@ -12,14 +12,11 @@ from gymnasium import spaces
 
 from inchworm.config import PolicyConfig
 from inchworm.errors import SpaceError
-from inchworm.policy.layout import (
-    ActionLayout,
-    ObservationLayout,
-    ObservationPart,
-    action_layout,
-    check_mask_space,
-    observation_layout,
-)
+from inchworm.policy import memory
+from inchworm.policy.layout import ActionLayout, action_layout, check_mask_space
+from inchworm.policy.memory import MemoryLayout
+from inchworm.policy.observation_layout import ObservationLayout, ObservationPart, has_image, observation_layout
+from inchworm.rollout.lane_states import PLACE, WORLD
 from inchworm.spaces import Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, path_name, space_from_dict, space_to_dict
 from inchworm.types import Tree
 
@@ -27,7 +24,7 @@ LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the edges."""
 
-_MAX_LAYERS = 1_000  # that a description may ask for
+_MAX_LAYERS, _MOST_LANES = 1_000, 10_000  # that a description may ask for
 
 
 @dataclass(frozen=True)
@@ -37,14 +34,37 @@ class PolicySpec:
     observation_space: Space
     action_space: Space
     config: PolicyConfig
+    global_state_space: Space | None = None
+    """What a central critic reads beside the observation; none without one."""
+    lanes_per_copy: int = 1
+    """Lanes that share a global state: if there are several, a central critic is told which of them it speaks of."""
 
     def __post_init__(self) -> None:
         check_mask_space(self.observation_space, self.actions)
+        if not self.config.central_critic:
+            object.__setattr__(self, "global_state_space", None)  # a world may have one that nobody reads
+            object.__setattr__(self, "lanes_per_copy", 1)
+        elif self.global_state_space is None:
+            raise SpaceError(
+                "policy.central_critic reads the world's global state, and there is none; use an environment with state() and make it "
+                "with global_state=True, or set policy.central_critic=false"
+            )
 
     @cached_property
     def observations(self) -> ObservationLayout:
         """How an observation becomes the network's input."""
-        return observation_layout(self.observation_space, convolutions=self.config.kind == "cnn")
+        remembers = self.config.kind in memory.KINDS
+        return observation_layout(
+            self.observation_space, convolutions=self.config.kind == "cnn" or (remembers and has_image(self.observation_space))
+        )
+
+    @cached_property
+    def global_state(self) -> ObservationLayout | None:
+        """How `lane_states` become the critic's input, images laid flat; none without a central critic."""
+        if self.global_state_space is None:
+            return None
+        place = {PLACE: spaces.Discrete(self.lanes_per_copy)} if self.lanes_per_copy > 1 else {}
+        return observation_layout(spaces.Dict({WORLD: self.global_state_space, **place}), convolutions=False)
 
     @cached_property
     def actions(self) -> ActionLayout:
@@ -56,6 +76,21 @@ class PolicySpec:
         """Width of what the first dense layer reads."""
         return self.observations.size + self.config.cnn_features * len(self.observations.images)
 
+    @cached_property
+    def memory(self) -> MemoryLayout | None:
+        """The one memory, which actor and critic read; none for a policy that looks at the present alone."""
+        config = self.config
+        if config.kind not in memory.KINDS:
+            return None
+        inputs = _width(self.input_size, config.hidden_sizes) if self.memory_is_last else self.input_size
+        kind: Any = config.kind
+        return MemoryLayout(kind, inputs, config.memory_size, config.memory_layers)
+
+    @cached_property
+    def memory_is_last(self) -> bool:
+        """Whether the memory stands right before the heads; the hidden layers below it then are a shared trunk."""
+        return self.config.kind in memory.KINDS and self.config.memory_place == "after"
+
     def image_name(self, part: ObservationPart) -> str:
         """Under which name the convolutions of an image keep their weights."""
         return f"cnn.{path_name(part.path).replace('.', '_')}"
@@ -66,18 +101,21 @@ class PolicySpec:
         shapes: dict[str, tuple[int, ...]] = {}
         for part in self.observations.images:
             shapes |= _convolutions(self.image_name(part), part.shape, self.config)
-        hidden = self.config.hidden_sizes
-        if self.config.shared_trunk:
-            shapes |= _dense("trunk", self.input_size, hidden)
-            head_input = hidden[-1] if hidden else self.input_size
-            heads: dict[str, tuple[int, tuple[int, ...]]] = {"actor": (head_input, ()), "critic": (head_input, ())}
-        else:
-            heads = {"actor": (self.input_size, hidden), "critic": (self.input_size, hidden)}
+        width, own = self.input_size, self.config.hidden_sizes
+        if self.memory is not None and not self.memory_is_last:
+            shapes |= self.memory.weights
+            width = self.memory.size
+        if self.config.shared_trunk or self.memory_is_last:
+            shapes |= _dense("trunk", width, own)
+            width, own = _width(width, own), ()
+        if self.memory is not None and self.memory_is_last:
+            shapes |= self.memory.weights
+            width = self.memory.size
         for name, outputs in (("actor", self.actions.num_outputs), ("critic", 1)):
-            width, sizes = heads[name]
-            shapes |= _dense(name, width, sizes)
-            last = sizes[-1] if sizes else width
-            shapes |= {f"{name}.head.weight": (outputs, last), f"{name}.head.bias": (outputs,)}
+            if name == "critic" and self.global_state is not None:  # layers of its own always: a linear view of the world says little
+                width, own = width + self.global_state.size, self.config.hidden_sizes
+            shapes |= _dense(name, width, own)
+            shapes |= {f"{name}.head.weight": (outputs, _width(width, own)), f"{name}.head.bias": (outputs,)}
         if self.actions.num_gaussians:
             shapes[LOG_STD] = (self.actions.num_gaussians,)
         return shapes
@@ -104,11 +142,14 @@ class PolicySpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        return {
+        described: dict[str, Any] = {
             "observation_space": space_to_dict(self.observation_space),
             "action_space": space_to_dict(self.action_space),
             "config": self.config.to_dict(),
         }
+        if self.global_state_space is not None:
+            described |= {"global_state_space": space_to_dict(self.global_state_space), "lanes_per_copy": self.lanes_per_copy}
+        return described
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
@@ -116,11 +157,21 @@ class PolicySpec:
         config = PolicyConfig.from_dict(data["config"])
         if len(config.hidden_sizes) + len(config.cnn_filters) > _MAX_LAYERS:
             raise SpaceError(f"a file describes a policy of more than {_MAX_LAYERS} layers")
-        return cls(space_from_dict(data["observation_space"]), space_from_dict(data["action_space"]), config)
+        read = (space_from_dict(data["observation_space"]), space_from_dict(data["action_space"]))
+        if not config.central_critic:
+            return cls(*read, config)
+        if type(data["lanes_per_copy"]) is not int or not 1 <= data["lanes_per_copy"] <= _MOST_LANES:
+            raise SpaceError(f"a file describes a policy for {data['lanes_per_copy']!r:.80} lanes per copy")
+        return cls(*read, config, space_from_dict(data["global_state_space"]), data["lanes_per_copy"])
 
 
 def _one_action(value: Any, space: Space) -> Any:
     return int(value) if isinstance(space, spaces.Discrete) else np.asarray(value)
+
+
+def _width(inputs: int, sizes: tuple[int, ...]) -> int:
+    """Of what hidden layers of these sizes give."""
+    return sizes[-1] if sizes else inputs
 
 
 def _dense(name: str, width: int, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -156,7 +207,8 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
     """Fresh parameters, the same for every backend.
 
     Orthogonal with gain sqrt 2 for hidden layers, 0.01 for the action head (so that the first policy is nearly uniform) and 1 for
-    the value head; biases 0 (Engstrom et al. 2020, appendix A). Otherwise uniform in ±1/sqrt(fan-in).
+    the value head; biases 0 (Engstrom et al. 2020, appendix A). Each gate of a memory is orthogonal by itself with gain 1, and an
+    LSTM's forget gates begin with a bias of 1. Otherwise uniform in ±1/sqrt(fan-in).
     """
     weights: dict[str, np.ndarray] = {}
     for name, shape in spec.layers.items():
@@ -168,11 +220,16 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
         elif name.endswith("bias"):
             weights[name] = np.zeros(shape, np.float32)
         else:
-            weights[name] = _orthogonal(shape, _gain(name), stream)
+            blocks = memory.gate_blocks(name, shape, spec.config.kind)
+            weights[name] = np.concatenate([_orthogonal(block, _gain(name), stream) for block in blocks])
+    if spec.memory is not None and spec.config.orthogonal_init:
+        memory.open_forget_gates(weights, spec.memory)
     return weights
 
 
 def _gain(name: str) -> float:
+    if name.startswith("memory."):
+        return 1.0
     return {"actor.head.weight": 0.01, "critic.head.weight": 1.0}.get(name, float(np.sqrt(2)))
 
 

@@ -43,6 +43,16 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
             raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {tuple(shape)}")
 
 
+def check_alike(weights: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> None:
+    """Refuse weights whose names or shapes are not those of a network that somebody brought."""
+    differing = sorted(weights.keys() ^ own.keys())
+    if differing:
+        raise InchwormError(f"these weights do not fit the policy: {differing} are only on one side")
+    for name, value in own.items():
+        if np.shape(weights[name]) != value.shape:
+            raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {value.shape}")
+
+
 def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
     """Refuse weights that no policy could act with: numbers that are not finite, a negative variance or count. None is ever saved."""
     for name, array in weights.items():

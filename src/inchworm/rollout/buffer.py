@@ -74,7 +74,7 @@ class LaneRows:
         write_row(self._moved, self._row, (after.rewards, after.terminated, after.truncated))
         self._row += 1
 
-    def add_cut(self, lane: int, observation: Tree, state: Tree = ()) -> None:
+    def add_cut(self, lane: int, observation: Tree, state: Tree = (), global_state: Tree = (), *, valid: bool = True) -> None:
         """The true successor [*obs] of the row just finished, in a lane (counted from the first of these) whose episode ended there."""
         row, lanes = self._row - 1, self._valid.shape[1]
         if row < 0 or not 0 <= lane < lanes:
@@ -84,7 +84,7 @@ class LaneRows:
             raise RolloutError(f"add_cut: lane {lane} already has its successor at row {row}; call it once")
         if row < self._num_steps - 1 and self._terminated[row, lane]:
             return  # nothing follows a terminated row, so only a lane's last row keeps it
-        self._cuts.add(key, observation, state)
+        self._cuts.add(key, observation, state, global_state, valid)
 
 
 class RolloutBuffer:
@@ -95,8 +95,9 @@ class RolloutBuffer:
     ) -> None:
         self.num_steps, self.num_lanes, self.state_every = num_steps, num_lanes, state_every
         self._columns = {name: Column(name, example) for name, example in examples.items()}
-        self._one_lane = [_one_lane(examples[name]) for name in ("observations", "policy_state")]
-        self._num_copies = len((optree.tree_leaves(examples["global_state"]) or [range(num_lanes)])[0])
+        self._one_lane = [_one_lane(examples[name]) for name in ("observations", "policy_state", "global_state")]
+        copies = len((optree.tree_leaves(examples["global_state"]) or [range(num_lanes)])[0])
+        self._lanes_per_copy = max(1, num_lanes // max(1, copies))
         self._all_valid = np.ones(num_lanes, np.bool_)
         self._group_sizes = group_sizes or (num_lanes,)
         self.rows: list[LaneRows] = []
@@ -141,9 +142,9 @@ class RolloutBuffer:
             column.allocate(self.num_steps)
         self._columns["policy_state"].allocate(-(-self.num_steps // self.state_every))
         self._cuts = Cuts(*self._one_lane)
-        lanes_per_copy = max(1, self.num_lanes // max(1, self._num_copies))
+        width = self._lanes_per_copy
         self.rows = [
-            LaneRows(self, self._columns, self._cuts, slice(first, end), slice(first // lanes_per_copy, end // lanes_per_copy))
+            LaneRows(self, self._columns, self._cuts, slice(first, end), slice(first // width, end // width))
             for first, end in pairwise(accumulate(self._group_sizes, initial=0))
         ]
 
@@ -169,18 +170,21 @@ class RolloutBuffer:
         rows.acted(PolicyStep(actions, actions, log_probs, state))
         rows.moved(step)
 
-    def add_cut(self, lane: int, observation: Tree, state: Tree = ()) -> None:
+    def add_cut(self, lane: int, observation: Tree, state: Tree = (), global_state: Tree = (), *, valid: bool = True) -> None:
         """The true successor [*obs] of the row just added, in a lane whose episode ended there, before the reset.
 
-        Call it for every lane that ended; `state` [*mem] is the lane's memory after reading its last observation.
+        Call it for every lane that ended; `state` [*mem] is the lane's memory after reading its last observation, `global_state` [*] its
+        copy's, at the successor, where the lane's agent lives if it is `valid`.
         """
-        self._all_lanes().add_cut(lane, observation, state)
+        self._all_lanes().add_cut(lane, observation, state, global_state, valid=valid)
 
     def get(
         self,
         *,
         last_observations: Tree,
         last_state: Tree = (),
+        last_global_state: Tree = (),
+        last_valid: Array | None = None,
         policy_version: int | Array = 0,
         weights_fingerprint: int | Array = 0,
         episodes: Sequence[EpisodeRecord] = (),
@@ -188,15 +192,20 @@ class RolloutBuffer:
         """The rollout. It owns the arrays from now on; `reset` before the next `add`.
 
         `last_observations` [B, *obs] is what the next act would read: the successor of the last row, except in lanes that ended
-        there, which `add_cut` has told. `last_state` [B, *mem] is the memory after reading the last row's observations.
+        there, which `add_cut` has told. `last_state` [B, *mem] is the memory after reading the last row's observations,
+        `last_global_state` [E, *] and `last_valid` [B] belong to `last_observations`.
         """
         if len(self) != self.num_steps:
             raise RolloutError(f"the buffer holds {len(self)} of {self.num_steps} rows; add the rest before get()")
         self._check_cuts()
         self.rows = []  # they would keep the arrays alive
+        alive = self._all_valid if last_valid is None else last_valid
+        last = (last_observations, last_state, repeat_copies(last_global_state, self._lanes_per_copy), alive)
+        remembers = optree.tree_leaves(self._one_lane[1])
         return Rollout(
-            **self._cuts.take(self.num_steps, self.num_lanes, last_observations, last_state),
+            **self._cuts.take(self.num_steps, self.num_lanes, *last),
             **{name: column.take() for name, column in self._columns.items()},
+            state_every=self.state_every if remembers else 0,
             policy_version=freeze(np.full(self.num_lanes, policy_version, np.int32)),
             weights_fingerprint=freeze(np.full(self.num_lanes, weights_fingerprint, np.uint64)),
             episodes=tuple(episodes),
@@ -216,6 +225,11 @@ class RolloutBuffer:
         for row, lane in np.argwhere(needed).tolist():
             if (row, lane) not in self._cuts:
                 raise RolloutError(f"lane {lane} ended at row {row} without its true successor; call add_cut({lane}, …) after that add")
+
+
+def repeat_copies(global_state: Tree, lanes_per_copy: int) -> Tree:
+    """[E, *] of copies as [B, *] of their lanes."""
+    return optree.tree_map(lambda leaf: np.repeat(leaf, lanes_per_copy, 0), global_state)
 
 
 def _one_lane(example: Tree) -> Tree:

@@ -20,6 +20,8 @@ FLAGS = ("terminated", "truncated", "episode_starts", "valid")
 """Each [T, B] bool."""
 FLOATS = ("log_probs", "rewards")
 """Each [T, B] f32."""
+PLAIN = ("episodes", "state_every")
+"""What of a rollout is no array."""
 
 
 def freeze(tree: Tree) -> Tree:
@@ -27,6 +29,15 @@ def freeze(tree: Tree) -> Tree:
     for leaf in optree.tree_leaves(tree):
         leaf.flags.writeable = False
     return tree
+
+
+def valid_at_cuts(fields: Mapping[str, Any]) -> np.ndarray:
+    """[K] whether an agent lived in each cut row: what is known of its successor where nobody has told."""
+    cut_rows, truncated = fields["cut_rows"], fields["truncated"]
+    expect_array("valid", fields["valid"], truncated.shape, np.bool_)
+    _check_cut_rows(cut_rows, truncated)
+    alive: np.ndarray = fields["valid"][cut_rows[:, 0], cut_rows[:, 1]]
+    return alive
 
 
 def action_dtype(leaf_space: Space) -> np.dtype[Any]:
@@ -67,14 +78,27 @@ def check_fields(fields: Mapping[str, Any]) -> None:
             expect_array(leaf_name, leaf, (steps, lanes))
     for leaf_name, leaf in named_leaves(fields["policy_state"], "policy_state"):
         expect_array(leaf_name, leaf, ("T/S", lanes))
+    _check_spacing(fields["state_every"], fields["policy_state"], steps)
     expect_array("policy_version", fields["policy_version"], (lanes,), np.int32)
     expect_array("weights_fingerprint", fields["weights_fingerprint"], (lanes,), np.uint64)
     _check_cut_rows(fields["cut_rows"], fields["truncated"])
+    expect_array("cut_valid", fields["cut_valid"], (len(fields["cut_rows"]),), np.bool_)
     _check_cuts(fields, "cut_observations", "observations")
     _check_cuts(fields, "cut_state", "policy_state")
     _check_global_state(fields["global_state"], steps, lanes)
+    _check_cuts(fields, "cut_global_state", "global_state")
     _check_context(fields["context"], steps, lanes)
     _check_episodes(fields["episodes"], lanes)
+
+
+def _check_spacing(every: Any, policy_state: Tree, steps: int) -> None:
+    if type(every) is not int or every < 0:
+        raise RolloutError(
+            f"state_every: got {every!r:.80}, expected every how many rows policy_state was recorded, or 0 if that is not known"
+        )
+    for name, leaf in named_leaves(policy_state, "policy_state"):
+        if every and len(leaf) != -(-steps // every):
+            raise RolloutError(f"{name}: {len(leaf)} rows are not one for every {every} (state_every) of {steps} steps")
 
 
 def _check_cut_rows(cut_rows: np.ndarray, truncated: np.ndarray) -> None:
@@ -95,12 +119,13 @@ def _check_cut_rows(cut_rows: np.ndarray, truncated: np.ndarray) -> None:
 def _check_cuts(fields: Mapping[str, Any], name: str, like: str) -> None:
     """Cut leaves are [K, *x] where the field they belong to is [T, B, *x]."""
     rows = len(fields["cut_rows"])
-    _check_structure(fields[name], fields[like], name, like)
+    check_structure(fields[name], fields[like], name, like)
     for (leaf_name, leaf), (_, model) in zip(named_leaves(fields[name], name), named_leaves(fields[like], like)):
         expect_array(leaf_name, leaf, (rows, *model.shape[2:]), model.dtype)
 
 
-def _check_structure(tree: Tree, model: Tree, name: str, like: str) -> None:
+def check_structure(tree: Tree, model: Tree, name: str, like: str) -> None:
+    """Refuse a tree of another form than that of `model`."""
     got, expected = optree.tree_structure(tree), optree.tree_structure(model)
     if got != expected:
         raise RolloutError(f"{name}: its tree {_words(got)} differs from that of {like}, {_words(expected)}")
@@ -140,7 +165,7 @@ def check_space(tree: Tree, space: Space, name: str) -> None:
     """Refuse a tree [T, B, …] that does not hold values of `space`, by structure, shape and kind of dtype."""
     dtype_of = action_dtype if name == "actions" else leaf_dtype
     model = build_tree(space, lambda _, leaf: np.empty(leaf_shape(leaf), dtype_of(leaf)))
-    _check_structure(tree, model, name, "its space")
+    check_structure(tree, model, name, "its space")
     for (leaf_name, leaf), (_, row) in zip(named_leaves(tree, name), named_leaves(model, name)):
         if leaf.shape[2:] != row.shape or not np.can_cast(leaf.dtype, row.dtype, "same_kind"):
             raise RolloutError(
@@ -174,9 +199,13 @@ def check_finite(fields: Mapping[str, Any]) -> None:
     for name in ("observations", "actions", "log_probs", "rewards"):
         for leaf_name, leaf in named_leaves(fields[name], name):
             _check_finite_rows(leaf_name, leaf, valid, None)
-    alive = valid[cut_rows[:, 0], cut_rows[:, 1]]  # [K]
+    alive = valid[cut_rows[:, 0], cut_rows[:, 1]] | fields["cut_valid"]  # [K]
     for leaf_name, leaf in named_leaves(fields["cut_observations"], "cut_observations"):
         _check_finite_rows(leaf_name, leaf, alive, cut_rows)
+    for leaf_name, leaf in named_leaves(fields["global_state"], "global_state"):
+        _check_finite_rows(leaf_name, leaf, np.ones(leaf.shape[:2], np.bool_), None)
+    for leaf_name, leaf in named_leaves(fields["cut_global_state"], "cut_global_state"):
+        _check_finite_rows(leaf_name, leaf, np.ones(len(cut_rows), np.bool_), cut_rows)
 
 
 def _check_finite_rows(name: str, leaf: np.ndarray, counts: np.ndarray, cut_rows: np.ndarray | None) -> None:
@@ -187,39 +216,6 @@ def _check_finite_rows(name: str, leaf: np.ndarray, counts: np.ndarray, cut_rows
         first = np.argwhere(wrong)[0]
         row, lane = (first if cut_rows is None else cut_rows[first[0]]).tolist()
         raise BadNumberError(f"{name} at (t={row}, b={lane}) is not finite")
-
-
-def check_alike(rollouts: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rollouts that cannot stand side by side: all but the number of lanes and of cut rows must agree."""
-    if not rollouts:
-        raise RolloutError("there is no rollout to combine; give at least one")
-    first = rollouts[0]
-    for number, other in enumerate(rollouts[1:], 1):
-        if other["rewards"].shape[0] != first["rewards"].shape[0]:
-            steps = f"{other['rewards'].shape[0]} steps, not {first['rewards'].shape[0]} as rollout 0"
-            raise RolloutError(f"rollout {number} has {steps}; combine rollouts of equal length")
-        for name in ("observations", "actions", "policy_state", "global_state", "cut_state"):
-            _check_alike(other, first, name, f"rollout {number}: {name}")
-        _check_structure(other["context"], first["context"], f"rollout {number}: context", "rollout 0")
-        if _lanes_per_copy(other) != _lanes_per_copy(first):
-            raise RolloutError(
-                f"rollout {number}: global_state has {_lanes_per_copy(other)} lanes per env copy, rollout 0 {_lanes_per_copy(first)}"
-            )
-
-
-def _check_alike(other: Mapping[str, Any], first: Mapping[str, Any], name: str, words: str) -> None:
-    lane_axis = 0 if name == "cut_state" else 1
-    _check_structure(other[name], first[name], words, "rollout 0")
-    for (leaf_name, leaf), (_, model) in zip(named_leaves(other[name], words), named_leaves(first[name], words)):
-        shape, expected = list(leaf.shape), list(model.shape)
-        shape[lane_axis] = expected[lane_axis] = 0
-        if shape != expected or leaf.dtype != model.dtype:
-            raise RolloutError(f"{leaf_name}: {leaf.dtype}{list(leaf.shape)} does not fit {model.dtype}{list(model.shape)} of rollout 0")
-
-
-def _lanes_per_copy(fields: Mapping[str, Any]) -> int:
-    found = optree.tree_leaves(fields["global_state"])
-    return int(fields["rewards"].shape[1] // max(1, found[0].shape[1])) if found else 0
 
 
 def lane_numbers(lanes: Any, num_lanes: int) -> np.ndarray:

@@ -82,30 +82,31 @@ def _fitted(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any])
 
 
 class Cuts:
-    """The true successors of rows where a lane was cut off, with the memory there."""
+    """The true successors of rows where a lane was cut off, with the memory and the global state there."""
 
-    def __init__(self, observation: Tree, state: Tree) -> None:
-        self._observations, self._state = Column("cut_observations", observation), Column("cut_state", state)
-        self._known: dict[tuple[int, int], tuple[Tree, Tree]] = {}
+    def __init__(self, observation: Tree, state: Tree, global_state: Tree = ()) -> None:
+        examples = {"observations": observation, "state": state, "global_state": global_state, "valid": np.empty((), np.bool_)}
+        self._columns = {f"cut_{name}": Column(f"cut_{name}", example) for name, example in examples.items()}
+        self._known: dict[tuple[int, int], tuple[Tree, ...]] = {}
 
     def __contains__(self, key: tuple[int, int]) -> bool:
         return key in self._known
 
-    def add(self, key: tuple[int, int], observation: Tree, state: Tree) -> None:
-        """The successor of row t of lane b, `key` being (t, b)."""
-        self._known[key] = (self._observations.copied(observation), self._state.copied(state))
+    def add(self, key: tuple[int, int], *successor: Tree) -> None:
+        """The successor of row t of lane b, `key` being (t, b): observation, memory, global state, whether an agent lives there."""
+        self._known[key] = tuple(column.copied(part) for column, part in zip(self._columns.values(), successor, strict=True))
 
-    def take(self, num_steps: int, num_lanes: int, last_observations: Tree, last_state: Tree) -> dict[str, Tree]:
-        """The rollout's cut fields, sorted by (t, b): the rows that were told, and the last row of every lane."""
-        last, lanes = num_steps - 1, num_lanes if num_steps else 0
-        keys = sorted(key for key in self._known if key[0] < last) + [(last, lane) for lane in range(lanes)]
-        self._observations.allocate(len(keys))
-        self._state.allocate(len(keys))
-        targets = self._observations.targets(0) + self._state.targets(1)
+    def take(self, num_steps: int, num_lanes: int, *last: Tree) -> dict[str, Tree]:
+        """The rollout's cut fields, sorted by (t, b): the rows that were told, and the last row of every lane, each of `last` [B, …]."""
+        end, lanes = num_steps - 1, num_lanes if num_steps else 0
+        keys = sorted(key for key in self._known if key[0] < end) + [(end, lane) for lane in range(lanes)]
+        for column in self._columns.values():
+            column.allocate(len(keys))
+        targets = [target for place, column in enumerate(self._columns.values()) for target in column.targets(place)]
         if lanes:  # of all lanes at once, as if they were one row
-            write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, (last_observations, last_state))
+            write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, last)
         for index, key in enumerate(keys):
             if key in self._known:  # always, before the last row
                 write_row(targets, index, self._known[key])
         cut_rows = freeze(np.array(keys, np.int32).reshape(-1, 2))
-        return {"cut_rows": cut_rows, "cut_observations": self._observations.take(), "cut_state": self._state.take()}
+        return {"cut_rows": cut_rows, **{name: column.take() for name, column in self._columns.items()}}

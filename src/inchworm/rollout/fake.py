@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import optree
 from gymnasium import spaces
 
 from inchworm.rollout.checks import action_dtype
@@ -17,11 +18,20 @@ _WIDE = 1e6  # a bound beyond this is no scale to draw by
 
 
 def create_fake_rollout(
-    observation_space: Space, action_space: Space, num_steps: int = 125, num_lanes: int = 8, *, seed: int = 0, episode_length: int = 25
+    observation_space: Space,
+    action_space: Space,
+    num_steps: int = 125,
+    num_lanes: int = 8,
+    *,
+    seed: int = 0,
+    episode_length: int = 25,
+    memory: Tree = (),
+    sequence_length: int = 1,
 ) -> Rollout:
     """Random data in the form of a rollout: legal observations and actions, episodes that terminate or are truncated, all masks true.
 
-    Actions are uniform over choices or standard normal, and `log_probs` says so.
+    Actions are uniform over choices or standard normal, and `log_probs` says so. For a policy with memory, `memory` is
+    `policy.initial_state(1)`: numbers of that form are recorded every `sequence_length` rows.
     """
     rng = make_stream(seed, "fake rollout")
     shape = (num_steps, num_lanes)
@@ -33,6 +43,7 @@ def create_fake_rollout(
     cut_rows = np.argwhere(needed).astype(np.int32)  # [K, 2]
     actions, log_probs = _actions(action_space, shape, rng)
     rewards = rng.standard_normal(shape).astype(np.float32)
+    state, cut_state = (_memories(memory, leading, rng) for leading in ((-(-num_steps // sequence_length), num_lanes), (len(cut_rows),)))
     return Rollout.from_dict(
         {
             "observations": _observations(observation_space, shape, rng),
@@ -42,6 +53,9 @@ def create_fake_rollout(
             "terminated": terminated,
             "truncated": ended & ~terminated,
             "episode_starts": phase == 0,
+            "policy_state": state,
+            "state_every": sequence_length if optree.tree_leaves(memory) else 0,
+            "cut_state": cut_state,
             "cut_rows": cut_rows,
             "cut_observations": _observations(observation_space, (len(cut_rows),), rng),
             "episodes": _episodes(rewards, ended, episode_length, seed),
@@ -55,6 +69,11 @@ def _observations(space: Space, leading: tuple[int, ...], rng: np.random.Generat
         return np.ones(shape, leaf_dtype(leaf)) if path[:1] == (MASK_KEY,) else _draw(leaf, shape, rng)
 
     return build_tree(space, one)
+
+
+def _memories(example: Tree, leading: tuple[int, ...], rng: np.random.Generator) -> Tree:
+    """Numbers from -1 to 1 in the form of a memory [1, *mem], as [*leading, *mem]."""
+    return optree.tree_map(lambda leaf: rng.uniform(-1, 1, (*leading, *leaf.shape[1:])).astype(leaf.dtype), example)
 
 
 def _draw(leaf: Space, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

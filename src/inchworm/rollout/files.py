@@ -9,11 +9,13 @@ from typing import Any
 
 from inchworm.errors import RolloutError
 from inchworm.files import distrusted, read_tensor_file, write_tensor_file
-from inchworm.rollout.checks import check_fields, freeze
+from inchworm.rollout.checks import check_fields, freeze, valid_at_cuts
 from inchworm.trees import flatten_tree, unflatten_tree
 from inchworm.types import EpisodeRecord
 
-KIND, VERSION = "rollout", 1
+KIND, VERSION = "rollout", 2
+_SINCE_2: dict[str, Any] = {"cut_global_state": (), "state_every": 0}
+"""Fields that files of version 1 lack; and `cut_valid`."""
 
 
 def save_fields(path: str | Path, fields: Mapping[str, Any]) -> Path:
@@ -32,7 +34,9 @@ def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
     freeze(arrays)
     with distrusted(f"{path} holds no valid rollout"):
-        fields: dict[str, Any] = unflatten_tree(arrays, header["fields"])
+        fields: dict[str, Any] = _SINCE_2 | unflatten_tree(arrays, header["fields"])
+        if "cut_valid" not in fields:
+            fields["cut_valid"] = freeze(valid_at_cuts(fields))
         if set(fields) != set(names):
             raise RolloutError(f"the fields {sorted(set(fields) ^ set(names))} are missing or unknown")
         fields["episodes"] = tuple(_episode(episode) for episode in fields["episodes"])

@@ -11,7 +11,7 @@ import numpy as np
 import optree
 
 from inchworm.errors import RolloutError
-from inchworm.rollout.checks import FLAGS, FLOATS, check_fields, expect_array, freeze, named_leaves
+from inchworm.rollout.checks import FLAGS, FLOATS, PLAIN, check_fields, expect_array, freeze, named_leaves, valid_at_cuts
 from inchworm.types import EpisodeRecord, Tree
 
 _NEEDED = ("observations", "actions", "log_probs", "rewards", "terminated")
@@ -41,10 +41,15 @@ def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
     fields["policy_version"] = _per_lane(data.get("policy_version", 0), "policy_version", lanes, np.int32)
     fields["weights_fingerprint"] = _per_lane(data.get("weights_fingerprint", 0), "weights_fingerprint", lanes, np.uint64)
     fields["episodes"] = tuple(_episode(item) for item in data.get("episodes", ()))
+    every = _array(data.get("state_every", 0), "state_every")
+    fields["state_every"] = int(every) if every.ndim == 0 and every.dtype.kind in "iu" else data["state_every"]
     _add_cuts(fields, data)
-    fields["cut_observations"] = _cast_like(fields["cut_observations"], fields["observations"])
+    fields.setdefault("cut_valid", valid_at_cuts(fields))
+    _add_global_cuts(fields, data)
+    for name in ("observations", "global_state"):
+        fields[f"cut_{name}"] = _cast_like(fields[f"cut_{name}"], fields[name])
     check_fields(fields)
-    return {name: fields[name] if name == "episodes" else optree.tree_map(_owned, fields[name]) for name in names}
+    return {name: fields[name] if name in PLAIN else optree.tree_map(_owned, fields[name]) for name in names}
 
 
 def _check_names(data: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -164,8 +169,30 @@ def _given_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
         raise RolloutError(f"cut_rows: got {cut_rows.dtype}{list(cut_rows.shape)}, expected int32[K, 2]")
     order = np.lexsort((cut_rows[:, 1], cut_rows[:, 0]))
     fields["cut_rows"] = cut_rows[order].astype(np.int32)
-    for name in ("cut_observations", "cut_state"):
+    if "cut_valid" in data:
+        fields["cut_valid"] = _in_order(_flags(data["cut_valid"], "cut_valid"), order, "cut_valid")
+    for name in ("cut_observations", "cut_state", "cut_global_state"):
         fields[name] = _in_order(_tree(data.get(name, ()), name), order, name)
+
+
+def _add_global_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
+    """The global state at the true successors: as given, or not needed because nothing follows anywhere."""
+    found = optree.tree_leaves(fields["global_state"])
+    fields.setdefault("cut_global_state", _tree(data.get("cut_global_state", ()), "cut_global_state"))
+    if not found or optree.tree_leaves(fields["cut_global_state"]):
+        return
+    if fields["truncated"].any() or not fields["terminated"][-1:].all():
+        raise RolloutError(
+            "the rollout has a global_state, and truncated rows or lanes that go on after the last row, so the global state at their true "
+            "successors is needed; add cut_rows [K, 2], cut_observations [K, *obs] and cut_global_state [K, *]"
+        )
+    time, lane = fields["cut_rows"].T
+    for name, leaf in named_leaves(fields["global_state"], "global_state"):
+        expect_array(name, leaf, (len(fields["rewards"]), "E"))
+    width = max(1, fields["rewards"].shape[1] // max(1, found[0].shape[1]))
+    fields["cut_global_state"] = optree.tree_map(
+        lambda leaf: leaf[time, np.minimum(lane // width, leaf.shape[1] - 1)], fields["global_state"]
+    )
 
 
 def _in_order(tree: Tree, order: np.ndarray, name: str) -> Tree:
@@ -176,7 +203,7 @@ def _in_order(tree: Tree, order: np.ndarray, name: str) -> Tree:
 
 
 def _cast_like(tree: Tree, model: Tree) -> Tree:
-    """Successors in the dtypes of the observations, where that is a matter of width only; the rest is left to be refused."""
+    """Successors in the dtypes of what they succeed, where that is a matter of width only; the rest is left to be refused."""
     if optree.tree_structure(tree) != optree.tree_structure(model):
         return tree
     return optree.tree_map(lambda a, b: a.astype(b.dtype) if np.can_cast(a.dtype, b.dtype, "same_kind") else a, tree, model)

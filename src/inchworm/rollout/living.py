@@ -21,11 +21,11 @@ def harmless(rollout: Rollout) -> Rollout:
     if valid.all() or not valid.any():
         return rollout
     alive = tuple(np.argwhere(valid)[0])  # (t, b) of the first living row
-    alive_at_cuts = valid[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]]  # [K]
+    read_at_cuts = valid[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]] | rollout.cut_valid  # [K] an agent may join there
     read = {name: getattr(rollout, name) for name in ("observations", "actions", "log_probs")}
     rows = {name: optree.tree_map(lambda leaf: leaf[alive], tree) for name, tree in read.items()}
     changed = {name: _filled(tree, valid, rows[name]) for name, tree in read.items()}
-    changed["cut_observations"] = _filled(rollout.cut_observations, alive_at_cuts, rows["observations"])
+    changed["cut_observations"] = _filled(rollout.cut_observations, read_at_cuts, rows["observations"])
     changed["rewards"] = np.where(valid | np.isfinite(rollout.rewards), rollout.rewards, np.float32(0))
     return dataclasses.replace(rollout, **changed)
 

@@ -13,6 +13,7 @@ import numpy as np
 import optree
 
 from inchworm.rollout import checks
+from inchworm.rollout.alike import check_alike
 from inchworm.rollout.files import load_fields, save_fields
 from inchworm.rollout.foreign import complete_fields
 from inchworm.spaces import Space
@@ -34,13 +35,16 @@ class Rollout:
     rewards: Array  # [T, B] f32            as the environment gave them
     terminated: Array  # [T, B] bool        this step ended the episode: nothing follows
     truncated: Array  # [T, B] bool         this step was cut off: something would have followed
-    episode_starts: Array  # [T, B] bool    this observation opens an episode: forget before reading it
+    episode_starts: Array  # [T, B] bool    this observation opens an episode, or an agent joins: forget before reading it
     valid: Array  # [T, B] bool             False where the lane had no living agent
     policy_state: Tree = ()  # [ceil(T/S), B, *mem]  memory BEFORE reading the observation, every S rows
+    state_every: int = 0  #                 S; 0 if nobody has told, or there is no memory
     cut_rows: Array  # [K, 2] i32           (t, b) of every truncated row and of each lane's last row, sorted
     cut_observations: Tree  # [K, *obs]     the TRUE successor there, before any reset
-    cut_state: Tree = ()  # [K, *mem]       memory after reading observations[t, b]
+    cut_state: Tree = ()  # [K, *mem]       memory after reading observations[t, b]; empty where an agent joins there
+    cut_valid: Array  # [K] bool            False where the successor has no living agent
     global_state: Tree = ()  # [T, E, *]    for a central critic, once per env copy
+    cut_global_state: Tree = ()  # [K, *]   at the true successor of each cut row
     context: Tree = ()  # (table [C, …], index [T, B])  task context that the behaviour policy was given
     policy_version: Array  # [B] i32        which weights acted
     weights_fingerprint: Array  # [B] u64   and of which run: versions of two runs collide
@@ -55,6 +59,12 @@ class Rollout:
     def num_lanes(self) -> int:
         """B"""
         return int(self.rewards.shape[1])
+
+    @property
+    def lanes_per_copy(self) -> int:
+        """How many adjacent lanes share a row of `global_state`; 1 if there is none."""
+        found = optree.tree_leaves(self.global_state)
+        return self.num_lanes // max(1, int(found[0].shape[1])) if found else 1
 
     @property
     def num_valid(self) -> int:
@@ -126,7 +136,8 @@ class Rollout:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
-ARRAY_FIELDS = tuple(name for name in FIELDS if name != "episodes")
+ARRAY_FIELDS = tuple(name for name in FIELDS if name not in checks.PLAIN)
+_CUTS = ("cut_observations", "cut_state", "cut_valid", "cut_global_state")  # each [K, …]
 _FLAT = ("log_probs", "rewards", "terminated", "truncated", "episode_starts", "valid")  # each [T, B]
 
 
@@ -143,15 +154,16 @@ def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     Each must have the same number of steps and the same trees, shapes and dtypes. Lanes of episodes and cut rows are re-based.
     """
     rollouts = tuple(rollouts)
-    checks.check_alike([rollout.to_dict() for rollout in rollouts])
+    check_alike([rollout.to_dict() for rollout in rollouts])
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]
     order = sorted_rows(cut_rows)
     fields = {name: _join(rollouts, name, axis=1) for name in ("observations", "actions", *_FLAT, "policy_state", "global_state")}
-    cuts = {name: _take(_join(rollouts, name, axis=0), order) for name in ("cut_observations", "cut_state")}
+    cuts = {name: _take(_join(rollouts, name, axis=0), order) for name in _CUTS}
     return Rollout(
         **fields,
         **cuts,
+        state_every=min(rollout.state_every for rollout in rollouts),
         cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
         context=_join_contexts(rollouts),
         policy_version=_join(rollouts, "policy_version", axis=0),
@@ -202,7 +214,8 @@ def select_lanes(rollout: Rollout, lanes: Sequence[int] | np.ndarray) -> Rollout
 
     return Rollout(
         **{name: columns(rollout[name]) for name in ("observations", "actions", *_FLAT, "policy_state")},
-        **{name: _take(rollout[name], kept[order]) for name in ("cut_observations", "cut_state")},
+        **{name: _take(rollout[name], kept[order]) for name in _CUTS},
+        state_every=rollout.state_every,
         cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
         global_state=_select_copies(rollout.global_state, rollout.num_lanes, chosen),
         context=rollout.context if rollout.context == () else (rollout.context[0], columns(rollout.context[1])),
@@ -222,20 +235,3 @@ def _select_copies(global_state: Tree, num_lanes: int, chosen: np.ndarray) -> Tr
     lengths = np.diff(starts, append=len(copies))
     rows = copies[starts] if len(set(lengths.tolist())) == 1 else copies
     return checks.freeze(optree.tree_map(lambda leaf: leaf[:, rows], global_state))
-
-
-def successor_observations(rollout: Rollout) -> Tree:
-    """What each step led to, [T, B, *obs]: the next row's observation, and at cut rows the true successor.
-
-    Where a row is terminated and not its lane's last, this is the first observation of the lane's next episode: nothing
-    followed, so nothing there may be used. Leaves are only indexed, so a backend's tensors pass as arrays do.
-    """
-    time, lane = rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]
-    following = np.minimum(np.arange(1, rollout.num_steps + 1), rollout.num_steps - 1)  # [T]
-
-    def shifted(leaf: Array, cuts: Array) -> Array:
-        successors = leaf[following]  # [T, B, *obs]: indexing by an array makes a copy
-        successors[time, lane] = cuts
-        return successors
-
-    return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import optree
 
+from inchworm.errors import RolloutError
 from inchworm.types import Array, Tree
 
 
@@ -48,9 +50,69 @@ def _columns(leaf: Any, length: int) -> Any:
     return by_chunk.reshape((length, chunks * num_lanes, *rest))  # [L, N, …]
 
 
-def sequence_states(policy_state: Tree) -> Tree:
-    """The recorded memory [ceil(T / L), B, *mem] as [N, *mem]: what each sequence begins with."""
-    return optree.tree_map(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), policy_state)
+def join_sequences(leaf: Any, num_steps: int, num_lanes: int) -> Any:
+    """The way back: [L, ceil(T / L) * B, …] -> [T, B, …], without the padding."""
+    length, rest = leaf.shape[0], tuple(leaf.shape[2:])
+    by_chunk = leaf.reshape((length, leaf.shape[1] // num_lanes, num_lanes, *rest)).swapaxes(0, 1)  # [T/L, L, B, …]
+    return by_chunk.reshape((by_chunk.shape[0] * length, num_lanes, *rest))[:num_steps]
+
+
+def sequence_states(policy_state: Tree, num_steps: int, length: int, spacing: int = 0) -> Tree:
+    """The memory recorded every S rows, [ceil(T / S), B, *mem], as [N, *mem]: what each sequence begins with. S must divide L.
+
+    `spacing` is S; 0 if it is not known, and then any that so many rows may have been recorded at.
+    """
+
+    def columns(leaf: Any) -> Any:
+        chosen = leaf[:: _every(leaf.shape[0], num_steps, length, spacing)]
+        return chosen.reshape((chosen.shape[0] * chosen.shape[1], *chosen.shape[2:]))
+
+    return optree.tree_map(columns, policy_state)
+
+
+def _every(recorded: int, num_steps: int, length: int, known: int) -> int:
+    """Which of so many recorded memories are those of sequences' first rows: every first, second, …"""
+    needed = -(-num_steps // length)
+    if needed == 1 or (recorded == needed and not known):
+        return max(1, recorded // max(1, needed))
+    for spacing in [known] if known else range(1, length):
+        if length % spacing == 0 and -(-num_steps // spacing) == recorded:
+            return length // spacing
+    raise RolloutError(
+        f"the rollout's memory is recorded {recorded} times in {num_steps} steps, so that no sequences of {length} steps begin there; "
+        "set ppo.sequence_length to a multiple of what it was when the rollout was collected"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Sequences [L, N] with one row more before each that forgets, and some at the end.
+
+    There are D rows then, a round number more than L: kernels are prepared anew for every shape that they meet.
+    """
+
+    depth: int
+    """D"""
+    places: np.ndarray
+    """[L · N] where in the D · N rows each row went."""
+    emptied: np.ndarray
+    """[K] which of the D · N rows stand before one that forgets."""
+
+
+def make_room(starts: np.ndarray) -> Room:
+    """Room to forget in, where `starts` [L, N] is true; what a sequence begins with is known, so its first row needs none."""
+    length, count = starts.shape
+    forgets = starts.copy()
+    forgets[0] = False
+    moved = np.cumsum(forgets, axis=0)  # [L, N] rows later than before
+    places = (moved + np.arange(length)[:, None]) * count + np.arange(count)
+    return Room(length + _rounded(int(moved[-1].max())), places.reshape(-1), places[forgets] - count)
+
+
+def _rounded(number: int) -> int:
+    """Up to a multiple of 4, or of the eighth part of the power of two below it: at most an eighth is added to what is large."""
+    step = max(4, 1 << max(0, number.bit_length() - 4))
+    return -(-number // step) * step
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,12 +16,24 @@ from inchworm.spaces import Space, leaf_dtype, leaf_shape, leaves
 _MEMORY_FACTS = Path("/proc/meminfo")
 
 
-def rollout_bytes(observation_space: Space, action_space: Space, num_steps: int, num_lanes: int) -> int:
+def rollout_bytes(
+    observation_space: Space,
+    action_space: Space,
+    num_steps: int,
+    num_lanes: int,
+    global_state_space: Space | None = None,
+    num_copies: int = 0,
+) -> int:
     """Bytes of a rollout's arrays: each datum once, in its own dtype, and the successor of every lane's last row."""
-    observation: int = sum(leaf_dtype(space).itemsize * math.prod(leaf_shape(space)) for _, space in leaves(observation_space))
+    observation = _value_bytes(observation_space)
     action: int = sum(action_dtype(space).itemsize * math.prod(leaf_shape(space)) for _, space in leaves(action_space))
     flat: int = sum(np.dtype(dtype).itemsize for dtype in FLAT_DTYPES.values())
-    return num_lanes * (num_steps * (observation + action + flat) + observation)
+    shared = 0 if global_state_space is None else _value_bytes(global_state_space)
+    return num_lanes * (num_steps * (observation + action + flat) + observation + shared) + num_copies * num_steps * shared
+
+
+def _value_bytes(space: Space) -> int:
+    return sum(leaf_dtype(leaf).itemsize * math.prod(leaf_shape(leaf)) for _, leaf in leaves(space))
 
 
 def check_fits(needed: int, *, what: str, use: str = "use fewer env.num_envs or ppo.rollout_steps") -> None:

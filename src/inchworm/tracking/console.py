@@ -19,7 +19,7 @@ from rich.text import Text
 
 from inchworm.tracking.terminal import Terminal, make_terminal, printable
 
-_EVALUATION = "evaluation/mean_return"
+_EVALUATION, _WON = "evaluation/mean_return", "evaluation/win_rate"
 _SHOWN = {  # metric -> what the views call it
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -76,9 +76,9 @@ class ConsoleTracker:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """The config is not shown."""
 
-    def start(self, step: int = 0) -> None:
+    def start(self, step: int = 0, best_evaluation: float | None = None) -> None:
         """The run begins, or goes on from `step`: the clock starts, the live view appears. Without this, the first row does it."""
-        self.step = step
+        self.step, self.best_evaluation = step, best_evaluation
         self._samples.clear()
         self._samples.append((self._clock(), step))
         if self._live is not None:
@@ -124,11 +124,14 @@ class ConsoleTracker:
 
     def view(self) -> RenderableType:
         """The state as the live view: a bar, then returns and scores, then losses."""
-        head = Table.grid(padding=(0, 2))
         cells: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
         if self.total is not None:
-            cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total), width=30))
-        head.add_row(*cells, self._progress(), *(Text(part, style="cyan") for part in self._pace()))
+            cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total)))
+        cells += [Text(self._progress()), *(Text(part, style="cyan") for part in self._pace())]
+        head = Table.grid(padding=(0, 2))
+        for cell in cells:  # where the terminal is narrow, the bar gives way and no word is broken
+            head.add_column(max_width=30) if isinstance(cell, ProgressBar) else head.add_column(no_wrap=True)
+        head.add_row(*cells)
         losses = list(self._losses().items())
         return Group(head, _row(self._scores().items(), "bold green"), _row(losses[:4], ""), _row(losses[4:], ""))
 
@@ -146,8 +149,13 @@ class ConsoleTracker:
         scores = {}
         if "mean_return" in self.metrics:
             scores["return"] = f"{self.metrics['mean_return']:.1f}"
+        if "episode/win" in self.metrics:
+            scores["win rate"] = f"{self.metrics['episode/win']:.2f}"
+        if "rating" in self.metrics:
+            scores["rating"] = f"{self.metrics['rating']:.1f}±{2 * self.metrics.get('rating_sigma', 0.0):.1f}"
         if _EVALUATION in self.metrics:
-            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}"
+            won = f" ({self.metrics[_WON]:.0%} won)" if _WON in self.metrics else ""
+            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}{won}"
         if self.best_evaluation is not None:
             scores["best"] = f"{self.best_evaluation:.1f}"
         return scores
@@ -158,7 +166,7 @@ class ConsoleTracker:
 
 def _row(values: Iterable[tuple[str, str]], style: str) -> Text:
     """Names and values in one line, which is cut rather than wrapped where the terminal is narrow."""
-    parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<9}", style), "  ")]
+    parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<8}", style), "  ")]
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 

@@ -50,4 +50,4 @@ def detach(stream: object) -> None:
 
 def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bool = False) -> Terminal:
     """The terminal of this process, or one that writes to `file`. NO_COLOR and TERM=dumb are honoured."""
-    return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True)
+    return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)

@@ -60,6 +60,8 @@ def _obstacle(config: TrainingConfig, builtin: bool) -> str:
         return "only built-in policies with the built-in loss and optimiser are compiled"
     if config.ppo.gradient_accumulation > 1:
         return f"ppo.gradient_accumulation={config.ppo.gradient_accumulation} is not compiled"
+    if config.policy.kind in ("lstm", "gru"):
+        return f"policy.kind={config.policy.kind} runs in a kernel of its own and is not compiled"
     if config.policy.kind == "cnn":
         return "convolutions take nearly all of the time and gain nothing"
     return ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inchworm.backends.interface import is_builtin
+from inchworm.backends.interface import describe_policy
 from inchworm.backends.process import cpu_capability, generators_state, restore_generators, thread_count
 from inchworm.checkpoint import Checkpoint
 from inchworm.config import RunConfig
@@ -41,7 +41,7 @@ class Keeper:
         return {
             "format": FORMAT,
             "config": binding_config(self._files.recorded_config(trainer.config)),
-            "spec": self._spec(),
+            "spec": describe_policy(trainer.policy),
             "weights": trainer.policy.get_weights(),
             "learner": trainer.learner.state_dict(),
             "collector": trainer.collector.state_dict(),
@@ -104,7 +104,7 @@ class Keeper:
         self.wait()
         checkpoint = self._files.read_checkpoint(path)
         with distrusted(f"the checkpoint {checkpoint.path} does not fit this trainer", keep=(ConfigError, EnvError)):
-            check_parts(checkpoint.state, checkpoint.step, self._spec() if path is None else None)
+            check_parts(checkpoint.state, checkpoint.step, describe_policy(self._trainer.policy) if path is None else None)
             self._give(checkpoint)
         self._files.go_on_from(checkpoint)
 
@@ -137,8 +137,3 @@ class Keeper:
         self._saver.wait() if wait else self._saver.poll()
         if not self._saver.busy:
             self._files.retry()
-
-    def _spec(self) -> dict[str, Any] | None:
-        """The architecture, where a file can describe it."""
-        learned: Any = self._trainer.policy
-        return learned.spec.to_dict() if is_builtin(learned) else None

@@ -17,7 +17,8 @@ from inchworm.config import RunConfig, TrainingConfig
 from inchworm.policy.spec import PolicySpec
 from inchworm.protocols import Callback, Collector, Learner, Policy
 from inchworm.rollout.rollout import Rollout
-from inchworm.train.resolve import resolve_choices, resolve_envs, resolve_policy
+from inchworm.selfplay.build import bind_pool, opponent_callbacks
+from inchworm.train.resolve import evaluation_source, resolve_choices, resolve_envs, resolve_policy
 from inchworm.types import EpisodeRecord
 
 
@@ -98,12 +99,15 @@ def create_training_components(
     try:
         policy = resolve_policy(policy, config, envs[0])
         learner = make_learner(policy, config)
-        collector = RolloutCollector(envs, acting_policy(policy), seed=config.run.seed)
+        length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)
+        collector = RolloutCollector(envs, acting_policy(policy), seed=config.run.seed, sequence_length=length)
+        bind_pool(envs, collector.policy)
+        watching = opponent_callbacks(envs, lambda: collector.policy, config, evaluation_source(source, config))
     except BaseException:
         for group in envs:
             group.close()
         raise
-    return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), tuple(callbacks))
+    return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), (*watching, *callbacks))
 
 
 def functional_training_loop(

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inchworm.abilities import SaysExact, SaysInexact, Stateful
 from inchworm.config import TrainingConfig
 from inchworm.errors import ConfigError
 from inchworm.manifest import Note
-from inchworm.protocols import SaysExact, SaysInexact, Stateful, VectorEnv
+from inchworm.policy.spec import PolicySpec
+from inchworm.protocols import VectorEnv
 from inchworm.run import FREE_FIELDS, NotExactWarning
 from inchworm.train.callbacks import FunctionCallback
 
@@ -65,8 +67,17 @@ def check_parts(state: Mapping[str, Any], step: int, spec: Mapping[str, Any] | N
         )
     if state["state"]["iteration"] != step:
         raise ConfigError(f"the checkpoint of iteration {step} says of itself that it is of iteration {state['state']['iteration']}")
-    if state.get("spec") is not None and spec is not None and state["spec"] != spec:
+    if state.get("spec") is not None and spec is not None and _completed(state["spec"]) != spec:
         raise ConfigError("the checkpoint is of another network than this trainer's; give the policy that it was made with")
+
+
+def _completed(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A described network with the fields that came later; a composite's parts each by itself."""
+    if spec is None:
+        return None
+    if "policies" in spec:
+        return {**spec, "policies": {name: _completed(part) for name, part in spec["policies"].items()}}
+    return PolicySpec.from_dict(spec).to_dict()
 
 
 def states_of(parts: Sequence[object]) -> list[dict[str, Any]]:

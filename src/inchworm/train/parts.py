@@ -24,7 +24,7 @@ def ordered_callbacks(
     own: Sequence[Callback],
     saving: tuple[CheckpointCallback, SnapshotCallback] | None,
 ) -> list[Callback]:
-    """In the order in which an iteration needs them: score, the user's `own`, write down, save."""
+    """In the order in which an iteration needs them: score, watch the opponents, the user's `own`, write down, save."""
     chosen: list[Callback] = []
     scored = config.evaluation.interval or config.evaluation.final_episodes
     if scored and trainer.evaluator is None:
@@ -33,7 +33,7 @@ def ordered_callbacks(
         safe = saving[0].secure if saving else None
         best = trainer.files.write_best_policy
         chosen.append(EvaluateCallback(trainer.evaluator, lambda: trainer.collector.policy, config.evaluation, best, safe))
-    chosen += own
+    chosen += [*trainer.opponents, *own]
     if trainer.trackers:
         chosen.append(TrackCallback(trainer.trackers, config.run.log_interval))
     return [*chosen, *(saving or ())]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
 from inchworm.collect.collector import RolloutCollector
 from inchworm.protocols import Callback
@@ -103,7 +104,7 @@ def _seams(components: TrainingComponents) -> list[Seam]:
     seams: list[Seam] = [("write", collector, "collect"), ("write", collector, "set_weights"), ("other", learner, "update")]
     if isinstance(collector, RolloutCollector):
         seams += collector.seams()
-    if isinstance(learner, BaseLearner):
+    if isinstance(learner, BaseLearner | CompositeLearner):
         seams += learner.seams()
     return seams
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.backends.interface import is_builtin
+from inchworm.backends.interface import policy_files
 from inchworm.backends.process import cpu_capability, thread_count
 from inchworm.checkpoint import Checkpoint, TrainingCheckpointer, prepare
 from inchworm.config import TrainingConfig
@@ -148,15 +148,15 @@ class RunFiles:
         self.write_policy(BEST_POLICY, self._policy.get_weights())
 
     def write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
-        """A policy file of the run, if there is a run directory and the network is one that a file can describe.
+        """A policy file of the run (one for each part of a composite), if there is a run directory and a file can describe the network.
 
         What cannot be written waits for `retry`: no training ends because of a derived file.
         """
-        if self.directory is None or not is_builtin(self._policy):
+        if self.directory is None:
             return
-        policy: Any = self._policy
         try:
-            save_policy(self.directory / name, policy.spec, weights)
+            for file, (spec, share) in policy_files(self._policy, name, weights).items():
+                save_policy(self.directory / file, spec, share)
         except OSError as error:
             problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
             if name not in self._unwritten:  # once, until it works again
@@ -208,14 +208,16 @@ class RunFiles:
             self._renew(BEST_POLICY, TrainingCheckpointer(best.parent).load(best).state["weights"])
 
     def _renew(self, name: str, weights: Mapping[str, Any]) -> None:
-        if self.directory is None or not is_builtin(self._policy):
+        if self.directory is None:
             return
-        try:
-            _, found = read_policy(self.directory / name)
-        except (OSError, InchwormError):
-            found = {}
-        if found.keys() != weights.keys() or any(not np.array_equal(found[key], value) for key, value in weights.items()):
-            self.write_policy(name, weights)
+        for file, (_, share) in policy_files(self._policy, name, weights).items():
+            try:
+                _, found = read_policy(self.directory / file)
+            except (OSError, InchwormError):
+                found = {}
+            if found.keys() != share.keys() or any(not np.array_equal(found[key], value) for key, value in share.items()):
+                self.write_policy(name, weights)
+                return
 
     def _is_here(self, checkpoints: Path) -> bool:
         """Whether that is where the run's own checkpoints are."""

@@ -11,17 +11,18 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from inchworm.backends.interface import acting_policy, is_builtin, learning_threads, make_learner
+from inchworm.backends.interface import acting_policy, learning_threads, make_learner, policy_files
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.errors import ConfigError
-from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
+from inchworm.policy.composite import PolicyMap
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.weights import save_policy
 from inchworm.protocols import Actor, Callback, Learner, Tracker, VectorEnv
 from inchworm.rollout.rollout import Rollout
 from inchworm.run import Run
+from inchworm.selfplay.build import bind_pool, make_evaluator, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import as_callback
 from inchworm.train.interrupt import interruptible
@@ -38,15 +39,15 @@ from inchworm.types import UpdateStats
 class PPOTrainer:
     """Trains a policy in an environment: collect, learn, repeat.
 
-    `policy` is "mlp", "cnn", a `PolicyConfig`, a `PolicySpec` or a policy; `env` an id, an `EnvConfig`, a Gymnasium environment, a
-    factory of them or a `VectorEnv`; `config` a `PPOConfig` or a whole `TrainingConfig`. Keywords override the config. With a
-    `run_dir` the run is written there: config, metrics, checkpoints, policies. Scores are taken during `train` only if a
-    `TrainingConfig` asks for it; `evaluate` takes one at any time.
+    `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
+    `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a whole `TrainingConfig`. Keywords
+    override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. Scores are taken during
+    `train` only if a `TrainingConfig` asks for it; `evaluate` takes one at any time.
     """
 
     def __init__(
         self,
-        policy: str | PolicyConfig | PolicySpec | Actor,
+        policy: str | PolicyConfig | PolicySpec | PolicyMap | Actor,
         env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv,
         config: PPOConfig | TrainingConfig | None = None,
         *,
@@ -72,7 +73,9 @@ class PPOTrainer:
                 if group is not env:  # somebody else's stays open
                     group.close()
             raise
-        self.collector = RolloutCollector(self.envs, acting_policy(self.policy), seed=self.config.run.seed)
+        length = self.config.ppo.sequence_length_for(self.config.ppo.rollout_steps, memory=True)  # read only if there is memory
+        self.collector = RolloutCollector(self.envs, acting_policy(self.policy), seed=self.config.run.seed, sequence_length=length)
+        bind_pool(self.envs, self.collector.policy)
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
@@ -81,7 +84,8 @@ class PPOTrainer:
         if run is not None:
             self.files.warn_of_inexact(self.inexact)
         source = evaluation_source(env, self.config)
-        self.evaluator = PolicyEvaluator(source, self.config.evaluation) if source is not None else None
+        self.evaluator = make_evaluator(source, self.config) if source is not None else None
+        self.opponents = opponent_callbacks(self.envs, lambda: self.collector.policy, self.config, source, self.run_dir)
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
 
@@ -217,10 +221,11 @@ class PPOTrainer:
 
     def save_policy(self, path: str | Path) -> Path:
         """Write the policy file: spec, weights and normalisers, for acting anywhere."""
-        if not is_builtin(self.policy):
+        files = policy_files(self.policy, Path(path).name, self.policy.get_weights())
+        if len(files) != 1:  # each of several has one of its own, which inchworm.save_policy writes
             raise ConfigError("only built-in networks have a policy file; save a network of your own with its own state_dict")
-        learned: Any = self.policy
-        return save_policy(path, learned.spec, self.policy.get_weights())
+        ((spec, weights),) = files.values()
+        return save_policy(path, spec, weights)
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""

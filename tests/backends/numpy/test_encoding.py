@@ -6,7 +6,8 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.backends.numpy.encoding import encode_mask, encode_observations, flatten_actions
-from inchworm.policy.layout import action_layout, observation_layout
+from inchworm.policy.layout import action_layout
+from inchworm.policy.observation_layout import observation_layout
 
 
 def encode(space, tree, leading=1):

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch import network as module
-from inchworm.backends.torch import policy as policy_module
+from inchworm.backends.torch import rows as rows_module
 from inchworm.backends.torch.encoding import channels_together
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.optimizer import PPOOptimizer
@@ -108,8 +108,8 @@ class Counting(Network):
 
 
 def test_the_critic_reads_fewer_rows_at_once_the_larger_they_are(monkeypatch):
-    monkeypatch.setattr(policy_module, "VALUE_CHUNK", 4)
-    monkeypatch.setattr(policy_module, "VALUE_NUMBERS", 60)
+    monkeypatch.setattr(rows_module, "VALUE_CHUNK", 4)
+    monkeypatch.setattr(rows_module, "VALUE_NUMBERS", 60)
     for size, expected in ((2, [4, 4, 2]), (20, [3, 3, 3, 1]), (100, [1] * 10)):  # 60 // 2 > 4; 60 // 20 = 3; never none
         spec = PolicySpec(spaces.Box(0, 9, (size,)), spaces.Discrete(2), PolicyConfig())
         policy = TorchPolicy(spec, network=Counting())

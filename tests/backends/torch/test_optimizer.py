@@ -265,10 +265,10 @@ def test_what_is_refused(make_policy, collect):
 @pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
 def test_garbage_in_dead_rows_changes_nothing(make_policy, collect, parameters, normalization):
     space = spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "action_mask": spaces.MultiBinary(3)})
-    results = []
+    results, told = [], ("episodes", "cut_valid")  # left out: they would say that somebody lives there
     for garbage in (0.0, np.nan, 1e30):
         policy = make_policy(space)
-        data = {name: optree.tree_map(np.array, value) for name, value in collect(policy).to_dict().items() if name != "episodes"}
+        data = {name: optree.tree_map(np.array, value) for name, value in collect(policy).to_dict().items() if name not in told}
         valid = np.ones((12, 3), bool)
         valid[8:, 1] = valid[:2, 0] = False
         data["terminated"][7, 1] = True  # it died here

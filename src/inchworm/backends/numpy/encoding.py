@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
+from inchworm.policy.layout import ActionLayout
+from inchworm.policy.observation_layout import ObservationLayout, ObservationPart
 from inchworm.spaces import leaf
 from inchworm.types import Tree
 

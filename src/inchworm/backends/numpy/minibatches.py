@@ -13,8 +13,9 @@ import optree
 
 from inchworm.backends.numpy.encoding import encode_mask, flatten_actions
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.rollout.rollout import Rollout, successor_observations
+from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import minibatch_places, select_sequences, split_into_sequences, split_valid
+from inchworm.rollout.successors import successor_observations
 from inchworm.spaces import MASK_KEY
 from inchworm.types import Advantages, Minibatch, Tree
 

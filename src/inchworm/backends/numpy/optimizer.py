@@ -42,6 +42,10 @@ class NumpyOptimizer(BaseLearner):
         super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
         if not isinstance(policy, NumpyPolicy):
             raise ConfigError(f"the numpy backend learns MLP policies of inchworm; {type(policy).__name__} is none: use --backend torch")
+        if policy.spec.memory is not None:
+            raise ConfigError(f"the numpy backend does not learn memory (policy.kind={policy.spec.config.kind}): use --backend torch")
+        if policy.central_critic:
+            raise ConfigError("the numpy backend does not learn a central critic (policy.central_critic=true): use --backend torch")
         self.policy: NumpyPolicy = policy
         weights = policy.get_weights()
         self._network = FlatNetwork(policy.spec, np.dtype(weights["actor.head.weight"].dtype))

@@ -12,10 +12,13 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
+from inchworm.backends.numpy.central import GlobalStateReader, beside, flat_worlds
 from inchworm.backends.numpy.encoding import encode_mask, encode_observations, flatten_actions
+from inchworm.backends.numpy.memory import Memory
 from inchworm.backends.numpy.network import ACTIVATIONS
 from inchworm.errors import SpaceError
 from inchworm.policy.layout import ActionLayout
+from inchworm.policy.predicting import Predicts
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.policy.weights import VERSION, check_weights, rescaled_value_head
@@ -28,60 +31,73 @@ VALUE_CHUNK = 16_384
 """Rows that the critic reads at once, so that a long rollout does not need the memory of all its activations."""
 
 
-class NumpyPolicy:
-    """An MLP policy from its spec and weights; memoryless, so its state is `()`."""
+class NumpyPolicy(Predicts):
+    """A policy from its spec and weights: an MLP, whose state is `()`, or one with an LSTM or GRU, whose memory is the caller's."""
 
     def __init__(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None = None, *, seed: int = 0) -> None:
         if spec.observations.images:
-            raise SpaceError('convolutions do not run in NumPy; use the torch backend for policy.kind="cnn"')
+            raise SpaceError(f'convolutions do not run in NumPy; use the torch backend for policy.kind="{spec.config.kind}" on images')
         self.spec = spec
         self.policy_version = 0
         self.statistics = PolicyStatistics(spec)
         self._activation = ACTIVATIONS[spec.config.activation].apply
         self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
-    def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's, for policies with memory
-        """No memory."""
-        return ()
+    def initial_state(self, num_lanes: int) -> Tree:
+        """The memory of lanes that have seen nothing: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
+        return () if self._memory is None else self._memory.empty(num_lanes)
 
     def act(
         self,
         observations: Tree,
         state: Tree,
-        episode_starts: Array,  # noqa: ARG002 - the protocol's, for policies with memory
+        episode_starts: Array,
         rng: np.random.Generator,
         *,
         deterministic: bool = False,
     ) -> PolicyStep:
-        """One action per lane; the critic is not asked."""
+        """One action per lane; the critic is not asked. Where an episode starts the lane's memory is forgotten first."""
         rows, _ = self.encode(observations, 1)
-        outputs = self._network("actor", self._features(rows))  # [B, C + D]
+        if self._memory is None:
+            features = self._features(rows)
+        elif self.spec.memory_is_last:
+            features, state = self._memory.step(self._features(rows), state, episode_starts)
+        else:
+            features, state = self._memory.step(rows, state, episode_starts)
+            features = self._features(features)
+        outputs = self._network("actor", features)  # [B, C + D]
         mask = encode_mask(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
         return choose(self.spec, outputs, self._log_std, mask, state, rng, deterministic=deterministic)
 
-    def predict(self, observation: Tree, *, deterministic: bool = True, rng: np.random.Generator | None = None) -> Tree:
-        """The action for one unbatched observation, as the environment takes it."""
-        stream = rng if rng is not None else np.random.default_rng()
-        step = self.act(self.spec.batch(observation), (), np.ones(1, bool), stream, deterministic=deterministic)
-        return self.spec.unbatch(step.env_actions)
+    def value(
+        self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
+    ) -> Array:
+        """The critic on [L, N, *obs]: values [L, N] in reward units; `()` begins with an empty memory, and nothing forgets.
 
-    def value(self, observations: Tree, state: Tree = (), episode_starts: Array = ()) -> Array:  # noqa: ARG002
-        """The critic on [L, N, *obs]: values [L, N] in reward units."""
+        A central critic also reads `global_state` (`lane_states` [L, N, …]), and of an agent that does not live (`valid`) nothing else.
+        """
         rows, leading = self.encode(observations, 2)
-        chunks = [self._values(self._features(rows[start : start + VALUE_CHUNK])) for start in range(0, len(rows), VALUE_CHUNK)]
+        world = None if self._reader is None else self._reader.rows(global_state)  # [L·N, G]
+        alive = np.ones(len(rows), bool) if valid is None else np.asarray(valid).reshape(len(rows))
+        if self._memory is not None:
+            return self._values(self._remembered(rows, leading, state, episode_starts), world, alive).reshape(leading)
+        parts = [slice(start, start + VALUE_CHUNK) for start in range(0, len(rows), VALUE_CHUNK)]
+        chunks = [self._values(self._features(rows[part]), None if world is None else world[part], alive[part]) for part in parts]
         return np.concatenate(chunks).reshape(leading) if chunks else np.zeros(leading, rows.dtype)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """What the weights say of a minibatch. NumPy has no gradients: this is the reference for the numbers."""
         layout, (rows, leading) = self.spec.actions, self.encode(minibatch.observations, 2)
-        features = self._features(rows)
+        past = (minibatch.policy_state, minibatch.episode_starts)
+        features = self._features(rows) if self._memory is None else self._remembered(rows, leading, *past)
         outputs = self._network("actor", features).reshape(*leading, layout.num_outputs)
         mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
+        world = None if self._reader is None else self._reader.rows(minibatch.global_state)
         return Evaluation(
             distributions.log_prob(layout, outputs, self._log_std, mask, choices, gaussians),
             distributions.entropy(layout, outputs, self._log_std, mask),
-            self._values(features).reshape(leading),
+            self._values(features, world, minibatch.valid.reshape(-1)).reshape(leading),
             outputs.dtype.type(self.statistics.value_std),
         )
 
@@ -89,7 +105,7 @@ class NumpyPolicy:
         """Enter a rollout into the normalisers; values in reward units stay what they were."""
         before = (self.statistics.value_mean, self.statistics.value_std)
         flat = encode_observations(self.spec.observations, rollout.observations, 2)
-        self.statistics.update(flat, np.asarray(returns), rollout.valid)
+        self.statistics.update(flat, np.asarray(returns), rollout.valid, flat_worlds(self.spec, rollout))
         self._weights |= rescaled_value_head(self._weights, before, (self.statistics.value_mean, self.statistics.value_std))
         self._prepare()
 
@@ -110,13 +126,15 @@ class NumpyPolicy:
         """Lay the weights out for acting: one (matrix [in, out], bias) per layer, statistics as f32 vectors."""
         self._layers: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for name in self.spec.layers:
-            if name.endswith(".weight"):
+            if name.endswith(".weight") and not name.startswith("memory."):
                 stack = self._layers.setdefault(name.split(".")[0], [])
                 stack.append((np.ascontiguousarray(self._weights[name].T), self._weights[name.removesuffix("weight") + "bias"]))
+        self._memory = None if self.spec.memory is None else Memory(self.spec.memory, self._weights)
         log_std = self._weights.get(LOG_STD, np.zeros(0, np.float32))
         self._log_std = np.clip(log_std, *TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else log_std
+        dtype, world = self._weights["actor.head.weight"].dtype, self.spec.global_state
+        self._reader = None if world is None else GlobalStateReader(world, self.spec, self.statistics, dtype)
         if self.statistics.observations is not None:
-            dtype = self._weights["actor.head.weight"].dtype
             self._center, self._inverse_std = self.statistics.center.astype(dtype), self.statistics.inverse_std.astype(dtype)
             self._clip = np.asarray(self.spec.config.observation_clip, dtype)
 
@@ -137,6 +155,16 @@ class NumpyPolicy:
             rows = self._hidden(rows, *layer)
         return rows
 
+    def _remembered(self, rows: np.ndarray, leading: tuple[int, ...], state: Tree, episode_starts: Array) -> np.ndarray:
+        """The same [L·N, width] for sequences of a policy with memory."""
+        assert self._memory is not None
+        state = self.initial_state(leading[1]) if isinstance(state, tuple) else state
+        starts = np.zeros(leading, bool) if isinstance(episode_starts, tuple) else episode_starts
+        rows = self._features(rows) if self.spec.memory_is_last else rows
+        features = self._memory.over(rows.reshape(*leading, -1), state, starts)
+        rows = features.reshape(leading[0] * leading[1], features.shape[-1])
+        return rows if self.spec.memory_is_last else self._features(rows)
+
     def _network(self, name: str, rows: np.ndarray) -> np.ndarray:
         *hidden, (head, head_bias) = self._layers[name]
         for layer in hidden:
@@ -152,8 +180,8 @@ class NumpyPolicy:
         self._activation(outputs, outputs)
         return outputs
 
-    def _values(self, rows: np.ndarray) -> np.ndarray:
-        normalized = self._network("critic", rows)[:, 0]
+    def _values(self, rows: np.ndarray, world: np.ndarray | None, alive: Array) -> np.ndarray:
+        normalized = self._network("critic", rows if world is None else beside(rows, world, alive))[:, 0]
         values: np.ndarray = normalized * self.statistics.value_std + self.statistics.value_mean
         return values
 

@@ -30,12 +30,14 @@ from inchworm.config import PPOConfig
 from inchworm.errors import InchwormError
 from inchworm.types import Evaluation, Minibatch, Tree
 
-FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts")
+FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
 """What the loss and the built-in policies read of a minibatch."""
 COLUMNS = (*TERMS, "grad_norm", "bad", "empty")
 """What a step gives, in this order."""
-STATISTICS = {name: f"policy.network.{name}" for name in ("center", "inverse_std", "value_mean", "value_std")}
-"""The normalisers' numbers, which are buffers of the network, and where they are."""
+STATISTICS = ("center", "inverse_std", "value_mean", "value_std")
+"""The normalisers' numbers, which are buffers of the network."""
+OF_THE_WORLD = ("global_center", "global_inverse_std")
+"""And those of a central critic."""
 NO_COMPILER = "ppo.compile=on needs a C++ compiler, and none was found; install g++ or clang, or set ppo.compile=off"
 OPTIONS = {"cpp.use_decompose_tanh": True}
 """Of torch's code generator: tanh by exp, which halves the time of everything but the matrix products and errs by 1e-7."""
@@ -61,6 +63,7 @@ class CompiledStep:
         self._module, self._network, self._config, self._adam = _Evaluate(policy), policy.network, config, adam
         named = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self._names = [named[id(parameter)] for parameter in adam.parameters]
+        self._statistics = (*STATISTICS, *(OF_THE_WORLD if policy.central_critic else ()))
         self._graphs: dict[Any, Callable[..., Tensor]] = {}
         self._numbers: tuple[tuple[float, ...], Tensor] = (), adam.mean
 
@@ -68,7 +71,7 @@ class CompiledStep:
         """One step on each minibatch, in order, and what each of them gave."""
         adam, c = self._adam, coefficients
         numbers = self._on_device((adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef))
-        statistics = [getattr(self._network, name) for name in STATISTICS]
+        statistics = [getattr(self._network, name) for name in self._statistics]
         fixed = [*adam.parameters, adam.mean, adam.square, adam.steps, numbers, *statistics]
         with torch.no_grad():
             rows = [self._one(fixed, minibatch) for minibatch in minibatches]
@@ -112,7 +115,8 @@ class CompiledStep:
         """What is compiled: forward, loss, gradient, clip, Adam, and the metrics as one vector."""
         count = len(self._names)
         parameters, (mean, square, steps, numbers), rest = flat[:count], flat[count : count + 4], flat[count + 4 :]
-        statistics, leaves = rest[: len(STATISTICS)], rest[len(STATISTICS) :]
+        statistics, leaves = rest[: len(self._statistics)], rest[len(self._statistics) :]
+        places = [f"policy.network.{name}" for name in self._statistics]
         minibatch = self._normalized(Minibatch(**optree.tree_unflatten(structure, leaves)))
         learning_rate, clip_coef, vf_coef, ent_coef = numbers.unbind()
         entropy_weight: Any = ent_coef if self._config.ent_coef else 0.0
@@ -120,7 +124,7 @@ class CompiledStep:
         valid_count = minibatch.valid.sum()
         with torch.enable_grad():
             learned = [parameter.detach().requires_grad_() for parameter in parameters]
-            tensors = dict(zip([*self._names, *STATISTICS.values()], [*learned, *statistics]))
+            tensors = dict(zip([*self._names, *places], [*learned, *statistics]))
             terms = ppo_loss(functional_call(self._module, tensors, (minibatch,)), minibatch, coefficients, valid_count)
             parts = torch.autograd.grad(terms["loss"], learned, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.reshape(-1) for part in parts])

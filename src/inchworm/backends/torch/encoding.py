@@ -9,7 +9,8 @@ import optree
 import torch
 from torch import Tensor
 
-from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
+from inchworm.policy.layout import ActionLayout
+from inchworm.policy.observation_layout import ObservationLayout, ObservationPart
 from inchworm.policy.spec import channels_first
 from inchworm.spaces import leaf
 from inchworm.types import Tree

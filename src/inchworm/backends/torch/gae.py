@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import optree
 import torch
 from torch import Tensor
 
@@ -43,14 +42,11 @@ def gae_on_device(
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """The current critic's view of a rollout of tensors: values, the values of the true successors, advantages and returns."""
-    first_state = optree.tree_map(lambda leaf: leaf[0], rollout.policy_state)
-    values = policy.value(rollout.observations, first_state, rollout.episode_starts)  # [T, B]
-    cut_observations = optree.tree_map(lambda leaf: leaf[None], rollout.cut_observations)  # [1, K, *obs]
+    values = reference.rollout_values(policy, rollout, config)  # [T, B]
     goes_on = torch.zeros((1, len(rollout.cut_rows)), dtype=torch.bool, device=values.device)
-    cut_values = policy.value(cut_observations, rollout.cut_state, goes_on)[0]  # [K]
     next_values = torch.cat([values[1:], values[-1:]])
     rows = rollout.cut_rows.long()
-    next_values[rows[:, 0], rows[:, 1]] = cut_values
+    next_values[rows[:, 0], rows[:, 1]] = reference.cut_values(policy, rollout, goes_on)  # [K]
     advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)
 

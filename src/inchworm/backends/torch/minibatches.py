@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +12,12 @@ import optree
 import torch
 from torch import Tensor
 
+from inchworm.backends.torch.encoding import to_tensors
 from inchworm.backends.torch.loss import normalize
-from inchworm.rollout.rollout import Rollout, successor_observations
+from inchworm.rollout.lane_states import PLACE, WORLD, lane_states
+from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import minibatch_places, sequence_states, split_into_sequences, split_valid
+from inchworm.rollout.successors import successor_observations
 from inchworm.types import Advantages, Minibatch, Tree
 
 PER_SEQUENCE = "policy_state"
@@ -35,19 +38,21 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
         "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
         "values": advantages.values,
         "next_observations": successor_observations(rollout) if successors else (),
+        "global_state": to_tensors(lane_states(rollout), rollout.valid.device),
     }
     return Minibatch(
         **split_into_sequences(steps, length),
         valid=split_valid(rollout.valid, length),
-        policy_state=sequence_states(rollout.policy_state),
+        policy_state=sequence_states(rollout.policy_state, rollout.num_steps, length, rollout.state_every),
     )
 
 
 class PackedSequences:
     """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k]."""
 
-    def __init__(self, sequences: Minibatch) -> None:
-        self.valid = sequences.valid
+    def __init__(self, sequences: Minibatch, shared: Tree = ()) -> None:
+        """`shared` is a global state that `sequences` leaves out, once for each env copy, [L, N / lanes per copy, *]."""
+        self.valid, self._shared = sequences.valid, shared
         leaves: Tree = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
         self._states = leaves.pop(PER_SEQUENCE)
         flat, self._structure = optree.tree_flatten(leaves)
@@ -72,7 +77,19 @@ class PackedSequences:
             leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
         cuts = zip(*[leaf.chunk(len(places), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
         states = self._states_of(columns, len(places))
-        return [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
+        parts = [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
+        return self._with_worlds(parts, columns) if optree.tree_leaves(self._shared) else parts
+
+    def _with_worlds(self, parts: list[Minibatch], columns: Tensor) -> list[Minibatch]:
+        """Give each sequence of the minibatches the state of its copy, and its place there."""
+        length, width = self.valid.shape
+        per_copy = width // optree.tree_leaves(self._shared)[0].shape[1]
+        # Column chunk * B + lane is of copy lane // k, whose column is chunk * B / k + lane // k.
+        worlds: Tree = optree.tree_map(lambda leaf: leaf.index_select(1, columns // per_copy), self._shared)
+        states: Tree = {WORLD: worlds, PLACE: (columns % per_copy).repeat(length, 1)}
+        chosen, structure = optree.tree_flatten(states)
+        cuts = zip(*[leaf.chunk(len(parts), 1) for leaf in chosen])
+        return [replace(part, global_state=structure.unflatten(cut)) for part, cut in zip(parts, cuts)]
 
     def _states_of(self, columns: Tensor, num_minibatches: int) -> list[Tree]:
         """What the sequences of each minibatch begin with."""

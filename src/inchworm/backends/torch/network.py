@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from inchworm.backends.torch.central import Central, beside
 from inchworm.backends.torch.encoding import channels_together, encode_image, encode_observations
-from inchworm.policy.layout import ObservationPart
+from inchworm.backends.torch.memory import Memory, Past
+from inchworm.policy.observation_layout import ObservationPart
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.spaces import leaf
@@ -45,10 +47,15 @@ class Network(nn.Module):
 
 
 class SpecNetwork(Network):
-    """The built-in network: convolutions for images, then actor and critic, with separate trunks or a shared one."""
+    """The built-in network: convolutions for images, then actor and critic, with separate trunks or a shared one, and a memory.
+
+    With a memory, rows [L·N, …] are sequences laid flat, and `past` says what they remember.
+    """
 
     center: Tensor
     inverse_std: Tensor
+    global_center: Tensor
+    global_inverse_std: Tensor
     value_mean: Tensor
     value_std: Tensor
 
@@ -60,10 +67,14 @@ class SpecNetwork(Network):
         for part in spec.observations.images:
             self.cnn[spec.image_name(part).removeprefix("cnn.")] = _stack(spec, spec.image_name(part))
         self.trunk = _stack(spec, "trunk")
+        self.memory = None if spec.memory is None else Memory(spec.memory)
         self.actor = _stack(spec, "actor")
         self.critic = _stack(spec, "critic")
         self.register_buffer("center", torch.zeros(spec.observations.size), persistent=False)
         self.register_buffer("inverse_std", torch.ones(spec.observations.size), persistent=False)
+        if spec.global_state is not None:
+            self.register_buffer("global_center", torch.zeros(spec.global_state.size), persistent=False)
+            self.register_buffer("global_inverse_std", torch.ones(spec.global_state.size), persistent=False)
         self.register_buffer("value_mean", torch.zeros(()), persistent=False)
         self.register_buffer("value_std", torch.ones(()), persistent=False)
 
@@ -74,22 +85,57 @@ class SpecNetwork(Network):
         if statistics.observations is not None:
             self.center.copy_(torch.from_numpy(statistics.center))
             self.inverse_std.copy_(torch.from_numpy(statistics.inverse_std))
+        if statistics.global_state is not None:
+            self.global_center.copy_(torch.from_numpy(statistics.global_center))
+            self.global_inverse_std.copy_(torch.from_numpy(statistics.global_inverse_std))
 
-    def action_outputs(self, observations: Tree) -> Tensor:
+    def action_outputs(self, observations: Tree, past: Past | None = None) -> Tensor:
         """[N, C + D]"""
-        return self._head(self.actor, self._features(observations))
+        return self._head(self.actor, self._features(observations, past))
 
-    def values(self, observations: Tree) -> Tensor:
+    def step_outputs(self, observations: Tree, past: Past) -> tuple[Tensor, Tree]:
+        """[N, C + D] for one row [1, N] of each lane, and what is remembered after it."""
+        assert self.memory is not None
+        rows = self._inputs(observations)
+        rows = self._hidden(rows) if self.spec.memory_is_last else rows
+        features, after = self.memory.step(rows, past.state, past.starts[0])
+        return self._head(self.actor, features if self.spec.memory_is_last else self._hidden(features)), after
+
+    def values(self, observations: Tree, past: Past | None = None) -> Tensor:
         """[N]"""
-        return self._head(self.critic, self._features(observations)).squeeze(-1)
+        return self._critic(observations, self._features(observations, past))
 
-    def forward(self, observations: Tree) -> tuple[Tensor, Tensor]:
+    def forward(self, observations: Tree, past: Past | None = None) -> tuple[Tensor, Tensor]:
         """Both from one pass of what they share."""
-        features = self._features(observations)
-        return self._head(self.actor, features), self._head(self.critic, features).squeeze(-1)
+        features = self._features(observations, past)
+        return self._head(self.actor, features), self._critic(observations, features)
 
-    def _features(self, observations: Tree) -> Tensor:
+    def _critic(self, observations: Tree, features: Tensor) -> Tensor:
+        """[N] from the features, and where the critic is central from the world's state."""
+        if self.spec.global_state is not None:
+            limit = self.spec.config.observation_clip if self.spec.config.normalize_observations else None
+            features = beside(features, observations, self.spec.global_state, self.global_center, self.global_inverse_std, limit)
+        return self._head(self.critic, features).squeeze(-1)
+
+    def _features(self, observations: Tree, past: Past | None) -> Tensor:
+        """[N, width] what actor and critic share."""
+        rows = self._inputs(observations)
+        if self.memory is None or past is None:
+            return self._hidden(rows)
+        rows = self._hidden(rows) if self.spec.memory_is_last else rows
+        features = self.memory.over(rows.reshape(*past.starts.shape, -1), *past).flatten(0, 1)
+        return features if self.spec.memory_is_last else self._hidden(features)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        """The layers of the trunk, if there is one."""
+        for layer in self.trunk.values():
+            rows = self.activation(layer(rows))
+        return rows
+
+    def _inputs(self, observations: Tree) -> Tensor:
+        """[N, F] what the first layer reads: encoded, normalised, images convolved."""
         layout, pieces = self.spec.observations, []
+        observations = observations.observations if isinstance(observations, Central) else observations
         if layout.size:
             flat = encode_observations(layout, observations, 1).to(self.center.dtype)
             if self.spec.config.normalize_observations:
@@ -98,10 +144,7 @@ class SpecNetwork(Network):
             pieces.append(flat)
         for part, stack in zip(layout.images, self.cnn.values()):
             pieces.append(self._image_features(part, stack, encode_image(part, leaf(observations, part.path))))
-        features = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
-        for layer in self.trunk.values():
-            features = self.activation(layer(features))
-        return features
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
     def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
         *hidden, head = stack.values()  # type: ignore[operator]

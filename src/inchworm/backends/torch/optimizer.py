@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.fitting import check_global_state, check_memory
 from inchworm.backends.guard import Table
 from inchworm.backends.learner import BaseLearner
 from inchworm.backends.numpy.loss import LossCoefficients
@@ -29,6 +31,7 @@ from inchworm.errors import ConfigError
 from inchworm.protocols import Policy
 from inchworm.rollout.living import harmless
 from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.sequences import split_into_sequences
 from inchworm.types import Advantages, Array, Minibatch, Seam, Tree
 
 
@@ -76,6 +79,7 @@ class PPOOptimizer(BaseLearner):
         valid: Array | None = None,
         episode_starts: Array | None = None,
         policy_state: Tree = (),
+        global_state: Tree = (),
     ) -> dict[str, Tensor]:
         """The loss terms of [N, …] samples (or [L, N, …] sequences) under the current weights, `loss` with its gradient graph.
 
@@ -87,9 +91,10 @@ class PPOOptimizer(BaseLearner):
         shape = np.shape(log_probs)
         trees.append(to_tensor(np.ones(shape, bool) if valid is None else valid, self.device))
         trees.append(to_tensor(np.zeros(shape, bool) if episode_starts is None else episode_starts, self.device))
+        trees.append(to_tensors(global_state, self.device))
         if flat:
             trees = [to_sequences(tree) for tree in trees]
-        names = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts")
+        names = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
         minibatch = Minibatch(**dict(zip(names, trees)), policy_state=to_tensors(policy_state, self.device))
         return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
 
@@ -98,7 +103,9 @@ class PPOOptimizer(BaseLearner):
         return on_device, compute_advantages(self.policy, on_device, self.config)
 
     def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
-        return PackedSequences(sequences_of(rollout, self._scaled(advantages, rollout.valid), length, successors=successors))
+        shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
+        own = replace(rollout, global_state=())
+        return PackedSequences(sequences_of(own, self._scaled(advantages, rollout.valid), length, successors=successors), shared)
 
     def _scaled(self, advantages: Advantages, valid: Tensor) -> Advantages:
         if self.config.normalize_advantages != "batch":
@@ -137,6 +144,8 @@ class PPOOptimizer(BaseLearner):
     def _validate(self, rollout: Rollout) -> None:
         if self._builtin is not None:
             rollout.validate(self._builtin.spec.observation_space, self._builtin.spec.action_space)
+            check_memory(self._builtin.spec, rollout)
+            check_global_state(self._builtin.spec, rollout)
         else:
             rollout.validate()
 
@@ -182,6 +191,8 @@ class PPOOptimizer(BaseLearner):
             obstacle = "an optimizer that was brought along"
         elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
             obstacle = "a network or policy that was brought along"
+        elif self.policy.spec.memory is not None:
+            obstacle = f"a policy with memory (policy.kind={self.policy.spec.config.kind})"
         elif self.config.gradient_accumulation > 1:
             obstacle = f"ppo.gradient_accumulation={self.config.gradient_accumulation}"
         if obstacle is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,27 @@ import optree
 import torch
 from torch import Tensor, nn
 
+from inchworm.backends.numpy.central import flat_worlds
 from inchworm.backends.numpy.encoding import encode_mask as encode_mask_numpy
 from inchworm.backends.numpy.encoding import encode_observations
 from inchworm.backends.numpy.policy import choose, fresh_weights
+from inchworm.backends.torch.central import with_world
 from inchworm.backends.torch.distributions import log_prob_and_entropy
 from inchworm.backends.torch.encoding import encode_mask, flatten_actions, to_tensors
+from inchworm.backends.torch.memory import Memory, some_sequences
 from inchworm.backends.torch.network import Network, SpecNetwork
-from inchworm.errors import ConfigError, InchwormError
+from inchworm.backends.torch.rows import chunks, merge_leading, rows_at_once
+from inchworm.errors import ConfigError
+from inchworm.policy.predicting import Predicts
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
-from inchworm.policy.weights import VERSION, check_weights, rescaled_value_head
+from inchworm.policy.weights import VERSION, check_alike, check_weights, rescaled_value_head
 from inchworm.rollout.rollout import Rollout
 from inchworm.spaces import MASK_KEY
 from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 
-VALUE_CHUNK = 16_384
-"""Rows that the critic reads at once, so that a rollout does not need the memory of all its activations."""
-VALUE_NUMBERS = 2**24
-"""And the numbers in those rows: observations of more than 1,024, such as images, are read fewer at once."""
 
-
-class TorchPolicy(nn.Module):
+class TorchPolicy(Predicts, nn.Module):
     """A trainable policy: the spec's own network, or one that somebody brings.
 
     `TorchPolicy(spec)` builds what the spec says. `TorchPolicy(spec, network=MyNetwork())` takes any `Network` whose
@@ -46,6 +45,8 @@ class TorchPolicy(nn.Module):
             raise ConfigError(
                 "policy.normalize_observations and policy.normalize_values belong to the built-in networks; leave them off here"
             )
+        if network is not None and spec.global_state is not None:
+            raise ConfigError("policy.central_critic belongs to the built-in networks; leave it off here")
         self.spec = spec
         self.builtin = network is None
         self.network = network if network is not None else SpecNetwork(spec)
@@ -56,19 +57,25 @@ class TorchPolicy(nn.Module):
             self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
     @property
+    def _memory(self) -> Memory | None:
+        return self.network.memory if isinstance(self.network, SpecNetwork) else None
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.log_std.device
 
-    def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's, for policies with memory
-        """No memory."""
-        return ()
+    def initial_state(self, num_lanes: int) -> Tree:
+        """The memory of lanes that have seen nothing: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
+        if self._memory is None:
+            return ()
+        return self._memory.layout.empty(num_lanes, np.float64 if self.log_std.dtype == torch.float64 else np.float32)
 
     def act(
         self,
         observations: Tree,
         state: Tree,
-        episode_starts: Array,  # noqa: ARG002 - the protocol's, for policies with memory
+        episode_starts: Array,
         rng: np.random.Generator,
         *,
         deterministic: bool = False,
@@ -76,31 +83,38 @@ class TorchPolicy(nn.Module):
         """One action per lane; the network runs here, the sampling is NumPy's, as in every backend."""
         self._set_training(False)
         with torch.inference_mode():
-            outputs = self.network.action_outputs(to_tensors(self._seen(observations), self.device)).cpu().numpy()
+            seen = to_tensors(self._seen(observations), self.device)
+            outputs, state = self._outputs(seen, state, episode_starts)
             log_std = self._log_std().cpu().numpy()
         mask = encode_mask_numpy(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
         return choose(self.spec, outputs, log_std, mask, state, rng, deterministic=deterministic)
 
-    def predict(self, observation: Tree, *, deterministic: bool = True, rng: np.random.Generator | None = None) -> Tree:
-        """The action for one unbatched observation, as the environment takes it."""
-        stream = rng if rng is not None else np.random.default_rng()
-        step = self.act(self.spec.batch(observation), (), np.ones(1, bool), stream, deterministic=deterministic)
-        return self.spec.unbatch(step.env_actions)
+    def value(
+        self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
+    ) -> Tensor:
+        """The critic on [L, N, *obs]: values [L, N] in reward units, without gradients; `()` begins with an empty memory.
 
-    def value(self, observations: Tree, state: Tree = (), episode_starts: Array = ()) -> Tensor:  # noqa: ARG002
-        """The critic on [L, N, *obs]: values [L, N] in reward units, without gradients."""
+        A central critic also reads `global_state` (`lane_states` [L, N, …]), and of an agent that does not live (`valid`) nothing else.
+        """
         self._set_training(False)
         with torch.no_grad():
-            flat, leading = _merge_leading(to_tensors(self._seen(observations), self.device))
-            values = [self.network.values(chunk) for chunk in _chunks(flat, leading[0] * leading[1])]
+            seen = to_tensors(self._seen(observations), self.device)
+            seen = with_world(seen, global_state, valid) if self.central_critic else seen
+            if self._memory is not None:
+                return self._remembered_values(self._memory, seen, state, episode_starts)
+            flat, leading = merge_leading(seen)
+            values = [self.network.values(chunk) for chunk in chunks(flat, leading[0] * leading[1])]
             return self._reward_units(torch.cat(values)).reshape(leading) if values else torch.zeros(leading, device=self.device)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """What the current weights say of a minibatch, with gradients."""
         self._set_training(torch.is_grad_enabled())  # without gradients nobody learns: the ratio is measured as it acted
         layout = self.spec.actions
-        flat, leading = _merge_leading(self._seen(minibatch.observations))
-        outputs, normalized = self.network(flat)
+        seen = self._seen(minibatch.observations)
+        flat, leading = merge_leading(with_world(seen, minibatch.global_state, minibatch.valid) if self.central_critic else seen)
+        memory = self._memory
+        past = [] if memory is None else [memory.past(minibatch.policy_state, minibatch.episode_starts, leading, self.device)]
+        outputs, normalized = self.network(flat, *past)
         outputs = outputs.reshape(*leading, layout.num_outputs)
         mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
@@ -110,12 +124,12 @@ class TorchPolicy(nn.Module):
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
         """Enter a rollout into the normalisers; values in reward units stay what they were (PopArt)."""
-        if self.statistics.observations is None and self.statistics.values is None:
+        if not self.statistics.wanted:
             return
         before = self._value_units()
         host = rollout.map(_to_host)
         flat = encode_observations(self.spec.observations, host.observations, 2) if self.spec.observations.size else np.zeros(0)
-        self.statistics.update(flat, np.asarray(_to_host(returns)), np.asarray(host.valid))
+        self.statistics.update(flat, np.asarray(_to_host(returns)), np.asarray(host.valid), flat_worlds(self.spec, host))
         if self.statistics.values is not None:
             self.set_weights({**self.get_weights(), **rescaled_value_head(self.get_weights(), before, self._value_units())})
         self._refresh()
@@ -133,7 +147,7 @@ class TorchPolicy(nn.Module):
         if self.builtin:
             check_weights(self.spec, weights)
         else:
-            _check_alike(weights, self.get_weights())
+            check_alike(weights, self.get_weights())
         targets = {**dict(self.named_parameters()), **({} if self.builtin else dict(self.named_buffers()))}
         with torch.no_grad():
             for name, tensor in targets.items():
@@ -163,6 +177,28 @@ class TorchPolicy(nn.Module):
         if not self.builtin and self.network.training is not training:
             self.network.train(training)
 
+    def _outputs(self, seen: Tree, state: Tree, episode_starts: Array) -> tuple[np.ndarray, Tree]:
+        """[B, C + D] and the memory after, as arrays: whoever keeps it knows nothing of torch."""
+        if self._memory is None:
+            return self.network.action_outputs(seen).cpu().numpy(), state
+        assert isinstance(self.network, SpecNetwork)
+        if isinstance(state, tuple):
+            raise self._memory.layout.refusal(state, len(episode_starts))
+        past = self._memory.past(state, np.asarray(episode_starts)[None], (1, len(episode_starts)), self.device)
+        outputs, after = self.network.step_outputs(seen, past)
+        return outputs.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
+
+    def _remembered_values(self, memory: Memory, seen: Tree, state: Tree, episode_starts: Array) -> Tensor:
+        """The critic on some whole sequences [L, N] at a time, as many as their rows allow."""
+        assert isinstance(self.network, SpecNetwork)
+        shape = optree.tree_leaves(seen)[0].shape[:2]
+        values = [torch.zeros((shape[0], 0), dtype=self.log_std.dtype, device=self.device)]
+        width = max(1, rows_at_once(seen, 2) // max(1, shape[0]))
+        for columns, past in some_sequences(seen, memory.past(state, episode_starts, shape, self.device), width):
+            normalized = self.network.values(merge_leading(columns)[0], past)
+            values.append(self._reward_units(normalized).reshape(past.starts.shape))
+        return torch.cat(values, 1)
+
     def _log_std(self) -> Tensor:
         return self.log_std.clamp(*TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else self.log_std
 
@@ -184,30 +220,5 @@ class TorchPolicy(nn.Module):
         return {key: value for key, value in observations.items() if key != MASK_KEY}
 
 
-def _check_alike(weights: Mapping[str, np.ndarray], own: Weights) -> None:
-    """Refuse weights whose names or shapes are not those of a network that somebody brought."""
-    differing = sorted(weights.keys() ^ own.keys())
-    if differing:
-        raise InchwormError(f"these weights do not fit the policy: {differing} are only on one side")
-    for name, value in own.items():
-        if np.shape(weights[name]) != value.shape:
-            raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {value.shape}")
-
-
 def _to_host(array: Array) -> Array:
     return array.detach().cpu().numpy() if isinstance(array, Tensor) else array
-
-
-def _chunks(tree: Tree, rows: int) -> Iterator[Tree]:
-    numbers = sum(leaf.shape[1:].numel() for leaf in optree.tree_leaves(tree))  # of one row
-    size = max(1, min(VALUE_CHUNK, VALUE_NUMBERS // max(1, numbers)))
-    for start in range(0, rows, size):
-        yield optree.tree_map(operator.itemgetter(slice(start, start + size)), tree)
-
-
-def _merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
-    """[L, N, …] as [L·N, …], which is what a memoryless network reads; and (L, N)."""
-    if isinstance(tree, Tensor):
-        return tree.flatten(0, 1), (tree.shape[0], tree.shape[1])
-    first = optree.tree_leaves(tree)[0]
-    return optree.tree_map(lambda leaf: leaf.flatten(0, 1), tree), (first.shape[0], first.shape[1])

@@ -1,0 +1,130 @@
+"""Serves steps 4 and 8 of 9: what a policy remembers, in torch. Whole batches of sequences run in one fused kernel.
+
+A kernel knows nothing of episodes, so where one starts within a sequence, a row is put in that makes the memory forget. It has a 1 in a
+column of its own, whose weights shut the gates: σ(-10,000) is 0 to the last bit, and so are the memory after that row and the gradient
+before it. A GRU, whose new memory n is then all that is left, has n = tanh(b - b) = 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor, nn
+
+from inchworm.backends.torch.encoding import to_tensor
+from inchworm.backends.torch.gru import GruLayer
+from inchworm.policy.memory import MemoryLayout
+from inchworm.rollout.sequences import make_room
+from inchworm.types import Array, Tree
+
+SHUT = {"lstm": (-1e4, -1e4, 0.0, -1e4), "gru": (-1e4, -1e4)}
+"""What shuts the gates i, f, (g), o and r, z, whatever else is added before the activation. A GRU's n has its own bias, negative."""
+
+
+class Past(NamedTuple):
+    """What sequences [L, N] were preceded by."""
+
+    state: Tree
+    """[N, layers, size] memory before the first row."""
+    starts: Tensor
+    """[L, N] bool: forget before reading this row."""
+
+
+class Memory(nn.ModuleDict):
+    """Recurrent layers under the spec's names. It holds weights alone: what is remembered belongs to the caller."""
+
+    shut: Tensor
+
+    def __init__(self, layout: MemoryLayout) -> None:
+        super().__init__({str(layer): nn.ModuleDict() for layer in range(layout.layers)})
+        self.layout = layout
+        self.register_buffer("shut", torch.tensor(SHUT[layout.kind]).repeat_interleave(layout.size)[:, None], persistent=False)
+        for name, shape in layout.weights.items():
+            _, layer, part, kind = name.split(".")
+            parts: nn.ModuleDict = self[layer]  # type: ignore[assignment]
+            if part not in parts:
+                parts[part] = nn.ParameterDict()
+            parts[part][kind] = nn.Parameter(torch.empty(shape))  # type: ignore[operator]
+
+    def step(self, rows: Tensor, state: Tree, starts: Tensor) -> tuple[Tensor, Tree]:
+        """Forget where an episode starts, then read [N, in]: features [N, size] and what is remembered now."""
+        features, after = self._run(rows[None], self._begin(state, ~starts, rows))
+        return features[0], {name: part.transpose(0, 1) for name, part in zip(self.layout.names, after)}
+
+    def over(self, rows: Tensor, state: Tree, starts: Tensor) -> Tensor:
+        """Features [L, N, size] of whole sequences [L, N, in], which begin with `state` [N, layers, size]."""
+        resets = starts.cpu().numpy()  # [L, N] shapes depend on it, so a device that is not the CPU is waited for
+        begin = self._begin(state, ~starts[0] if resets[0].any() else None, rows)
+        if not resets[1:].any():
+            return self._run(rows, begin)[0]
+        room, width = make_room(resets), rows.shape[1]
+        places = torch.from_numpy(room.places).to(rows.device)
+        spread = rows.new_zeros((room.depth * width, rows.shape[2] + 1))
+        spread[:, :-1].index_copy_(0, places, rows.flatten(0, 1))
+        spread[torch.from_numpy(room.emptied).to(rows.device), -1] = 1.0
+        features = self._run_forgetting(spread.reshape(room.depth, width, -1), begin)
+        return features.flatten(0, 1).index_select(0, places).reshape(*starts.shape, -1)
+
+    def _begin(self, state: Tree, keep: Tensor | None, rows: Tensor) -> list[Tensor]:
+        """The state [N, layers, size] as kernels read it, [layers, N, size], empty where it is not kept [N]."""
+        parts = [state[name].to(rows.dtype).transpose(0, 1) for name in self.layout.names]
+        return [(part if keep is None else torch.where(keep[:, None], part, 0.0)).contiguous() for part in parts]
+
+    def _run(self, rows: Tensor, begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Sequences [L, N, in] without a reset: features [L, N, size], and the state after their last row."""
+        layers = [_in_order(layer) for layer in self.values()]
+        if self.layout.kind == "lstm" or rows.device.type != "cpu":
+            return self._kernel(rows, [weight for layer in layers for weight in layer], begin)
+        after = []
+        for weights, before in zip(layers, begin[0]):
+            rows = GruLayer.apply(rows, before, *weights)  # type: ignore[no-untyped-call]
+            after.append(rows[-1])
+        return rows, [torch.stack(after)]
+
+    def _run_forgetting(self, rows: Tensor, begin: list[Tensor]) -> Tensor:
+        """Sequences [L, N, in + 1], whose last column is 1 in rows that make the memory forget: features [L, N, size]."""
+        forget, size = rows[..., -1:], self.layout.size
+        for index, layer in enumerate(self.values()):
+            w, u, b, d = _in_order(layer)
+            shut = self.shut if self.layout.kind == "lstm" else torch.cat([self.shut, -b[2 * size :, None]])
+            weights = [torch.cat([w, shut], 1), u, b, d]
+            rows = rows if index == 0 else torch.cat([rows, forget], -1)
+            if self.layout.kind == "lstm" or rows.device.type != "cpu":
+                rows, _ = self._kernel(rows, weights, [part[index : index + 1] for part in begin])
+            else:
+                rows = GruLayer.apply(rows, begin[0][index], *weights)  # type: ignore[no-untyped-call]
+        return rows
+
+    def _kernel(self, rows: Tensor, weights: list[Tensor], begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """torch's own, as many layers as there are weights for."""
+        options = (True, len(weights) // 4, 0.0, False, False, False)  # biases, layers, dropout, training, two ways, batch first
+        if self.layout.kind == "lstm":
+            features, *after = torch.lstm(rows, begin, weights, *options)
+        else:
+            features, *after = torch.gru(rows, begin[0], weights, *options)
+        return features, after
+
+    def past(self, state: Tree, starts: Array, shape: tuple[int, int], device: torch.device) -> Past:
+        """A state and flags of arrays or tensors as tensors; `()` is an empty memory that is never forgotten."""
+        state = self.layout.empty(shape[1]) if isinstance(state, tuple) and not state else state
+        if not self.layout.fits(state, (shape[1],)):
+            raise self.layout.refusal(state, shape[1])
+        starts = np.zeros(shape, np.bool_) if isinstance(starts, tuple) else starts
+        return Past({name: to_tensor(state[name], device) for name in self.layout.names}, to_tensor(starts, device))
+
+
+def _in_order(layer: nn.Module) -> list[Tensor]:
+    """A layer's weights as torch's kernels want them."""
+    return [layer[part][kind] for kind in ("weight", "bias") for part in ("input", "state")]  # type: ignore[index]
+
+
+def some_sequences(observations: Tree, past: Past, width: int) -> Iterator[tuple[Tree, Past]]:
+    """`width` sequences at a time, with what they remember."""
+    for first in range(0, past.starts.shape[1], width):
+        part = slice(first, first + width)
+        columns = optree.tree_map(lambda leaf, part=part: leaf[:, part], observations)
+        yield columns, Past({name: leaf[part] for name, leaf in past.state.items()}, past.starts[:, part])

@@ -1,0 +1,109 @@
+"""Serves the loop: how strong a policy is, with its uncertainty, on a scale that fixed players hold still (OpenSkill's Plackett-Luce).
+
+The fixed players are rated once, by games among themselves, and never move again. A rating is made from its own games against them
+alone, beginning at 25 ± 25/3: so it follows the policy at once, and its uncertainty is that of these games.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inchworm.errors import MissingExtraError
+
+HINT = 'ratings need openskill: pip install "inchworm[marl]", or set opponent.rating_interval=0'
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """A strength and how uncertain it is."""
+
+    mu: float = 25.0
+    sigma: float = 25.0 / 3.0
+
+    @property
+    def interval95(self) -> tuple[float, float]:
+        """mu ± 2 sigma."""
+        return self.mu - 2 * self.sigma, self.mu + 2 * self.sigma
+
+
+@dataclass(frozen=True, slots=True)
+class RatingEntry:
+    """What a rating found, and when."""
+
+    iteration: int
+    env_steps: int
+    rating: Rating
+    win_rates: Mapping[str, float]
+    """Against each fixed player, draws counting one half."""
+
+
+@dataclass
+class RatingBook:
+    """All ratings of a run. Saved with it."""
+
+    anchors: dict[str, Rating] = field(default_factory=dict)
+    history: list[RatingEntry] = field(default_factory=list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, also of `ratings.json`."""
+        return {
+            "anchors": {name: [rating.mu, rating.sigma] for name, rating in self.anchors.items()},
+            "history": [
+                {
+                    "iteration": entry.iteration,
+                    "env_steps": entry.env_steps,
+                    "rating": entry.rating.mu,
+                    "rating_sigma": entry.rating.sigma,
+                    "win_rates": dict(entry.win_rates),
+                }
+                for entry in self.history
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.anchors = {str(name): Rating(float(mu), float(sigma)) for name, (mu, sigma) in state["anchors"].items()}
+        self.history = [
+            RatingEntry(
+                int(entry["iteration"]),
+                int(entry["env_steps"]),
+                Rating(float(entry["rating"]), float(entry["rating_sigma"])),
+                {str(name): float(rate) for name, rate in entry["win_rates"].items()},
+            )
+            for entry in state["history"]
+        ]
+
+
+def rating_model() -> Any:
+    """OpenSkill's model; a missing package is answered with what to type."""
+    try:
+        from openskill.models import PlackettLuce
+    except ImportError as error:
+        raise MissingExtraError(HINT) from error
+    return PlackettLuce()
+
+
+def rate(results: Sequence[tuple[str, float]], anchors: Mapping[str, Rating], start: Rating | None = None) -> Rating:
+    """The rating that games against fixed players lead to, each (whom, 1 won, 0 lost, 0.5 drawn), in this order. Nobody else moves."""
+    model, rating = rating_model(), start or Rating()
+    for name, win in results:
+        rating, _ = _after(model, rating, anchors[name], win)
+    return rating
+
+
+def calibrate(names: Sequence[str], results: Sequence[tuple[str, str, float]]) -> dict[str, Rating]:
+    """The fixed players' ratings by games among themselves, each (one, other, what the one made of it). From then on they are the scale."""
+    model, ratings = rating_model(), {name: Rating() for name in names}
+    for one, other, win in results:
+        ratings[one], ratings[other] = _after(model, ratings[one], ratings[other], win)
+    return ratings
+
+
+def _after(model: Any, one: Rating, other: Rating, win: float) -> tuple[Rating, Rating]:
+    """Both ratings after a game."""
+    ranks = [1, 1] if win == 0.5 else [1, 2] if win > 0.5 else [2, 1]
+    teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in (one, other)]
+    (first,), (second,) = model.rate(teams, ranks=ranks)
+    return Rating(float(first.mu), float(first.sigma)), Rating(float(second.mu), float(second.sigma))

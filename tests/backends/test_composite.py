@@ -1,0 +1,270 @@
+"""Several policies that learn, each from its own lanes: as they would alone, and together through the front door."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inchworm import (
+    CompositePolicy,
+    NumpyPolicy,
+    PolicyConfig,
+    PolicyMap,
+    PolicySpec,
+    PPOConfig,
+    PPOOptimizer,
+    PPOTrainer,
+    Rollout,
+    RolloutCollector,
+    TorchPolicy,
+    TrainingCheckpointer,
+    compute_advantages,
+    load_policy,
+    make_vector_env,
+)
+from inchworm.backends.composite import CompositeLearner
+from inchworm.backends.interface import acting_policy
+from inchworm.errors import ConfigError
+from inchworm.train.profile import Profile
+
+PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)
+LANE_MAP = ["red", "blue"]
+
+
+def mlp(seed: int, **config: Any) -> TorchPolicy:
+    env = make_vector_env("CartPole-v1", 1)
+    spec = PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,), **config))
+    env.close()
+    return TorchPolicy(spec, seed=seed)
+
+
+def collected(policy: CompositePolicy, num_lanes: int = 4) -> Rollout:
+    env = make_vector_env("CartPole-v1", num_lanes)
+    with env:
+        return RolloutCollector(env, acting_policy(policy)).collect(16)
+
+
+def learner_of(policy: CompositePolicy, **learners: PPOOptimizer) -> CompositeLearner:
+    return CompositeLearner(policy, learners or {name: PPOOptimizer(policy.policies[name], PPO) for name in policy.trainable})
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_parts_learn_to_the_bit_what_two_learners_learn_alone() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    alone = {"red": PPOOptimizer(mlp(0), PPO), "blue": PPOOptimizer(mlp(1), PPO)}
+    learner = learner_of(policy)
+    for update in range(3):
+        rollout = collected(policy)
+        stats = learner.update(rollout)
+        for name, lanes in (("red", [0, 2]), ("blue", [1, 3])):
+            own = rollout.select_lanes(lanes)
+            lonely = alone[name].update(own)
+            assert {key.removeprefix(f"{name}/"): value for key, value in stats.items() if key.startswith(f"{name}/")} == dict(lonely)
+            assert same(policy.learned[name].get_weights(), alone[name].policy.get_weights()), (name, update)
+        assert stats["policy_loss"] == np.mean([stats["red/policy_loss"], stats["blue/policy_loss"]])
+        assert stats["ratio_error"] == max(stats["red/ratio_error"], stats["blue/ratio_error"])
+    assert (learner.updates, policy.policy_version, learner.env_steps) == (3, 3, 3 * 16 * 4)
+    assert policy.learned["red"].policy_version == 3
+
+
+@pytest.mark.parametrize("kinds", [("mlp", "mlp"), ("lstm", "mlp"), ("gru", "lstm")])
+def test_the_ratio_is_1_for_every_part(kinds: tuple[str, str]) -> None:
+    policies = {name: PolicyConfig(kind=kind, hidden_sizes=(8,)) for name, kind in zip(("red", "blue"), kinds)}  # type: ignore[arg-type]
+    with PPOTrainer(PolicyMap(policies=policies, lane_map=LANE_MAP), "CartPole-v1", PPO, num_envs=4) as trainer, warnings.catch_warnings():
+        warnings.simplefilter("error")  # a ratio that is not 1 is warned of
+        for _ in range(3):
+            stats = trainer.learn(trainer.collect_rollouts())
+            assert stats["red/ratio_error"] < 5e-5
+            assert stats["blue/ratio_error"] < 5e-5
+            assert stats["staleness"] == 0
+
+
+def test_a_ratio_that_is_not_1_is_told_of_the_part() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    rollout = collected(policy)
+    wrong = dataclasses.replace(rollout, log_probs=rollout.log_probs - np.float32(0.1))
+    with pytest.warns(UserWarning, match="ratio_error is 0.11: the policy that learns disagrees"):
+        learner_of(policy).update(wrong)
+
+
+def test_what_happens_in_others_lanes_changes_nothing() -> None:
+    rollout = collected(CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP))
+    rewards, valid = rollout.rewards.copy(), rollout.valid.copy()
+    rewards[:, [1, 3]] = 1000  # of blue's lanes
+    valid[8:, [1, 3]] = False
+    weights = []
+    for one in (rollout, dataclasses.replace(rollout, rewards=rewards, valid=valid)):
+        policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+        learner_of(policy).update(one)
+        weights.append({name: part.get_weights() for name, part in policy.learned.items()})
+    assert same(weights[0]["red"], weights[1]["red"])
+    assert not same(weights[0]["blue"], weights[1]["blue"])
+
+
+def test_a_part_whose_lanes_are_dead_stays_and_the_other_learns() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    rollout, before = collected(policy), {name: part.get_weights() for name, part in policy.learned.items()}
+    valid = rollout.valid.copy()
+    valid[:, [1, 3]] = False
+    stats = learner_of(policy).update(dataclasses.replace(rollout, valid=valid))
+    assert same(policy.learned["blue"].get_weights(), before["blue"])
+    assert not same(policy.learned["red"].get_weights(), before["red"])
+    assert "red/explained_variance" in stats
+    assert "blue/explained_variance" not in stats
+    assert stats["explained_variance"] == stats["red/explained_variance"]
+
+
+def test_a_rollout_of_nobody_is_no_update() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    rollout, learner = collected(policy), learner_of(policy)
+    learner.update(dataclasses.replace(rollout, valid=np.zeros_like(rollout.valid)))
+    assert (learner.updates, policy.policy_version) == (0, 0)
+
+
+def test_staleness_is_counted_from_a_parts_own_version() -> None:
+    old = mlp(0)
+    old.policy_version = 40  # it has learned elsewhere before
+    policy = CompositePolicy({"red": old, "blue": mlp(1)}, LANE_MAP)
+    rollout, learner = collected(policy), learner_of(policy)
+    assert learner.update(rollout.to_dict())["red/staleness"] == 0
+    stats = learner.update(rollout)  # the same once more: one update old by now
+    assert (stats["red/staleness"], stats["blue/staleness"], stats["staleness"]) == (1, 1, 1)
+    assert old.policy_version == 42
+
+
+def test_frozen_parts_stay_and_own_settings_are_used() -> None:
+    several = PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP, trainable=["red"], ppo={"red": {"learning_rate": 1e-2}})
+    with PPOTrainer(several, "CartPole-v1", PPO, num_envs=4) as trainer:
+        before = trainer.policy.get_weights()
+        history = trainer.train(64)
+        after = trainer.policy.get_weights()
+    moved = {name.partition("/")[0] for name in before if not np.array_equal(before[name], after[name])}
+    assert moved == {"red", "policy_version"}
+    assert history["red/learning_rate"] == [1e-2]
+    assert "blue/policy_loss" not in history
+
+
+def test_schedules_run_with_the_whole_run() -> None:
+    config = PPO.replace(learning_rate_schedule="linear")
+    with PPOTrainer(PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP), "CartPole-v1", config, num_envs=4) as trainer:
+        history = trainer.train(4 * 64)
+    rates = [3e-4 * (1 - share) for share in (0, 0.25, 0.5, 0.75)]  # 64 of 256 steps in each iteration, 32 of them each part's
+    np.testing.assert_allclose(history["red/learning_rate"], rates)
+    np.testing.assert_allclose(history["blue/learning_rate"], rates)
+
+
+def test_two_policies_of_one_kind_begin_differently() -> None:
+    with PPOTrainer(PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP), "CartPole-v1", PPO, num_envs=2) as trainer:
+        weights = trainer.policy.get_weights()
+    assert not np.array_equal(weights["red/actor.0.weight"], weights["blue/actor.0.weight"])
+
+
+def test_a_composite_that_is_given_is_the_one_that_learns() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    with PPOTrainer(policy, "CartPole-v1", PPO, num_envs=4) as trainer:
+        trainer.learn(trainer.collect_rollouts())
+        assert trainer.policy is policy
+        assert trainer.device == "cpu"
+        assert trainer.optimizer.keys() == {"red", "blue"}
+        assert isinstance(trainer.collector.policy, CompositePolicy)
+        assert all(isinstance(part, NumpyPolicy) for part in trainer.collector.policy.policies.values())
+    assert policy.policy_version == 1
+
+
+def test_without_torch_the_parts_learn_in_numpy() -> None:
+    several = PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP)
+    with PPOTrainer(several, "CartPole-v1", PPO, num_envs=4, backend="numpy") as trainer:
+        history = trainer.train(128)
+    assert max(history["ratio_error"]) < 5e-5
+
+
+SEVERAL = PolicyMap(
+    policies={"red": PolicyConfig(kind="gru", hidden_sizes=(8,), memory_size=8), "blue": PolicyConfig(normalize_observations=True)},
+    lane_map=LANE_MAP,
+)
+
+
+def run(directory: Path, *targets: int) -> dict[str, np.ndarray]:
+    for index, target in enumerate(targets):
+        with PPOTrainer(SEVERAL, "CartPole-v1", PPO, num_envs=4, run_dir=directory) as trainer:
+            if index:
+                trainer.load_checkpoint()
+            trainer.train(target)
+            weights = trainer.policy.get_weights()
+    return weights
+
+
+def test_a_resumed_run_has_the_same_bits_and_a_file_for_each_policy(tmp_path: Path) -> None:
+    whole, resumed = run(tmp_path / "whole", 6 * 64), run(tmp_path / "parts", 2 * 64, 6 * 64)
+    assert same(whole, resumed)
+    assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "parts" / "metrics.jsonl").read_bytes()
+    assert not (tmp_path / "whole" / "policy.safetensors").exists()
+    for name in ("red", "blue"):
+        part = load_policy(tmp_path / "whole" / f"policy-{name}.safetensors")
+        assert same(part.get_weights(), {key.removeprefix(f"{name}/"): value for key, value in whole.items() if key.startswith(f"{name}/")})
+    record = TrainingCheckpointer(tmp_path / "whole" / "checkpoints").load_policy()
+    assert isinstance(record.policy, CompositePolicy)
+    assert same(record.policy.get_weights(), whole)
+
+
+def test_a_policy_file_that_is_missing_is_written_again(tmp_path: Path) -> None:
+    run(tmp_path, 64)
+    (tmp_path / "policy-blue.safetensors").unlink()
+    with PPOTrainer(SEVERAL, "CartPole-v1", PPO, num_envs=4, run_dir=tmp_path) as trainer:
+        trainer.load_checkpoint()
+        with pytest.raises(ConfigError, match="only built-in networks have a policy file"):
+            trainer.save_policy(tmp_path / "x.safetensors")
+    assert (tmp_path / "policy-blue.safetensors").exists()
+
+
+def test_a_checkpoint_of_another_lane_map_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, 64)
+    other = dataclasses.replace(SEVERAL, lane_map=["blue", "red"])
+    with (
+        PPOTrainer(other, "CartPole-v1", PPO, num_envs=4, run_dir=tmp_path) as trainer,
+        pytest.raises(ConfigError, match="another network"),
+    ):
+        trainer.load_checkpoint()
+    with pytest.raises(ConfigError, match="is of learners for red, but blue learn here"):
+        learner_of(CompositePolicy({"blue": mlp(0)}, ["blue"])).load_state_dict({"parts": {"red": {}}})
+
+
+def test_advantages_are_each_critics_own() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    rollout = collected(policy)
+    whole = compute_advantages(policy, rollout, PPO)
+    for name, lanes in (("red", [0, 2]), ("blue", [1, 3])):
+        own = compute_advantages(policy.learned[name], rollout.select_lanes(lanes), PPO)
+        for field in ("values", "next_values", "advantages", "returns"):
+            np.testing.assert_array_equal(getattr(whole, field)[:, lanes], getattr(own, field))
+
+
+def test_a_profile_sees_inside_every_part() -> None:
+    profile = Profile()
+    with PPOTrainer(PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP), "CartPole-v1", PPO, num_envs=2) as trainer:
+        trainer.train(32, profile=profile)
+    assert profile.calls["GAE"] == 2
+
+
+@pytest.mark.parametrize(
+    ("several", "words"),
+    [
+        ({"lane_map": ["red", "blue", "red"]}, r"lane_map names 3 lane\(s\), but the environment has 4; name 4, or a part that repeats"),
+        ({"policies": {"red": "mlp", "blue": "tree"}}, "there is no policy called 'tree'"),
+        ({"ppo": {"red": {"learning_rat": 1}}}, "learning_rat"),
+        ({"trainable": []}, "nobody learns: none of red, blue is trainable"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(several: dict[str, Any], words: str) -> None:
+    plan = dataclasses.replace(PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP), **several)
+    with pytest.raises(ConfigError, match=words) as caught, PPOTrainer(plan, "CartPole-v1", PPO, num_envs=4) as trainer:
+        trainer.train(64)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,159 @@
+"""The commands on worlds of two teams, with a central critic, and on runs of several policies."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+from inchworm.config import EnvConfig, EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.policy.composite import CompositePolicy, PolicyMap
+from inchworm.policy.weights import load_policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.selfplay.build import make_evaluator
+from inchworm.train.trainer import PPOTrainer
+
+RULES = "{units: [scout, scout], wall_pairs: 0, max_steps: 6}"
+SMALL = ["--env.kwargs", RULES, "--num-envs", "4", "--ppo.rollout-steps", "8", "--ppo.num-minibatches", "2", "--policy.hidden-sizes", "8"]
+SMALL += ["--total-timesteps", "64", "--evaluation.final-episodes", "4", "--evaluation.num-envs", "2", "--evaluation.interval", "0"]
+
+
+@pytest.fixture
+def team(cli: Any) -> Path:
+    """A run in Skirmish against the heuristic, as the preset has it: 4 arenas of 2 against 2, 8 lanes of ours."""
+    result = cli("train", "Skirmish-v0", *SMALL, "--run.name", "team")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert "; win rate 0." in next(line for line in lines if line.startswith("score: "))
+    assert "against heuristic" in next(line for line in lines if line.startswith("score: "))
+    assert lines[-1].strip() == "inchworm evaluate team --opponent heuristic --save-replay game.json, then inchworm replay game.json"
+    return Path("runs/team")
+
+
+def test_a_run_is_evaluated_against_its_own_opponent_which_is_named(cli: Any, team: Path) -> None:
+    result = cli("evaluate", "team")
+    assert result.code == 0, result.err
+    assert result.out.startswith("runs/team/policy.safetensors against heuristic: mean return ")
+
+
+def test_a_rollout_is_collected_as_in_training_with_the_runs_opponent(cli: Any, team: Path) -> None:
+    result = cli("collect", "team", "--out", "r.st", "--steps", 12)
+    assert result.code == 0, result.err
+    assert "collecting 12 steps of 8 lanes (4 copies) of Skirmish-v0" in result.out
+    rollout = Rollout.load("r.st")
+    assert rollout.valid.shape == (12, 8)  # ours: two of each arena's four
+    assert len(rollout.episodes) == 16  # two games of 6 steps in each of 4 arenas, told by both of our units
+    assert cli("learn", "team", "r.st").code == 0
+    assert cli("collect", "team", "--out", "s.st", "--steps", 12, "--seed", 1, "--quiet").code == 0
+    assert cli("collect", "team", "--out", "t.st", "--steps", 12, "--seed", 1, "--quiet").code == 0
+    one, other = Rollout.load("s.st"), Rollout.load("t.st")
+    assert all(np.array_equal(one.observations[key], other.observations[key]) for key in one.observations)
+
+
+def test_self_play_collects_against_the_policy_as_it_is(cli: Any) -> None:
+    modes = ["--opponent.mode", "self_play", "--opponent.rating-interval", "0"]
+    assert cli("train", "Skirmish-v0", *SMALL, *modes, "--run.name", "selves", "--quiet").code == 0
+    result = cli("collect", "selves", "--out", "r.st")
+    assert result.code == 0, result.err
+    assert Rollout.load("r.st").num_lanes == 8
+
+
+@pytest.mark.parametrize("words", [["--policy.central-critic", "true"], ["--policy.central_critic=True"], ["--policy.central-critic"]])
+def test_a_central_critic_is_trained_collected_and_learned(cli: Any, words: list[str]) -> None:
+    result = cli("train", *words, "Skirmish-v0", *SMALL, "--run.name", "central")
+    assert result.code == 0, result.err
+    assert "torch learns from it" in result.out  # though the world's preset learns in NumPy
+    assert cli("collect", "central", "--out", "r.st", "--quiet").code == 0
+    assert {part.shape[:2] for part in optree.tree_leaves(Rollout.load("r.st").global_state)} == {(8, 4)}  # [T, E]
+    assert cli("learn", "central", "r.st", "--quiet").code == 0
+    assert cli("evaluate", "central", "--episodes", 2, "--quiet").code == 0
+
+
+def test_a_switch_can_be_turned_off_by_value(cli: Any) -> None:
+    for words in (["--policy.shared-trunk", "false"], ["--policy.shared-trunk=false"], ["--policy.no-shared-trunk"]):
+        assert "shared_trunk: false" in cli("config", "CartPole-v1", *words).out
+    assert "shared_trunk: true" in cli("config", "CartPole-v1", "--policy.shared-trunk", "TRUE").out
+
+
+def test_what_needs_several_agents_is_refused_before_anything_is_written(cli: Any) -> None:
+    for words, message in (
+        (["--opponent.mode", "heuristic"], "opponent.mode=heuristic needs a world with two teams, as Skirmish-v0 has, but CartPole-v1"),
+        (
+            ["--policy.central-critic", "true"],
+            "policy.central_critic reads the state of a world of several agents, but CartPole-v1 has one",
+        ),
+    ):
+        result = cli("train", "CartPole-v1", *words)
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err
+        assert len(result.err.splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_skirmish_is_trained_without_pettingzoo(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)  # as if it were not installed
+    assert cli("train", "Skirmish-v0", *SMALL, "--run.name", "bare", "--quiet").code == 0
+    assert cli("evaluate", "bare", "--episodes", 2, "--quiet").code == 0
+    result = cli("train", "Skirmish-v0", "--env.kwargs", "{units: [wizard]}")
+    assert result.code == 2
+    assert result.err == "inchworm: units: 'wizard' is no class of units; use scout, soldier, heavy\n"
+
+
+def test_a_rollout_of_another_world_is_named(cli: Any, team: Path, run: Path) -> None:
+    assert cli("collect", "small", "--out", "pole.st", "--quiet").code == 0
+    result = cli("learn", "team", "pole.st")
+    assert result.code == 1
+    assert result.err.startswith("inchworm: pole.st does not fit the run runs/team: ")
+    strangers = cli("match", "team", "small")
+    assert strangers.code == 2
+    assert strangers.err == "inchworm: team plays Skirmish-v0 and small plays CartPole-v1: they have no world in common\n"
+
+
+@pytest.fixture
+def several(cli: Any) -> TrainingConfig:
+    """A run of two policies in Skirmish, made in Python as runs/pair."""
+    config = TrainingConfig(
+        env=EnvConfig(id="Skirmish-v0", num_envs=2, kwargs={"units": ["scout", "scout"], "max_steps": 6}),
+        ppo=PPOConfig(rollout_steps=8, num_minibatches=2),
+        opponent=OpponentConfig(mode="heuristic"),
+        evaluation=EvalConfig(interval=1, episodes=2, final_episodes=2, num_envs=2),
+        run=RunConfig(total_timesteps=64),
+    )
+    both = PolicyMap(policies={"left": "mlp", "right": "mlp"}, lane_map=["left", "right"])
+    with PPOTrainer(both, config.env, config, run_dir="runs/pair") as trainer:
+        trainer.train()
+    return config
+
+
+def test_several_policies_are_evaluated_from_their_checkpoint(cli: Any, several: TrainingConfig) -> None:
+    result = cli("evaluate", "pair", "--episodes", 4, "--json")
+    assert result.code == 0, result.err
+    parts = {name: load_policy(f"runs/pair/policy-{name}.safetensors") for name in ("left", "right")}
+    evaluation = several.evaluation.replace(episodes=4)
+    with make_evaluator(several.env, several.replace(evaluation=evaluation)) as evaluator:
+        expected = evaluator.evaluate(CompositePolicy(parts, ["left", "right"])).to_dict()
+    assert json.loads(result.out) == expected
+    assert cli("evaluate", "pair", "--best", "--episodes", 2, "--quiet").code == 0
+    assert cli("evaluate", "pair", "--opponent", "pair", "--episodes", 2, "--quiet").code == 0
+    assert cli("match", "heuristic", "pair", "--episodes", 2, "--quiet").code == 0
+    assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
+
+
+def test_several_policies_are_trained_and_checked_in_python(cli: Any, several: TrainingConfig) -> None:
+    assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
+    for words in (["resume", "pair"], ["learn", "pair", "r.st"]):
+        result = cli(*words)
+        assert result.code == 2
+        assert "the run runs/pair trains several policies (left, right), which a command cannot name; go on in Python" in result.err
+        assert len(result.err.splitlines()) == 1
+    result = cli("check-policy", "pair")
+    assert result.code == 2
+    assert "check each by its file, with an environment: runs/pair/policy-left.safetensors, runs/pair/policy-right" in result.err
+
+
+def test_names_are_printed_as_they_are(cli: Any, team: Path) -> None:
+    team.rename("runs/a:bug:b")  # which a terminal library would make a picture of
+    assert cli("evaluate", "a:bug:b", "--episodes", 2).out.startswith("runs/a:bug:b/policy.safetensors against heuristic: ")

@@ -1,0 +1,307 @@
+"""Rollouts of teams: dead rows count in nothing, cuts are the true successors, and credit runs on after a death where it should."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pettingzoo")
+from inchworm.backends.numpy.gae import compute_advantages
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.env.actors import RandomActor
+from inchworm.env.groups import make_groups
+from inchworm.env.opponents import OpponentVectorEnv
+from inchworm.env.toys_teams import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import BadNumberError
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.types import PolicyStep
+
+
+class Memory:
+    """An actor that does nothing, and remembers how many observations it has read since the last start; 0 is what it begins with."""
+
+    def initial_state(self, num_lanes: int) -> np.ndarray:
+        return np.zeros((num_lanes, 1), np.float32)
+
+    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
+        lanes = len(episode_starts)
+        actions = np.zeros(lanes, np.int64)
+        return PolicyStep(actions, actions, np.zeros(lanes, np.float32), np.where(episode_starts[:, None], 0, state) + np.float32(1))
+
+
+class Dies:
+    """The hero gives itself up."""
+
+    def initial_state(self, num_lanes: int) -> tuple[()]:
+        return ()
+
+    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
+        actions = (observations[:, -1] == 1).astype(np.int64)
+        return PolicyStep(actions, actions, np.zeros(len(actions), np.float32), ())
+
+
+def collected(plan: Any, steps: int, *, copies: int = 1, global_state: bool = False, **kwargs: Any) -> tuple[Rollout, RolloutCollector]:
+    collector = RolloutCollector(make_vector_env(lambda: Comings(plan, **kwargs), copies, global_state=global_state), Memory())
+    rollout = collector.collect(steps)
+    rollout.validate()
+    return rollout, collector
+
+
+def test_the_dead_are_not_valid_and_take_no_steps():
+    """Two copies of three agents in 8 steps; the second dies after 2 of 6: 2 x (6 x 3 - 4 + 2 x 3) = 40 living steps."""
+    rollout, collector = collected(DEATHS, 8, copies=2)
+    row = [1, 1, 1]
+    assert rollout.valid[:, :3].astype(int).tolist() == [row, row, *[[1, 0, 1]] * 4, row, row]
+    assert rollout.num_valid == collector.env_steps == 40
+    assert rollout.terminated[:, 1].astype(int).tolist() == [0, 1, 0, 0, 0, 1, 0, 1]
+    records = {record.lane: record for record in rollout.episodes}
+    # 1 + … + 6 = 21 | 11 + 12 = 23 | 21 + … + 26 = 141; lengths are living steps
+    assert [(records[lane].episode_return, records[lane].length) for lane in range(3)] == [(21, 6), (23, 2), (141, 6)]
+    assert {record.info["team_return"] for record in rollout.episodes} == {185}
+    assert collector.episodes == 6
+
+
+def test_cuts_are_true_successors_also_of_agents_that_left():
+    """The third leaves after 1 step, truncated; the second joins after 2; the third is back after 3, dies after 4; 5 steps in all."""
+    rollout, _ = collected(JOINS, 4)
+    assert rollout.valid.astype(int).tolist() == [[1, 0, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert rollout.episode_starts.astype(int).tolist() == [[1, 1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert rollout.truncated.astype(int).tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert rollout.terminated.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]]  # its death, in the last row
+    assert rollout.cut_rows.tolist() == [[0, 2], [3, 0], [3, 1], [3, 2]]
+    assert rollout.cut_observations[:, :2].tolist() == [[2, 1], [0, 4], [1, 4], [2, 4]]  # (place, steps taken) where they got to
+    assert rollout.cut_state[:, 0].tolist() == [1, 4, 2, 1]  # observations read: who joins has forgotten what was before
+    assert rollout.episodes == ()
+
+
+def test_an_agent_that_never_lived_has_no_record():
+    rollout, collector = collected([[(0, 2, "terminated")], [(9, 10, "terminated")]], 4)
+    assert [(record.lane, record.length) for record in rollout.episodes] == [(0, 2), (0, 2)]
+    assert collector.env_steps == 4
+
+
+def test_the_global_state_and_its_successors():
+    """6 steps in a game, 8 in the rollout: the game is cut off after row 5; the rollout ends 2 steps into the next."""
+    rollout, _ = collected(DEATHS, 8, copies=2, global_state=True, pension=0.5)
+    assert rollout.global_state.shape == (8, 2, 3)
+    assert rollout.lanes_per_copy == 3
+    assert rollout.global_state[:, 0, :2].tolist() == [[0, 3], [1, 3], [2, 2], [3, 2], [4, 2], [5, 2], [0, 3], [1, 3]]
+    assert not rollout.terminated.any()
+    assert np.argwhere(rollout.truncated).tolist() == [[5, lane] for lane in range(6)]
+    assert rollout.cut_rows.tolist() == [[5, lane] for lane in range(6)] + [[7, lane] for lane in range(6)]
+    assert rollout.cut_global_state[:, :2].tolist() == [[6, 0]] * 6 + [[2, 2]] * 6
+    luck = rollout.cut_global_state[6:, 2]
+    assert luck[0] == luck[1] == luck[2] != luck[3] == luck[4] == luck[5]  # each lane has its own copy's
+    assert rollout.rewards[:, 1].tolist() == [11, 12, 0.5, 0.5, 0.5, 0.5, 11, 12]
+
+
+def test_save_load_combine_and_select(tmp_path: Path):
+    rollout, _ = collected(DEATHS, 8, copies=2, global_state=True)
+    again = Rollout.load(rollout.save(tmp_path / "rollout.safetensors"))
+    twice = combine_rollouts([rollout, again])
+    assert twice.global_state.shape == (8, 4, 3)
+    back = twice.select_lanes(range(6, 12))
+    for name in ("global_state", "cut_global_state", "valid", "cut_rows", "cut_observations"):
+        assert np.array_equal(back[name], rollout[name]), name
+    assert np.array_equal(Rollout.from_dict(rollout.to_dict()).cut_global_state, rollout.cut_global_state)
+    middle = twice.select_lanes([1, 4])  # one agent of each copy of the first
+    assert np.array_equal(middle.global_state, rollout.global_state)
+    assert np.array_equal(middle.cut_global_state, rollout.cut_global_state[[1, 4, 7, 10]])
+
+
+def test_groups_are_the_same_lanes():
+    whole, _ = collected(JOINS, 7, copies=3, global_state=True)
+    groups = make_groups(lambda: Comings(JOINS), 3, 0, 2, global_state=True)
+    parted = RolloutCollector(groups, Memory()).collect(7)
+    for name in whole:
+        if name not in ("episodes", "context"):
+            assert np.array_equal(parted[name], whole[name]), name
+    assert sorted(parted.episodes, key=lambda e: (e.lane, e.seed)) == sorted(whole.episodes, key=lambda e: (e.lane, e.seed))
+
+
+@pytest.mark.parametrize("plan", [DEATHS, JOINS])
+@pytest.mark.parametrize("global_state", [False, True])
+def test_stopped_anywhere_it_goes_on_as_if_not(plan: Any, global_state: bool):
+    """Also where an agent has just joined, is dead, or is back: memory, returns and lengths are what they were."""
+
+    def fresh() -> RolloutCollector:
+        env = make_vector_env(lambda: Comings(plan, pension=0.25), 2, global_state=global_state, seed=4)
+        return RolloutCollector(env, Memory(), seed=1)
+
+    for stop in range(1, 8):
+        straight, stopped, resumed = fresh(), fresh(), fresh()
+        straight.collect(stop)
+        stopped.collect(stop)
+        resumed.load_state_dict(stopped.state_dict())
+        one, two = straight.collect(9), resumed.collect(9)
+        for name in one:
+            if name != "context":
+                assert one[name] == two[name] if name == "episodes" else np.array_equal(one[name], two[name]), (stop, name)
+        assert (straight.env_steps, straight.episodes) == (resumed.env_steps, resumed.episodes)
+
+
+@pytest.mark.parametrize("lane", [0, 1, 2])
+def test_one_agent_of_each_copy_may_leave_and_join_beside_opponents(lane: int):
+    """The copies have three lanes, of which we see one: its comings and goings are those that it has among the others."""
+    plan = [[(0, 4, "terminated")], [(1, 2, "truncated"), (3, 4, "truncated")], [(0, 1, "truncated"), (2, 3, "terminated")]]
+
+    def alone() -> RolloutCollector:
+        env = make_vector_env(lambda: Comings(plan, pension=0.25), 2, seed=4)
+        return RolloutCollector(OpponentVectorEnv(env, RandomActor(env.action_space), [lane, 3 + lane]), Memory(), seed=1)
+
+    whole, _ = collected(plan, 11, copies=2, pension=0.25)
+    straight, steps = alone(), [1, 3, 2, 5]
+    parts = [straight.collect(count) for count in steps]
+    for name in ("valid", "terminated", "truncated", "episode_starts", "rewards"):
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name][:, [lane, 3 + lane]]), name
+    for stop in range(1, 9):  # an agent that joined in the last step has not begun a new episode: its return stays
+        stopped, resumed = alone(), alone()
+        stopped.collect(stop)
+        resumed.load_state_dict(stopped.state_dict())
+        one, two = stopped.collect(9), resumed.collect(9)
+        assert one.episodes == two.episodes
+        assert np.array_equal(one.cut_observations, two.cut_observations)
+
+
+def test_a_world_of_one_agent_is_a_lane_like_any_other():
+    rollout, collector = collected([[(0, 3, "truncated")]], 7, copies=2)
+    assert rollout.rewards[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
+    assert rollout.truncated[:, 1].tolist() == [False, False, True] * 2 + [False]
+    assert rollout.cut_observations[:, 1].tolist() == [3, 3, 3, 3, 1, 1]  # steps taken where the rows led to
+    assert collector.env_steps == 14
+
+
+def test_who_lives_at_the_successors_of_cut_rows():
+    """Two games of 3 steps, cut off: the second agent dies in the step of the cut, the third before it; the fourth lives on."""
+    plan = [[(0, 3, "truncated")], [(0, 3, "terminated")], [(0, 2, "terminated")], [(0, 3, "truncated")]]
+    rollout, _ = collected(plan, 5, global_state=True)
+    assert rollout.cut_rows.tolist() == [[2, 0], [2, 1], [2, 2], [2, 3], [4, 0], [4, 1], [4, 2], [4, 3]]
+    # At the cut the second has died as the third before; in the last row, the second of its game, the third dies.
+    assert rollout.cut_valid.tolist() == [True, False, False, True, True, True, False, True]
+    alone, _ = collected(plan, 5)
+    assert alone.cut_rows.tolist() == [[2, 0], [2, 3], [4, 0], [4, 1], [4, 2], [4, 3]]  # nothing follows for the dead
+    assert alone.cut_valid.tolist() == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("seen", [None, [1, 3]])
+def test_a_central_critic_says_the_same_of_a_successor_and_of_the_row_that_it_becomes(seen: list[int] | None):
+    """Wherever rollouts are cut: where agents die, join, or are away, their memories with them."""
+    plan = [[(0, 6, "truncated")], [(0, 2, "terminated"), (3, 5, "truncated")]]
+
+    def fresh() -> tuple[RolloutCollector, NumpyPolicy]:
+        env: Any = make_vector_env(lambda: Comings(plan, pension=0.5), 2, global_state=True, seed=3)
+        env = env if seen is None else OpponentVectorEnv(env, RandomActor(env.action_space), seen)
+        config = PolicyConfig(kind="gru", hidden_sizes=(5,), memory_size=4, central_critic=True)
+        policy = NumpyPolicy(
+            PolicySpec(env.observation_space, env.action_space, config, env.global_state_space, env.lanes_per_copy), seed=1
+        )
+        return RolloutCollector(env, policy, seed=5), policy
+
+    ppo = PPOConfig(sequence_length=1)
+    (straight, policy), (parted, _) = fresh(), fresh()
+    whole = compute_advantages(policy, straight.collect(14), ppo)
+    row = 0
+    for count in (1, 2, 3, 1, 4, 2):
+        part = parted.collect(count)
+        found = compute_advantages(policy, part, ppo)
+        np.testing.assert_allclose(found.values, whole.values[row : row + count], rtol=1e-5, atol=1e-6)
+        goes_on = ~part.terminated
+        np.testing.assert_allclose(found.next_values[goes_on], whole.next_values[row : row + count][goes_on], rtol=1e-5, atol=1e-6)
+        row += count
+
+
+def test_a_global_state_that_is_not_finite_stops_the_run():
+    class Bad(Comings):
+        at = 3
+
+        def state(self):
+            return super().state() + np.array([0, np.inf if self._now == self.at else 0, 0], np.float32)
+
+    class BadEnd(Bad):
+        at = 6
+
+    for kind, words in ((Bad, "the global state of lane 0 is not finite"), (BadEnd, "the final global state of lane 0 is not finite")):
+        collector = RolloutCollector(make_vector_env(kind, 2, global_state=True), Memory())
+        with pytest.raises(BadNumberError, match=words):
+            collector.collect(8)
+
+
+# ---- credit
+
+
+class Critic:
+    """Says what it is told: `values` of rows [T, B], `at_cuts` of successors [K]."""
+
+    policy_version = 0
+
+    def __init__(self, values: Any, at_cuts: Any) -> None:
+        self._answers = [np.array(values, np.float32), np.array([at_cuts], np.float32)]
+
+    def value(self, observations: Any, state: Any, episode_starts: Any) -> np.ndarray:
+        return self._answers.pop(0)
+
+
+def test_without_a_global_state_credit_stops_at_death():
+    """The hero dies in row 0 for -0.1 and gets 1 in row 3: gamma = lambda = 1/2, every value 2.
+
+    Row 0 is terminated: A = -0.1 + 0 - 2 = -2.1, and nothing of the reward that its death has won.
+    """
+    rollout = RolloutCollector(make_vector_env(Sacrifice, 1), Dies()).collect(4)
+    assert rollout.valid[:, 0].tolist() == [True, False, False, False]
+    assert rollout.terminated[:, 0].tolist() == [True, False, False, True]
+    assert rollout.rewards[:, 0].tolist() == [np.float32(-0.1), 0, 0, 1]
+    found = compute_advantages(Critic(np.full((4, 2), 2), [9, 9]), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))  # type: ignore[arg-type]
+    assert found.advantages[0, 0] == pytest.approx(-2.1)
+    # The friend: row 3 is terminated, A = 1 - 2 = -1; before it delta = 0 + 2/2 - 2 = -1: A = -1 - 1/4, -1 - 5/16, -1 - 21/64.
+    assert found.advantages[:, 1].tolist() == pytest.approx([-1 - 21 / 64, -1 - 5 / 16, -1.25, -1])
+
+
+def test_with_a_global_state_a_sacrifice_is_credited_with_what_it_wins():
+    """The same game: now row 0 is not terminated, and the recursion runs through the rows of the dead.
+
+    A3 = 1 - 2 = -1; A2 = A1 = 0 + 2/2 - 2 + A/4: -1.25, -1.3125; A0 = -0.1 + 2/2 - 2 + A1/4 = -1.1 - 0.328125.
+    """
+    rollout = RolloutCollector(make_vector_env(Sacrifice, 1, global_state=True), Dies()).collect(4)
+    assert rollout.valid[:, 0].tolist() == [True, False, False, False]
+    assert rollout.terminated.tolist() == [[False, False]] * 3 + [[True, True]]
+    found = compute_advantages(Critic(np.full((4, 2), 2), [9, 9]), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))  # type: ignore[arg-type]
+    assert found.advantages[:, 0].tolist() == pytest.approx([-1.1 - 0.328125, -1.3125, -1.25, -1])
+    # Undiscounted and without a critic, the sacrifice is worth what it wins less what it costs: 0.9.
+    plain = compute_advantages(Critic(np.zeros((4, 2)), [0, 0]), rollout, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
+    assert plain.advantages[0, 0] == pytest.approx(0.9)
+
+
+def test_a_game_that_is_cut_off_is_bootstrapped_for_the_dead_too():
+    """The second dies in row 1 of 3, the game is truncated after row 2 with V = 8 there; gamma = lambda = 1, values 0, pension 1.
+
+    Row 2: A = 1 + 8 = 9; row 1: 12 + 9 = 21; row 0: 11 + 21 = 32.
+    """
+    plan = [[(0, 3, "truncated")], [(0, 2, "terminated")]]
+    rollout, _ = collected(plan, 3, global_state=True, pension=1.0)
+    assert rollout.truncated.tolist() == [[False, False]] * 2 + [[True, True]]
+    found = compute_advantages(Critic(np.zeros((3, 2)), [8, 8]), rollout, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
+    assert found.advantages[:, 1].tolist() == [32, 21, 9]
+    alone, _ = collected(plan, 3, pension=1.0)
+    found = compute_advantages(Critic(np.zeros((3, 2)), [8, 8]), alone, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
+    assert found.advantages[:2, 1].tolist() == [23, 12]
+
+
+def test_a_garbled_dead_row_is_made_harmless_with_the_rest_unchanged():
+    from inchworm.rollout.living import harmless
+
+    rollout, _ = collected(DEATHS, 8, global_state=True)
+    dead = ~rollout.valid
+    observations = np.where(dead[..., None], np.nan, rollout.observations)
+    clean = harmless(dataclasses.replace(rollout, observations=observations))
+    assert np.isfinite(clean.observations).all()
+    assert np.array_equal(clean.rewards, rollout.rewards)
+    assert clean.global_state is rollout.global_state
+    assert clean.cut_global_state is rollout.cut_global_state

@@ -1,0 +1,194 @@
+"""ratio == 1 where everything comes together: mask x memory x dict x hybrid x team, with deaths, joins and opponents, in any workers.
+
+A team policy acts for adjacent lanes whose agents die and join; the learner then gives every valid row the log-prob that it was taken
+with, however the rollout is cut into sequences. The last tests see that a wrong memory or a wrong reset would be noticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import optree
+import pytest
+import torch
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.torch.checking import evaluated
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config import PolicyConfig
+from inchworm.env.opponents import OpponentVectorEnv, team_lanes
+from inchworm.env.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, parallel_env
+from inchworm.env.toys import is_legal
+from inchworm.env.toys_teams import DEATHS, JOINS, Comings
+from inchworm.env.vector_env import make_vector_env
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
+from inchworm.spaces import MASK_KEY, mask_space, with_mask
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test modules
+
+PLANS = {"deaths": DEATHS, "joins": JOINS}
+COPIES, STEPS = 3, 19
+TOLERANCE = 5e-5
+MEMORIES = [("lstm", 1), ("lstm", 2), ("gru", 1), ("gru", 2)]
+KINDS = [("mlp", 1), *MEMORIES]
+
+
+class Party(Comings):
+    """`Comings` with any mixture of masks, dict observations and hybrid actions; an illegal action raises."""
+
+    def __init__(self, plan: str, *, masked: bool = True, nested: bool = True, hybrid: bool = True) -> None:
+        super().__init__(PLANS[plan])
+        self.masked, self.nested, self.hybrid = masked, nested, hybrid
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        del agent
+        go = spaces.Discrete(3, start=1)
+        return spaces.Dict({"go": go, "aim": spaces.Box(-1.0, 1.0, (2,), np.float32)}) if self.hybrid else go
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        seen = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        whole = spaces.Dict({"seen": seen, "phase": spaces.Discrete(4)}) if self.nested else seen
+        return with_mask(whole, mask_space(self.action_space(agent))) if self.masked else whole
+
+    def legal(self, agent: str) -> Any:
+        mask = self._mask(agent).astype(np.int8)
+        return {"go": mask} if self.hybrid else mask
+
+    def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
+        return {agent: self._observe(agent, row) for agent, row in super()._observations(agents).items()}
+
+    def _observe(self, agent: str, row: Any) -> Any:
+        whole: Any = {"seen": row, "phase": self._now % 4} if self.nested else row
+        if not self.masked:
+            return whole
+        return {**(whole if self.nested else {"observation": row}), MASK_KEY: self.legal(agent)}
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(action)
+            assert not self.masked or is_legal(self.action_space(agent), action, self.legal(agent))
+        return super().step({agent: int(action["go"] if self.hybrid else action) for agent, action in actions.items()})
+
+
+def twins(env: Any, kind: str, layers: int, **options: Any) -> tuple[NumpyPolicy, TorchPolicy]:
+    """The same policy, who acts and who learns, with outputs that depend on what it saw and remembers."""
+    config = PolicyConfig(kind=kind, hidden_sizes=(6,), memory_size=5, memory_layers=layers, **options)  # type: ignore[arg-type]
+    learner = TorchPolicy(PolicySpec(env.observation_space, env.action_space, config), seed=3)
+    weights = learner.get_weights()
+    learner.set_weights({**weights, "actor.head.weight": 100 * weights["actor.head.weight"]})
+    return NumpyPolicy(learner.spec, learner.get_weights()), learner
+
+
+def collected(env: Any, actor: NumpyPolicy, steps: int = STEPS) -> Rollout:
+    """The second rollout, so that memory and episodes come from before; its memory is recorded at every row."""
+    collector = RolloutCollector(env, actor, seed=2, sequence_length=1)
+    collector.collect(7)
+    return collector.collect(steps)
+
+
+def gap(learner: TorchPolicy, rollout: Rollout, length: int) -> float:
+    logs = evaluated(learner, rollout, length).log_probs
+    return float(np.abs(logs - rollout.log_probs)[rollout.valid].max())
+
+
+def assert_ratio_is_one(learner: TorchPolicy, rollout: Rollout) -> None:
+    assert 0 < rollout.num_valid < rollout.valid.size  # somebody was dead or away
+    for length in (1, 4, rollout.num_steps):
+        assert gap(learner, rollout, length) <= TOLERANCE, length
+
+
+@pytest.mark.parametrize(("kind", "layers"), KINDS)
+@pytest.mark.parametrize("plan", list(PLANS))
+def test_every_combination(kind: str, layers: int, plan: str) -> None:
+    for masked, nested, hybrid in itertools.product((False, True), repeat=3):
+        with make_vector_env(functools.partial(Party, plan, masked=masked, nested=nested, hybrid=hybrid), COPIES, 0, seed=4) as env:
+            actor, learner = twins(env, kind, layers, memory_place="before" if nested else "after")
+            assert_ratio_is_one(learner, collected(env, actor))
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("lstm", 2), ("gru", 2)])
+@pytest.mark.parametrize("plan", list(PLANS))
+def test_any_number_of_workers(kind: str, layers: int, plan: str) -> None:
+    rollouts = []
+    for workers in (0, 1, 2):
+        with make_vector_env(functools.partial(Party, plan), COPIES, workers, seed=4) as env:
+            actor, learner = twins(env, kind, layers)
+            rollouts.append(collected(env, actor))
+            assert_ratio_is_one(learner, rollouts[-1])
+    for other in rollouts[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(_leaves(rollouts[0]), _leaves(other), strict=True))
+
+
+def _leaves(rollout: Rollout) -> list[Any]:
+    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout) if field.name != "episodes"}
+    return list(optree.tree_leaves(fields))
+
+
+SMALL = SkirmishConfig(units=("scout", "scout"), width=10.0, height=6.0, wall_pairs=0, max_steps=60)
+
+
+def skirmish(workers: int | None) -> Any:
+    """Two arenas: in arrays, or as PettingZoo worlds in so many workers."""
+    if workers is None:
+        return SkirmishVectorEnv(SMALL, 2, seed=5)
+    kwargs = {"units": SMALL.units, "width": SMALL.width, "height": SMALL.height, "wall_pairs": 0, "max_steps": 60}
+    return make_vector_env(functools.partial(parallel_env, **kwargs), 2, workers, seed=5)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2])
+@pytest.mark.parametrize(("kind", "layers"), [("lstm", 2), ("gru", 2)])
+def test_with_opponents_that_shoot(kind: str, layers: int, workers: int | None) -> None:
+    env = OpponentVectorEnv(skirmish(workers), HeuristicPolicy(SMALL), team_lanes(2, 4, [0, 1]), seed=1)
+    try:
+        actor, learner = twins(env, kind, layers)
+        assert_ratio_is_one(learner, collected(env, actor, 80))
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(("kind", "layers"), MEMORIES)
+def test_with_an_opponent_that_remembers(kind: str, layers: int) -> None:
+    inner = skirmish(None)
+    opponent, _ = twins(inner, "lstm", 1)
+    env = OpponentVectorEnv(inner, opponent, team_lanes(2, 4, 0), seed=1)
+    actor, learner = twins(env, kind, layers)
+    rollout = collected(env, actor, 90)
+    for length in (1, 8, 90):
+        assert gap(learner, rollout, length) <= TOLERANCE
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_wrong_memory_or_reset_would_be_noticed(kind: str) -> None:
+    with make_vector_env(functools.partial(Party, "joins"), COPIES, 0, seed=4) as env:
+        actor, learner = twins(env, kind, 2)
+        rollout = collected(env, actor)
+    nothing = dataclasses.replace(rollout, policy_state=optree.tree_map(np.zeros_like, rollout.policy_state))
+    assert gap(learner, nothing, 4) > 100 * TOLERANCE
+    never = dataclasses.replace(rollout, episode_starts=np.zeros_like(rollout.episode_starts))
+    assert gap(learner, never, STEPS) > 100 * TOLERANCE
+    # an agent that joins begins with an empty memory: without that flag its rows would differ
+    joins = rollout.episode_starts[1:] & ~(rollout.terminated | rollout.truncated)[:-1]
+    assert joins.any()
+    rows = np.array(rollout.episode_starts)
+    rows[1:][joins] = False
+    assert gap(learner, dataclasses.replace(rollout, episode_starts=rows), STEPS) > TOLERANCE
+
+
+def test_the_numbers_are_single() -> None:
+    """5e-5 is a bound for float32: both sides run it here."""
+    with make_vector_env(functools.partial(Party, "deaths"), 1, 0) as env:
+        actor, learner = twins(env, "lstm", 1)
+        assert next(learner.parameters()).dtype == torch.float32
+        assert collected(env, actor, 3).log_probs.dtype == np.float32

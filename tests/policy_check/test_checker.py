@@ -1,0 +1,282 @@
+"""`check_policy`: sound policies pass, and each broken law is found, alone, and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tests.faults.right_memory import ACTIONS, SIZE, LstmPolicy
+from tests.policy_check import policies
+from tests.policy_check.policies import Careful, world
+from torch import nn
+
+from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config import EnvConfig, PolicyConfig
+from inchworm.env.toys import ConstantReward, SpacesEnv
+from inchworm.env.toys_memory import MixedMemoryCorridor
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import ConfigError
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy_check.checker import check_policy
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "NotAnInt": ("protocol", "policy_version must be an int"),
+    "WrongShape": ("shapes", "log_probs must be floats [6]"),
+    "Outside": ("shapes", "is not in Discrete(3)"),
+    "OtherState": ("shapes", "state must have the form of initial_state"),
+    "Scribbler": ("shapes", "act writes into the observations"),
+    "WrongEvaluation": ("shapes", "evaluate's values must be a tensor [L, N]"),
+    "Raising": ("shapes", "evaluate or value raised KeyError: 'features' at "),
+    "GlobalNoise": ("randomness", "draws from a global stream"),
+    "OwnMemory": ("randomness", "keep memory in the state that act returns"),
+    "DropsOut": ("randomness", "dropout is on"),
+    "NeverSamples": ("randomness", "never draws from rng"),
+    "AlwaysSamples": ("deterministic acting", "act(deterministic=True) depends on rng"),
+    "IgnoresMasks": ("masks", "under the mask"),
+    "MasksAfterwards": ("masks", "where one action is legal its log-prob is 0"),
+    "EvaluatesUnmasked": ("masks", "evaluate ignores the masks"),
+    "MixesLanes": ("lanes", "changing what lane 0 saw changed"),
+    "CountsLanes": ("lanes", "in another order"),
+    "MixesLearning": ("lanes", "evaluate gives other lanes"),
+    "NeverFed": ("memory", "the memory is the same"),
+    "NeverRead": ("memory", "changes no action and no log-prob"),
+    "NeverForgets": ("memory", "still depend on the past"),
+    "ForgetsAll": ("memory", "lanes that go on change"),
+    "LearnsWithoutMemory": ("memory", "earlier rows change no later row's log-prob"),
+    "LearnsFromNothing": ("memory", "does not begin with minibatch.policy_state"),
+    "LearnsOverEnds": ("memory", "rows after an episode's start still depend"),
+    "CutsTime": ("memory", "no gradient flows through time"),
+    "OtherTemperature": ("ratio", "sequences of 1"),
+    "OtherUnits": ("values", "value and evaluate disagree"),
+    "LooseHead": ("gradient", "forgotten.weight, forgotten.bias get no gradient"),
+    "InfiniteGradient": ("gradient", "not finite"),
+    "SharesWeights": ("weights", "hands out the policy's own memory"),
+    "LosesBuffer": ("weights", "center moved in update_statistics or evaluate, but is not in get_weights"),
+    "LosesParameter": ("weights", "does not bring the policy back: actor.bias stays changed"),
+    "ListOfWeights": ("weights", "a dict of names and NumPy arrays"),
+    "DropsOutInEvaluate": ("repeatable", "is dropout on?"),
+}
+"""Name of the policy -> the law that it breaks, and words of the finding."""
+NOTED = {
+    "DropsOutWhileLearning": "while gradients are on",
+    "BlindCritic": "the critic does not read the memory",
+    "Forgetful": "cell.weight_hh get a gradient of exactly 0",  # which is true: it reads zeros
+    "ZeroHead": "before get a gradient of exactly 0",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_a_broken_law_is_found_alone_and_named(name: str) -> None:
+    law, words = BROKEN[name]
+    report = check_policy(getattr(policies, name)(), world)
+    assert not report.ok
+    assert {problem.partition(":")[0] for problem in report.problems} == {law}, str(report)
+    assert words in str(report)
+
+
+def test_a_careful_policy_passes() -> None:
+    report = check_policy(Careful(), world)
+    assert report.ok, str(report)
+    assert report.notes == ()
+    assert str(report) == "the policy is ready for training"
+
+
+@pytest.mark.parametrize("name", list(NOTED))
+def test_what_is_worth_knowing_is_a_note(name: str) -> None:
+    report = check_policy(getattr(policies, name)(), world)
+    assert report.ok, str(report)
+    assert any(NOTED[name] in note for note in report.notes), str(report)
+
+
+def test_the_policy_that_is_given_stays_as_it_was() -> None:
+    policy = Careful()
+    before = policy.get_weights()
+    check_policy(policy, world)
+    after = policy.get_weights()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_global_streams_are_left_where_they_were() -> None:
+    numpy_before, torch_before = np.random.get_state()[1].copy(), torch.random.get_rng_state()  # noqa: NPY002
+    check_policy(policies.Careful(), world)
+    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+    assert torch.equal(torch_before, torch.random.get_rng_state())
+
+
+HYBRID = spaces.Dict({"aim": spaces.Box(-1.0, 1.0, (2,), np.float32), "gear": spaces.Discrete(3, start=1), "on": spaces.MultiBinary(2)})
+BUILT_IN = {
+    "mlp": ("mlp", "CartPole-v1"),
+    "mlp of one number": ("mlp", ConstantReward),
+    "continuous": (PolicyConfig(hidden_sizes=(8,), action_bounds="tanh"), "Pendulum-v1"),
+    "normalised": (PolicyConfig(normalize_observations=True, normalize_values=True), EnvConfig(id="CartPole-v1")),
+    "masked hybrid": ("mlp", lambda: SpacesEnv(spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "y": spaces.Discrete(3)}), HYBRID, mask="info")),
+    "lstm": (PolicyConfig(kind="lstm", memory_size=6, hidden_sizes=(8,)), "CartPole-v1"),
+    "lstm of two layers before": (PolicyConfig(kind="lstm", memory_size=6, memory_layers=2, memory_place="before"), MixedMemoryCorridor),
+    "gru": (PolicyConfig(kind="gru", memory_size=6, memory_layers=2, hidden_sizes=(8,)), MixedMemoryCorridor),
+    "small cnn": (
+        PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2), (4, 2, 1)), cnn_features=8, hidden_sizes=(8,)),
+        lambda: SpacesEnv(spaces.Box(0, 255, (3, 12, 12), np.uint8), spaces.Discrete(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_built_in_policies_pass(name: str) -> None:
+    policy, env = BUILT_IN[name]
+    report = check_policy(policy, env)
+    assert report.ok, str(report)
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize(("kind", "central"), [("mlp", False), ("lstm", False), ("gru", True)])
+def test_a_team_with_deaths_passes(kind: str, central: bool) -> None:
+    pytest.importorskip("pettingzoo")
+    config = PolicyConfig(kind=kind, hidden_sizes=(8,), memory_size=6, central_critic=central)  # type: ignore[arg-type]
+    report = check_policy(config, "inchworm.env.toys_teams:comings")
+    assert report.ok, str(report)
+
+
+class Wide(Network):
+    def __init__(self, *, dropout: float = 0.0, batch_norm: bool = False, spare: bool = False) -> None:
+        super().__init__()
+        between = nn.BatchNorm1d(16) if batch_norm else nn.Dropout(dropout)
+        self.actor = nn.Sequential(nn.Linear(4, 16), between, nn.Tanh(), nn.Linear(16, 2))
+        self.critic = nn.Linear(4, 1)
+        self.spare = nn.Linear(4, 1) if spare else None
+
+    def action_outputs(self, observations: Any) -> Any:
+        return self.actor(observations)
+
+    def values(self, observations: Any) -> Any:
+        return self.critic(observations).squeeze(-1)
+
+
+def brought(**options: Any) -> TorchPolicy:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = Wide(**options)
+    env = gym.make("CartPole-v1")
+    return TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()), network=network)
+
+
+def test_a_brought_network_passes() -> None:
+    report = check_policy(brought(), "CartPole-v1")
+    assert report.ok, str(report)
+    assert report.notes == ()
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.5}, {"batch_norm": True}], ids=["dropout", "batch_norm"])
+def test_layers_that_are_on_while_learning_are_noted(options: dict[str, Any]) -> None:
+    report = check_policy(brought(**options), "CartPole-v1")
+    assert report.ok, str(report)
+    assert any("while gradients are on" in note for note in report.notes)
+
+
+def test_a_head_that_is_not_connected_is_named() -> None:
+    report = check_policy(brought(spare=True), "CartPole-v1")
+    assert [problem for problem in report.problems if "network.spare.weight, network.spare.bias" in problem] == list(report.problems)
+    assert len(report.problems) == 1
+
+
+class Greedy(LstmPolicy):
+    """The LSTM of the laws' tests always samples; greedy, it keeps every law."""
+
+    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> Any:
+        step = super().act(observations, state, episode_starts, rng)
+        if not deterministic:
+            return step
+        tensors = {name: torch.from_numpy(np.array(leaf)) for name, leaf in state.items()}
+        with torch.no_grad():
+            features, _ = self.step(torch.from_numpy(np.array(observations)), tensors, torch.from_numpy(np.array(episode_starts)))
+            logs = self.actor(features).log_softmax(-1).numpy()
+        best = logs.argmax(-1)
+        return replace(step, actions=best, env_actions=best, log_probs=logs.max(-1).astype(np.float32))
+
+
+def plain_world() -> SpacesEnv:
+    return SpacesEnv(spaces.Box(-1.0, 1.0, (SIZE,), np.float32), spaces.Discrete(ACTIONS))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_of_several_layers_passes(layers: int) -> None:
+    report = check_policy(Greedy(layers, torch.float32, 1), plain_world)
+    assert report.ok, str(report)
+    found = check_policy(LstmPolicy(layers, torch.float32, 1), plain_world)
+    assert [problem.partition(":")[0] for problem in found.problems] == ["deterministic acting"]
+
+
+def test_every_form_of_environment_is_taken() -> None:
+    env = gym.make("CartPole-v1")
+    assert check_policy("mlp", env).ok
+    env.reset()  # still open
+    vector = make_vector_env("CartPole-v1", 3)
+    assert check_policy("mlp", vector).ok
+    assert vector.reset().episode_starts.all()
+    vector.close()
+
+
+class OnlyActs:
+    def initial_state(self, num_lanes: int) -> Any:
+        del num_lanes
+        return ()
+
+    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> Any: ...
+
+
+def test_what_cannot_be_trained_is_said() -> None:
+    report = check_policy(OnlyActs(), "CartPole-v1")
+    assert report.problems == (
+        (
+            "protocol: OnlyActs has no policy_version, value, evaluate, update_statistics, get_weights, set_weights: "
+            "see inchworm.Policy for what each of them does"
+        ),
+    )
+    with pytest.raises(ConfigError, match="there is no policy called 'mpl'"):
+        check_policy("mpl", "CartPole-v1")
+
+
+class PlainObject(OnlyActs):
+    policy_version = 0
+    value = evaluate = update_statistics = get_weights = set_weights = None
+
+
+def test_a_policy_must_be_a_module() -> None:
+    assert "is no torch.nn.Module" in str(check_policy(PlainObject(), "CartPole-v1"))
+
+
+class Uncopied(Careful):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("one of a kind")
+
+
+def test_a_policy_that_cannot_be_copied_is_tried_all_the_same() -> None:
+    report = check_policy(Uncopied(), world)
+    assert report.ok
+    assert "cannot be copied (RuntimeError: one of a kind)" in report.notes[0]
+
+
+class RaisingWorld(SpacesEnv):
+    def step(self, action: Any) -> Any:
+        if self._steps == 3:
+            raise OSError("the simulator is gone")
+        return super().step(action)
+
+
+def test_a_world_that_breaks_is_not_the_policys_fault() -> None:
+    with pytest.raises(Exception, match="the simulator is gone"):
+        check_policy("mlp", lambda: RaisingWorld(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)))

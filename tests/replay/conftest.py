@@ -1,0 +1,20 @@
+"""Makes the helpers of the replay tests importable, and starts one browser for all tests that need one."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from helpers_browser import Browser, find_browser
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: the page was not tried in a browser")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as started:
+        yield started

@@ -1,0 +1,88 @@
+"""Replays to try things on: a small one whose every number is known, a longer one that looks like a game, and a hostile one."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+PWNED = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>&lt;b&gt;\u2028<!--"
+
+
+def small_replay() -> dict[str, Any]:
+    """Two units, four frames of half a second: the red one is shot in frame 1 (10 of 20 left), and dies in frame 2. Blue scores in 3."""
+    world = {
+        "game": "Skirmish-v0",
+        "width": 20.0,
+        "height": 10.0,
+        "walls": [[9.0, 0.0, 11.0, 3.0]],
+        "zone": {"x": 10.0, "y": 6.0, "radius": 2.0},
+        "teams": ["blue", "red"],
+        "units": [
+            {"team": 0, "kind": "scout", "max_health": 10.0, "radius": 0.5, "range": 6.0, "arc": 1.5},
+            {"team": 1, "kind": "heavy", "max_health": 20.0, "radius": 1.0, "range": 4.0, "arc": 2 * math.pi},
+        ],
+        "max_steps": 100,
+        "step_seconds": 0.5,
+    }
+    frames = [
+        {"units": [[4.0, 6.0, 0.0, 10.0, 0.0], [16.0, 6.0, 3.0, 20.0, 0.0]], "score": [0.0, 0.0], "shots": []},
+        {"units": [[5.0, 6.0, 0.0, 10.0, 2.0], [15.0, 6.0, 3.0, 10.0, 0.0]], "score": [0.0, 0.0], "shots": [[0, 1, 1], [1, 0, 0]]},
+        {"units": [[7.0, 6.0, 0.0, 10.0, 1.0], [14.5, 6.25, 3.0, 0.0, 0.0]], "score": [0.0, 0.0], "shots": [[0, 1, 1]]},
+        {"units": [[9.0, 6.0, 0.0, 7.5, 0.0], [14.5, 6.25, 3.0, 0.0, 0.0]], "score": [1.0, 0.0], "shots": []},
+    ]
+    meta = {"seed": 2**63 + 1, "players": ["policy", "heuristic"], "deterministic": True, "opponent": {"skill": 1.0, "tags": [None]}}
+    result = {"winner": 0, "reason": "elimination"}
+    return copy.deepcopy({"format": "inchworm-replay", "version": 1, "world": world, "meta": meta, "frames": frames, "result": result})
+
+
+def long_replay(steps: int = 150, size: int = 3) -> dict[str, Any]:
+    """A game of `size` against `size` that looks like one: the teams close in, circle the zone, shoot and fall."""
+    kinds = ({"kind": "scout", "max_health": 60.0, "radius": 0.5, "range": 7.0, "arc": 1.6},
+             {"kind": "soldier", "max_health": 100.0, "radius": 0.6, "range": 6.0, "arc": 1.2},
+             {"kind": "heavy", "max_health": 160.0, "radius": 0.8, "range": 5.0, "arc": 2.2})  # fmt: skip
+    units = [{"team": team, **kinds[number % 3]} for team in (0, 1) for number in range(size)]
+    world = {**small_replay()["world"], "width": 32.0, "height": 24.0, "units": units, "max_steps": max(steps, 1), "step_seconds": 0.1}
+    world |= {"walls": [[8, 4, 9, 10], [23, 14, 24, 20], [14, 18, 18, 19], [14, 5, 18, 6]], "zone": {"x": 16, "y": 12, "radius": 3.5}}
+    health = [float(unit["max_health"]) for unit in units]
+    score = [0.0, 0.0]
+    frames = [_frame(step, units, health, score, size) for step in range(steps + 1)]
+    result = {"winner": 0, "reason": "time"}
+    meta = {"seed": 7, "players": ["policy", "heuristic"], "date": "2026-01-01"}
+    return {"format": "inchworm-replay", "version": 1, "world": world, "meta": meta, "frames": frames, "result": result}
+
+
+def _frame(step: int, units: list[dict[str, Any]], health: list[float], score: list[float], size: int) -> dict[str, Any]:
+    rows, shots = [], []
+    for index, unit in enumerate(units):
+        side = 1 if unit["team"] == 0 else -1
+        closing = max(2.5, 13 - 0.14 * step)
+        turn = 0.02 * step + 0.5 * (index % size) - 0.5
+        x, y = 16 - side * closing * math.cos(turn), 12 - side * closing * math.sin(turn)
+        target = (index + size + step // 25) % size + (size if unit["team"] == 0 else 0)
+        cooldown = (step + 3 * index) % 9
+        if health[index] > 0 and cooldown == 8 and step > 45 and health[target] > 0:
+            hit = int((step + index) % 3 != 0)
+            shots.append([index, target, hit])
+            health[target] = max(0.0, health[target] - hit * (14.0 if side == 1 else 9.5))
+        rows.append([round(x, 3), round(y, 3), round(math.atan2(12 - y, 16 - x), 3), 0.0, float(cooldown)])
+    for row, left in zip(rows, health):
+        row[3] = round(left, 2)
+    if step > 90:
+        score[0 if step > 110 or step < 100 else 1] += 1.0
+    return {"units": rows, "score": list(score), "shots": shots}
+
+
+def hostile_replay() -> dict[str, Any]:
+    """A valid replay whose every text is an attack."""
+    replay = small_replay()
+    replay["world"] |= {"game": PWNED, "teams": [PWNED, PWNED + "2"]}
+    for unit in replay["world"]["units"]:
+        unit["kind"] = PWNED
+    replay["meta"] = {
+        "players": [PWNED, "{{script}} ${window.pwned=1}"],
+        PWNED: PWNED,
+        "__proto__": {"pwned": 1},
+        "deep": [{PWNED: [PWNED]}],
+    }
+    return replay

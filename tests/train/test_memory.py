@@ -1,0 +1,112 @@
+"""Runs with memory through the front door: by name, resumed to the bit, whoever steps the environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.cli.main import main
+from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.errors import ConfigError
+from inchworm.policy.weights import load_policy
+from inchworm.tracking.jsonl import METRICS
+from inchworm.train.choices import settle
+from inchworm.train.loop import TrainingState as State
+from inchworm.train.loop import create_training_components, default_training_step, run_training_loop
+from inchworm.train.trainer import PPOTrainer
+
+pytestmark = pytest.mark.filterwarnings("error:ratio_error")
+
+KINDS = ("lstm", "gru")
+STEPS, LANES = 14, 4
+PPO = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=2, learning_rate=1e-2, sequence_length=5)  # 14 = 5 + 5 + 4
+
+
+def config(kind: str, workers: int = 0, iterations: int = 4, **ppo: Any) -> TrainingConfig:
+    return TrainingConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=LANES, num_workers=workers),
+        policy=PolicyConfig(kind=kind, hidden_sizes=(8,), memory_size=6, memory_layers=2),
+        ppo=PPO.replace(**ppo),
+        evaluation=EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(total_timesteps=4 * STEPS * LANES, checkpoint_interval=2, max_iterations=iterations),
+    )
+
+
+def bits(tree: Any) -> list[tuple[Any, Any]]:
+    leaves, _ = optree.tree_flatten(tree, none_is_leaf=True)
+    return [(np.asarray(leaf).dtype.str, np.asarray(leaf).tobytes()) if isinstance(leaf, np.ndarray) else ("", leaf) for leaf in leaves]
+
+
+def ran(whole: TrainingConfig, directory: Path, *, resume: bool = False) -> tuple[dict[str, Any], bytes]:
+    with PPOTrainer(whole.policy, whole.env, whole, run_dir=directory) as trainer:
+        if resume:
+            trainer.load_checkpoint()
+        trainer.train()
+        state = trainer.full_state()
+    parts = {name: bits(state[name]) for name in ("weights", "learner", "state")}
+    parts["memory"] = bits(state["collector"]["policy_state"])
+    assert optree.tree_leaves(state["collector"]["policy_state"])[0].shape == (LANES, 2, 6)
+    return parts, (directory / METRICS).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_resumed_is_the_undisturbed_run_bit_for_bit_with_any_workers(kind: str, tmp_path: Path) -> None:
+    expected = ran(config(kind), tmp_path / "whole")
+    for workers in (1, 2):
+        directory = tmp_path / f"{workers}"
+        ran(config(kind, workers, iterations=2), directory)
+        assert ran(config(kind, workers), directory, resume=True) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_is_enough(kind: str, tmp_path: Path) -> None:
+    with PPOTrainer(kind, "CartPole-v1", PPOConfig(rollout_steps=40, num_minibatches=2), num_envs=2, seed=1) as trainer:
+        rollout = trainer.collect_rollouts()
+        assert rollout.policy_state["hidden"].shape == (2, 2, 1, 64)  # at rows 0 and 32: never every row, never none
+        assert trainer.learn(rollout)["ratio_error"] < 5e-5
+        assert isinstance(trainer.collector.policy, NumpyPolicy)  # NumPy acts, torch learns
+        assert trainer.evaluate(episodes=2).mean_return > 0
+        path = trainer.save_policy(tmp_path / "policy.safetensors")
+        assert load_policy(path).spec.config.kind == kind
+
+
+def test_the_functional_loop_records_where_sequences_begin() -> None:
+    whole = config("lstm", iterations=1)
+    components = create_training_components(whole, "lstm")
+    run_training_loop(State(), components, default_training_step)
+    rollout = components.collector.collect(STEPS)
+    assert len(rollout.policy_state["cell"]) == 3  # rows 0, 5 and 10
+    components.collector.close()
+
+
+def test_a_length_of_1_is_taken_at_its_word_and_auto_is_never_1() -> None:
+    for length, recorded in ((1, STEPS), ("auto", 1)):
+        with PPOTrainer("gru", "CartPole-v1", config("gru", sequence_length=length)) as trainer:
+            assert len(trainer.collect_rollouts().policy_state["hidden"]) == recorded
+
+
+def test_what_memory_cannot_do_is_said_at_the_door() -> None:
+    with pytest.raises(ConfigError, match=r"policy.kind=lstm learns in torch only.*run.backend=torch"):
+        PPOTrainer("lstm", "CartPole-v1", backend="numpy")
+    with pytest.raises(ConfigError, match="use mlp, cnn, lstm or gru"):
+        PPOTrainer("rnn", "CartPole-v1")
+    chosen, reasons = settle(config("gru", compile="auto"))
+    assert chosen.ppo.compile == "off"
+    assert any("policy.kind=gru" in reason for reason in reasons)
+
+
+def test_the_command_line_trains_collects_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--total-timesteps", "1100", "--evaluation.final-episodes", "2", "--num-workers", "0", "--policy.memory-size", "8"]
+    where = ["--run.directory", str(tmp_path), "--run.name", "a"]
+    assert main(["train", "CartPole-v1", "--policy.kind", "lstm", *flags, *where]) == 0  # whose preset learns in NumPy
+    run, file = str(tmp_path / "a"), str(tmp_path / "rollout.safetensors")
+    assert main(["collect", run, "--steps", "40", "--out", file]) == 0
+    assert main(["learn", run, file]) == 0
+    capsys.readouterr()
+    assert main(["train", "CartPole-v1", "--policy.kind", "lstm", "--backend", "numpy", *where]) != 0
+    assert "run.backend=torch" in capsys.readouterr().err

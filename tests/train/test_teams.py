@@ -1,0 +1,186 @@
+"""Training teams through the front door: lanes, sizes, resumes, and dead rows that change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+pytest.importorskip("pettingzoo")
+from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+from inchworm.env.toys_teams import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.env.vector_env import make_vector_env
+from inchworm.errors import ConfigError, EnvError
+from inchworm.rollout.rollout import Rollout
+
+ID = "inchworm.env.toys_teams:comings"
+SMALL = PPOConfig(rollout_steps=10, num_minibatches=2, update_epochs=2)
+
+
+def weights_of(trainer: PPOTrainer) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(trainer.policy.get_weights().items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def config_of(directory: Path, name: str, plan: Any = JOINS, **env: Any) -> TrainingConfig:
+    kwargs = {"plan": [[list(stay) for stay in stays] for stays in plan]}
+    return TrainingConfig(
+        env=EnvConfig(id=ID, num_envs=4, kwargs=kwargs, **env),
+        ppo=SMALL,
+        policy=PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True),
+        evaluation=EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(name=name, directory=str(directory), total_timesteps=200, checkpoint_interval=1),
+    )
+
+
+def test_num_envs_counts_copies_and_steps_are_of_the_living():
+    with PPOTrainer("mlp", Comings, SMALL, num_envs=4) as trainer:
+        assert (trainer.env.num_lanes, trainer.config.env.num_envs) == (12, 4)
+        assert trainer.size.startswith("a rollout is 12 lanes x 10 steps")
+        rollout = trainer.collect_rollouts()
+        # 10 steps: a game of 6 (18 - 4 dead rows) and 4 steps of the next (12 - 2)
+        assert rollout.num_valid == 4 * (14 + 10)
+        history = trainer.train(200)
+        assert history["timesteps"][-1] % 4 == 0
+        assert history["episode/team_return"] == [185.0] * len(history["episode/team_return"])
+        assert max(history["ratio_error"]) < 5e-5
+
+
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_what_stands_in_dead_rows_changes_nothing(backend: str):
+    """Other observations, actions, log-probs and rewards in the rows of the dead: the same weights, statistics and metrics, bit for bit."""
+    policy = PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
+    config = TrainingConfig(policy=policy, ppo=SMALL, evaluation=EvalConfig(interval=0, final_episodes=0))
+    results = []
+    for garbled in (False, True):
+        with PPOTrainer("mlp", lambda: Comings(JOINS), config, num_envs=3, backend=backend, seed=1) as trainer:
+            metrics = []
+            for _ in range(3):
+                rollout = trainer.collect_rollouts()
+                assert not rollout.valid.all()
+                stats = trainer.learn(garble(rollout) if garbled else rollout)
+                metrics.append({name: value for name, value in stats.items() if "seconds" not in name})
+            results.append((weights_of(trainer), metrics, trainer.total_timesteps))
+    assert results[0] == results[1]
+
+
+def garble(rollout: Rollout) -> Rollout:
+    """Rows in which nobody lived, after something that ended their lane's episode: nothing there may matter."""
+    dead = ~rollout.valid
+    rng = np.random.default_rng(0)
+    observations = np.where(dead[..., None], rng.normal(size=rollout.observations.shape) * 100, rollout.observations)
+    return dataclasses.replace(
+        rollout,
+        observations=observations.astype(np.float32),
+        actions=np.where(dead, rng.integers(0, 3, dead.shape), rollout.actions),
+        log_probs=np.where(dead, np.float32(-77), rollout.log_probs),
+        rewards=np.where(dead, np.float32(55), rollout.rewards),
+    )
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize("plan", [DEATHS, JOINS])
+def test_stopped_and_resumed_ends_with_the_same_bits(kind: Any, plan: Any, tmp_path: Path):
+    def trainer() -> PPOTrainer:
+        return PPOTrainer(kind, lambda: Comings(plan, masks="info"), SMALL, num_envs=3, seed=2)
+
+    with trainer() as straight:
+        straight.train(400)
+        expected = weights_of(straight), straight.total_timesteps, straight.episode_rewards
+    with trainer() as first:
+        first.train(150)
+        first.save_checkpoint(tmp_path)
+    with trainer() as second:
+        second.load_checkpoint(tmp_path)
+        second.train(400)
+        assert (weights_of(second), second.total_timesteps, second.episode_rewards) == expected
+
+
+def test_workers_change_no_number(tmp_path: Path):
+    found = []
+    for workers, helped in ((0, False), (1, True), (2, False)):
+        config = config_of(tmp_path, f"w{workers}", num_workers=workers, help_workers=helped)
+        with PPOTrainer("mlp", ID, config, run_dir=tmp_path / f"w{workers}") as trainer:
+            trainer.train()
+            found.append((weights_of(trainer), (tmp_path / f"w{workers}" / "metrics.jsonl").read_text()))
+    assert found[0] == found[1] == found[2]
+    row = json.loads(found[0][1].splitlines()[-1])
+    assert "episode/team_return" in row
+
+
+def test_one_environment_is_one_copy_with_all_its_lanes():
+    with PPOTrainer("mlp", Comings(), PPOConfig(rollout_steps=10, minibatch_size=30, update_epochs=1)) as trainer:
+        assert trainer.env.num_lanes == 3
+        assert trainer.config.env.id == "inchworm.env.toys_teams:Comings"
+        trainer.train(30)
+    with pytest.raises(ConfigError, match=r"num_envs=2, but the Comings that was given has 1 lane\(s\)"):
+        PPOTrainer("mlp", Comings(), SMALL, num_envs=2)
+    with pytest.raises(ConfigError, match="stays here; give a factory"):
+        PPOTrainer("mlp", Comings(), TrainingConfig(env=EnvConfig(num_envs=2, num_workers=1)))
+
+
+def test_a_vector_env_of_teams_says_how_many_copies_it_has():
+    with PPOTrainer("mlp", make_vector_env(Comings, 2), PPOConfig(rollout_steps=10, minibatch_size=60, update_epochs=1)) as trainer:
+        assert (trainer.config.env.num_envs, trainer.env.num_lanes) == (2, 6)
+        trainer.train(50)
+    with pytest.raises(ConfigError, match="num_envs=6, but the InProcessVectorEnv that was given has 2 copies"):
+        PPOTrainer("mlp", make_vector_env(Comings, 2), SMALL, num_envs=6)
+
+
+def test_minibatches_are_measured_by_lanes():
+    """4 copies of 3 lanes x 10 steps are 120 samples, not 40."""
+    for given in ({"minibatch_size": 120}, {"num_minibatches": 120}):
+        with PPOTrainer("mlp", Comings, PPOConfig(rollout_steps=10, update_epochs=1, **given), num_envs=4):
+            pass
+    with pytest.raises(ConfigError, match=r"ppo.minibatch_size=121 is larger than the rollout \(12 lanes x 10 steps = 120\)"):
+        PPOTrainer("mlp", Comings, PPOConfig(rollout_steps=10, minibatch_size=121), num_envs=4)
+    with pytest.raises(ConfigError, match=r"ppo.num_minibatches=121 is more than the samples of a rollout \(12 lanes x 10 steps = 120\)"):
+        PPOTrainer("mlp", Comings, PPOConfig(rollout_steps=10, num_minibatches=121), num_envs=4)
+    with pytest.raises(ConfigError, match=r"8 lanes x 10 steps = 80"):  # an id of Gymnasium's is one lane a copy: known at once
+        TrainingConfig(ppo=PPOConfig(rollout_steps=10, minibatch_size=81))
+
+
+def test_what_is_made_for_one_agent_does_not_fit():
+    for given in ({"frame_stack": 2}, {"atari": True}):
+        with pytest.raises(EnvError, match=f"env.{next(iter(given))} does not fit"):
+            make_vector_env(EnvConfig(id=ID, num_envs=1, **given))
+    with make_vector_env(EnvConfig(id=ID, num_envs=1, max_episode_steps=2)) as env:
+        env.reset()
+        env.step(np.zeros(3, np.int64))
+        assert env.step(np.zeros(3, np.int64)).truncated.tolist() == [True, False, True]  # the second died in that step
+
+
+def test_a_given_environment_takes_no_arguments():
+    with pytest.raises(EnvError, match="cannot reach an environment that is made already"):
+        PPOTrainer("mlp", Comings(), TrainingConfig(env=EnvConfig(num_envs=1, kwargs={"pension": 1.0})))
+
+
+def test_a_rollout_of_a_team_learns_from_disk(tmp_path: Path):
+    with PPOTrainer("mlp", lambda: Comings(DEATHS), SMALL, num_envs=2) as trainer:
+        rollout = trainer.collect_rollouts()
+        loaded = Rollout.load(rollout.save(tmp_path / "team.safetensors"))
+        assert optree.tree_all(optree.tree_map(np.array_equal, rollout.observations, loaded.observations))
+        assert trainer.learn(loaded)["ratio_error"] < 5e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("central", "least", "most"), [(True, 1.7, 1.91), (False, -0.11, 0.3)])
+def test_a_sacrifice_is_learned_where_credit_runs_on_after_death(central: bool, least: float, most: float):
+    """The hero's death costs 0.1 and wins 1 for each of two: the best is 1.9. Where credit stops at death, it learns to live, for 0."""
+    config = TrainingConfig(
+        policy=PolicyConfig(hidden_sizes=(32,), central_critic=central),
+        ppo=PPOConfig(rollout_steps=32, num_minibatches=2, learning_rate=5e-3, ent_coef=0.0),
+        evaluation=EvalConfig(interval=0, final_episodes=0),
+    )
+    with PPOTrainer("mlp", Sacrifice, config, num_envs=16) as trainer:
+        history = trainer.train(10_000)
+    assert 0.5 < history["episode/team_return"][0] < 1.4  # about half of the heroes, at first
+    assert least < history["episode/team_return"][-1] < most
