@@ -3,6 +3,7 @@
 #   make test       lint, format check, strict types, all tests with coverage: what continuous integration runs
 #   make lint       lint, format check and types alone          make format    put every file into shape
 #   make bench      speed beside its peers, for docs/performance.md (half an hour); make guard: the regression guard alone
+#   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
 #   make learning   scores beside Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
 #   make faults     what a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" some of it, FACTOR=1 the full counts
 #   make docs       renew the generated pages                   make clean     remove .venv and everything that tools left
@@ -16,10 +17,10 @@ JOBS ?= 2
 CODE := src tests examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard learning faults docs clean
+.PHONY: help train test browser lint format bench guard teams learning faults docs clean
 
 help:
-	@sed -n 's/^# \{0,3\}//p' Makefile | head -8
+	@sed -n 's/^# \{0,3\}//p' Makefile | head -9
 
 # The first interpreter of $(PYTHON) that runs and is new enough; a name alone says neither.
 $(VENV)/made:
@@ -82,6 +83,13 @@ bench: $(VENV)/installed-dev
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py
+
+teams: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/corridor.py
+	$(BIN)/python benchmarks/recurrent.py
+	$(BIN)/python benchmarks/skirmish.py
+	$(BIN)/python benchmarks/combat.py
+	$(BIN)/python benchmarks/spread.py
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py

@@ -1,4 +1,4 @@
-"""docs/performance.md, made from what the scripts have kept in results/speed/. Each can be run again alone; this puts them together.
+"""docs/performance.md and docs/memory_and_teams.md, made from what the scripts have kept in results/speed/. Each can be run again alone.
 
 python benchmarks/page.py
 """
@@ -6,35 +6,67 @@ python benchmarks/page.py
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import results
 from figures import Section
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-MODULES = {
-    "compare": "compare_section",
-    "profiles": "profiles",
-    "solve": "solve",
-    "step_costs": "step_costs",
-    "images": "images",
-    "scaling": "scaling",
-    "steady": "steady",
-}
-"""Kept file -> the module whose `section` turns it into text, in the order of the page."""
+DOCS = Path(__file__).parents[1] / "docs"
 
 
-def text(kept: dict[str, dict[str, Any]]) -> str:
+@dataclass(frozen=True)
+class Page:
+    """One page: where it is, what it says first, and which scripts it is made from."""
+
+    path: Path
+    opening: tuple[str, ...]
+    modules: dict[str, str]
+    """Kept file -> the module whose `section` turns it into text, in the order of the page."""
+
+
+PAGES = (
+    Page(
+        DOCS / "performance.md",
+        (
+            "# Performance",
+            "",
+            "Made by `make bench`: the scripts in `benchmarks/` measure, keep their figures in `benchmarks/results/speed/`, and",
+            "`benchmarks/page.py` writes this page. What falls short is shown as it is.",
+        ),
+        {
+            "compare": "compare_section",
+            "profiles": "profiles",
+            "solve": "solve",
+            "step_costs": "step_costs",
+            "images": "images",
+            "scaling": "scaling",
+            "steady": "steady",
+        },
+    ),
+    Page(
+        DOCS / "memory_and_teams.md",
+        (
+            "# Memory and teams, measured",
+            "",
+            "Made by `make teams`: policies with memory beside those without and beside sb3-contrib, the combat world's speed, and what",
+            "teams learn. The scripts in `benchmarks/` keep their figures in `benchmarks/results/speed/`; `benchmarks/page.py` writes this",
+            "page. What falls short is shown as it is.",
+        ),
+        {"corridor": "corridor", "recurrent": "recurrent", "skirmish": "skirmish", "combat": "combat", "spread": "spread"},
+    ),
+)
+
+
+def text(page: Page, kept: dict[str, dict[str, Any]]) -> str:
     """The page: every target first, then each section, then the machine."""
     sections: dict[str, Section] = {
-        name: importlib.import_module(MODULES[name]).section(kept[name]["data"]) for name in MODULES if name in kept
+        name: importlib.import_module(page.modules[name]).section(kept[name]["data"]) for name in page.modules if name in kept
     }
     lines = [
-        "# Performance",
-        "",
-        "Made by `make bench`: the scripts in `benchmarks/` measure, keep their figures in `benchmarks/results/speed/`, and",
-        "`benchmarks/page.py` writes this page. What falls short is shown as it is.",
+        *page.opening,
         "",
         "## Targets",
         "",
@@ -51,21 +83,20 @@ def text(kept: dict[str, dict[str, Any]]) -> str:
 def _facts(kept: dict[str, dict[str, Any]]) -> list[str]:
     """The machine, once if all was measured on the same one on the same day."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name in MODULES:
-        if name in kept:
-            groups.setdefault((f"measured on {kept[name]['measured']}", *kept[name]["machine"]), []).append(name)
+    for name, found in kept.items():
+        groups.setdefault((f"measured on {found['measured']}", *found["machine"]), []).append(name)
     if len(groups) == 1:
         return [f"- {fact}" for fact in next(iter(groups))]
     return [f"- {', '.join(names)}: {'; '.join(facts)}" for facts, names in groups.items()]
 
 
-def write_page(path: Path = PAGE) -> None:
-    """Renew the page from what there is."""
-    kept = {name: found for name in MODULES if (found := results.load(name)) is not None}
-    if not kept:
-        raise SystemExit("nothing has been measured yet; type: make bench")
-    path.write_text(text(kept), encoding="utf-8")
+def write_pages(pages: Sequence[Page] = PAGES) -> None:
+    """Renew the pages from what there is; one of which nothing is measured yet is left alone."""
+    for page in pages:
+        kept = {name: found for name in page.modules if (found := results.load(name)) is not None}
+        if kept:
+            page.path.write_text(text(page, kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_page()
+    write_pages()

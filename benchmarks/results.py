@@ -1,4 +1,4 @@
-"""Where the scripts of the performance page keep what they measured: a file each in results/speed/, so that any can be run again alone."""
+"""Where the scripts of the pages keep what they measured: a file each in results/speed/, so that any can be run again alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIRECTORY = Path(__file__).parent / "results" / "speed"
 
 
 def save(name: str, data: Any, directory: Path = DIRECTORY) -> None:
-    """Keep what a script measured, with the machine it was measured on, and renew the page."""
+    """Keep what a script measured, with the machine it was measured on, and renew the pages."""
     directory.mkdir(parents=True, exist_ok=True)
     whole = {"measured": time.strftime("%Y-%m-%d"), "machine": machine_facts(), "data": data}
     path = directory / f"{name}.json"
@@ -21,9 +21,9 @@ def save(name: str, data: Any, directory: Path = DIRECTORY) -> None:
     unfinished.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     unfinished.rename(path)
     if directory == DIRECTORY:
-        from page import write_page
+        from page import write_pages
 
-        write_page()
+        write_pages()
 
 
 def load(name: str, directory: Path = DIRECTORY) -> dict[str, Any] | None:
