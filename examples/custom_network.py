@@ -99,6 +99,11 @@ class OwnPolicy(nn.Module):
         self.policy_version = int(weights["policy_version"])
 
 
+def make_policy(observation_space: Any, action_space: Any) -> OwnPolicy:
+    """For `inchworm check-policy examples.custom_network:make_policy CartPole-v1`."""
+    return OwnPolicy(observation_space.shape[0], int(action_space.n))
+
+
 def main(steps: int = 20_000) -> list[float]:
     torch.manual_seed(0)  # the initial weights of a network of yours are yours to seed
     env = gym.make("CartPole-v1")
