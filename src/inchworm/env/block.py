@@ -64,7 +64,10 @@ class Block:
         if team:
             return TeamCopy(as_team(env), index, global_state=self._global_state)
         if self._global_state:
-            raise EnvError(f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees")
+            raise EnvError(
+                f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
+                "set policy.central_critic=false"
+            )
         return GymnasiumCopy(env, index)
 
     def _split_teams(self, actions: Tree) -> list[Any]:

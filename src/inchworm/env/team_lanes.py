@@ -64,7 +64,8 @@ class TeamCopy:
             return self.env.state()
         except NotImplementedError:
             raise EnvError(
-                f"{self.env} has no state(), so there is no global state for a central critic; define state() and state_space, or none"
+                f"{self.env} has no state(), so there is no global state for a central critic; define state() and state_space, "
+                "or set policy.central_critic=false"
             ) from None
 
     def attach(self, rows: StepRows) -> None:
