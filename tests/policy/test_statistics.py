@@ -56,3 +56,19 @@ def test_to_named_weights_and_back():
         np.testing.assert_array_equal(value, named[name])
     named["observation_normalizer.mean"] += 1  # a copy
     assert (other.to_weights()["observation_normalizer.mean"] != named["observation_normalizer.mean"]).all()
+
+
+def test_what_a_central_critic_reads_has_statistics_of_its_own():
+    # The world's one number is 1 and 3: mean 2, variance 1. It counts once per copy, whoever lives there.
+    shared = spaces.Box(-9, 9, (1,))
+    config = PolicyConfig(normalize_observations=True, central_critic=True)
+    statistics = PolicyStatistics(PolicySpec(SPACE, spaces.Discrete(2), config, global_state_space=shared, lanes_per_copy=2))
+    assert statistics.pending
+    world = np.array([[[1, 0, 1]], [[1, 0, 3]]], np.float32)  # [T, E, 3]: the place in the copy, as two entries, stays as it is
+    statistics.update(np.ones((2, 2, 4), np.float32), np.ones((2, 2)), np.array([[True, True], [True, False]]), world)
+    assert not statistics.pending
+    np.testing.assert_allclose(statistics.global_center, [0, 0, 2])
+    np.testing.assert_allclose(statistics.global_inverse_std, [1, 1, 1], rtol=1e-6)
+    again = PolicyStatistics(PolicySpec(SPACE, spaces.Discrete(2), config, global_state_space=shared, lanes_per_copy=2))
+    again.from_weights(statistics.to_weights())
+    np.testing.assert_array_equal(again.global_center, statistics.global_center)
