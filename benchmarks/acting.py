@@ -20,9 +20,9 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.types import EndedEpisode, EnvStep, PolicyStep, Tree
 from inchworm.policy.spec import PolicySpec
-from inchworm.types import EndedEpisode, EnvStep, PolicyStep, Tree
 
 WORLDS: dict[str, tuple[int, spaces.Space[Any]]] = {
     "two choices": (4, spaces.Discrete(2)),

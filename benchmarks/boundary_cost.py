@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from inchworm import PPOTrainer
-from inchworm.collect.group import LaneGroup
-from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.rows import make_writer
+from inchworm.collect.collector import LaneGroup
+from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.spaces import zeros
+from inchworm.env.values import make_writer
 from inchworm.rollout.checks import check_finite
-from inchworm.spaces import zeros
 
 
 class Fake(gym.Env[Any, Any]):

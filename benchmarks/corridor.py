@@ -31,7 +31,7 @@ def train(corridor: str, kind: str, seed: int, steps: int = STEPS) -> dict[str, 
     from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
 
     config = TrainingConfig(
-        env=EnvConfig(id=f"inchworm.env.toys_memory:{CORRIDORS[corridor]}", num_envs=LANES, num_workers=0),
+        env=EnvConfig(id=f"inchworm.worlds.toys:{CORRIDORS[corridor]}", num_envs=LANES, num_workers=0),
         policy=PolicyConfig(kind=kind, hidden_sizes=(32,), memory_size=32, log_std_init=-1.0),  # type: ignore[arg-type]
         ppo=PPOConfig(
             rollout_steps=ROLLOUT, sequence_length=ROLLOUT, num_minibatches=4, update_epochs=4, learning_rate=3e-3, ent_coef=0.01,

@@ -63,7 +63,7 @@ def theirs(seed: int, threads: int, spread: bool, steps: int, iterations: int) -
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    from inchworm.env.build import make_env
+    from inchworm.env.make import make_env
 
     torch.set_num_threads(threads)
     env = (SubprocVecEnv if spread else DummyVecEnv)([lambda: make_env(world())] * ENVS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 
-from inchworm.versions import versions
+from inchworm.run.directory import versions
 
 
 def machine_facts() -> list[str]:

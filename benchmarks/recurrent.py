@@ -27,7 +27,7 @@ import results
 from figures import Section, Target, median_range, table
 from welch import half_interval
 
-ENV = "inchworm.env.toys_memory:PartialCartPole"
+ENV = "inchworm.worlds.toys:PartialCartPole"
 ENVS, STEPS, EPOCHS, MINIBATCH, MEMORY, RATE = 8, 128, 10, 128, 64, 1e-3
 TRAINING, EPISODES = 59 * ENVS * STEPS, 50
 """Env steps of a training whose return is told (60,416), and the greedy episodes that are its score."""
@@ -86,7 +86,7 @@ def theirs(seed: int, iterations: int, shared: bool, *, score: bool) -> dict[str
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
 
-    from inchworm.env.toys_memory import PartialCartPole
+    from inchworm.worlds.toys import PartialCartPole
     from sb3_side import Clock
 
     torch.set_num_threads(1)

@@ -56,7 +56,7 @@ def _time(turn: Turn, seconds: float) -> tuple[float, float]:
 def _all_at_once() -> Turn:
     import numpy as np
 
-    from inchworm.env.skirmish import SkirmishVectorEnv
+    from inchworm.worlds.skirmish import SkirmishVectorEnv
 
     env, rng = SkirmishVectorEnv(num_envs=ARENAS), np.random.default_rng(0)
     mask = env.reset().observations["action_mask"]  # the vector env's own, renewed by each step
@@ -74,7 +74,7 @@ def _plain_loop() -> Turn:
     """The same world, one arena after another."""
     import numpy as np
 
-    from inchworm.env.skirmish import SkirmishConfig, SkirmishWorld
+    from inchworm.worlds.skirmish import SkirmishConfig, SkirmishWorld
 
     worlds, rng = [SkirmishWorld(SkirmishConfig(), 1) for _ in range(ARENAS)], np.random.default_rng(0)
     for seed, world in enumerate(worlds):

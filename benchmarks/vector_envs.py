@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inchworm.config import EnvConfig
+from inchworm.config.sections import EnvConfig
 from inchworm.env.groups import make_groups
 
 COPIES = 8

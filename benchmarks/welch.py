@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, variance
 
-from inchworm.evaluate.student_t import t_quantile_975
+from inchworm.evaluate.stats import t_quantile_975
 
 
 def t_cdf(t: float, degrees: float) -> float:

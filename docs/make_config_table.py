@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the docstrings of `inchworm.config`, where every field is documented, once.
+"""Writes docs/config.md from the docstrings of `inchworm.config.sections`, where every field is documented, once.
 
 python docs/make_config_table.py
 """
@@ -11,8 +11,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from inchworm.cli.config import field_comments
-from inchworm.config import TrainingConfig
+from inchworm.cli.show import field_comments
+from inchworm.config.sections import TrainingConfig
 
 PAGE = Path(__file__).with_name("config.md")
 

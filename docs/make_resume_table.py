@@ -18,12 +18,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from inchworm.config import EnvConfig
-from inchworm.env.memory import carve_rows, map_tree, tree_leaves
-from inchworm.env.probe import put_legal_actions
-from inchworm.env.vector_env import make_vector_env
-from inchworm.protocols import VectorEnv
-from inchworm.types import EnvStep
+from inchworm.config.sections import EnvConfig
+from inchworm.core.protocols import VectorEnv
+from inchworm.core.types import EnvStep
+from inchworm.env.source import make_vector_env
+from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
+from inchworm.env.trial import put_legal_actions
 
 PAGE = Path(__file__).parent / "environments.md"
 BEGIN, END = "<!-- written by docs/make_resume_table.py -->\n", "<!-- end of what it wrote -->\n"

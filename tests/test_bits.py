@@ -167,7 +167,7 @@ CASES: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
     "composite": lambda path: run(
         path,
         env=Squad,
-        policy=PolicyMap({"one": "mlp", "two": SMALL.replace(kind="gru", memory_size=4)}, ["one", "two", "one"]),
+        policy=PolicyMap(policies={"one": "mlp", "two": SMALL.replace(kind="gru", memory_size=4)}, lane_map=["one", "two", "one"]),
     ),
     "heuristic": lambda path: skirmish(path, "heuristic", skill_start=0.3),
     "self-play": lambda path: skirmish(path, "self_play"),

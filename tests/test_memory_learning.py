@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inchworm.config import PolicyConfig, PPOConfig
-from inchworm.env.toys_memory import MemoryCorridor, MixedMemoryCorridor
+from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import MemoryCorridor, MixedMemoryCorridor
 
 PPO = PPOConfig(
     rollout_steps=63, sequence_length=63, num_minibatches=4, update_epochs=4, learning_rate=3e-3, ent_coef=0.01, gamma=0.99, gae_lambda=0.95

@@ -28,8 +28,8 @@ from inchworm import (
     make_vector_env,
 )
 from inchworm.backends.composite import CompositeLearner
-from inchworm.backends.interface import acting_policy
-from inchworm.errors import ConfigError
+from inchworm.backends.registry import acting_policy
+from inchworm.core.errors import ConfigError
 from inchworm.train.profile import Profile
 
 PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)

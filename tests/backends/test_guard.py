@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inchworm.backends.guard import BadNumberGuard
-from inchworm.errors import BadNumberError
+from inchworm.backends.learner import BadNumberGuard
+from inchworm.core.errors import BadNumberError
 
 
 def test_weights_out_of_range_stop_the_run() -> None:

@@ -7,9 +7,9 @@ import pytest
 import tyro
 
 from inchworm.cli.arguments import UsageError, config_from, flags_of, parse, parse_over, split, take_yaml_flags
-from inchworm.config import TrainingConfig
-from inchworm.errors import ConfigError
-from inchworm.presets import config_for
+from inchworm.config.presets import config_for
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inchworm.evaluate.evaluator import evaluate_policy
-from inchworm.policy.weights import load_policy
+from inchworm.policy.file import load_policy
 from inchworm.tracking.jsonl import read_rows
 
 

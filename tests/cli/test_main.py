@@ -1,3 +1,4 @@
+import importlib
 import os
 import resource
 import signal
@@ -12,13 +13,14 @@ import pytest
 
 from inchworm.cli import main as entrance
 from inchworm.cli.main import COMMANDS, main
-from inchworm.config import LegacyNameWarning
-from inchworm.errors import BadNumberError, ConfigError, MissingExtraError
+from inchworm.config.sections import LegacyNameWarning
+from inchworm.core.errors import BadNumberError, ConfigError, MissingExtraError
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, action: object) -> None:
     """Make every command do `action` instead."""
-    monkeypatch.setattr(entrance.importlib, "import_module", lambda _: SimpleNamespace(run=lambda _: action()))  # type: ignore[operator]
+    commands = {f"run_{name.replace('-', '_')}": lambda _: action() for name in COMMANDS}  # type: ignore[operator]
+    monkeypatch.setattr(entrance.importlib, "import_module", lambda _: SimpleNamespace(**commands))
 
 
 def raising(error: BaseException) -> object:
@@ -36,8 +38,9 @@ def test_the_overview_names_every_command(arguments: list[str], capsys: pytest.C
 
 
 def test_every_command_has_its_module() -> None:
-    here = Path(entrance.__file__).parent
-    assert all((here / f"{name.replace('-', '_')}.py").exists() for name in COMMANDS)
+    for command, module in entrance._MODULES.items():
+        assert callable(getattr(importlib.import_module(f"inchworm.cli.{module}"), f"run_{command.replace('-', '_')}"))
+    assert set(entrance._MODULES) == set(COMMANDS)
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

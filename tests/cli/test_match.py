@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
-from inchworm.env.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
+from inchworm.policy.file import load_policy, save_policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import load_policy, save_policy
-from inchworm.replay.format import load_replay
-from inchworm.run import create_run
+from inchworm.run.directory import create_run
 from inchworm.tracking.jsonl import read_rows
+from inchworm.worlds.replay import load_replay
+from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
 
 RULES = {"units": ["scout"], "wall_pairs": 0, "max_steps": 30, "zone_target": 10}
 

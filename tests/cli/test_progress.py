@@ -2,9 +2,9 @@ import io
 
 import pytest
 
-from inchworm.cli import progress as module
-from inchworm.cli.progress import progress
-from inchworm.tracking.terminal import Terminal, make_terminal
+from inchworm.cli import evaluate as module
+from inchworm.cli.evaluate import progress
+from inchworm.tracking.console import Terminal, make_terminal
 
 
 def test_a_terminal_gets_a_bar() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from inchworm.cli import replay as command
-from inchworm.files import write_atomically
-from inchworm.replay import replay_page, save_replay
-from replay.helpers_replay import hostile_replay, small_replay
+from doubles.replays import hostile_replay, small_replay
+from inchworm.cli import show as command
+from inchworm.core.tensor_file import write_atomically
+from inchworm.worlds.replay import replay_page, save_replay
 
 
 @pytest.fixture

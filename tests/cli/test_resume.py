@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from inchworm import checkpoint as checkpoint_module
-from inchworm.config import TrainingConfig
-from inchworm.env.lane_env import LaneVectorEnv
+from inchworm.config.sections import TrainingConfig
+from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.run import open_run
+from inchworm.run import checkpoint as checkpoint_module
+from inchworm.run.directory import open_run
 from inchworm.tracking.jsonl import read_rows
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inchworm.cli.signals import exit_code, leaving, raise_if_received, terminable
+from inchworm.cli.main import exit_code, leaving, raise_if_received, terminable
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -71,7 +71,7 @@ def test_outside_the_main_thread_nothing_is_changed() -> None:
 def test_closing_that_takes_long_is_cut_short_and_closing_that_does_not_is_left_alone() -> None:
     script = """
 import signal, sys, time
-from inchworm.cli import signals
+from inchworm.cli import main as signals
 signals.LEAVE_SECONDS = 0.2
 try:
     with signals.terminable():

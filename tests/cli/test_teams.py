@@ -9,11 +9,11 @@ import numpy as np
 import optree
 import pytest
 
-from inchworm.config import EnvConfig, EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.policy.composite import CompositePolicy, PolicyMap
-from inchworm.policy.weights import load_policy
+from inchworm.policy.file import load_policy
 from inchworm.rollout.rollout import Rollout
-from inchworm.selfplay.build import make_evaluator
+from inchworm.selfplay.callback import make_evaluator
 from inchworm.train.trainer import PPOTrainer
 
 RULES = "{units: [scout, scout], wall_pairs: 0, max_steps: 6}"

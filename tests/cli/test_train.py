@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from inchworm.config import TrainingConfig
-from inchworm.env.lane_env import LaneVectorEnv
+from inchworm.config.sections import TrainingConfig
+from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.tracking.jsonl import read_rows
 

@@ -13,15 +13,15 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
-from inchworm.config import EnvConfig, PolicyConfig
-from inchworm.env.toys import Corridor, Counter, SpacesEnv
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import BadNumberError, ConfigError
+from inchworm.config.sections import EnvConfig, PolicyConfig
+from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.seeding import episode_seed, make_stream
+from inchworm.core.types import EndedEpisode, EnvStep, PolicyStep, Tree
+from inchworm.env.source import make_vector_env
+from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import fingerprint
 from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout
-from inchworm.seeding import episode_seed, make_stream
-from inchworm.types import EndedEpisode, EnvStep, PolicyStep, Tree
+from inchworm.worlds.toys import Corridor, Counter, SpacesEnv
 
 LENGTHS = (3, 4, 5)
 """Lane b's episodes have LENGTHS[b] steps; even ones terminate, odd ones are truncated."""

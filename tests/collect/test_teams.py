@@ -12,17 +12,17 @@ import pytest
 pytest.importorskip("pettingzoo")
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.collect.actors import RandomActor
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import PolicyConfig, PPOConfig
-from inchworm.env.actors import RandomActor
+from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import BadNumberError
+from inchworm.core.types import PolicyStep
 from inchworm.env.groups import make_groups
-from inchworm.env.opponents import OpponentVectorEnv
-from inchworm.env.toys_teams import DEATHS, JOINS, Comings, Sacrifice
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import BadNumberError
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, combine_rollouts
-from inchworm.types import PolicyStep
+from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings, Sacrifice
 
 
 class Memory:
@@ -295,7 +295,7 @@ def test_a_game_that_is_cut_off_is_bootstrapped_for_the_dead_too():
 
 
 def test_a_garbled_dead_row_is_made_harmless_with_the_rest_unchanged():
-    from inchworm.rollout.living import harmless
+    from inchworm.rollout.sequences import harmless
 
     rollout, _ = collected(DEATHS, 8, global_state=True)
     dead = ~rollout.valid

@@ -13,18 +13,18 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions as numpy_distributions
-from inchworm.backends.numpy import encoding as numpy_encoding
 from inchworm.backends.numpy import gae as numpy_gae
 from inchworm.backends.numpy import loss as numpy_loss
+from inchworm.backends.numpy import policy as numpy_encoding
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch import distributions as torch_distributions
 from inchworm.backends.torch import encoding as torch_encoding
 from inchworm.backends.torch import gae as torch_gae
 from inchworm.backends.torch import loss as torch_loss
 from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
+from inchworm.core.types import Evaluation, Minibatch
 from inchworm.policy.layout import ActionLayout
-from inchworm.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
-from inchworm.types import Evaluation, Minibatch
 
 
 @pytest.fixture(scope="session", autouse=True)

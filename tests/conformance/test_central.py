@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from inchworm import Advantages, NumpyPolicy, PolicyConfig, PolicySpec, PPOConfig, Rollout, compute_advantages
 from inchworm.backends.numpy.policy import fresh_weights
-from inchworm.errors import RolloutError
-from inchworm.rollout.lane_states import cut_lane_states, lane_states
-from inchworm.types import Minibatch
+from inchworm.core.errors import RolloutError
+from inchworm.core.types import Minibatch
+from inchworm.rollout.sequences import cut_lane_states, lane_states
 
 OBSERVATIONS = spaces.Dict({"seen": spaces.Box(-np.inf, np.inf, (3,)), "action_mask": spaces.MultiBinary(4)})
 WORLD = spaces.Dict({"map": spaces.Box(-np.inf, np.inf, (2, 2)), "phase": spaces.Discrete(3)})

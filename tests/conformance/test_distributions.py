@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy import distributions, encoding
-from inchworm.policy.layout import action_layout
-from inchworm.policy.observation_layout import observation_layout
-from inchworm.spaces import build_tree, leaves, mask_sizes
+from inchworm.backends.numpy import distributions
+from inchworm.backends.numpy import policy as encoding
+from inchworm.core.spaces import build_tree, leaves, mask_sizes
+from inchworm.policy.layout import action_layout, observation_layout
 
 ROWS = 6
 

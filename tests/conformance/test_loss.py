@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, Minibatch
 
 
 def make(

@@ -18,14 +18,14 @@ from gymnasium import spaces
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.gae import compute_advantages
+from inchworm.backends.torch.learner import sequences_of
 from inchworm.backends.torch.memory import Memory as TorchMemory
-from inchworm.backends.torch.minibatches import sequences_of
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.types import EndedEpisode, EnvStep, Minibatch
 from inchworm.policy.memory import MemoryLayout
 from inchworm.policy.spec import PolicySpec
-from inchworm.types import EndedEpisode, EnvStep, Minibatch
 
 KINDS = ("lstm", "gru")
 SIZE = 5

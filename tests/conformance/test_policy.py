@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.types import Minibatch
 
 LENGTH, WIDTH = 2, 5
 

@@ -15,10 +15,10 @@ from gymnasium import spaces
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.encoding import to_tensors
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.types import Minibatch
 
 ROWS = 6
 FILTERS = ((4, 3, 2), (4, 2, 1))

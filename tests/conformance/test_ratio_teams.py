@@ -25,15 +25,15 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.checking import evaluated
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import PolicyConfig
-from inchworm.env.opponents import OpponentVectorEnv, team_lanes
-from inchworm.env.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, parallel_env
-from inchworm.env.toys import is_legal
-from inchworm.env.toys_teams import DEATHS, JOINS, Comings
-from inchworm.env.vector_env import make_vector_env
+from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.spaces import MASK_KEY, mask_space, with_mask
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import MASK_KEY, mask_space, with_mask
+from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, parallel_env
+from inchworm.worlds.toys import is_legal
+from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test modules
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.env.actions import make_put, make_split
-from inchworm.errors import SpaceError
-from inchworm.spaces import zeros
+from inchworm.core.errors import SpaceError
+from inchworm.core.spaces import zeros
+from inchworm.env.values import make_put, make_split
 
 HYBRID = spaces.Dict(
     move=spaces.Discrete(3, start=2),

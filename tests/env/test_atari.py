@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 
-from inchworm.config import EnvConfig
-from inchworm.env import atari, build
-from inchworm.env.build import make_env
+from inchworm.config.sections import EnvConfig
+from inchworm.env import atari
+from inchworm.env import make as build
+from inchworm.env.make import make_env
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")

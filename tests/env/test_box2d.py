@@ -4,10 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from inchworm.config import EnvConfig
-from inchworm.env.box2d import FreshWorld
-from inchworm.env.build import make_env, make_from
-from inchworm.env.checker import check_env
+from inchworm.config.sections import EnvConfig
+from inchworm.env.check import check_env
+from inchworm.env.make import FreshWorld, make_env, make_from
 
 pytest.importorskip("Box2D")
 

@@ -5,11 +5,11 @@ import functools
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers_env import assert_equal_steps, assert_equal_trees, frozen, random_actions, run
 
-from inchworm.env.toys import SpacesEnv
-from inchworm.env.vector_env import make_vector_env
-from inchworm.spaces import MASK_KEY
+from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, random_actions, run
+from inchworm.core.spaces import MASK_KEY
+from inchworm.env.source import make_vector_env
+from inchworm.worlds.toys import SpacesEnv
 
 OBSERVATIONS = {
     "box": spaces.Box(-1, 1, (3,), np.float32),

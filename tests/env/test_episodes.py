@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inchworm.env.history import ActionLog, RunningReturns
+from inchworm.env.episodes import ActionLog, RunningReturns
 
 
 def test_the_log_keeps_what_the_oldest_episode_needs():

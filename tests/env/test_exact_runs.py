@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from helpers_vector import CartPoles, Drift, Moody, Shifted, Simulated
 
+from doubles.vector import CartPoles, Drift, Moody, Shifted, Simulated
 from inchworm import PPOConfig, PPOTrainer
 
 

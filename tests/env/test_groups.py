@@ -8,14 +8,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from helpers_env import frozen
 
-from inchworm.config import EnvConfig
+from doubles.stepping import frozen
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import EnvError
 from inchworm.env.groups import _shares, make_groups
-from inchworm.env.native import NativeCartPole
-from inchworm.env.toys import Counter
-from inchworm.env.vector_env import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
-from inchworm.errors import EnvError
+from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
+from inchworm.worlds.cartpole import NativeCartPole
+from inchworm.worlds.toys import Counter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 

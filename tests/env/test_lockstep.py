@@ -6,12 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from helpers_env import assert_equal_steps, assert_equal_trees, run
-from helpers_vector import Hybrid, Moody, go_on
 
-from inchworm.config import EnvConfig
-from inchworm.env.lockstep import LockstepVectorEnv
-from inchworm.env.vector_env import make_vector_env
+from doubles.stepping import assert_equal_steps, assert_equal_trees, run
+from doubles.vector import Hybrid, Moody, go_on
+from inchworm.config.sections import EnvConfig
+from inchworm.env.foreign import LockstepVectorEnv
+from inchworm.env.source import make_vector_env
 
 
 def vector(maker=lambda: gym.make("CartPole-v1", max_episode_steps=25), copies=3, kind=SyncVectorEnv):

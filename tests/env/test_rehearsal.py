@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.config import CollectConfig, EnvConfig, TrainingConfig
-from inchworm.env import rehearsal
-from inchworm.env.lane_env import LaneVectorEnv
-from inchworm.env.rehearsal import rehearse_resume
-from inchworm.env.vector_env import make_vector_env
+from inchworm.config.sections import CollectConfig, EnvConfig, TrainingConfig
+from inchworm.env import trial as rehearsal
+from inchworm.env.source import make_vector_env
+from inchworm.env.trial import rehearse_resume
+from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.train.resolve import resolve_envs
 
 

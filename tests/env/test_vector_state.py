@@ -5,14 +5,14 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers_env import assert_equal_steps, frozen, random_actions, run
-from helpers_vector import Brought, CartPoles, Drift, Forgetful, Hidden, Kept, Late, Shifted, Simulated, Unsayable, Unsettable, go_on
 
-from inchworm.env.batched import BatchedVectorEnv
-from inchworm.env.vector_env import make_vector_env
+from doubles.stepping import assert_equal_steps, frozen, random_actions, run
+from doubles.vector import Brought, CartPoles, Drift, Forgetful, Hidden, Kept, Late, Shifted, Simulated, Unsayable, Unsettable, go_on
+from inchworm.core.errors import EnvError
+from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.env.foreign import BatchedVectorEnv
+from inchworm.env.source import make_vector_env
 from inchworm.env.vector_state import VectorState
-from inchworm.errors import EnvError
-from inchworm.trees import flatten_tree, unflatten_tree
 
 WORLDS = {
     "CartPole": lambda: CartPoles(4),

@@ -7,14 +7,13 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config import EnvConfig, PolicyConfig
-from inchworm.env.actors import RandomActor
-from inchworm.env.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
-from inchworm.errors import ConfigError, SpaceError
-from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
-from inchworm.evaluate.recording import RecordedVectorEnv
+from inchworm.collect.actors import RandomActor
+from inchworm.config.sections import EnvConfig, PolicyConfig
+from inchworm.core.errors import ConfigError, SpaceError
+from inchworm.evaluate.matches import RecordedVectorEnv, evaluate_vs_heuristic, play_match
 from inchworm.policy.spec import PolicySpec
-from inchworm.replay.format import check_replay
+from inchworm.worlds.replay import check_replay
+from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
 
 RULES = SkirmishConfig(units=("scout", "soldier"), wall_pairs=1, max_steps=40, zone_target=15)
 WORLD = EnvConfig(id="Skirmish-v0", kwargs=RULES.to_dict())

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.config import EnvConfig, EvalConfig
-from inchworm.env.actors import RandomActor
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import BadNumberError, ConfigError
+from inchworm.collect.actors import RandomActor
+from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.seeding import episode_seed
+from inchworm.core.types import PolicyStep, Tree
+from inchworm.env.source import make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
+from inchworm.evaluate.games import for_evaluation
 from inchworm.evaluate.stats import EvalStats
-from inchworm.evaluate.worlds import for_evaluation
-from inchworm.seeding import episode_seed
-from inchworm.types import PolicyStep, Tree
 
 
 def length_of(seed: int) -> int:
@@ -181,7 +181,7 @@ def test_evaluation_has_its_own_copies_and_no_more_workers_than_those() -> None:
 
 def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
     pytest.importorskip("ale_py")
-    from inchworm.env.build import make_env
+    from inchworm.env.make import make_env
 
     trained = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=2, max_episode_steps=50)
     scored = for_evaluation(trained, 2)
@@ -219,7 +219,7 @@ def test_skirmish_is_scored_in_this_process_whatever_trained_it() -> None:
 
 def test_a_team_that_is_given_stays_open() -> None:
     pytest.importorskip("pettingzoo")
-    from inchworm.env.skirmish import parallel_env
+    from inchworm.worlds.skirmish import parallel_env
 
     team = parallel_env(units=("scout",), max_steps=5)
     closed = []

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evaluate.helpers_duel import WIDTH, DuelVectorEnv, Plays, length_of
-from inchworm.config import EvalConfig
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import BadNumberError
+from doubles.duel import WIDTH, DuelVectorEnv, Plays, length_of
+from inchworm.config.sections import EvalConfig
+from inchworm.core.errors import BadNumberError
+from inchworm.core.seeding import episode_seed
+from inchworm.env.source import make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
 from inchworm.evaluate.games import lanes_of_a_copy, mean_info, num_copies
-from inchworm.seeding import episode_seed
 
 
 def test_an_episode_is_a_game_of_a_copy() -> None:

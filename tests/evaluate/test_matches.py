@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluate.helpers_duel import DuelVectorEnv, OfAnotherWorld, Plays, length_of
-from inchworm.errors import ConfigError, SpaceError
-from inchworm.evaluate.match_stats import MatchStats
+from doubles.duel import DuelVectorEnv, OfAnotherWorld, Plays, length_of
+from inchworm.core.errors import ConfigError, SpaceError
+from inchworm.core.seeding import derive_seed
 from inchworm.evaluate.matches import even_copies, pair_seeds, play_match
-from inchworm.seeding import derive_seed
+from inchworm.evaluate.stats import MatchStats
 
 
 def test_each_seed_is_played_from_either_side() -> None:
@@ -143,7 +143,7 @@ def test_environments_that_were_made_here_are_closed_also_after_a_failure(monkey
         made.append(DuelVectorEnv(num_envs))
         return made[-1]
 
-    monkeypatch.setattr("inchworm.evaluate.worlds.make_vector_env", make)
+    monkeypatch.setattr("inchworm.evaluate.games.make_vector_env", make)
     play_match(Plays(1), Plays(2), "Duel-v0", 4, num_envs=3, seed=9)
     with pytest.raises(SpaceError):
         play_match(OfAnotherWorld(1), Plays(2), "Duel-v0", 4, seed=9)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from inchworm.evaluate.student_t import t_quantile_975
+from inchworm.evaluate.stats import t_quantile_975
 
 # The 97.5 % column of the usual tables, to all the digits they print.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000}

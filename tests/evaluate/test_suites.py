@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from evaluate.helpers_duel import DuelVectorEnv, OfAnotherWorld, Plays
-from inchworm.config import EnvConfig, EvalConfig
-from inchworm.errors import ConfigError, EnvError, SpaceError
+from doubles.duel import DuelVectorEnv, OfAnotherWorld, Plays
+from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.core.errors import ConfigError, EnvError, SpaceError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
-from inchworm.evaluate.suite_games import count_episodes, evaluate_suites
-from inchworm.evaluate.suite_stats import SimulationStats, SuiteStats
-from inchworm.evaluate.suites import Simulation, load_suites, read_suites
+from inchworm.evaluate.suites import Simulation, SimulationStats, SuiteStats, count_episodes, evaluate_suites, load_suites, read_suites
 
 
 class Steps(gym.Env[np.ndarray, int]):

@@ -1,6 +1,6 @@
 import pytest
 
-from inchworm.evaluate.wilson import wilson_interval95
+from inchworm.evaluate.stats import wilson_interval95
 
 
 def test_eight_wins_of_ten() -> None:

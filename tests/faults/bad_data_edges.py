@@ -99,7 +99,7 @@ def _edges() -> Iterator[tuple[str, dict[str, Any], tuple[int, int], dict[str, A
 
 
 def _at_edge(backend: str, parts: dict[str, Any], shape: tuple[int, int], fields: dict[str, Any], law: Law) -> str:
-    from inchworm.backends.interface import compute_advantages
+    from inchworm.backends.registry import compute_advantages
 
     policy, learner = make_parts(backend, **parts)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -124,7 +124,7 @@ def _with_own_log_probs(policy: Any, rollout: Any) -> Any:
     import dataclasses
 
     from inchworm.backends.numpy.policy import NumpyPolicy
-    from inchworm.types import Minibatch
+    from inchworm.core.types import Minibatch
 
     own = NumpyPolicy(policy.spec, policy.get_weights())
     flat = np.zeros_like(rollout.rewards)

@@ -26,8 +26,8 @@ def make_parts(
     """A small policy and its learner."""
     from gymnasium import spaces
 
-    from inchworm.backends.interface import make_learner, make_policy
-    from inchworm.config import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+    from inchworm.backends.registry import make_learner, make_policy
+    from inchworm.config.sections import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
     from inchworm.policy.spec import PolicySpec
 
     seen = observation_space if observation_space is not None else spaces.Box(-2.0, 2.0, (3,), np.float32)
@@ -114,8 +114,8 @@ def bad_losses(work: Work) -> Outcome:
 
 
 def _spoiled(backend: str, how: str, dump: Path) -> Iterator[tuple[str, bool]]:
-    from inchworm.errors import BadNumberError
-    from inchworm.files import read_tensor_file
+    from inchworm.core.errors import BadNumberError
+    from inchworm.core.tensor_file import read_tensor_file
 
     policy, learner = make_parts(backend, dump=dump)
     learner.update(make_rollout(policy, 8, 3), [spoiling(backend, how, set())])
@@ -141,10 +141,10 @@ def _spoiled(backend: str, how: str, dump: Path) -> Iterator[tuple[str, bool]]:
 def _overflow(backend: str, rate: float, directory: Path) -> str:
     """Train with a rate at which weights overflow: it must stop, and nothing that is on disk may hold such a weight."""
     from inchworm import PPOTrainer
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.config import PPOConfig, RunConfig, TrainingConfig
-    from inchworm.errors import BadNumberError
-    from inchworm.policy.weights import read_policy
+    from inchworm.config.sections import PPOConfig, RunConfig, TrainingConfig
+    from inchworm.core.errors import BadNumberError
+    from inchworm.policy.file import read_policy
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     ppo = PPOConfig(learning_rate=rate, rollout_steps=16, num_minibatches=1, update_epochs=1, max_grad_norm=None)
     config = TrainingConfig(ppo=ppo, run=RunConfig(backend=backend, checkpoint_interval=1, total_timesteps=640))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from faults.programme import Outcome, Work, procedure
 
 def _chunk(rng: np.random.Generator, size: int, offset: float, repeats: int) -> Any:
     """Statistics of `size` samples, merged with themselves until they stand for `size * repeats`."""
-    from inchworm.normalization import RunningMeanStd
+    from inchworm.policy.statistics import RunningMeanStd
 
     chunk = RunningMeanStd((2,))
     chunk.update(rng.normal(offset, (1.0, 3.0), (size, 2)))
@@ -52,7 +52,7 @@ def _error(found: Any, means: list[Fraction], variances: list[Fraction]) -> floa
 )
 def normalizers(work: Work) -> Outcome:
     """Chunks that stand for 1e9 samples, merged in several orders, beside fractions; and a stream in pieces beside the whole."""
-    from inchworm.normalization import RunningMeanStd
+    from inchworm.policy.statistics import RunningMeanStd
 
     outcome = Outcome()
     worst = worst_order = worst_stream = 0.0
@@ -93,7 +93,7 @@ def _stream_error(rng: np.random.Generator) -> float:
 
     (At an offset of 1e6 a mean has 1e-10 of absolute precision, and the variance of pieces and whole agree to about 2e-12.)
     """
-    from inchworm.normalization import RunningMeanStd
+    from inchworm.policy.statistics import RunningMeanStd
 
     samples = rng.normal(100.0, (1.0, 3.0), (20_000, 2))
     whole, pieces = RunningMeanStd((2,)), RunningMeanStd((2,))

@@ -46,8 +46,8 @@ def _collector(case: str, layout: int | str) -> Any:
     from faults.bad_data_worlds import LANES, SEED, Spoiled, SpoiledVector
     from inchworm.backends.numpy.policy import NumpyPolicy
     from inchworm.collect.collector import RolloutCollector
-    from inchworm.config import PolicyConfig
-    from inchworm.env.vector_env import make_vector_env
+    from inchworm.config.sections import PolicyConfig
+    from inchworm.env.source import make_vector_env
     from inchworm.policy.spec import PolicySpec
 
     if layout == "batched":
@@ -67,8 +67,8 @@ def _content(rollout: Any) -> list[bytes]:
 def _refused(case: str, layout: int | str) -> str:
     """What is wrong with how a case is refused, or nothing."""
     from faults.bad_data_worlds import BATCHED, CASES, LANE, STEP
-    from inchworm.errors import InchwormError
-    from inchworm.policy.weights import fingerprint
+    from inchworm.core.errors import InchwormError
+    from inchworm.policy.file import fingerprint
 
     words = BATCHED[case][2] if layout == "batched" else (f"lane {LANE}", *CASES[case][1])
     is_number = layout == "batched" and isinstance(BATCHED[case][1], float)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from inchworm.seeding import episode_seed
+from inchworm.core.seeding import episode_seed
 
 SEED, LANE, LANES, STEP = 7, 1, 3, 12
 """The fault is in lane 1 of 3, at step 12 of its first episode."""

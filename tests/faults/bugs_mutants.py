@@ -18,59 +18,118 @@ SURVIVORS = Path(__file__).with_name("bugs_survivors.json")
 
 CONFORMANCE = "conformance/test_"
 RESUME = (
-    "train/test_keeper.py",
+    "run/test_saver.py",
     "train/test_trainer.py",
     "cli/test_resume.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long",
 )
-KILLED = "env/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
+KILLED = "env/workers/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
 TESTS: dict[str, tuple[str, ...]] = {
     "backends/numpy/gae.py": (
-        f"{CONFORMANCE}gae.py",
+        "conformance/test_gae.py",
         "backends/numpy/test_gae.py",
-        "backends/test_interface.py",
-        f"{CONFORMANCE}central.py",
+        "backends/test_registry.py",
+        "conformance/test_central.py",
         "collect/test_teams.py",
     ),
-    "backends/torch/gae.py": (f"{CONFORMANCE}gae.py", "backends/torch/test_gae.py", "backends/test_interface.py"),
-    "backends/numpy/loss.py": (f"{CONFORMANCE}loss.py", "backends/numpy/test_optimizer.py"),
-    "backends/torch/loss.py": (f"{CONFORMANCE}loss.py", "backends/torch/test_loss.py"),
-    "backends/numpy/action_terms.py": (
-        "backends/numpy/test_action_terms.py",
-        f"{CONFORMANCE}optimizer.py::test_every_kind_of_space_gives_equal_weights",
+    "backends/torch/gae.py": (
+        "conformance/test_gae.py",
+        "backends/torch/test_gae.py",
+        "backends/test_registry.py",
+    ),
+    "backends/numpy/loss.py": (
+        "conformance/test_loss.py",
+        "backends/numpy/test_learner.py",
+    ),
+    "backends/torch/loss.py": (
+        "conformance/test_loss.py",
+        "backends/torch/test_loss.py",
     ),
     "backends/numpy/distributions.py": (
-        f"{CONFORMANCE}distributions.py",
+        "backends/numpy/test_action_terms.py",
+        "conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights",
+        "conformance/test_distributions.py",
         "backends/numpy/test_distributions.py",
-        f"{CONFORMANCE}policy.py",
-        f"{CONFORMANCE}ratio.py",
+        "conformance/test_policy.py",
+        "conformance/test_ratio.py",
     ),
-    "backends/torch/distributions.py": (f"{CONFORMANCE}distributions.py", f"{CONFORMANCE}policy.py", f"{CONFORMANCE}ratio.py"),
-    "env/masks.py": ("env/test_masks.py", "env/test_cross_product.py"),
-    "policy/statistics.py": ("policy/test_statistics.py", f"{CONFORMANCE}policy.py", "backends/torch/test_normalizers.py"),
-    "normalization.py": ("test_normalization.py",),
-    "train/schedules.py": ("train/test_schedules.py",),
-    "rollout/sequences.py": ("rollout/test_sequences.py", "backends/torch/test_minibatches.py"),
-    "rollout/living.py": ("rollout/test_living.py",),
-    "rollout/lane_states.py": (f"{CONFORMANCE}central.py", "backends/torch/test_central.py", "policy/test_central.py"),
-    "policy/memory.py": ("policy/test_memory.py", f"{CONFORMANCE}memory.py"),
-    "backends/numpy/memory.py": (f"{CONFORMANCE}memory.py", "policy/test_memory.py"),
-    "backends/torch/memory.py": ("backends/torch/test_memory.py", f"{CONFORMANCE}memory.py", "train/test_memory.py"),
-    "backends/numpy/central.py": (f"{CONFORMANCE}central.py", "policy/test_central.py"),
-    "backends/torch/central.py": (f"{CONFORMANCE}central.py", "backends/torch/test_central.py"),
-    "backends/composite.py": ("backends/test_composite.py", "policy/test_composite.py"),
-    "env/team_lanes.py": ("env/test_team_lanes.py", "collect/test_teams.py", "env/test_team_workers.py"),
-    "env/opponents.py": ("env/test_opponents.py", "collect/test_teams.py"),
-    "env/opposition.py": ("env/test_opponents.py", "env/test_actors.py"),
-    "collect/group.py": ("collect/test_collector.py", "collect/test_teams.py"),
-    "checkpoint.py": ("test_checkpoint.py", "train/test_keeper.py"),
-    "checkpoint_reading.py": ("test_checkpoint.py", "train/test_keeper.py"),
-    "manifest.py": ("test_checkpoint.py", "train/test_keeper.py"),
-    "train/keeper.py": RESUME,
-    "train/moment.py": ("train/test_moment.py", "train/test_keeper.py"),
-    "train/run_files.py": RESUME,
-    "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", KILLED),
-    "collect/collector.py": ("collect/test_collector.py", "collect/test_teams.py"),
-    "seeding.py": ("test_seeding.py",),
+    "backends/torch/distributions.py": (
+        "conformance/test_distributions.py",
+        "conformance/test_policy.py",
+        "conformance/test_ratio.py",
+    ),
+    "env/action_masks.py": (
+        "env/test_action_masks.py",
+        "env/test_cross_product.py",
+    ),
+    "policy/statistics.py": (
+        "policy/test_statistics.py",
+        "conformance/test_policy.py",
+        "backends/torch/test_normalizers.py",
+        "policy/test_normalization.py",
+    ),
+    "backends/learner.py": ("backends/test_schedules.py",),
+    "rollout/sequences.py": (
+        "rollout/test_sequences.py",
+        "backends/torch/test_minibatches.py",
+        "rollout/test_living.py",
+        "conformance/test_central.py",
+        "backends/torch/test_central.py",
+        "policy/test_central.py",
+    ),
+    "policy/memory.py": (
+        "policy/test_memory.py",
+        "conformance/test_memory.py",
+    ),
+    "backends/numpy/memory.py": (
+        "conformance/test_memory.py",
+        "policy/test_memory.py",
+    ),
+    "backends/torch/memory.py": (
+        "backends/torch/test_memory.py",
+        "conformance/test_memory.py",
+        "train/test_memory.py",
+    ),
+    "backends/numpy/policy.py": (
+        "conformance/test_central.py",
+        "policy/test_central.py",
+    ),
+    "backends/torch/encoding.py": (
+        "conformance/test_central.py",
+        "backends/torch/test_central.py",
+    ),
+    "backends/composite.py": (
+        "backends/test_composite.py",
+        "policy/test_composite.py",
+    ),
+    "env/pettingzoo_copy.py": (
+        "env/test_pettingzoo_copy.py",
+        "collect/test_teams.py",
+        "env/workers/test_pool_teams.py",
+    ),
+    "collect/opponents.py": (
+        "collect/test_opponents.py",
+        "collect/test_teams.py",
+        "collect/test_actors.py",
+    ),
+    "collect/collector.py": (
+        "collect/test_collector.py",
+        "collect/test_teams.py",
+    ),
+    "run/checkpoint.py": (
+        "run/test_checkpoint.py",
+        "run/test_saver.py",
+    ),
+    "run/saver.py": (
+        *RESUME,
+        "run/test_moment.py",
+        "run/test_saver.py",
+    ),
+    "env/episodes.py": (
+        "env/test_episodes.py",
+        "env/test_vector_env.py",
+        KILLED,
+    ),
+    "core/seeding.py": ("core/test_seeding.py",),
 }
 """Module -> the test files that concern it, the quickest to judge first."""
 

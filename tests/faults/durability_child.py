@@ -61,8 +61,8 @@ class Phases:
     def watch(self) -> None:
         """Put the hooks in: a save is the checkpoint or a policy file beside it, in whatever thread it is written."""
         from inchworm.backends.learner import BaseLearner
-        from inchworm.checkpoint import TrainingCheckpointer
         from inchworm.collect.collector import RolloutCollector
+        from inchworm.run.checkpoint import TrainingCheckpointer
 
         for owner, method, phase in (
             (TrainingCheckpointer, "commit", "save"),
@@ -172,7 +172,7 @@ def main() -> int:
     if mode == "kill":
         killer = Killer(options[0], int(options[1]), int(options[2]), Path(options[3]))
         if "beside" in options:
-            importlib.import_module("inchworm.train.saving").PAYS = 0  # type: ignore[attr-defined]
+            importlib.import_module("inchworm.run.saver").PAYS = 0  # type: ignore[attr-defined]
         phases = Phases(killer.enter, killer.leave)
     elif mode == "fill":
         filler = Filler(int(options[0]), int(options[1]), Path(options[2]))

@@ -86,7 +86,7 @@ class Checkpoints:
     kinds = (*FILE_KINDS, *PAIR_KINDS)
 
     def __init__(self, directory: Path) -> None:
-        from inchworm.checkpoint import TrainingCheckpointer
+        from inchworm.run.checkpoint import TrainingCheckpointer
 
         self._checkpointer = TrainingCheckpointer(directory)
         for step in (1, 2):
@@ -148,7 +148,7 @@ class SingleFile:
 
     def verdict(self, kind: str, rng: random.Random) -> str:
         """Damage, load, put right again; what was wrong with how it went."""
-        from inchworm.errors import CorruptFileError
+        from inchworm.core.errors import CorruptFileError
 
         _put(self.path, self._damaged(kind, rng))
         try:
@@ -171,7 +171,7 @@ class SingleFile:
 
 def single_files(scratch: Path) -> list[SingleFile]:
     """A rollout and a policy, each with a sister."""
-    from inchworm.policy.weights import read_policy, save_policy
+    from inchworm.policy.file import read_policy, save_policy
     from inchworm.rollout.fake import create_fake_rollout
     from inchworm.rollout.rollout import Rollout
 
@@ -205,7 +205,7 @@ def _a_policy() -> tuple[Any, dict[str, Any]]:
     import numpy as np
 
     from inchworm.backends.numpy.policy import NumpyPolicy
-    from inchworm.config import PolicyConfig
+    from inchworm.config.sections import PolicyConfig
     from inchworm.policy.spec import PolicySpec
 
     env = gymnasium.make("CartPole-v1")

@@ -24,13 +24,13 @@ NAMES = ("checkpoint", "policy", "rollout")
 def read(directory: Path, name: str) -> str:
     """The digest of what one golden file holds today."""
     from faults.durability_damage import rollout_tree
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.files import read_tensor_file
-    from inchworm.policy.weights import FILE_VERSION as policy_version
-    from inchworm.policy.weights import read_policy
-    from inchworm.rollout.files import VERSION as rollout_version
+    from inchworm.core.tensor_file import read_tensor_file
+    from inchworm.core.trees import unflatten_tree
+    from inchworm.policy.file import FILE_VERSION as policy_version
+    from inchworm.policy.file import read_policy
+    from inchworm.rollout.file import VERSION as rollout_version
     from inchworm.rollout.rollout import Rollout
-    from inchworm.trees import unflatten_tree
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     if name == "checkpoint":
         return runs.digest(TrainingCheckpointer(directory / "checkpoints").load().state)
@@ -62,7 +62,7 @@ def _known(now: Any, then: Any) -> Any:
 )
 def golden(work: Work) -> Outcome:
     """Every set once."""
-    from inchworm.errors import CorruptFileError
+    from inchworm.core.errors import CorruptFileError
 
     outcome = Outcome()
     sets = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
@@ -94,7 +94,7 @@ def _run_goes_on(directory: Path) -> bool:
 
 
 def _trainer() -> Any:
-    from inchworm.config import PolicyConfig, PPOConfig
+    from inchworm.config.sections import PolicyConfig, PPOConfig
     from inchworm.train.trainer import PPOTrainer
 
     policy = PolicyConfig(hidden_sizes=(4,), normalize_observations=True, normalize_values=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from faults import durability_runs as runs
 from faults.programme import Outcome, Work, procedure
-from inchworm.errors import CorruptFileError
+from inchworm.core.errors import CorruptFileError
 
 UPDATES = 20
 PHASES = ("save", "learn", "save", "collect")

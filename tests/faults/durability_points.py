@@ -15,9 +15,9 @@ from faults import durability_runs as runs
 from faults.durability_strace import Point, inject, points, trace
 from faults.durability_writer import CHECKPOINTS, NOTES, POLICY, policy_of, save, state_of, write_states
 from faults.programme import Outcome, Work
-from inchworm.checkpoint import TrainingCheckpointer
-from inchworm.errors import CorruptFileError
-from inchworm.files import read_tensor_file
+from inchworm.core.errors import CorruptFileError
+from inchworm.core.tensor_file import read_tensor_file
+from inchworm.run.checkpoint import TrainingCheckpointer
 
 REMOVALS = ("unlink", "unlinkat", "rmdir")
 

@@ -16,9 +16,9 @@ from faults.durability_damage import single_files
 from faults.durability_fork import run_forked
 from faults.durability_writer import policy_of, state_of
 from faults.programme import Outcome, Work, procedure
-from inchworm.checkpoint import TrainingCheckpointer
-from inchworm.errors import CorruptFileError
-from inchworm.files import read_tensor_file, write_tensor_file
+from inchworm.core.errors import CorruptFileError
+from inchworm.core.tensor_file import read_tensor_file, write_tensor_file
+from inchworm.run.checkpoint import TrainingCheckpointer
 
 
 @procedure(
@@ -76,7 +76,7 @@ def _save_over(scratch: Path, outcome: Outcome) -> None:
 
 def _again(name: str, path: Path) -> int:
     """Load and save to the same path."""
-    from inchworm.policy.weights import read_policy, save_policy
+    from inchworm.policy.file import read_policy, save_policy
     from inchworm.rollout.rollout import Rollout
 
     if name == "rollouts":

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from faults.programme import Work
-from inchworm.checkpoint import Checkpoint, TrainingCheckpointer
-from inchworm.errors import CorruptFileError
-from inchworm.trees import flatten_tree
+from inchworm.core.errors import CorruptFileError
+from inchworm.core.trees import flatten_tree
+from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
 
 HERE = Path(__file__).parent
 LIMIT = 60.0

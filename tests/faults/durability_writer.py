@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.checkpoint import TrainingCheckpointer
-from inchworm.errors import InchwormError
-from inchworm.files import write_tensor_file
+from inchworm.core.errors import InchwormError
+from inchworm.core.tensor_file import write_tensor_file
+from inchworm.run.checkpoint import TrainingCheckpointer
 
 SIZE = 300
 CHECKPOINTS, POLICY, NOTES = "run/checkpoints", "run/policy.safetensors", "notes"

@@ -113,7 +113,7 @@ def tag(data: Data, rng: np.random.Generator) -> Case:
             "!!python/object/apply:os.system ['touch owned']",
             "!!python/name:os.system ''",
             "!!python/tuple [1, 2]",
-            "!!python/object:inchworm.config.PPOConfig {}",
+            "!!python/object:inchworm.config.sections.PPOConfig {}",
             "!!python/module:os ''",
             "!foreign 3",
         ),

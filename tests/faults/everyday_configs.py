@@ -33,8 +33,8 @@ def verdict(case: Case, message: str | None) -> str:
 
 def by_library(case: Case, path: Path) -> str:
     """Read the config here; what is wrong with how that went."""
-    from inchworm.config import TrainingConfig
-    from inchworm.errors import ConfigError
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.errors import ConfigError
 
     path.write_bytes(case.text)
     try:
@@ -127,7 +127,7 @@ def absurd_cases() -> list[Case]:
 def fuzz(work: Work) -> Outcome:
     """Every case through the library, one in twenty of the invalid ones through the command line, one in fifty valid ones run."""
     from faults.everyday_runs import run_two_updates
-    from inchworm.config import TrainingConfig
+    from inchworm.config.sections import TrainingConfig
 
     outcome, cases = Outcome(), [random_case(work.seed, number) for number in range(work.count)]
     known = {f"{section}.{key}" for section, values in TrainingConfig().to_dict().items() for key in values}

@@ -13,7 +13,7 @@ from faults.everyday_fields import valid_data
 
 def run_two_updates(seed: int, number: int, directory: Path) -> str:
     """Train with a random valid config; says what went wrong. One in forty has workers, one in four a memory."""
-    from inchworm.config import TrainingConfig
+    from inchworm.config.sections import TrainingConfig
     from inchworm.train.trainer import PPOTrainer
 
     rng = np.random.default_rng([seed, 40, number])

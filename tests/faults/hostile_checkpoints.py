@@ -92,7 +92,7 @@ def _with_file(box: Sandbox, name: str, text: str) -> str:
 
 
 def _with_manifest(box: Sandbox, change: dict[str, Any]) -> str:
-    from inchworm.manifest import manifest_text
+    from inchworm.run.checkpoint import manifest_text
 
     path = box.checkpoint()
     manifest = json.loads((path / "manifest.json").read_text())["manifest"]
@@ -101,7 +101,7 @@ def _with_manifest(box: Sandbox, change: dict[str, Any]) -> str:
 
 
 def _with_spec(box: Sandbox, path: str, value: Any) -> str:
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     known = TrainingCheckpointer(box.inside / "checkpoints")
     weights = TrainingCheckpointer(box.checkpoint().parent).load().state["weights"]

@@ -130,12 +130,12 @@ def memory(name: str) -> int:
 
 def load(loader: str, path: str) -> Any:
     """One file, by the public function that people would open it with."""
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.config import TrainingConfig
-    from inchworm.policy.weights import load_policy
-    from inchworm.replay import load_replay, replay_page
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.policy.file import load_policy
     from inchworm.rollout.rollout import Rollout
-    from inchworm.run import load_config
+    from inchworm.run.checkpoint import TrainingCheckpointer
+    from inchworm.run.directory import load_config
+    from inchworm.worlds.replay import load_replay, replay_page
 
     if loader == "policy":
         return load_policy(path)
@@ -158,7 +158,7 @@ def load(loader: str, path: str) -> Any:
 
 def _attempt(job: dict[str, Any]) -> dict[str, Any]:
     """Open the file; what came of it."""
-    from inchworm.errors import InchwormError
+    from inchworm.core.errors import InchwormError
 
     os.chdir(job["sandbox"])
     report: dict[str, Any] = {"error": "", "family": True, "text": "", "code": None}
@@ -208,19 +208,15 @@ def _in_a_fork(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Serve."""
     os.environ["COLUMNS"] = "1000"
-    import inchworm.backends.numpy.optimizer
-    import inchworm.cli.collect
-    import inchworm.cli.config
+    import inchworm.backends.numpy.learner
     import inchworm.cli.evaluate
-    import inchworm.cli.learn
-    import inchworm.cli.replay
-    import inchworm.cli.resume
+    import inchworm.cli.rollouts
+    import inchworm.cli.show
     import inchworm.cli.train
-    import inchworm.cli.training
+    import inchworm.run.directory
     import inchworm.train.trainer
-    import inchworm.versions
 
-    inchworm.versions.versions()  # Python's own `platform` asks uname, once
+    inchworm.run.directory.versions()  # Python's own `platform` asks uname, once
     with contextlib.suppress(Exception):  # what these import on their first use
         load("policy", "/nowhere")
     for command in (

@@ -36,11 +36,11 @@ BANNED_CALLS = {
     "shutil.unpack_archive",
 }
 ALLOWED = {
-    ("env/worker.py", "cloudpickle.loads"),
-    ("env/worker.py", "cloudpickle"),
-    ("env/process.py", "cloudpickle"),
-    ("env/workers.py", "cloudpickle"),
-    ("env/recipe.py", "cloudpickle"),
+    ("env/workers/program.py", "cloudpickle.loads"),
+    ("env/workers/program.py", "cloudpickle"),
+    ("env/workers/process.py", "cloudpickle"),
+    ("env/workers/pool.py", "cloudpickle"),
+    ("env/workers/recipe.py", "cloudpickle"),
 }
 """A factory goes to a worker of ours by cloudpickle, over a private socket; nobody else reads pickles, and no file is one."""
 

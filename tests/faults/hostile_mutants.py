@@ -55,8 +55,7 @@ def _tensor_format(name: str, genuine: Path, path: Path, opened: Callable[[Path]
 
 
 def _checkpoint_format(genuine: Path, path: Path) -> Format:
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.manifest import manifest_text
+    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 
     shutil.copytree(genuine, path)
     files = {file.name: file.read_bytes() for file in path.iterdir()}
@@ -86,7 +85,7 @@ def _checkpoint_format(genuine: Path, path: Path) -> Format:
 def _config_format(path: Path) -> Format:
     import yaml
 
-    from inchworm.config import TrainingConfig
+    from inchworm.config.sections import TrainingConfig
 
     data = yaml.safe_load(YAML)
 
@@ -98,8 +97,8 @@ def _config_format(path: Path) -> Format:
 
 
 def _replay_format(path: Path) -> Format:
-    from inchworm.replay import load_replay, replay_page
-    from replay.helpers_replay import small_replay
+    from doubles.replays import small_replay
+    from inchworm.worlds.replay import load_replay, replay_page
 
     data = small_replay()
     blob = json.dumps(data).encode()
@@ -113,7 +112,7 @@ def _replay_format(path: Path) -> Format:
 
 def formats(scratch: Path) -> list[Format]:
     """Every format that is read."""
-    from inchworm.policy.weights import load_policy
+    from inchworm.policy.file import load_policy
     from inchworm.rollout.rollout import Rollout
 
     genuine = make_genuine(scratch / "genuine")
@@ -159,7 +158,7 @@ def mutants(work: Work) -> Outcome:
 
 
 def _one(kind: Format, rng: random.Random, number: int) -> tuple[str, float, bool]:
-    from inchworm.errors import ConfigError, CorruptFileError
+    from inchworm.core.errors import ConfigError, CorruptFileError
 
     must_fail = kind.change(rng, number)
     began, wrong, loaded = time.process_time(), "", False
@@ -184,8 +183,8 @@ def _headers(outcome: Outcome, work: Work) -> None:
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 
-    from inchworm.errors import CorruptFileError
-    from inchworm.policy.weights import read_policy
+    from inchworm.core.errors import CorruptFileError
+    from inchworm.policy.file import read_policy
     from inchworm.rollout.rollout import Rollout
 
     names = st.sampled_from(

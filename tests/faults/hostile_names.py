@@ -85,9 +85,9 @@ def _listing(scratch: Path) -> set[str]:
 
 def _named(text: str, field: str, scratch: Path, before: set[str]) -> str:
     """Begin a run with this name; what is wrong with what came of it, or nothing."""
-    from inchworm.config import TrainingConfig
-    from inchworm.errors import ConfigError
-    from inchworm.run import create_run
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.errors import ConfigError
+    from inchworm.run.directory import create_run
 
     home = scratch / "linked" / "runs"
     data: dict[str, Any] = {"run": {"directory": str(home)}}
@@ -151,14 +151,14 @@ def text_is_text(work: Work) -> Outcome:
         outcome.check("<" not in cell and "|" not in cell.replace("\\|", ""), f"a page's cell with {text!r}: {cell!r}")
     for text in HOSTILE_TEXT:
         outcome.check(not (wrong := _replay_page_obeys(text)), f"the page of a replay with {text!r}: {wrong}")
-    outcome.notes.append("the pages of replays are opened in a browser, too, where there is one: tests/replay/test_browser.py")
+    outcome.notes.append("the pages of replays are opened in a browser, too, where there is one: tests/worlds/test_replay_browser.py")
     return outcome
 
 
 def _replay_page_obeys(text: str) -> str:
     """What a text in every place of a replay changes in its page but the data; nothing, where all is well."""
-    from inchworm.replay import replay_page
-    from replay.helpers_replay import small_replay
+    from doubles.replays import small_replay
+    from inchworm.worlds.replay import replay_page
 
     replay, rest = small_replay(), []
     replay["world"] |= {"game": text, "teams": [text, text]}
@@ -177,8 +177,7 @@ def _replay_page_obeys(text: str) -> str:
 def _shown(text: str, scratch: Path) -> Iterator[tuple[str, str]]:
     """(where, what is printed there for `text`), without colours of our own."""
     from inchworm.cli.main import main
-    from inchworm.tracking.console import ConsoleTracker
-    from inchworm.tracking.terminal import make_terminal
+    from inchworm.tracking.console import ConsoleTracker, make_terminal
 
     def said(arguments: list[str]) -> str:
         out, err = io.StringIO(), io.StringIO()

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from doubles.replays import PWNED, hostile_replay, long_replay, small_replay
 from faults.hostile_cases import Case, Sandbox, at
 from faults.hostile_checkpoints import become
 from faults.hostile_payloads import payloads
-from replay.helpers_replay import PWNED, hostile_replay, long_replay, small_replay
 
 CHANGES: dict[str, tuple[str, Any]] = {
     "another format": ("format", "os.system"),

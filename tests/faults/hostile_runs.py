@@ -191,7 +191,7 @@ def _payload(box: Sandbox, command: str, file: str, name: str) -> list[str]:
 
 def state_cases(genuine: Path) -> Iterator[Case]:
     """Every part of a checkpoint's state removed, or replaced by something else, under right checksums, and then resumed from."""
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     state = TrainingCheckpointer(newest_checkpoint(genuine / "runs/good").parent).load().state
     others = (("text", "os.system"), ("a list", []), ("-1", -1), ("10^30", 10**30), ("null", None))
@@ -209,7 +209,7 @@ def _paths(data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _with_state(box: Sandbox, path: str, value: Any) -> list[str]:
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     run = _in_run(box, "resume")
     newest = newest_checkpoint(run)

@@ -65,7 +65,7 @@ def tensor_file(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> b
 
 def sign_checkpoint(directory: Path) -> None:
     """Make a checkpoint's manifest say what its files are, whatever they are."""
-    from inchworm.manifest import digest, manifest_text
+    from inchworm.run.checkpoint import digest, manifest_text
 
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"]

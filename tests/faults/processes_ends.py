@@ -155,8 +155,8 @@ def _holdings() -> dict[str, Any]:
 
 
 def _cycle(workers: int, way: str, closes: list[float]) -> None:
-    from inchworm.config import EnvConfig
-    from inchworm.env.vector_env import make_vector_env
+    from inchworm.config.sections import EnvConfig
+    from inchworm.env.source import make_vector_env
 
     env = make_vector_env(EnvConfig(id=WORLD, num_envs=4, num_workers=workers, native=False))
     env.reset()
@@ -174,7 +174,7 @@ def _twice(env: Any) -> None:
 
 
 def _after_an_error(env: Any) -> None:
-    from inchworm.errors import InchwormError
+    from inchworm.core.errors import InchwormError
 
     with contextlib.suppress(InchwormError, AssertionError):
         env.step([0, 1, 0, 7])  # there is no action 7
@@ -204,8 +204,8 @@ WAYS = tuple(ENDS)
 
 SCRIPT = f"""
 import sys
-from inchworm.config import EnvConfig
-from inchworm.env.vector_env import make_vector_env
+from inchworm.config.sections import EnvConfig
+from inchworm.env.source import make_vector_env
 kept = [make_vector_env(EnvConfig(id={WORLD!r}, num_envs=4, num_workers=2))]
 kept.append(kept)  # a circle: only the end of the interpreter frees it
 kept[0].reset()

@@ -22,8 +22,8 @@ STEPS = 40
 
 def _vector_env(place: str, deed: str, kind: str, mark: Path, **options: Any) -> Any:
     """Two workers with two copies each of a world that does something wrong."""
-    from inchworm.config import EnvConfig
-    from inchworm.env.vector_env import make_vector_env
+    from inchworm.config.sections import EnvConfig
+    from inchworm.env.source import make_vector_env
 
     kwargs = {"place": place, "deed": deed, "kind": kind, "mark": str(mark), "again": options.pop("again", False)}
     known = {"num_envs": 4, "num_workers": 2, "max_episode_steps": 25, **options}
@@ -134,7 +134,7 @@ HANGS = [
 )
 def hangs(work: Work) -> Outcome:
     """Each manner in each place: hung once, always (with no restart allowed) and twice (with one allowed)."""
-    from inchworm.config import EnvConfig
+    from inchworm.config.sections import EnvConfig
 
     outcome = Outcome()
     figures: dict[str, list[float]] = {"noticed": [], "back": [], "error": [], "close": []}
@@ -208,7 +208,7 @@ def _hung_once(place: str, manner: str, mark: Path, figures: dict[str, list[floa
 
 def _hung_always(place: str, manner: str, mark: Path, figures: dict[str, list[float]], *, wanted: str, restarts: int) -> str:
     del wanted
-    from inchworm.errors import WorkerError
+    from inchworm.core.errors import WorkerError
 
     watch = _Watch(mark)
     env = _vector_env(place, "hang", manner, mark, worker_timeout=TIMEOUT, worker_restarts=restarts, again=True)

@@ -39,10 +39,10 @@ def read_phase(path: Path) -> str:
 def main() -> int:
     """As `inchworm`."""
     from inchworm.backends.learner import BaseLearner
-    from inchworm.checkpoint import TrainingCheckpointer
     from inchworm.cli.main import main as command_line
     from inchworm.collect.collector import RolloutCollector
     from inchworm.evaluate.evaluator import PolicyEvaluator
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     path = Path(os.environ[VARIABLE])
     path.write_bytes(bytes(1))

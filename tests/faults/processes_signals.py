@@ -155,8 +155,8 @@ def _signal(case: Case, child: Child, moment: random.Random, waits: list[float])
 
 def _disk(case: Case, directory: Path, said: str) -> str:
     """What is wrong with the files that an interrupted run left."""
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.errors import InchwormError
+    from inchworm.core.errors import InchwormError
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     run = directory / RUN
     if "Traceback" in said and (run.exists() or "inchworm" in said):

@@ -168,7 +168,7 @@ def workers_of(pid: int) -> list[int]:
     found = []
     for child in children(pid):
         with contextlib.suppress(OSError):
-            if b"inchworm.env.worker" in Path(f"/proc/{child}/cmdline").read_bytes():  # a zombie has no command line
+            if b"inchworm.env.workers.program" in Path(f"/proc/{child}/cmdline").read_bytes():  # a zombie has no command line
                 found.append(child)
     return sorted(found)
 

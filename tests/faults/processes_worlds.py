@@ -79,7 +79,7 @@ def claim(path: str | Path, who: str = "") -> bool:
 
 def _do(misdeed: str) -> None:
     """Die in the named way: once in a run, or always. Only in a worker: the trainer's own copies live."""
-    if "inchworm.env.worker" not in " ".join(sys.orig_argv):
+    if "inchworm.env.workers.program" not in " ".join(sys.orig_argv):
         return
     kind = misdeed.removeprefix("always-")
     if kind == misdeed and not claim(os.environ[MARK], str(os.getpid())):

@@ -58,9 +58,9 @@ def seed_process(backend: str) -> None:
 
 def train(directory: Path, data: Mapping[str, Any], *, resume: bool) -> dict[str, str]:
     """Begin a run that ends after `STOP`, or go on to `END`; its bits, and `loaded`, its whole state right after loading."""
-    from inchworm.config import TrainingConfig
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.trees import flatten_tree
     from inchworm.train.trainer import PPOTrainer
-    from inchworm.trees import flatten_tree
 
     config = TrainingConfig.from_dict(data)
     loaded = {}
@@ -126,8 +126,7 @@ def put(tree: Any, path: Path_, how: str) -> Any:
 
 def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, how: str, data: Mapping[str, Any]) -> dict[str, str]:
     """The bits of a run that goes on from a valid checkpoint with one value changed."""
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.manifest import Note
+    from inchworm.run.checkpoint import Note, TrainingCheckpointer
 
     shutil.copytree(stopped, directory)
     shutil.rmtree(directory / "checkpoints")
@@ -143,7 +142,7 @@ def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, h
 def judge(found: Any, expected: Mapping[str, str], told: bool) -> str:
     """What a change led to: refused, other numbers, another later state, a warning, or nothing."""
     if isinstance(found, Exception):
-        from inchworm.errors import InchwormError
+        from inchworm.core.errors import InchwormError
 
         return "refused" if isinstance(found, InchwormError) else "refused by an error that is not ours"
     differ = set(differing(found, expected).split(", ")) - {""}
@@ -156,7 +155,7 @@ def judge(found: Any, expected: Mapping[str, str], told: bool) -> str:
 
 def _tried(function: Any, *given: Any) -> tuple[Any, bool]:
     """The answer or the error, and whether it was warned that bits are others now."""
-    from inchworm.run import NotExactWarning
+    from inchworm.run.directory import NotExactWarning
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -176,7 +175,7 @@ def _tried(function: Any, *given: Any) -> tuple[Any, bool]:
 )
 def every_leaf(work: Work) -> Outcome:
     """`count` of every 100 values, on both backends: CartPole with everything on that has a memory."""
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     outcome, kinds = Outcome(), Counter[str]()
     foreign: list[str] = []

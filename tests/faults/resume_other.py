@@ -32,8 +32,8 @@ def another(field: Field, now: Any) -> Any:
 
 def resumed(directory: Path, data: Mapping[str, Any]) -> str:
     """Load the run's newest checkpoint into a trainer with this config; the error's text, or "" if it was taken."""
-    from inchworm.config import TrainingConfig
-    from inchworm.errors import InchwormError
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.errors import InchwormError
     from inchworm.train.trainer import PPOTrainer
 
     try:
@@ -47,8 +47,8 @@ def resumed(directory: Path, data: Mapping[str, Any]) -> str:
 
 def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str, Any]) -> None:
     """Every field of the config with another value."""
-    from inchworm.config import TrainingConfig
-    from inchworm.run import BIT_FIELDS, FREE_FIELDS
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.run.directory import BIT_FIELDS, FREE_FIELDS
 
     whole = TrainingConfig.from_dict(data).to_dict()
     names = [name for name in FIELDS if name not in UNLIKE]
@@ -80,8 +80,7 @@ def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str
 
 def rewrite_manifest(directory: Path, **changes: Any) -> None:
     """Let the newest checkpoint say that it was made elsewhere, in the library's own writing."""
-    from inchworm.checkpoint import TrainingCheckpointer
-    from inchworm.manifest import manifest_text, read_manifest
+    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text, read_manifest
 
     newest = TrainingCheckpointer(directory / "checkpoints").latest()
     assert newest is not None

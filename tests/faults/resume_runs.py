@@ -82,7 +82,7 @@ class Rule:
 
 def go(directory: Path, data: Mapping[str, Any], *, resume: bool, updates: int = UPDATES) -> dict[str, str]:
     """A trainer of its own in this process: begin, or go on from the newest checkpoint; the bits that it leaves."""
-    from inchworm.config import TrainingConfig
+    from inchworm.config.sections import TrainingConfig
     from inchworm.train.trainer import PPOTrainer
 
     config = TrainingConfig.from_dict(data)
@@ -96,7 +96,7 @@ def go(directory: Path, data: Mapping[str, Any], *, resume: bool, updates: int =
 
 def bits(directory: Path) -> dict[str, str]:
     """SHA-256 of all that is a function of the run: newest state with weights, optimiser and normalisers, metrics, policies."""
-    from inchworm.checkpoint import TrainingCheckpointer
+    from inchworm.run.checkpoint import TrainingCheckpointer
 
     newest = TrainingCheckpointer(directory / "checkpoints").latest()
     paths = [directory / name for name in ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors")]

@@ -28,7 +28,7 @@ WAYS: dict[str, list[dict[str, Any]]] = {
 
 def run_of(directory: Path, world: str, backend: str, seed: int, way: Mapping[str, Any]) -> dict[str, str]:
     """The bits of four updates of four copies."""
-    from inchworm.errors import InchwormError
+    from inchworm.core.errors import InchwormError
 
     data = settings(world, backend, seed=seed)
     data["env"] |= {"num_envs": 4, **{name: value for name, value in way.items() if name != "groups"}}

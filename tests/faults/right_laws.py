@@ -16,8 +16,8 @@ NARROW, WIDE = 5e-5, 1e-10
 
 def make_env(world: World, num_envs: int = 3) -> Any:
     """Copies of a world with these spaces, masks included."""
-    from inchworm.env.toys import SpacesEnv
-    from inchworm.env.vector_env import make_vector_env
+    from inchworm.env.source import make_vector_env
+    from inchworm.worlds.toys import SpacesEnv
 
     seen = world.spec.observation_space["observation"] if world.masked else world.spec.observation_space
     mask = "key" if world.masked else None
@@ -26,7 +26,7 @@ def make_env(world: World, num_envs: int = 3) -> Any:
 
 def ratio_is_one(world: World, backend: str) -> str:
     """Collect, then learn: the first minibatch's ratio is 1, its KL 0, its clip fraction 0. Says what is not so."""
-    from inchworm.backends.interface import acting_policy
+    from inchworm.backends.registry import acting_policy
     from inchworm.collect.collector import RolloutCollector
 
     policy = policy_of(world, backend, "float32")
@@ -47,7 +47,7 @@ def ratio_is_one_wide(world: World, backend: str) -> str:
     import torch
 
     from inchworm.backends.torch.encoding import to_tensors
-    from inchworm.types import Minibatch
+    from inchworm.core.types import Minibatch
 
     policy, rows = policy_of(world, backend, "float64"), random_rollout(world)
     observations = optree.tree_map(lambda leaf: np.array(leaf[0]), rows.observations)
@@ -69,7 +69,7 @@ def episodes_are_apart(world: World, backend: str) -> str:
     """Other rewards in one episode move its own advantages, and no bit of any other's."""
     from dataclasses import replace
 
-    from inchworm.backends.interface import compute_advantages
+    from inchworm.backends.registry import compute_advantages
 
     policy, rollout = policy_of(world, backend, "float32"), random_rollout(world, num_steps=11)
     rng = np.random.default_rng(world.seed)
@@ -87,9 +87,9 @@ def episodes_are_apart(world: World, backend: str) -> str:
 
 def lanes_know_no_order(world: World, backend: str) -> str:
     """Lanes in another order: the same rows and the same advantages, in that order."""
-    from inchworm.backends.interface import compute_advantages
+    from inchworm.backends.registry import compute_advantages
     from inchworm.collect.collector import RolloutCollector
-    from inchworm.types import PolicyStep
+    from inchworm.core.types import PolicyStep
 
     class First:
         """Takes the first legal choice, or a number made of what it sees; each lane by itself."""
@@ -134,7 +134,7 @@ def lanes_know_no_order(world: World, backend: str) -> str:
 
 def files_change_nothing(world: World, backend: str, directory: Path) -> str:
     """A rollout, a policy and a checkpoint through their files, then learn: the bits of learn without."""
-    from inchworm.policy.weights import load_policy, save_policy
+    from inchworm.policy.file import load_policy, save_policy
     from inchworm.rollout.rollout import Rollout
 
     rollout = random_rollout(world)
@@ -192,7 +192,7 @@ def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
 )
 def laws(work: Work) -> Outcome:
     """Every law on random worlds: spaces, masks, normalisers."""
-    from inchworm.backends.interface import learning_threads
+    from inchworm.backends.registry import learning_threads
 
     outcome = Outcome()
     with learning_threads(1):

@@ -87,7 +87,7 @@ def _away_from_kinks(seed: int, number: int) -> tuple[World, dict[tuple[str, str
 )
 def loss_and_gradient(work: Work) -> Outcome:
     """Random worlds (Discrete, MultiDiscrete, Box; masks, normalisers, value clip, normalised advantages) on both backends."""
-    from inchworm.backends.interface import learning_threads
+    from inchworm.backends.registry import learning_threads
 
     outcome, worst, again = Outcome(), dict[str, float](), 0
     for number in work.each():

@@ -11,9 +11,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.types import EndedEpisode, EnvStep, Evaluation, PolicyStep
 from inchworm.policy.spec import PolicySpec
-from inchworm.types import EndedEpisode, EnvStep, Evaluation, PolicyStep
 
 SIZE, ACTIONS, WIDTH = 2, 3, 4
 """Numbers of an observation, actions, and width of the memory."""

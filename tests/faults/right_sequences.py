@@ -17,7 +17,7 @@ LIMITS = {"float64": 1e-12, "float32": 1e-6}
 def rollout_with_all_masks(policy: Any, steps: int, length: int) -> tuple[Any, Any]:
     """The world, and its rollout of 2 ** steps lanes: in lane b an episode starts at row t where bit t of b is set."""
     from faults.right_memory import ScriptedEnv
-    from inchworm.backends.interface import acting_policy
+    from inchworm.backends.registry import acting_policy
     from inchworm.collect.collector import RolloutCollector
 
     lanes = np.arange(2**steps)
@@ -61,8 +61,8 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
 
     from inchworm.backends.torch.encoding import to_tensor
     from inchworm.backends.torch.gae import compute_advantages
-    from inchworm.backends.torch.minibatches import PackedSequences, sequences_of
-    from inchworm.config import PPOConfig
+    from inchworm.backends.torch.learner import PackedSequences, sequences_of
+    from inchworm.config.sections import PPOConfig
     from inchworm.rollout.sequences import minibatch_places
 
     tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
@@ -99,7 +99,7 @@ def all_resets(work: Work) -> Outcome:
     import torch
 
     from faults.right_memory import BuiltIn, LstmPolicy
-    from inchworm.backends.interface import learning_threads
+    from inchworm.backends.registry import learning_threads
 
     outcome, worst = Outcome(), dict.fromkeys(LIMITS, 0.0)
     with learning_threads(1):

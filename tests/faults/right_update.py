@@ -33,7 +33,7 @@ def difference(world: World, rollout: Any, config: Any, width: str) -> tuple[flo
 )
 def same_update(work: Work) -> Outcome:
     """Random worlds, 4 minibatches an epoch, clipped gradients, every way of normalising advantages."""
-    from inchworm.backends.interface import learning_threads
+    from inchworm.backends.registry import learning_threads
 
     outcome, worst = Outcome(), {"ten epochs, float64": 0.0, "one step, float32": 0.0}
     for number in work.each():

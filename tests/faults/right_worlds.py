@@ -60,9 +60,9 @@ def random_world(rng: np.random.Generator, *, seed: int, one_minibatch: bool) ->
     """
     from gymnasium import spaces
 
-    from inchworm.config import PolicyConfig, PPOConfig
+    from inchworm.config.sections import PolicyConfig, PPOConfig
+    from inchworm.core.spaces import mask_space, with_mask
     from inchworm.policy.spec import PolicySpec
-    from inchworm.spaces import mask_space, with_mask
 
     def chance(share: float = 0.5) -> bool:
         return bool(rng.random() < share)
@@ -132,19 +132,19 @@ def policy_of(world: World, backend: str, width: str) -> Any:
 def learner_of(policy: Any, config: Any, backend: str) -> Any:
     """The backend's learner."""
     if backend == "numpy":
-        from inchworm.backends.numpy.optimizer import NumpyOptimizer
+        from inchworm.backends.numpy.learner import NumpyOptimizer
 
         return NumpyOptimizer(policy, config, seed=3)
-    from inchworm.backends.torch.optimizer import PPOOptimizer
+    from inchworm.backends.torch.learner import PPOOptimizer
 
     return PPOOptimizer(policy, config, seed=3, device="cpu")
 
 
 def random_rollout(world: World, *, noise: float = 0.25, num_steps: int = 8, num_lanes: int = 3) -> Any:
     """Random observations and masks, the policy's own actions on them, log-probs moved by `noise`, ends of both kinds."""
-    from inchworm.env.toys import random_mask
     from inchworm.rollout.fake import create_fake_rollout
     from inchworm.rollout.rollout import Rollout
+    from inchworm.worlds.toys import random_mask
 
     rng, spec = np.random.default_rng([7, world.seed]), world.spec
     fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=world.seed, episode_length=3)

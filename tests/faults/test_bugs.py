@@ -68,7 +68,7 @@ def half(x: "float" = 1.0) -> "float":
 
 @needs_mutmut
 def test_mutants_are_small_and_leave_texts_for_people_alone() -> None:
-    found = bugs_mutants.mutants_of("normalization.py", TEXT)
+    found = bugs_mutants.mutants_of("policy/normalization.py", TEXT)
     assert {(mutant.before.strip(), mutant.after.strip()) for mutant in found} == {
         ("1.0", "2.0"),
         ("< 0", "<= 0"),
@@ -89,7 +89,7 @@ def test_of_some_modules_only_what_a_resume_depends_on() -> None:
 
 @needs_mutmut
 def test_fewer_mutants_are_some_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bugs_mutants, "TESTS", dict.fromkeys(("train/schedules.py", "rollout/living.py", "seeding.py"), ()))
+    monkeypatch.setattr(bugs_mutants, "TESTS", dict.fromkeys(("policy/memory.py", "core/seeding.py", "rollout/sequences.py"), ()))
     some, more = bugs_mutants.chosen(9, SOURCE), bugs_mutants.chosen(30, SOURCE)
     assert len(some) == 9
     assert len(more) == 30

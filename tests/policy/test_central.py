@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, load_policy, save_policy
 from inchworm.backends.numpy.policy import fresh_weights
-from inchworm.errors import InchwormError, SpaceError
+from inchworm.core.errors import InchwormError, SpaceError
 
 SEEN, WORLD, ACTIONS = spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (5,)), spaces.Discrete(2)
 

@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from inchworm import Actor, CompositePolicy, NumpyPolicy, Policy, PolicyConfig, PolicyMap, PolicySpec, Rollout, create_fake_rollout
-from inchworm.errors import ConfigError, InchwormError
-from inchworm.types import PolicyStep, Tree
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.core.types import PolicyStep, Tree
 
 OBSERVATIONS = spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Discrete(2)})
 ACTIONS = spaces.Dict({"turn": spaces.Box(-1, 1, (1,)), "fire": spaces.Discrete(3)})

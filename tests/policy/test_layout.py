@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.config import PolicyConfig
-from inchworm.errors import SpaceError
-from inchworm.policy.layout import action_layout
-from inchworm.policy.observation_layout import observation_layout
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import SpaceError
+from inchworm.policy.layout import action_layout, observation_layout
 from inchworm.policy.spec import PolicySpec
 
 BOX = spaces.Box(-1, 1, (2,))

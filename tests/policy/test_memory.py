@@ -7,11 +7,11 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.errors import ConfigError, InchwormError, SpaceError
+from inchworm.config.sections import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, InchwormError, SpaceError
+from inchworm.policy.file import load_policy, save_policy
 from inchworm.policy.memory import MemoryLayout
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import load_policy, save_policy
 
 SEEN, ACTED = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
 
@@ -137,7 +137,7 @@ def test_a_memory_that_cannot_be_is_refused(wrong, words):
 def test_numpy_acts_and_does_not_learn():
     with pytest.raises(ConfigError, match=r"policy.kind=gru learns in torch only.*run.backend=torch"):
         TrainingConfig(policy=PolicyConfig(kind="gru"), run=RunConfig(backend="numpy"))
-    from inchworm.backends.numpy.optimizer import NumpyOptimizer
+    from inchworm.backends.numpy.learner import NumpyOptimizer
 
     with pytest.raises(ConfigError, match=r"policy.kind=lstm.*--backend torch"):
         NumpyOptimizer(NumpyPolicy(spec()))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.config import PolicyConfig
-from inchworm.errors import SpaceError
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import SpaceError
+from inchworm.core.seeding import make_stream
 from inchworm.policy.spec import PolicySpec, channels_first, initial_weights
-from inchworm.seeding import make_stream
 
 BOX = spaces.Box(-1, 1, (3,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 

@@ -11,19 +11,18 @@ import pytest
 import torch
 from gymnasium import spaces
 from tests.faults.right_memory import ACTIONS, SIZE, LstmPolicy
-from tests.policy_check import policies
-from tests.policy_check.policies import Careful, world
 from torch import nn
 
+from doubles import policies
+from doubles.policies import Careful, world
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import EnvConfig, PolicyConfig
-from inchworm.env.toys import ConstantReward, SpacesEnv
-from inchworm.env.toys_memory import MixedMemoryCorridor
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import ConfigError
+from inchworm.config.sections import EnvConfig, PolicyConfig
+from inchworm.core.errors import ConfigError
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check.checker import check_policy
+from inchworm.worlds.toys import ConstantReward, MixedMemoryCorridor, SpacesEnv
 
 BROKEN: dict[str, tuple[str, str]] = {
     "NotAnInt": ("protocol", "policy_version must be an int"),
@@ -147,7 +146,7 @@ def test_built_in_policies_pass(name: str) -> None:
 def test_a_team_with_deaths_passes(kind: str, central: bool) -> None:
     pytest.importorskip("pettingzoo")
     config = PolicyConfig(kind=kind, hidden_sizes=(8,), memory_size=6, central_critic=central)  # type: ignore[arg-type]
-    report = check_policy(config, "inchworm.env.toys_teams:comings")
+    report = check_policy(config, "inchworm.worlds.toys_teams:comings")
     assert report.ok, str(report)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.errors import RolloutError
+from inchworm.core.errors import RolloutError
+from inchworm.core.types import EnvStep, EpisodeRecord, PolicyStep
 from inchworm.rollout.buffer import RolloutBuffer
-from inchworm.types import EnvStep, EpisodeRecord, PolicyStep
 
 BOX, CHOICE = spaces.Box(-1e6, 1e6, (2,), np.float32), spaces.Discrete(1000)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from inchworm.core.spaces import mask_space, with_mask
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.spaces import mask_space, with_mask
 
 SPACES = {
     "box": spaces.Box(-2, 3, (2, 2), np.float32),

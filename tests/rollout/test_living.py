@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.living import harmless
+from inchworm.rollout.sequences import harmless
 
 SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
 READ = ("observations", "actions", "log_probs")

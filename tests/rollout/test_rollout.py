@@ -10,11 +10,11 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.errors import BadNumberError, RolloutError
+from inchworm.core.errors import BadNumberError, RolloutError
+from inchworm.core.types import EpisodeRecord
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_rollouts, select_lanes
-from inchworm.rollout.successors import successor_observations
-from inchworm.types import EpisodeRecord
+from inchworm.rollout.sequences import successor_observations
 
 BOX, CHOICE = spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inchworm.errors import RolloutError
+from inchworm.core.errors import RolloutError
 from inchworm.rollout.sequences import (
     iter_minibatches,
     make_room,

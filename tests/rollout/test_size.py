@@ -9,10 +9,10 @@ import pytest
 from gymnasium import spaces
 
 from inchworm import PPOTrainer, TrainingConfig
-from inchworm.errors import ConfigError
-from inchworm.rollout import size
+from inchworm.core.errors import ConfigError
+from inchworm.rollout import buffer as size
+from inchworm.rollout.buffer import available_bytes, check_fits, in_words, rollout_bytes
 from inchworm.rollout.rollout import ARRAY_FIELDS
-from inchworm.rollout.size import available_bytes, check_fits, in_words, rollout_bytes
 
 
 def test_by_hand() -> None:

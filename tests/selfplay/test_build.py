@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from helpers_teams import SPEC, Always, Teams
 
+from doubles.teams import SPEC, Always, Teams
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.actors import RandomActor
-from inchworm.env.opponents import OpponentVectorEnv
-from inchworm.errors import ConfigError, MissingExtraError, SpaceError
-from inchworm.policy.weights import save_policy
-from inchworm.selfplay.build import bind_pool, make_opponent, opponent_callbacks, with_opponents
+from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
+from inchworm.policy.file import save_policy
+from inchworm.selfplay.callback import bind_pool, make_opponent, opponent_callbacks, with_opponents
 from inchworm.selfplay.pool import OpponentPool
 from inchworm.train.loop import create_training_components
 from inchworm.train.trainer import PPOTrainer

@@ -5,14 +5,13 @@ import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
 import pytest
-from helpers_teams import SPEC, Always, Teams
 
+from doubles.teams import SPEC, Always, Teams
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.protocols import Policy
+from inchworm.core.protocols import Policy
 from inchworm.selfplay.callback import LadderCallback, SelfPlayCallback
 from inchworm.selfplay.pool import OpponentPool
-from inchworm.selfplay.rating_games import RatingGames
-from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry
+from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, RatingGames
 from inchworm.selfplay.report import ratings_page, ratings_svg
 
 

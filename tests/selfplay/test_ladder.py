@@ -1,12 +1,12 @@
 """A heuristic that grows with the policy: when it does, by how much, and that games of older skills do not count."""
 
 import pytest
-from helpers_teams import Always
 
-from inchworm.abilities import Stateful
-from inchworm.env.opponents import OpponentSource
-from inchworm.errors import ConfigError
-from inchworm.selfplay.ladder import SkillLadder
+from doubles.teams import Always
+from inchworm.collect.opponents import OpponentSource
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Stateful
+from inchworm.selfplay.pool import SkillLadder
 
 
 def climb(ladder, wins):

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers_teams import SPEC, Always, Teams
 
-from inchworm.abilities import Stateful
+from doubles.teams import SPEC, Always, Teams
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.checkpoint import TrainingCheckpointer
-from inchworm.env.opponents import OpponentSource, OpponentVectorEnv, team_lanes
-from inchworm.errors import ConfigError
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, team_lanes
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Stateful
+from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.selfplay.pool import OpponentPool
 from inchworm.selfplay.ratings import Rating
 

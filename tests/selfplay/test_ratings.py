@@ -4,11 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from helpers_teams import Always, Counter, Teams
 
-from inchworm.errors import ConfigError, EnvError, MissingExtraError
-from inchworm.selfplay.rating_games import RatingGames
-from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, calibrate, rate, rating_model
+from doubles.teams import Always, Counter, Teams
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, RatingGames, calibrate, rate, rating_model
 
 FIXED = {"weak": Rating(15.0, 1.5), "strong": Rating(35.0, 1.5)}
 

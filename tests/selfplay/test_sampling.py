@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inchworm.selfplay.sampling import Score, draw_index, pfsp_weights
+from inchworm.selfplay.pool import Score, draw_index, pfsp_weights
 
 
 def test_a_win_rate_begins_at_one_half_and_is_smoothed():

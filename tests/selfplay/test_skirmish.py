@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from inchworm.cli.main import main
-from inchworm.config import TrainingConfig
-from inchworm.env.opponents import OpponentVectorEnv
-from inchworm.selfplay.build import MatchEvaluator, make_evaluator
+from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.config.sections import TrainingConfig
+from inchworm.selfplay.callback import MatchEvaluator, make_evaluator
 from inchworm.train.trainer import PPOTrainer
 
 SMALL = {"units": ["scout", "soldier"], "max_steps": 20, "wall_pairs": 0}

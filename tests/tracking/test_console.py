@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inchworm.tracking.console import ConsoleTracker
-from inchworm.tracking.terminal import Terminal, detach, make_terminal
+from inchworm.tracking.console import ConsoleTracker, Terminal, detach, make_terminal
 
 
 class Clock:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inchworm.protocols import Tracker
+from inchworm.core.protocols import Tracker
 from inchworm.tracking.jsonl import JsonlTracker, read_rows
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from inchworm.tracking import rows as module
-from inchworm.tracking.rows import RowFile, read_complete_rows
+from inchworm.tracking import jsonl as module
+from inchworm.tracking.jsonl import RowFile, read_complete_rows
 
 
 class Disk:

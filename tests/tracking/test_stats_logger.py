@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from inchworm.tracking.stats_logger import StatsLogger
+from inchworm.tracking.console import StatsLogger
 
 
 class Recorder:

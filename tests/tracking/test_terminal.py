@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from inchworm.tracking.terminal import make_terminal
+from inchworm.tracking.console import make_terminal
 
 FULL = Path("/dev/full")
 

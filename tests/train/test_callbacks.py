@@ -9,16 +9,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.toys import ActionReward, Corridor
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.stats import EvalStats
-from inchworm.policy.weights import load_policy
+from inchworm.policy.file import load_policy
 from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import ActionReward, Corridor
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from inchworm import PPOTrainer, TrainingConfig
-from inchworm.env.choice import WorkerChoice
-from inchworm.run import keep_choices
-from inchworm.train import choices
-from inchworm.train.choices import settle
+from inchworm.env.workers.auto import WorkerChoice
+from inchworm.run.directory import keep_choices
+from inchworm.train import resolve as choices
+from inchworm.train.resolve import settle
 
 OPEN = {"env": {"num_workers": "auto", "num_envs": 4}, "ppo": {"compile": "auto"}}
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.train.compile_choice import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, planned_steps
+from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, planned_steps
 
 
 def config_of(total: int = 1_000_000, *, policy: PolicyConfig | None = None, run: dict | None = None, **ppo) -> TrainingConfig:
@@ -55,5 +55,5 @@ def test_what_is_never_compiled(config, builtin, why):
 
 
 def test_choosing_needs_no_torch():
-    code = "import sys, inchworm.train.compile_choice; sys.exit('torch' in sys.modules)"
+    code = "import sys, inchworm.train.resolve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

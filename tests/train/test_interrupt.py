@@ -15,14 +15,13 @@ import numpy as np
 import optree
 import pytest
 
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.toys import Corridor
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.tracking.jsonl import METRICS, read_rows
-from inchworm.train import interrupt
-from inchworm.train.callbacks import BaseCallback
-from inchworm.train.interrupt import interruptible
+from inchworm.train import callbacks as interrupt
+from inchworm.train.callbacks import BaseCallback, interruptible
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import Corridor
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES
@@ -269,7 +268,7 @@ SCRIPT = textwrap.dedent("""
     import sys, time
     from pathlib import Path
     from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
-    from inchworm.env.toys import Corridor
+    from inchworm.worlds.toys import Corridor
     from inchworm.train import callbacks
 
     callbacks.SNAPSHOT_SHARE = 1.0  # however slow this machine is: what is tested is the leaving, not what snapshots may cost

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.toys import ActionReward, Corridor, Counter, TruncatedForever
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import ConfigError
+from inchworm.config.sections import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.types import EpisodeRecord, UpdateStats
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, select_lanes
 from inchworm.train.callbacks import BaseCallback, FunctionCallback, as_callback
@@ -28,7 +28,7 @@ from inchworm.train.loop import (
     run_training_loop,
 )
 from inchworm.train.trainer import PPOTrainer
-from inchworm.types import EpisodeRecord, UpdateStats
+from inchworm.worlds.toys import ActionReward, Corridor, Counter, TruncatedForever
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

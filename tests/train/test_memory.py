@@ -11,13 +11,13 @@ import pytest
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.cli.main import main
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.errors import ConfigError
-from inchworm.policy.weights import load_policy
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.policy.file import load_policy
 from inchworm.tracking.jsonl import METRICS
-from inchworm.train.choices import settle
 from inchworm.train.loop import TrainingState as State
 from inchworm.train.loop import create_training_components, default_training_step, run_training_loop
+from inchworm.train.resolve import settle
 from inchworm.train.trainer import PPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")

@@ -11,14 +11,14 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.toys import Corridor, Counter
-from inchworm.env.vector_env import InProcessVectorEnv, make_vector_env
-from inchworm.errors import ConfigError, EnvError, InchwormError, SpaceError
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
+from inchworm.core.types import PolicyStep, Tree
+from inchworm.env.source import InProcessVectorEnv, make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.train.resolve import evaluation_source
 from inchworm.train.trainer import PPOTrainer
-from inchworm.types import PolicyStep, Tree
+from inchworm.worlds.toys import Corridor, Counter
 
 CARTPOLE = gym.make("CartPole-v1")
 SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(8,), activation="relu"))

@@ -14,19 +14,19 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.env.toys import ActionReward, Corridor, Counter
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import ConfigError, EnvError, InchwormError, RolloutError
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, EnvError, InchwormError, RolloutError
+from inchworm.core.types import UpdateStats, Weights
+from inchworm.env.source import make_vector_env
+from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import load_policy
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
 from inchworm.train.trainer import PPOTrainer
-from inchworm.types import UpdateStats, Weights
+from inchworm.worlds.toys import ActionReward, Corridor, Counter
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
 

@@ -1,1 +1,4 @@
-"""Who acts and learns: one folder a framework, one specification for all."""
+"""Acting and learning, once per framework, behind one registry; the order of an update is shared.
+
+May import `core`, `config`, `rollout` and `policy`. A backend never imports another one's framework.
+"""

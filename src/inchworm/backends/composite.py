@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from inchworm.backends.learner import BaseLearner
-from inchworm.errors import ConfigError
+from inchworm.core.errors import ConfigError
+from inchworm.core.types import Advantages, Seam, UpdateStats
 from inchworm.policy.composite import CompositePolicy
-from inchworm.policy.weights import fingerprint
+from inchworm.policy.file import fingerprint
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Advantages, Seam, UpdateStats
 
 LARGEST = ("ratio_error", "staleness")
 """Metrics of which the worst part's stands for all; of the others it is the mean."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inchworm.errors import ConfigError
-from inchworm.protocols import Policy
-from inchworm.types import Evaluation, Minibatch
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Policy
+from inchworm.core.types import Evaluation, Minibatch
 
 _OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "advantages", "returns", "valid")
 _OF_EVALUATION = ("values", "log_probs", "entropy")

@@ -6,9 +6,12 @@ take one optimiser step on each.
 
 from __future__ import annotations
 
+import math
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,115 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses, needs_successors
-from inchworm.backends.fitting import check_credit
-from inchworm.backends.guard import BadNumberGuard, Table
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError, RolloutError
-from inchworm.policy.weights import fingerprint
-from inchworm.protocols import Policy
+from inchworm.backends.numpy.policy import NO_GLOBAL_STATE
+from inchworm.config.sections import PPOConfig, Schedule
+from inchworm.core.errors import BadNumberError, ConfigError, RolloutError
+from inchworm.core.protocols import Policy, reads_global_state
+from inchworm.core.seeding import make_stream, restore_stream, stream_state
+from inchworm.core.tensor_file import write_tensor_file
+from inchworm.core.trees import flatten_tree
+from inchworm.core.types import Advantages, Minibatch, Seam, Tree, UpdateStats
+from inchworm.policy.file import fingerprint
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.checks import check_space
 from inchworm.rollout.rollout import Rollout
-from inchworm.seeding import make_stream, restore_stream, stream_state
-from inchworm.train.schedules import schedule_factor
-from inchworm.types import Advantages, Minibatch, Seam, UpdateStats
+
+
+def check_memory(spec: PolicySpec, rollout: Rollout) -> None:
+    """Refuse a rollout without the memory that the policy needs to begin its sequences with."""
+    if spec.memory is None:
+        return
+    recorded = len((optree.tree_leaves(rollout.policy_state) or [()])[0])
+    if not recorded or not spec.memory.fits(rollout.policy_state, (recorded, rollout.num_lanes)):
+        raise RolloutError(
+            f"the policy remembers (policy.kind={spec.config.kind}, {spec.memory.layers} x {spec.memory.size}), but the rollout's "
+            "policy_state is not of that memory; collect it with this policy"
+        )
+
+
+def check_global_state(spec: PolicySpec, rollout: Rollout) -> None:
+    """Refuse a rollout without the global state that a central critic reads."""
+    if spec.global_state_space is None:
+        return
+    if not optree.tree_leaves(rollout.global_state):
+        raise RolloutError(NO_GLOBAL_STATE)
+    check_space(rollout.global_state, spec.global_state_space, "global_state")
+    if rollout.lanes_per_copy > spec.lanes_per_copy > 1:
+        raise RolloutError(
+            f"the rollout has {rollout.lanes_per_copy} lanes per copy, but the policy's central critic was made for {spec.lanes_per_copy}"
+        )
+
+
+def check_credit(policy: Policy, rollout: Rollout) -> None:
+    """Refuse a rollout whose credit runs on through the rows of the dead, unless the critic can value those."""
+    if optree.tree_leaves(rollout.global_state) and not rollout.valid.all() and not reads_global_state(policy):
+        raise RolloutError(
+            "the rollout has a global state and agents that died, so their credit goes on after death, which only a central critic can "
+            "value; learn with policy.central_critic=true, or collect from a vector env made without global_state"
+        )
+
+
+Table = Mapping[str, np.ndarray]
+"""What an epoch's minibatch steps gave, one entry [n] each, under metric names; and the flags `bad` and `empty`."""
+
+MAX_BAD_STEPS = 3
+"""Bad minibatches in a row after which the run stops."""
+
+
+class BadNumberGuard:
+    """Counts bad minibatches in a row, over epochs and updates."""
+
+    def __init__(self, dump_directory: str | Path | None) -> None:
+        self.bad_steps = 0
+        self._directory = dump_directory
+
+    def watch(self, table: Table, minibatches: Sequence[Any], whole: Callable[[Any], Minibatch]) -> None:
+        """Read an epoch's flags, once; several in a row stop the run, with the last minibatch saved, as `whole` gives it."""
+        if not table["bad"].any():
+            self.bad_steps = 0
+            return
+        for index, bad in enumerate(table["bad"]):
+            self.bad_steps = self.bad_steps + 1 if bad else 0
+            if self.bad_steps >= MAX_BAD_STEPS:
+                saved = self._dump(whole(minibatches[index]))
+                raise BadNumberError(
+                    f"the loss or its gradient was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {table['loss'][index]:g}, "
+                    f"gradient norm {table['grad_norm'][index]:g}); the weights are as before them, the minibatch is saved in "
+                    f"{saved}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
+                )
+
+    def check_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Stop before anybody acts with, or saves, a weight that a good gradient has carried out of range."""
+        for name, array in weights.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise BadNumberError(
+                    f"the weight {name} is not finite after this update; lower ppo.learning_rate. Nothing of the update was saved"
+                )
+
+    def _dump(self, minibatch: Minibatch) -> Path:
+        directory = Path(self._directory) if self._directory is not None else Path(tempfile.mkdtemp(prefix="inchworm-"))
+        directory.mkdir(parents=True, exist_ok=True)
+        tree: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
+        arrays, structure = flatten_tree(optree.tree_map(_as_array, tree))
+        path = directory / "bad_minibatch.safetensors"
+        return write_tensor_file(path, arrays, kind="minibatch", version=1, header={"structure": structure})
+
+
+def _as_array(leaf: Any) -> np.ndarray:
+    """A NumPy array, or another library's in the host's memory, as a NumPy array."""
+    return np.asarray(leaf if isinstance(leaf, np.ndarray) else leaf.detach().cpu())
+
+
+def schedule_factor(kind: Schedule, progress: float) -> float:
+    """What a coefficient is multiplied with at `progress` from 0 (the run's start) to 1 (its planned end)."""
+    progress = min(max(progress, 0.0), 1.0)
+    if kind == "linear":
+        return 1.0 - progress
+    if kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0
+
 
 RATIO_TOLERANCE = 1e-3
 EMPTY = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"), 0.0)

@@ -1,1 +1,4 @@
-"""The command line: one file a command, `main.py` chooses."""
+"""The `inchworm` command: one module per group of commands, each a thin layer over the library.
+
+May import everything.
+"""

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import tyro
 import yaml
 
-from inchworm.config import TrainingConfig
-from inchworm.errors import ConfigError
-from inchworm.presets import config_for
-from inchworm.run import load_config
-from inchworm.yaml_text import load_yaml
+from inchworm.config.presets import config_for
+from inchworm.config.reading import load_yaml
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.run.directory import load_config
 
 Options = TypeVar("Options")
 

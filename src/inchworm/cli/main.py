@@ -8,14 +8,92 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import TextIO
 
-from inchworm.cli.signals import exit_code, raise_if_received, terminable
+LEAVE_SECONDS = 1.5
+"""How long closing may take once everything is saved: then nothing is left that would be lost by going."""
+
+_received: list[int] = []
+
+
+class Interrupted(KeyboardInterrupt):
+    """A KeyboardInterrupt by its own name: where the plain one passes through `exec`, as in making a dataclass, Python ends by the
+
+    signal instead of by our exit code, even if it was caught.
+    """
+
+
+def exit_code() -> int:
+    """As shells have it: 130 interrupted (Ctrl-C), 143 terminated, 129 hung up."""
+    return 128 + (_received[0] if _received else signal.SIGINT)
+
+
+def raise_if_received() -> None:
+    """Leave now if a signal came while others' code was running that may have swallowed it, such as an import."""
+    if _received:
+        raise Interrupted
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP become what Ctrl-C is. Signals belong to the main thread; elsewhere nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _received.clear()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup asks for
+            signal.signal(number, _interrupt if number == signal.SIGINT else _pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del frame
+    _received.append(number)
+    raise Interrupted
+
+
+def _pass_on(number: int, frame: FrameType | None) -> None:
+    """To whoever has SIGINT now: training, which saves first, or what leaves at once."""
+    del frame
+    _received.append(number)
+    signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Inside, everything is saved and only closing is left: if that takes long, the process goes without."""
+
+    def go() -> None:
+        os._exit(exit_code())
+
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+    timer = threading.Timer(LEAVE_SECONDS, go)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 COMMANDS = {
     "train": "train a policy:            inchworm train CartPole-v1 --ppo.clip-coef 0.1",
@@ -30,6 +108,21 @@ COMMANDS = {
     "replay": "watch a recorded game:     inchworm replay game.json",
     "version": "print the versions of everything that decides a result",
 }
+
+_MODULES = {
+    "train": "train",
+    "evaluate": "evaluate",
+    "match": "evaluate",
+    "resume": "train",
+    "config": "show",
+    "check-env": "check",
+    "check-policy": "check",
+    "collect": "rollouts",
+    "learn": "rollouts",
+    "replay": "show",
+    "version": "show",
+}
+"""Where each command lives: `run_<command>` in this module of `inchworm.cli`."""
 
 OK, FAILED, WRONG_USE, EVALUATION_FAILED = 0, 1, 2, 3
 
@@ -57,7 +150,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _run(command: str, arguments: list[str], debug: bool) -> int:
-    from inchworm.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
+    from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
 
     try:
         return _call(command, arguments)
@@ -77,13 +170,13 @@ def _run(command: str, arguments: list[str], debug: bool) -> int:
 
 
 def _call(command: str, arguments: list[str]) -> int:
-    from inchworm.errors import InchwormError
+    from inchworm.core.errors import InchwormError
 
     with _one_line_warnings(), terminable():
         try:
             _make_current_directory_importable()
-            module = importlib.import_module(f"inchworm.cli.{command.replace('-', '_')}")
-            return int(module.run(arguments))
+            module = importlib.import_module(f"inchworm.cli.{_MODULES[command]}")
+            return int(getattr(module, f"run_{command.replace('-', '_')}")(arguments))
         except InchwormError as error:
             if type(error) is not InchwormError:  # a last save that failed is told even then; the rest may be the signal's own doing
                 raise_if_received()
@@ -144,7 +237,7 @@ def _write(text: str) -> int:
 
 
 def _silence_stdout() -> None:
-    from inchworm.tracking.terminal import detach
+    from inchworm.tracking.console import detach
 
     detach(sys.stdout)
 

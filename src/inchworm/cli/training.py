@@ -1,4 +1,4 @@
-"""Training as `train` and `resume` both do it: the trainer at work, watched, and what came of it."""
+"""Training from the command line. Imports everything that trains, so it is loaded only after the first line is printed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import contextlib
 
 from rich.table import Column, Table
 
-from inchworm.checkpoint import TrainingCheckpointer
-from inchworm.cli.main import EVALUATION_FAILED, OK
-from inchworm.cli.runs import as_typed
-from inchworm.cli.signals import leaving, raise_if_received
-from inchworm.config import TrainingConfig
-from inchworm.env.actors import has_heuristic
-from inchworm.run import BEST_POLICY, POLICY, Run
-from inchworm.selfplay.build import evaluation_opponent
-from inchworm.selfplay.callback import REPORT
-from inchworm.tracking.console import ConsoleTracker
-from inchworm.tracking.terminal import Terminal, make_terminal
-from inchworm.train.choices import settle
+from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
+from inchworm.cli.names import as_typed
+from inchworm.collect.actors import has_heuristic
+from inchworm.config.sections import TrainingConfig
+from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.run.directory import BEST_POLICY, POLICY, Run
+from inchworm.selfplay.callback import REPORT, evaluation_opponent
+from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 from inchworm.train.loop import TrainingState, is_done
 from inchworm.train.profile import Profile, table_text
+from inchworm.train.resolve import settle
 from inchworm.train.trainer import PPOTrainer
 
 
@@ -128,3 +125,5 @@ def _score(state: TrainingState, config: TrainingConfig) -> str:
     if low is None or high is None:
         return f"{last['mean_return']:.5g} mean return over {count}{wins}"
     return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"
+
+

@@ -1,1 +1,4 @@
-"""Step 3 of the walk: rollouts from environments."""
+"""Running a policy in environments: the collector, opponents that play the other lanes, and actors by name.
+
+May import `core`, `config`, `env`, `rollout` and `policy`.
+"""

@@ -1,1 +1,4 @@
-"""Steps 1 and 2 of 9: the worlds, and how many copies of one are stepped as one."""
+"""Many copies of an environment stepped as one: making environments, stepping them, masks, episodes, restoring, checking.
+
+May import `core` and `config`. Worlds that come with inchworm are reached through `env/registry`, never imported here.
+"""

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces, wrappers
 
-from inchworm.errors import MissingExtraError
+from inchworm.core.errors import MissingExtraError
 
 _NOOPS, _SKIP, _SIZE = 30, 4, 84
 

@@ -15,8 +15,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from inchworm.errors import EnvError
-from inchworm.seeding import restore_stream, stream_state
+from inchworm.core.errors import EnvError
+from inchworm.core.seeding import restore_stream, stream_state
 
 _FIXED = (
     gym.Space,

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
-from inchworm.config import EnvConfig
-from inchworm.env.build import Env
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import EnvError
+from inchworm.core.protocols import VectorEnv
+from inchworm.env.make import Env
+from inchworm.env.source import DEFAULT_NUM_ENVS, make_vector_env
 from inchworm.env.teams import is_team_env
-from inchworm.env.vector_env import DEFAULT_NUM_ENVS, make_vector_env
-from inchworm.errors import EnvError
-from inchworm.protocols import VectorEnv
 
 
 def make_groups(

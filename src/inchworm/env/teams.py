@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.errors import EnvError, SpaceError
-from inchworm.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes
-from inchworm.types import Tree
+from inchworm.core.errors import EnvError, SpaceError
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes
+from inchworm.core.types import Tree
 
 Agent = Any
 """PettingZoo's name of an agent: mostly text."""

@@ -17,13 +17,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from inchworm.core.errors import EnvError
+from inchworm.core.types import Tree
 from inchworm.env.attributes import check_fits, data_of, fill, pack, same_data, strangers_of, unpack
-from inchworm.env.build import wrapper_chain
-from inchworm.env.memory import carve_rows, map_tree, tree_leaves
-from inchworm.env.own_state import KeepsState, StateKeeper
-from inchworm.env.probe import put_legal_actions
-from inchworm.errors import EnvError
-from inchworm.types import Tree
+from inchworm.env.make import wrapper_chain
+from inchworm.env.restore import KeepsState, StateKeeper
+from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
+from inchworm.env.trial import put_legal_actions
 
 _WATCHERS = "gymnasium.wrappers.vector"
 """Where wrappers come from that change no state of the world: they look, or they transform what passes."""

@@ -1,1 +1,4 @@
-"""Scoring policies: the evaluator, matches of two players, suites of environments, and the statistics they return."""
+"""Scoring policies: seeded episodes, matches between two players, suites, and statistics with intervals.
+
+May import `core` to `collect` and `backends`.
+"""

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from inchworm.config import EvalConfig
-from inchworm.errors import ConfigError
-from inchworm.evaluate.games import Game, Progress, check_episodes, num_copies
+from inchworm.config.sections import EvalConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Actor, VectorEnv
+from inchworm.core.seeding import episode_seed, make_stream
+from inchworm.evaluate.games import Game, Progress, check_episodes, make_world, num_copies
 from inchworm.evaluate.stats import EvalStats
-from inchworm.evaluate.suite_games import evaluate_suites
-from inchworm.evaluate.suite_stats import SuiteStats
-from inchworm.evaluate.worlds import make_world
-from inchworm.protocols import Actor, VectorEnv
-from inchworm.seeding import episode_seed, make_stream
+from inchworm.evaluate.suites import SuiteStats, evaluate_suites
 
 
 class PolicyEvaluator:

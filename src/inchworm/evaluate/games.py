@@ -7,16 +7,24 @@ no more than long ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from pettingzoo.utils import BaseParallelWrapper
 
-from inchworm.env.opponents import TeamVectorEnv
-from inchworm.errors import BadNumberError, ConfigError
+from inchworm.collect.opponents import TeamVectorEnv
+from inchworm.config.sections import EnvConfig, WrapperConfig
+from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.protocols import Actor, VectorEnv
+from inchworm.core.seeding import episode_seed
+from inchworm.core.types import EndedEpisode, EnvStep
+from inchworm.env.source import make_vector_env
+from inchworm.env.teams import Team, as_team, is_team_env
 from inchworm.evaluate.stats import EvalStats
-from inchworm.protocols import Actor, VectorEnv
-from inchworm.seeding import episode_seed
-from inchworm.types import EndedEpisode, EnvStep
+from inchworm.worlds.cartpole import SKIRMISH, native_pays
 
 Progress = Callable[[int], None]
 """Told how many episodes are finished, whenever one is."""
@@ -123,3 +131,70 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
         for name, value in info.items():
             numbers.setdefault(name, []).append(value)
     return {name: values[0] if values.count(values[0]) == len(values) else float(np.mean(values)) for name, values in numbers.items()}
+
+
+def make_world(source: Any, num_envs: int, seed: int) -> VectorEnv:
+    """`num_envs` copies of whatever `make_vector_env` takes; of a single environment there is one, and it is left open for its owner."""
+    copies = 1 if isinstance(source, gym.Env) or is_team_env(source) else num_envs
+    return make_vector_env(for_evaluation(source, num_envs), copies, seed=seed)
+
+
+@contextmanager
+def opened(source: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
+    """The environments while they are needed; a `VectorEnv` is taken as it is and stays open."""
+    if isinstance(source, VectorEnv):
+        yield source
+        return
+    env = make_world(source, num_envs, seed)
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def for_evaluation(source: Any, num_envs: int) -> Any:
+    """A run's env config as evaluation needs it: its own number of copies, and no more workers than those."""
+    if isinstance(source, gym.Env):
+        return _Borrowed(source)
+    if is_team_env(source):
+        from inchworm.evaluate.games import borrowed_team  # which imports PettingZoo
+
+        return borrowed_team(source)
+    if not isinstance(source, EnvConfig):
+        return source
+    if source.id == SKIRMISH and native_pays(source):  # all arenas step as one here: workers would change no number, and take longer
+        return source.replace(num_envs=num_envs, num_workers=0, help_workers=False)
+    workers = source.num_workers if source.num_workers == "auto" else min(source.num_workers, num_envs)
+    helps = source.help_workers and workers != "auto" and 1 <= workers < num_envs
+    env = source.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
+    return _whole_games(env) if env.atari else env
+
+
+def _whole_games(env: EnvConfig) -> EnvConfig:
+    """Atari as it is scored: training cuts games at lost lives and keeps only the signs of rewards, a score counts neither."""
+    preprocessing = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "grayscale_obs": True, "terminal_on_life_loss": False}
+    limit = env.max_episode_steps
+    wrappers = (
+        WrapperConfig(name="AtariPreprocessing", kwargs=preprocessing),
+        *(() if limit is None else (WrapperConfig(name="TimeLimit", kwargs={"max_episode_steps": limit}),)),
+        *env.wrappers,
+    )
+    return env.replace(atari=False, max_episode_steps=None, kwargs={**env.kwargs, "frameskip": 1}, wrappers=wrappers)
+
+
+class _Borrowed(gym.Wrapper[Any, Any, Any, Any]):
+    """Somebody's environment: played, and left open for them."""
+
+    def close(self) -> None:
+        """Not ours to close."""
+
+
+class _BorrowedTeam(BaseParallelWrapper):  # type: ignore[misc]
+    def close(self) -> None:
+        """Not ours to close."""
+
+
+def borrowed_team(env: Any) -> Team:
+    """The environment as a team that stays open."""
+    team = as_team(env)
+    return Team(_BorrowedTeam(team.env), team.max_steps)

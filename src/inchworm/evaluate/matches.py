@@ -4,22 +4,185 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inchworm.config import EnvConfig, EvalConfig
-from inchworm.env.opponents import OpponentVectorEnv, team_lanes
-from inchworm.errors import ConfigError
-from inchworm.evaluate.games import Game, Progress, check_episodes, lanes_of_a_copy, num_copies
-from inchworm.evaluate.match_stats import MatchStats
-from inchworm.evaluate.players import check_made_for, make_player, skirmish_env
-from inchworm.evaluate.recording import RecordedVectorEnv
-from inchworm.evaluate.stats import EvalStats
-from inchworm.evaluate.worlds import opened
-from inchworm.protocols import Actor, VectorEnv
-from inchworm.seeding import derive_seed, make_stream
+import numpy as np
+
+from inchworm.collect.actors import SKIRMISH, make_actor
+from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lanes
+from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.core.seeding import derive_seed, make_stream
+from inchworm.core.types import EnvStep, Tree
+from inchworm.evaluate.games import Game, Progress, check_episodes, lanes_of_a_copy, num_copies, opened
+from inchworm.evaluate.stats import EvalStats, MatchStats
+from inchworm.policy.file import load_policy
+from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.run.directory import Run, open_run
+from inchworm.worlds.replay import make_replay
 
 if TYPE_CHECKING:
-    from inchworm.env.skirmish import SkirmishConfig
+    from inchworm.worlds.skirmish import SkirmishConfig, SkirmishVectorEnv
+
+
+def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
+    """The player of that name in a world; `source` is what the world was made of."""
+    if is_built_in(name):
+        return _built_in(name, env, source)
+    return named_policy(name, env=source.id if isinstance(source, EnvConfig) else None)[0]
+
+
+def is_built_in(name: str) -> bool:
+    """Whether the name is of a player that needs no file."""
+    return name == "random" or name.partition(":")[0] == "heuristic"
+
+
+def named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
+    """The policy that a name means, and where it is: a file, or the latest of a run; `env` as for `open_run`."""
+    if Path(name).is_file():
+        return load_policy(name), Path(name)
+    return run_policy(player_run(name, env=env))
+
+
+def player_run(name: str, *, env: str | None = None) -> Run:
+    """The run of that name (its directory, or its name in runs/), or one line that says what a player may be."""
+    try:
+        return open_run(name, env=env)
+    except ConfigError as error:
+        hint = "; a player is a run, a policy file, heuristic, heuristic:0.5 or random" if "there is no run" in str(error) else ""
+        raise ConfigError(f"{error}{hint}") from None
+
+
+def run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
+    """A run's latest policy or its best, and where it is. Several policies come from a checkpoint, which knows who plays which lane."""
+    path = run.policy_path(best=best)
+    if path.exists():
+        return load_policy(path), path
+    kept = TrainingCheckpointer(run.checkpoints)
+    checkpoint = kept.best() if best else kept.latest()
+    if parts_of(run) and checkpoint is not None:
+        return kept.load_policy(checkpoint).policy, checkpoint
+    hint = "leave --best out" if best else f"inchworm resume {run.path} trains it further"
+    raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
+
+
+def parts_of(run: Run) -> list[str]:
+    """The names of a run's policies, where it trains several; empty where it trains one."""
+    path = run.policy_path()
+    return sorted(part.stem.removeprefix(f"{path.stem}-") for part in run.path.glob(f"{path.stem}-*{path.suffix}"))
+
+
+def _built_in(name: str, env: VectorEnv, source: Any) -> Actor:
+    if name == "random":
+        return make_actor(name, env.action_space, "")
+    if not isinstance(source, EnvConfig) or source.id != SKIRMISH:
+        world = source.id if isinstance(source, EnvConfig) else "this environment"
+        raise ConfigError(f"{world} has no heuristic, which plays {SKIRMISH} alone; give a run, a policy file or random")
+    return make_actor(name, env.action_space, source.id, source.kwargs)
+
+
+def skirmish_env(config: Any) -> EnvConfig:
+    """A game of Skirmish as an env config: of its id, of its rules (also as a mapping), or as it is."""
+    from inchworm.worlds.skirmish import SkirmishConfig
+
+    if config == SKIRMISH:
+        return EnvConfig(id=SKIRMISH)
+    if isinstance(config, Mapping):
+        config = SkirmishConfig.from_dict(config)
+    if isinstance(config, SkirmishConfig):
+        return EnvConfig(id=SKIRMISH, kwargs=config.to_dict())
+    if not isinstance(config, EnvConfig) or config.id != SKIRMISH:
+        found = f"the id {config.id}" if isinstance(config, EnvConfig) else type(config).__name__
+        raise ConfigError(f'the heuristic plays {SKIRMISH} alone, not {found}; give EnvConfig(id="{SKIRMISH}") or a SkirmishConfig')
+    return config
+
+
+def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
+    """Refuse a player that was made for another world; one that does not say what it was made for is found out when it acts."""
+    if not isinstance(actor, Actor):
+        raise ConfigError(f"{who} is of type {type(actor).__name__} and cannot act: it needs initial_state and act (see inchworm.Actor)")
+    check_spaces(actor, env.observation_space, env.action_space, who)
+
+
+class RecordedVectorEnv:
+    """The `VectorEnv` contract passed on unchanged, with an eye on copy 0 until its first game is over."""
+
+    def __init__(self, inner: VectorEnv, players: tuple[str, str]) -> None:
+        self._inner, self._players = _skirmish(inner), players
+        self.observation_space, self.action_space = inner.observation_space, inner.action_space
+        self.num_lanes, self.num_envs, self.lanes_per_copy = inner.num_lanes, self._inner.num_envs, self._inner.lanes_per_copy
+        self._seed = -1
+        self._actions: list[np.ndarray] = []  # [2n, 3] each
+        self._info: Mapping[str, float] | None = None  # the last of the first game, once it is over
+
+    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
+        """Pass it on; the first one begins the game that is recorded."""
+        if self._seed < 0 and seeds is not None:
+            self._seed = int(seeds[0])
+        return self._inner.reset(seeds, indices)
+
+    def send(self, actions: Tree) -> None:
+        """Pass it on, and keep what copy 0 does."""
+        if self._info is None:
+            self._actions.append(np.array(actions[: self.lanes_per_copy], np.int64))
+        self._inner.send(actions)
+
+    def recv(self) -> EnvStep:
+        """Pass it on, and see whether the game is over."""
+        step = self._inner.recv()
+        if self._info is None:
+            self._info = next((ended.info for ended in step.ended if ended.lane == 0), None)
+        return step
+
+    def step(self, actions: Tree) -> EnvStep:
+        """`send`, then `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
+        """Pass it on."""
+        self._inner.set_reset_options(options, indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the environments; a recording is not saved."""
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        self._inner.load_state_dict(state)
+
+    def close(self) -> None:
+        """Pass it on."""
+        self._inner.close()
+
+    def replay(self) -> dict[str, Any]:
+        """The first game: its world, a frame for the beginning and for each step, and how it ended."""
+        from inchworm.worlds.skirmish import SkirmishWorld
+
+        if self._info is None:
+            raise RuntimeError("the first game is not over")
+        world = SkirmishWorld(self._inner.config, 1)
+        world.begin([self._seed])
+        frames = [world.frame(0)]
+        for joint in self._actions:
+            by_team = joint.reshape(2, self.lanes_per_copy // 2, -1, 1)  # [2, n, 3, 1]
+            world.step(np.ascontiguousarray(by_team.transpose(2, 0, 1, 3)))
+            frames.append(world.frame(0))
+        meta = {"seed": self._seed, "players": list(self._players), "steps": len(self._actions), "hp_margin": self._info["hp_margin"]}
+        return make_replay(world.describe(0), frames, meta, self._info)
+
+
+def _skirmish(env: VectorEnv) -> SkirmishVectorEnv:
+    from inchworm.worlds.skirmish import SkirmishVectorEnv
+
+    if not isinstance(env, SkirmishVectorEnv):
+        raise ConfigError(
+            f"no replay can be made of {type(env).__name__}: only games of Skirmish-v0 can be shown, without wrappers and with "
+            "env.max_episode_steps left out (max_steps among its kwargs limits them)"
+        )
+    return env
 
 
 def play_match(

@@ -5,12 +5,70 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from inchworm.evaluate.student_t import t_quantile_975
-from inchworm.evaluate.wilson import wilson_interval95
+_Z = 1.959963984540054
+"""The normal distribution's 97.5 % point, t's limit for many samples."""
+
+_EXACT_UP_TO = 100
+"""Degrees of freedom from which on the series in 1/df is exact to nine digits."""
+
+
+@lru_cache(maxsize=256)
+def t_quantile_975(degrees: int) -> float:
+    """The point below which 97.5 % of Student's t with `degrees` degrees of freedom lies: half the width of a 95 % interval."""
+    if degrees < 1:
+        raise ValueError(f"Student's t needs 1 degree of freedom or more, not {degrees}")
+    if degrees > _EXACT_UP_TO:
+        return _large_degrees(degrees)
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # bisection in the angle, whose range is finite; 60 halvings leave less than a float's spacing
+        middle = (low + high) / 2
+        low, high = (middle, high) if _central_probability(middle, degrees) < 0.95 else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    """P(|t| < sqrt(degrees) tan(angle)), the finite sums of Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for k in range(2 + odd, degrees + 1, 2):
+        total += term
+        term *= cosine * cosine * (k - 1) / k
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
+
+
+def _large_degrees(degrees: int) -> float:
+    """The expansion around the normal point, Abramowitz and Stegun 26.7.5."""
+    z = _Z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
+
+
+def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
+    """Where the true rate lies with 95 % confidence, if `count` independent games had the mean score `rate` (Wilson 1927).
+
+    Unlike rate ± 2 standard errors it stays within 0 and 1 and says something after 20 wins of 20. A draw that scores 0.5 enters as half
+    a win: scores between 0 and 1 spread at most as much as wins and losses with the same mean, so with draws it is rather too wide.
+    """
+    if count < 1:
+        raise ValueError(f"a rate needs 1 game or more, not {count}")
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"a rate is from 0 to 1, not {rate}")
+    share = _Z * _Z / count
+    middle = (rate + share / 2) / (1 + share)
+    half = _Z / (1 + share) * math.sqrt(rate * (1 - rate) / count + share / (4 * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
 
 _SUCCESS = ("is_success", "success")
 _WIN = ("win", *_SUCCESS)
@@ -208,3 +266,58 @@ def _locked(values: Any, dtype: type[Any]) -> np.ndarray:
 
 def _plain(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MatchStats(EvalStats):
+    """The games of one match, in order, from the first player's side: `returns`, `infos` and rates are the first player's.
+
+    Episodes 2i and 2i + 1 are a pair: the same seed, played from side 0 and then from side 1. The interval of the win rate takes
+    games for independent; the two of a pair often are not, and where one side is better off the pairing makes it rather too wide.
+    """
+
+    players: tuple[str, str] = ("first", "second")
+    """What the two are called."""
+    replay: Mapping[str, Any] | None = None
+    """The first game as plain data, if it was asked for."""
+
+    @property
+    def sides(self) -> np.ndarray:
+        """[episodes] i64, which side the first player had: 0, 1, 0, 1, …"""
+        return np.arange(self.episodes) % 2
+
+    @property
+    def wins(self) -> int:
+        """Games that the first player won; 0 where the environment does not say."""
+        return int((self._info_values("win") == 1.0).sum())
+
+    @property
+    def losses(self) -> int:
+        """Games that the second player won."""
+        return int((self._info_values("win") == 0.0).sum())
+
+    @property
+    def draws(self) -> int:
+        """Games that neither won: a `win` between 0 and 1."""
+        values = self._info_values("win")
+        return int(((values > 0.0) & (values < 1.0)).sum())
+
+    def win_rate_on(self, side: int) -> float | None:
+        """The win rate from one side alone; None where the environment says none."""
+        values = self._info_values("win")
+        told = values[side::2][~np.isnan(values[side::2])]
+        return float(told.mean()) if told.size else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for a file: finite floats or None."""
+        counts = {"wins": self.wins, "draws": self.draws, "losses": self.losses}
+        return {"players": list(self.players), **super().to_dict(), **counts, "sides": self.sides.tolist()}
+
+    def __str__(self) -> str:
+        """One line, such as `win rate 0.83 [0.77, 0.88] (160 won, 12 drawn, 28 lost of 200 greedy episodes), health margin 0.31, …`."""
+        if self._info_mean("win") is None:
+            return super().__str__()
+        kind = "greedy" if self.deterministic else "sampled"
+        games = f"{self.wins:,} won, {self.draws:,} drawn, {self.losses:,} lost of {self.episodes:,} {kind} episodes"
+        margin = "" if self.mean_hp_margin is None else f", health margin {self.mean_hp_margin:.3f}"
+        return f"{self.win_text} ({games}){margin}, mean return {self.mean_return:.5g}, mean length {self.mean_episode_length:.5g}"

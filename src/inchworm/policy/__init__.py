@@ -1,1 +1,4 @@
-"""What a policy is besides the framework that runs it: its spec, its layouts, its file."""
+"""A policy as data: architecture, layout of observations and actions, memory, statistics, and the policy file.
+
+May import `core` and `config`.
+"""

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import optree
 
-from inchworm.errors import ConfigError, InchwormError
-from inchworm.policy.weights import VERSION
-from inchworm.protocols import Actor, Policy
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.core.protocols import Actor, Policy
+from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
+from inchworm.policy.file import VERSION
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 
 Overrides: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By part: fields of `PPOConfig` that it learns with instead of the run's."""

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from inchworm.errors import InchwormError
-from inchworm.types import Tree, Weights
+from inchworm.core.errors import InchwormError
+from inchworm.core.types import Tree, Weights
 
 KINDS = ("lstm", "gru")
 """The values of `policy.kind` that remember."""

@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.config import PolicyConfig
-from inchworm.errors import SpaceError
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import SpaceError
+from inchworm.core.spaces import Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, path_name, space_from_dict, space_to_dict
+from inchworm.core.types import Tree
 from inchworm.policy import memory
-from inchworm.policy.layout import ActionLayout, action_layout, check_mask_space
+from inchworm.policy.layout import (
+    ActionLayout,
+    ObservationLayout,
+    ObservationPart,
+    action_layout,
+    check_mask_space,
+    has_image,
+    observation_layout,
+)
 from inchworm.policy.memory import MemoryLayout
-from inchworm.policy.observation_layout import ObservationLayout, ObservationPart, has_image, observation_layout
-from inchworm.rollout.lane_states import PLACE, WORLD
-from inchworm.spaces import Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, path_name, space_from_dict, space_to_dict
-from inchworm.types import Tree
+from inchworm.rollout.sequences import PLACE, WORLD
 
 LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)

@@ -1,1 +1,4 @@
-"""Serves the front door: the laws that every policy must keep, tried on one that somebody brings."""
+"""`check_policy`: does a policy act and learn as the contracts require?
+
+May import everything but `cli`.
+"""

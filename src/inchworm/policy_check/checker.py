@@ -11,14 +11,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from inchworm.backends.interface import acting_policy, learning_threads
+from inchworm.backends.registry import acting_policy, learning_threads
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import EnvConfig, PolicyConfig
+from inchworm.config.sections import EnvConfig, PolicyConfig
+from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy_check import acting, gradients, learning, masks, saving
-from inchworm.policy_check.findings import Findings, PolicyReport
-from inchworm.policy_check.subject import Subject, observation_pool
-from inchworm.protocols import Actor, Policy, VectorEnv
+from inchworm.policy_check import acting, learning
+from inchworm.policy_check.findings import Findings, PolicyReport, Subject, observation_pool
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.train.resolve import resolve_choices, resolve_config, resolve_envs, resolve_policy
 
@@ -82,7 +81,7 @@ def _subject(policy: Any, env: VectorEnv, seed: int, found: Findings) -> Subject
 def _check(subject: Subject, steps: int, found: Findings) -> None:
     """The laws in an order in which the first broken one is the cause: those that rest on it are not tried."""
     acting.check_step(subject, found)
-    saving.check_form(subject, found)
+    learning.check_form(subject, found)
     if not found.keeps("shapes", "weights"):
         return
     _check_acting(subject, found)
@@ -103,7 +102,7 @@ def _check_acting(subject: Subject, found: Findings) -> None:
     if not found.keeps("randomness"):
         return
     if subject.has_mask:
-        found.attempt("acting", "act", lambda: masks.check_masks(subject, found))
+        found.attempt("acting", "act", lambda: acting.check_masks(subject, found))
     if found.keeps("deterministic acting"):  # these compare greedy actions
         found.attempt("acting", "act", lambda: acting.check_lanes(subject, found))
         if subject.has_memory and found.keeps("lanes"):
@@ -119,9 +118,9 @@ def _check_learning(subject: Subject, rollout: Rollout, found: Findings) -> None
         learning.check_memory_learning(subject, rollout, found)
     if found.keeps("masks", "memory", "lanes"):
         learning.check_ratio(subject, rollout, found)
-    gradients.check_gradients(subject, rollout, found)
+    learning.check_gradients(subject, rollout, found)
     if subject.copies:
-        saving.check_weights(subject, rollout, found)
+        learning.check_weights(subject, rollout, found)
 
 
 def _collect(subject: Subject, steps: int) -> Rollout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -9,12 +10,11 @@ import numpy as np
 import optree
 from gymnasium import spaces
 
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaves, mask_sizes, mask_space
+from inchworm.core.types import Tree
 from inchworm.policy_check.acting import CLOSE
-from inchworm.policy_check.findings import Findings, distance, same_bits
-from inchworm.policy_check.subject import Subject, other_past
+from inchworm.policy_check.findings import LANES, ROWS, Findings, Subject, distance, lane_of, names, other_past, same_bits
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import MASK_KEY, Space, build_tree, leaf, leaves, mask_sizes, mask_space
-from inchworm.types import Tree
 
 TOLERANCE = 5e-5
 """How far the log-probs of acting and of learning may lie apart in float32."""
@@ -158,3 +158,132 @@ def check_ratio(subject: Subject, rollout: Rollout, found: Findings) -> None:
                 f"sequences of {length}); both must use the same weights, normalisers, masks and memory, and sum over an action's parts",
             )
             return
+
+
+_ROWS = ("observations", "actions", "log_probs", "rewards", "terminated", "truncated", "episode_starts", "valid", "global_state")
+"""What a rollout holds [T, …] besides the memory."""
+_CUTS = ("cut_rows", "cut_observations", "cut_state", "cut_valid", "cut_global_state")
+"""And [K, …]."""
+
+
+def check_gradients(subject: Subject, rollout: Rollout, found: Findings) -> None:
+    """The gradient reaches every parameter, and with memory also through time."""
+    from inchworm.backends.torch import checking
+
+    steps = rollout.rewards.shape[0]
+    rollout = other_past(subject, rollout, slice(None))  # a world may show the same thing for ever, and zeros move no weight
+    gradients = found.attempt(
+        "gradient", "the backward pass", lambda: checking.parameter_gradients(subject.spare(), rollout, steps, slice(None))
+    )
+    if gradients is None:
+        return
+    unreached = [name for name, gradient in gradients.items() if gradient is None]
+    if unreached:
+        found.problem(
+            "gradient", f"{names(unreached)} get no gradient: not connected to evaluate's outputs; use them, or set requires_grad=False"
+        )
+    still = [name for name, gradient in gradients.items() if gradient is not None and not gradient.any()]
+    if still:
+        found.note(f"{names(still)} get a gradient of exactly 0 here: behind a layer of zeros, dead units, or of no effect")
+    bad = [name for name, gradient in gradients.items() if gradient is not None and not np.isfinite(gradient).all()]
+    if bad:
+        found.problem("gradient", f"{names(bad)} get a gradient that is not finite; look for log(0), sqrt(0) or a division by 0")
+    if subject.has_memory and found.keeps("gradient", "memory"):
+        _check_time(subject, rollout, found)
+
+
+def _check_time(subject: Subject, rollout: Rollout, found: Findings) -> None:
+    """The last row's gradient must differ from that of the row alone, which begins with the same memory and so has no past."""
+    from inchworm.backends.torch import checking
+
+    length = min(ROWS, rollout.rewards.shape[0])
+    window = _rows(dataclasses.replace(rollout, episode_starts=np.zeros_like(rollout.episode_starts)), slice(0, length))
+    window = dataclasses.replace(window, policy_state=lane_of(rollout.policy_state, slice(0, length)))
+    through = _arrays(checking.parameter_gradients(subject.spare(), window, length, slice(length - 1, length)))
+    alone = _arrays(checking.parameter_gradients(subject.spare(), _last_row(subject, window), 1, slice(0, 1)))
+    gap = max(float(np.abs(gradient - other).max()) for gradient, other in zip(through, alone) if gradient.size)
+    if gap <= 1e-5 * max(float(np.abs(gradient).max()) for gradient in through if gradient.size):
+        found.problem("memory", "no gradient flows through time: a row's loss does not reach earlier rows; detach nothing between rows")
+
+
+def _rows(rollout: Rollout, rows: slice) -> Rollout:
+    """Some rows of a rollout, without what followed them."""
+    cut: Any = {name: optree.tree_map(lambda leaf: leaf[rows], getattr(rollout, name)) for name in _ROWS}
+    none: Any = {name: optree.tree_map(lambda leaf: leaf[:0], getattr(rollout, name)) for name in _CUTS}
+    return dataclasses.replace(rollout, **cut, **none)
+
+
+def _last_row(subject: Subject, window: Rollout) -> Rollout:
+    """The last row alone; its memory is what acting on the rows before leaves."""
+    last = window.rewards.shape[0] - 1
+    state = lane_of(window.policy_state, 0)
+    for row in range(last):
+        state = subject.act(lane_of(window.observations, row), state).state
+    return dataclasses.replace(_rows(window, slice(last, last + 1)), policy_state=optree.tree_map(lambda leaf: leaf[None], state))
+
+
+def _arrays(gradients: dict[str, np.ndarray | None]) -> list[np.ndarray]:
+    return [np.zeros(0) if gradient is None else gradient for gradient in gradients.values()]
+
+
+def check_form(subject: Subject, found: Findings) -> None:
+    """`get_weights` gives named arrays."""
+    weights: Any = found.attempt("weights", "get_weights", subject.policy.get_weights)
+    named = isinstance(weights, dict) and all(isinstance(key, str) and isinstance(part, np.ndarray) for key, part in weights.items())
+    if weights is not None and not named:
+        found.problem("weights", "get_weights must return a dict of names and NumPy arrays")
+
+
+def check_weights(subject: Subject, rollout: Rollout, found: Findings) -> None:
+    """`get_weights` is a copy of all that acting and learning depend on, and `set_weights` brings all of it back."""
+    from inchworm.backends.torch import checking
+
+    law, moved = "weights", subject.spare()
+    weights = moved.get_weights()
+    kept = {name: value.copy() for name, value in weights.items()}
+    before, tensors = _behaviour(subject, moved, rollout), checking.tensors(moved)
+    checking.disturb(moved)
+    changed = [name for name in kept if not same_bits(kept[name], weights[name])]
+    if changed:
+        found.problem(law, f"get_weights hands out the policy's own memory ({names(changed)} changed with it); return copies")
+        return
+    found.attempt(law, "set_weights", lambda: moved.set_weights(kept))
+    if found.keeps(law) and distance(before, _behaviour(subject, moved, rollout)) > 1e-6:
+        lost = [name for name, value in checking.tensors(moved).items() if not same_bits(value, tensors[name])]
+        found.problem(
+            law, f"set_weights(get_weights()) does not bring the policy back: {names(lost) or 'something'} stays changed; save all of it"
+        )
+    if found.keeps(law):
+        _check_statistics(subject, moved, rollout, found)
+
+
+def _check_statistics(subject: Subject, moved: Any, rollout: Rollout, found: Findings) -> None:
+    """What learning moves besides the parameters travels with them: into an untouched copy, and it is the same policy."""
+    from inchworm.backends.torch import checking
+
+    fresh, law = copy.deepcopy(moved), "weights"
+    found.attempt(law, "update_statistics", lambda: checking.exercise(moved, rollout))
+    found.attempt(law, "set_weights after update_statistics", lambda: fresh.set_weights(moved.get_weights()))
+    if found.keeps(law) and distance(_behaviour(subject, moved, rollout), _behaviour(subject, fresh, rollout)) > 1e-5:
+        theirs = checking.tensors(fresh)
+        lost = [name for name, value in checking.tensors(moved).items() if not same_bits(value, theirs[name])]
+        what = names(lost) or "something"
+        found.problem(law, f"{what} moved in update_statistics or evaluate, but is not in get_weights: save it with the weights")
+
+
+def _behaviour(subject: Subject, policy: Any, rollout: Rollout) -> Tree:
+    """What a policy does, as numbers: greedy actions, log-probs, memory, and what it says of the rollout."""
+    from inchworm.backends.torch import checking
+
+    acting = dataclasses.replace(subject, policy=policy, actor=policy)
+    rows = subject.observations("behaviour", ROWS, LANES)
+    step = acting.act(lane_of(rows, 0), acting.remember(rows))
+    says = checking.evaluated(policy, rollout)
+    return (
+        step.actions,
+        step.log_probs,
+        step.state,
+        says.log_probs,
+        says.values / says.value_scale,
+        checking.critic_values(policy, rollout),
+    )

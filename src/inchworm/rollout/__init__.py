@@ -1,1 +1,4 @@
-"""The rollout: what collect brings back and learn reads; how it is written, joined, cut into sequences and kept in files."""
+"""The rollout: what collect returns and learn reads. The type, its writer, its checks, its file, and its split into sequences.
+
+May import `core` and `config`.
+"""

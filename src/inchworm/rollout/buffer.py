@@ -2,19 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import optree
 
-from inchworm.errors import RolloutError
+from inchworm.core.errors import ConfigError, RolloutError
+from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves
+from inchworm.core.types import Array, EnvStep, EpisodeRecord, PolicyStep, Tree
 from inchworm.rollout.checks import action_dtype, freeze
-from inchworm.rollout.columns import Column, Cuts, write_row
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import Space, build_tree, leaf_dtype, leaf_shape
-from inchworm.types import Array, EnvStep, EpisodeRecord, PolicyStep, Tree
+
+Target: TypeAlias = tuple[str, tuple[Any, ...], np.ndarray, tuple[int, ...], np.dtype[Any]]
+"""Where a leaf goes: its name, its path in what is written, the array of all rows, and the shape and dtype of one row."""
+
+_ROOT: list[tuple[Any, ...]] = [()]
+"""The paths of a tree that is one array."""
+
+
+class Column:
+    """One field's arrays: rows that look like `example`, leaf by leaf."""
+
+    def __init__(self, name: str, example: Tree) -> None:
+        self._paths = optree.tree_paths(example)
+        self._names = [".".join(map(str, (name, *path))) for path in self._paths]
+        self._examples, self._structure = optree.tree_flatten(example)
+        self._arrays: list[np.ndarray] = []
+
+    def allocate(self, rows: int) -> None:
+        """Fresh arrays of that many rows; nothing is filled in, because every row will be."""
+        self._arrays = self._empty(rows)
+
+    def targets(self, place: int, part: Any = ()) -> list[Target]:
+        """Where the leaves go of what stands at `place` in the values of `write_row`: into these arrays, or this part of them."""
+        return self._aim(place, [array[part] for array in self._arrays])
+
+    def copied(self, row: Tree) -> Tree:
+        """A checked copy of one row, to be written later."""
+        arrays = self._empty(1)
+        write_row(self._aim(0, arrays), 0, (row,))
+        return self._tree([array[0, ...] for array in arrays])
+
+    def tree(self, part: Any = ()) -> Tree:
+        """The arrays as they are now, or this part of them."""
+        return self._tree([array[part] for array in self._arrays])
+
+    def take(self) -> Tree:
+        """The arrays, read-only from now on; the column lets go of them."""
+        arrays, self._arrays = freeze(self._tree(self._arrays)), []
+        return arrays
+
+    def _empty(self, rows: int) -> list[np.ndarray]:
+        return [np.empty((rows, *row.shape), row.dtype) for row in self._examples]
+
+    def _aim(self, place: int, arrays: list[np.ndarray]) -> list[Target]:
+        return [(name, (place, *path), a, a.shape[1:], a.dtype) for name, path, a in zip(self._names, self._paths, arrays)]
+
+    def _tree(self, arrays: list[np.ndarray]) -> Tree:
+        if self._paths == _ROOT:  # almost everybody
+            return arrays[0]
+        return optree.tree_unflatten(self._structure, arrays)
+
+
+def write_row(targets: Iterable[Target], index: int, values: tuple[Any, ...]) -> None:
+    """Copy one row in. Neither NumPy's broadcasting nor a lossy cast may bend a wrong row into shape."""
+    for name, path, array, shape, dtype in targets:
+        value: Any = values
+        for key in path:
+            value = value[key]
+        if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+            value = _fitted(name, value, shape, dtype)
+        array[index] = value
+
+
+def _fitted(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise RolloutError(f"{name}: got {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
+    return array
+
+
+class Cuts:
+    """The true successors of rows where a lane was cut off, with the memory and the global state there."""
+
+    def __init__(self, observation: Tree, state: Tree, global_state: Tree = ()) -> None:
+        examples = {"observations": observation, "state": state, "global_state": global_state, "valid": np.empty((), np.bool_)}
+        self._columns = {f"cut_{name}": Column(f"cut_{name}", example) for name, example in examples.items()}
+        self._known: dict[tuple[int, int], tuple[Tree, ...]] = {}
+
+    def __contains__(self, key: tuple[int, int]) -> bool:
+        return key in self._known
+
+    def add(self, key: tuple[int, int], *successor: Tree) -> None:
+        """The successor of row t of lane b, `key` being (t, b): observation, memory, global state, whether an agent lives there."""
+        self._known[key] = tuple(column.copied(part) for column, part in zip(self._columns.values(), successor, strict=True))
+
+    def take(self, num_steps: int, num_lanes: int, *last: Tree) -> dict[str, Tree]:
+        """The rollout's cut fields, sorted by (t, b): the rows that were told, and the last row of every lane, each of `last` [B, …]."""
+        end, lanes = num_steps - 1, num_lanes if num_steps else 0
+        keys = sorted(key for key in self._known if key[0] < end) + [(end, lane) for lane in range(lanes)]
+        for column in self._columns.values():
+            column.allocate(len(keys))
+        targets = [target for place, column in enumerate(self._columns.values()) for target in column.targets(place)]
+        if lanes:  # of all lanes at once, as if they were one row
+            write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, last)
+        for index, key in enumerate(keys):
+            if key in self._known:  # always, before the last row
+                write_row(targets, index, self._known[key])
+        cut_rows = freeze(np.array(keys, np.int32).reshape(-1, 2))
+        return {"cut_rows": cut_rows, **{name: column.take() for name, column in self._columns.items()}}
+
 
 FLAT_DTYPES: dict[str, Any] = {
     "log_probs": np.float32,
@@ -238,3 +340,56 @@ def _one_lane(example: Tree) -> Tree:
 
 def _full(rows: int) -> RolloutError:
     return RolloutError(f"the buffer is full ({rows} rows); call get() for the rollout, then reset() for fresh arrays")
+
+
+_MEMORY_FACTS = Path("/proc/meminfo")
+
+
+def rollout_bytes(
+    observation_space: Space,
+    action_space: Space,
+    num_steps: int,
+    num_lanes: int,
+    global_state_space: Space | None = None,
+    num_copies: int = 0,
+) -> int:
+    """Bytes of a rollout's arrays: each datum once, in its own dtype, and the successor of every lane's last row."""
+    observation = _value_bytes(observation_space)
+    action: int = sum(action_dtype(space).itemsize * math.prod(leaf_shape(space)) for _, space in leaves(action_space))
+    flat: int = sum(np.dtype(dtype).itemsize for dtype in FLAT_DTYPES.values())
+    shared = 0 if global_state_space is None else _value_bytes(global_state_space)
+    return num_lanes * (num_steps * (observation + action + flat) + observation + shared) + num_copies * num_steps * shared
+
+
+def _value_bytes(space: Space) -> int:
+    return sum(leaf_dtype(leaf).itemsize * math.prod(leaf_shape(leaf)) for _, leaf in leaves(space))
+
+
+def check_fits(needed: int, *, what: str, use: str = "use fewer env.num_envs or ppo.rollout_steps") -> None:
+    """Refuse what the machine has no memory for, before it is asked for it; `use` is what to do about it."""
+    free = available_bytes()
+    if free is not None and needed > free:
+        raise ConfigError(f"{what} takes {in_words(needed)}, but {in_words(free)} of memory are free; {use}")
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in _MEMORY_FACTS.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def in_words(count: int) -> str:
+    """A number of bytes for people: 23.4 kB, 1.5 GB."""
+    size, unit = float(count), "bytes"
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"

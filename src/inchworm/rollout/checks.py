@@ -12,9 +12,9 @@ import numpy as np
 import optree
 from gymnasium import spaces
 
-from inchworm.errors import BadNumberError, RolloutError
-from inchworm.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves
-from inchworm.types import EpisodeRecord, Tree
+from inchworm.core.errors import BadNumberError, RolloutError
+from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves
+from inchworm.core.types import EpisodeRecord, Tree
 
 FLAGS = ("terminated", "truncated", "episode_starts", "valid")
 """Each [T, B] bool."""

@@ -8,11 +8,11 @@ import numpy as np
 import optree
 from gymnasium import spaces
 
+from inchworm.core.seeding import derive_seed, make_stream
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes
+from inchworm.core.types import EpisodeRecord, Tree
 from inchworm.rollout.checks import action_dtype
 from inchworm.rollout.rollout import Rollout
-from inchworm.seeding import derive_seed, make_stream
-from inchworm.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes
-from inchworm.types import EpisodeRecord, Tree
 
 _WIDE = 1e6  # a bound beyond this is no scale to draw by
 

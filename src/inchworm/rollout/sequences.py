@@ -6,6 +6,7 @@ Leaves are only reshaped, swapped and indexed, so NumPy arrays and every backend
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import optree
 
-from inchworm.errors import RolloutError
-from inchworm.types import Array, Tree
+from inchworm.core.errors import RolloutError
+from inchworm.core.types import Array, Tree
+from inchworm.rollout.rollout import Rollout
 
 
 def num_sequences(num_steps: int, num_lanes: int, length: int) -> int:
@@ -149,3 +151,67 @@ def iter_minibatches(num_sequences: int, num_minibatches: int, permutation: np.n
 def select_sequences(tree: Tree, columns: Any) -> Tree:
     """These columns of every leaf: [L, N, …] -> [L, n, …]; `columns` is an index that the leaves understand."""
     return optree.tree_map(lambda leaf: leaf[:, columns], tree)
+
+
+def successor_observations(rollout: Rollout) -> Tree:
+    """What each step led to, [T, B, *obs]: the next row's observation, and at cut rows the true successor.
+
+    Where a row is terminated and not its lane's last, this is the first observation of the lane's next episode: nothing
+    followed, so nothing there may be used. Leaves are only indexed, so a backend's tensors pass as arrays do.
+    """
+    time, lane = rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]
+    following = np.minimum(np.arange(1, rollout.num_steps + 1), rollout.num_steps - 1)  # [T]
+
+    def shifted(leaf: Array, cuts: Array) -> Array:
+        successors = leaf[following]  # [T, B, *obs]: indexing by an array makes a copy
+        successors[time, lane] = cuts
+        return successors
+
+    return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)
+
+
+def harmless(rollout: Rollout) -> Rollout:
+    """The rollout with a living row's observation, action and log-prob wherever no agent lived: no forward pass meets garbage.
+
+    Zeros would not do: a space need not contain them (`Discrete(3, start=1)`), and a mask of zeros forbids every action.
+    Rewards stay there, if they are numbers: a recursion may run through such rows.
+    """
+    valid = rollout.valid
+    if valid.all() or not valid.any():
+        return rollout
+    alive = tuple(np.argwhere(valid)[0])  # (t, b) of the first living row
+    read_at_cuts = valid[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]] | rollout.cut_valid  # [K] an agent may join there
+    read = {name: getattr(rollout, name) for name in ("observations", "actions", "log_probs")}
+    rows = {name: optree.tree_map(lambda leaf: leaf[alive], tree) for name, tree in read.items()}
+    changed = {name: _filled(tree, valid, rows[name]) for name, tree in read.items()}
+    changed["cut_observations"] = _filled(rollout.cut_observations, read_at_cuts, rows["observations"])
+    changed["rewards"] = np.where(valid | np.isfinite(rollout.rewards), rollout.rewards, np.float32(0))
+    return dataclasses.replace(rollout, **changed)
+
+
+def _filled(tree: Tree, keep: np.ndarray, row: Tree) -> Tree:
+    """The tree with `row` wherever `keep` is false."""
+    return optree.tree_map(lambda leaf, fill: np.where(keep.reshape(*keep.shape, *[1] * np.ndim(fill)), leaf, fill), tree, row)
+
+
+WORLD, PLACE = "world", "place"
+"""What a central critic is told: the state of a lane's copy, and which of the copy's lanes it is."""
+
+
+def lane_states(rollout: Rollout) -> Tree:
+    """What a central critic reads for each lane: {world: [T, B, *] the state of its copy, place: [T, B] its number there}, or `()`.
+
+    Leaves are only indexed, so a backend's tensors pass, too; places are an array.
+    """
+    if not optree.tree_leaves(rollout.global_state):
+        return ()
+    copies, places = np.divmod(np.arange(rollout.num_lanes), rollout.lanes_per_copy)  # [B]
+    world = optree.tree_map(lambda leaf: leaf[:, copies], rollout.global_state)
+    return {WORLD: world, PLACE: np.tile(places, (rollout.num_steps, 1))}
+
+
+def cut_lane_states(rollout: Rollout) -> Tree:
+    """The same at the true successors of the cut rows, each leaf [K, …]."""
+    if not optree.tree_leaves(rollout.global_state):
+        return ()
+    return {WORLD: rollout.cut_global_state, PLACE: rollout.cut_rows[:, 1] % rollout.lanes_per_copy}

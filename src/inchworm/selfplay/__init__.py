@@ -1,1 +1,4 @@
-"""Opponents that change as the policy does: pools of past selves, ratings against fixed players. Serves steps 2 and the loop."""
+"""Opponents made of past policies: the pool, ratings, the callback that feeds them, and the ratings page.
+
+May import `core` to `collect`, `backends` and `evaluate`.
+"""

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inchworm.files import write_atomically
-from inchworm.protocols import Actor
-from inchworm.selfplay.pool import OpponentPool
-from inchworm.selfplay.rating_games import RatingGames
-from inchworm.selfplay.ratings import Rating, RatingEntry, rating_model
+import numpy as np
+
+from inchworm.collect.actors import has_heuristic, make_actor
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, TeamVectorEnv, check_spaces, team_lanes
+from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv
+from inchworm.core.spaces import Space
+from inchworm.core.tensor_file import write_atomically
+from inchworm.env.source import make_vector_env
+from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.policy.file import fingerprint, load_policy
+from inchworm.selfplay.pool import OpponentPool, SkillLadder
+from inchworm.selfplay.ratings import Rating, RatingEntry, RatingGames, rating_model
 from inchworm.selfplay.report import ratings_page
 
 if TYPE_CHECKING:
     from inchworm.rollout.rollout import Rollout
     from inchworm.train.loop import TrainingState
+
 
 RATINGS, REPORT = "ratings.json", "ratings.html"
 
@@ -126,3 +137,164 @@ class LadderCallback:
 
     def on_train_end(self, state: TrainingState) -> None:
         """Nothing left to do."""
+
+
+def with_opponents(envs: Sequence[VectorEnv], config: TrainingConfig) -> tuple[VectorEnv, ...]:
+    """The environments that train, the other team played by whom the config says. Groups share one source; the first one saves it."""
+    if config.opponent.mode == "none":
+        return tuple(envs)
+    teams = [_check_teams(env, config) for env in envs]
+    source = make_opponent(config, teams[0].observation_space, teams[0].action_space)
+    wrapped: list[OpponentVectorEnv] = []
+    first = 0
+    for env in teams:
+        lanes = _our_lanes(env, config.opponent, first)
+        keeps = not wrapped
+        wrapped.append(OpponentVectorEnv(env, source, lanes, seed=config.run.seed, first_copy=first, keeps_source=keeps))
+        first += env.num_envs
+    return tuple(wrapped)
+
+
+def _check_teams(env: VectorEnv, config: TrainingConfig) -> TeamVectorEnv:
+    agents = env.lanes_per_copy if isinstance(env, TeamVectorEnv) else 1
+    if not isinstance(env, TeamVectorEnv) or agents % 2:
+        raise ConfigError(
+            f"opponent.mode={config.opponent.mode} needs a world with two teams, but a copy of {config.env.id} has {agents} agent(s); "
+            "use a world such as Skirmish-v0, or opponent.mode=none"
+        )
+    return env
+
+
+def _our_lanes(env: TeamVectorEnv, config: OpponentConfig, first_copy: int) -> np.ndarray:
+    sides: Any = {"first": 0, "second": 1, "alternate": (first_copy + np.arange(env.num_envs)) % 2}[config.sides]
+    return team_lanes(env.num_envs, env.lanes_per_copy, sides)
+
+
+def make_opponent(config: TrainingConfig, observation_space: Space, action_space: Space) -> Actor | OpponentSource:
+    """Whom the config's mode means."""
+    opponent, named = config.opponent, partial(make_actor, action_space=action_space, env_id=config.env.id, kwargs=config.env.kwargs)
+    if opponent.mode == "random":
+        return named("random")
+    if opponent.mode == "heuristic":
+        top = named(f"heuristic:{opponent.skill}")
+        if opponent.skill_start is None:
+            return top
+        return SkillLadder(
+            lambda skill: named(f"heuristic:{skill}"), start=opponent.skill_start, top=opponent.skill, threshold=opponent.skill_threshold
+        )
+    if opponent.rating_interval:
+        rating_model()  # what is missing is told before anything is made
+    return OpponentPool(
+        fixed_players(config, observation_space, action_space),
+        size=opponent.pool_size,
+        power=opponent.pfsp_power,
+        latest_share=opponent.latest_share,
+        anchor_share=opponent.anchor_share,
+        keep_selves=opponent.mode == "self_play",
+    )
+
+
+def fixed_players(config: TrainingConfig, observation_space: Space, action_space: Space) -> dict[str, Actor]:
+    """The config's anchors and policy files by name. A file's holds the fingerprint of its weights, so that no other takes its place."""
+    names = config.opponent.anchors or (("random", "heuristic:0.5", "heuristic") if has_heuristic(config.env.id) else ("random",))
+    players: dict[str, Actor] = {name: make_actor(name, action_space, config.env.id, config.env.kwargs) for name in names}
+    for path in config.opponent.policies:
+        try:
+            policy = load_policy(path)
+        except OSError as error:
+            raise ConfigError(
+                f"opponent.policies names {path}, which cannot be read: {error.strerror or error}; give a policy file"
+            ) from error
+        check_spaces(policy, observation_space, action_space, f"the opponent {path}")
+        players[f"policy-{fingerprint(policy.get_weights()):016x}"] = policy
+    return players
+
+
+class MatchEvaluator(PolicyEvaluator):
+    """Scores a policy in a world of two teams, against the heuristic at full strength where there is one, else against a random player."""
+
+    def __init__(self, env: Any, config: TrainingConfig) -> None:
+        super().__init__(env, config.evaluation)
+        self._training = config
+        self._match: VectorEnv | None = None
+
+    @property
+    def vector_env(self) -> VectorEnv:
+        """The environments that are played, our lanes of them."""
+        inner = super().vector_env
+        if self._match is None:
+            self._match = self._against(inner)
+        return self._match
+
+    def _against(self, inner: VectorEnv) -> VectorEnv:
+        config = self._training
+        teams = _check_teams(inner, config)
+        actor = make_actor(str(evaluation_opponent(config)), teams.action_space, config.env.id, config.env.kwargs)
+        return OpponentVectorEnv(teams, actor, _our_lanes(teams, config.opponent, 0), seed=config.evaluation.seed)
+
+    def close(self) -> None:
+        """Close the environments; the next evaluation makes new ones."""
+        self._match = None
+        super().close()
+
+
+def bind_pool(envs: Sequence[VectorEnv], policy: Actor) -> None:
+    """Tell a pool among the environments' opponents whose past selves it keeps; `policy` is who acts."""
+    pool = _pool_of(envs)
+    if pool is None or not pool.keep_selves:
+        return
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"opponent.mode=self_play needs a policy with weights, but {type(policy).__name__} only acts")
+    pool.bind(policy)
+
+
+def opponent_callbacks(
+    envs: Sequence[VectorEnv], actor: Callable[[], Actor], config: TrainingConfig, source: Any, directory: Path | None = None
+) -> list[Callback]:
+    """Who watches the opponents during training; `source` is where environments for ratings come from, None if there is nowhere."""
+    pool, opponent = _pool_of(envs), config.opponent
+    if pool is None:
+        ladders = [env.opponent for env in envs[:1] if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, SkillLadder)]
+        return [LadderCallback(ladder.metrics) for ladder in ladders]
+    games = None
+    if opponent.rating_interval and source is None:
+        warnings.warn(
+            "nobody is rated: environments that were handed over cannot be copied; give PPOTrainer an id or a factory", stacklevel=4
+        )
+    elif opponent.rating_interval:
+        make = partial(_rating_env, source, config)
+        evaluation = config.evaluation
+        games = RatingGames(make, episodes=opponent.rating_episodes, seed=evaluation.seed, deterministic=evaluation.deterministic)
+    return [
+        SelfPlayCallback(
+            pool,
+            actor,
+            snapshot_interval=opponent.snapshot_interval,
+            games=games,
+            rating_interval=opponent.rating_interval,
+            directory=directory,
+        )
+    ]
+
+
+def _pool_of(envs: Sequence[VectorEnv]) -> OpponentPool | None:
+    env = envs[0]
+    return env.opponent if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, OpponentPool) else None
+
+
+def _rating_env(source: Any, config: TrainingConfig, copies: int) -> VectorEnv:
+    world = source.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(source, EnvConfig) else source
+    return make_vector_env(world, copies, 0, seed=config.evaluation.seed)
+
+
+def evaluation_opponent(config: TrainingConfig) -> str | None:
+    """Whom a run's policy meets when it is scored; None where it plays alone."""
+    if config.opponent.mode == "none":
+        return None
+    return "heuristic" if config.opponent.mode != "random" and has_heuristic(config.env.id) else "random"
+
+
+def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
+    """Who scores a run's policy."""
+    evaluation: EvalConfig = config.evaluation
+    return PolicyEvaluator(source, evaluation) if config.opponent.mode == "none" else MatchEvaluator(source, config)

@@ -7,17 +7,52 @@ no longer drawn, and is kept until the last episode against it has ended.
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from inchworm.errors import ConfigError
-from inchworm.protocols import Actor, Policy
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Actor, Policy
+from inchworm.core.types import Weights
 from inchworm.selfplay.ratings import Rating, RatingBook
-from inchworm.selfplay.sampling import Score, draw_index, pfsp_weights
-from inchworm.types import Weights
+
+MEMORY = 100
+"""Games after which an old result counts 1/e of a new one: the policy that played it is another one by now."""
+
+
+@dataclass(slots=True)
+class Score:
+    """Games against one opponent, older ones counting less."""
+
+    wins: float = 0.0
+    games: float = 0.0
+
+    def add(self, win: float) -> None:
+        """One more game: 1 won, 0 lost, 0.5 drawn."""
+        keep = 1.0 - 1.0 / MEMORY
+        self.wins, self.games = self.wins * keep + win, self.games * keep + 1.0
+
+    @property
+    def win_rate(self) -> float:
+        """(wins + 1) / (games + 2): one half before the first game, and never quite 0 or 1."""
+        return (self.wins + 1.0) / (self.games + 2.0)
+
+
+def pfsp_weights(win_rates: Sequence[float], power: float) -> np.ndarray:
+    """How likely each opponent is drawn, by (1 - win rate)^power; all alike where nobody is left to fear."""
+    weights: np.ndarray = (1.0 - np.asarray(win_rates, np.float64)) ** power  # [members]
+    total = weights.sum()
+    if not total > 0:
+        return np.full(len(weights), 1.0 / len(weights))
+    result: np.ndarray = weights / total
+    return result
+
+
+def draw_index(probabilities: np.ndarray, rng: np.random.Generator) -> int:
+    """One index by its probability, from one uniform number."""
+    return min(int(np.searchsorted(np.cumsum(probabilities), rng.random(), side="right")), len(probabilities) - 1)
 
 
 @dataclass
@@ -178,3 +213,59 @@ def _past_self(entry: Mapping[str, Any]) -> PastSelf:
     weights = {str(name): np.asarray(value) for name, value in entry["weights"].items()}
     rating = None if entry["rating"] is None else Rating(*map(float, entry["rating"]))
     return PastSelf(int(entry["iteration"]), weights, Score(*map(float, entry["score"])), rating, bool(entry["retired"]))
+
+
+STEP, GAMES = 0.1, 20
+"""How far the skill is raised at a time, and how many games of one skill are played at least."""
+
+
+class SkillLadder:
+    """Begins at skill `start` and climbs to `top`; a copy meets the skill that holds when its episode begins."""
+
+    def __init__(self, make: Callable[[float], Actor], *, start: float, top: float = 1.0, threshold: float = 0.6) -> None:
+        self._make, self._top, self._threshold = make, top, threshold
+        self.skill, self._score, self._played = start, Score(), 0
+        self._actors: dict[str, Actor] = {}
+
+    @property
+    def name(self) -> str:
+        """Of the player whom the next episode meets."""
+        return f"heuristic:{self.skill:.6g}"
+
+    def draw(self, copy: int, rng: np.random.Generator) -> str:  # noqa: ARG002 - there is no choice
+        """The heuristic at today's skill."""
+        return self.name
+
+    def actor(self, name: str) -> Actor:
+        """The heuristic of that name."""
+        if name not in self._actors:
+            kind, _, skill = name.partition(":")
+            if kind != "heuristic":
+                raise ConfigError(
+                    f"a saved game is against {name}, but the opponent here is a heuristic; give the opponent that it began with"
+                )
+            self._actors[name] = self._make(float(skill))
+        return self._actors[name]
+
+    def record(self, name: str, win: float) -> None:
+        """Count a game of today's skill, and raise it if it has become too easy."""
+        if name != self.name:
+            return  # begun before the last step up
+        self._score.add(win)
+        self._played += 1
+        if self.skill < self._top and self._played >= GAMES and self._score.win_rate >= self._threshold:
+            self.skill = min(self._top, round(self.skill + STEP, 6))
+            self._score, self._played = Score(), 0
+
+    def metrics(self) -> dict[str, float]:
+        """For the run's rows."""
+        return {"opponent/skill": self.skill, "opponent/win_rate": self._score.win_rate}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The skill and the games at it."""
+        return {"skill": self.skill, "wins": self._score.wins, "games": self._score.games, "played": self._played}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.skill, self._played = float(state["skill"]), int(state["played"])
+        self._score = Score(float(state["wins"]), float(state["games"]))

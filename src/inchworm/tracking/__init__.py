@@ -1,1 +1,4 @@
-"""Where metrics go: files, the terminal, and whatever else keeps the `Tracker` contract."""
+"""Where metrics go: the run's JSONL files and the terminal.
+
+May import `core` and `config`.
+"""

@@ -5,19 +5,66 @@ Drawing happens inside `log` and at most a few times a second, so that watching 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from inchworm.tracking.terminal import Terminal, make_terminal, printable
+from inchworm.core.protocols import Tracker
+
+
+class Terminal(Console):
+    """A rich console that falls silent when its reader has gone (`| head`) or its disk is full: a run does not end for lack of watchers."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text as it is: what names and messages from elsewhere hold must not steer the terminal."""
+        return super().render_str(printable(text), **options)
+
+    def _check_buffer(self) -> None:
+        """Where rich writes; it handles a reader that has gone, but not a file on a full disk."""
+        try:
+            super()._check_buffer()
+        except OSError:
+            self._buffer.clear()
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Write nothing any more, and give the interpreter a harmless place to flush to at its end."""
+        self.quiet = True
+        detach(self.file)
+
+
+def printable(text: str) -> str:
+    """Text without characters that a terminal obeys, such as the escape that begins a colour; they are shown as `\\x1b`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def detach(stream: object) -> None:
+    """Point a stream whose reader has gone at nothing, so that flushing it raises no second time."""
+    try:
+        target = stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):  # captured or in-memory streams have no descriptor, and need none
+        return
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, target)
+    os.close(nothing)
+
+
+def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bool = False) -> Terminal:
+    """The terminal of this process, or one that writes to `file`. NO_COLOR and TERM=dumb are honoured."""
+    return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
+
 
 _EVALUATION, _WON = "evaluation/mean_return", "evaluation/win_rate"
 _SHOWN = {  # metric -> what the views call it
@@ -174,3 +221,32 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class StatsLogger:
+    """Hands everything to each tracker in turn. An exception of one propagates: a broken tracker is not hidden."""
+
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        """Trackers are called in this order."""
+        self.trackers = tuple(trackers)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """One row at `step` env steps, to all."""
+        for tracker in self.trackers:
+            tracker.log(metrics, step)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """The run's config, to all."""
+        for tracker in self.trackers:
+            tracker.log_params(params)
+
+    def log_artifact(self, path: Path) -> None:
+        """A file of the run, to all."""
+        for tracker in self.trackers:
+            tracker.log_artifact(path)
+
+    def close(self) -> None:
+        """Close all, also when one of them fails to; its exception comes afterwards."""
+        with ExitStack() as stack:
+            for tracker in reversed(self.trackers):
+                stack.callback(tracker.close)

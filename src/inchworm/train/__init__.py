@@ -1,1 +1,4 @@
-"""The loop around the two motions, and the front door."""
+"""The training loop, and `PPOTrainer`, the one place where all parts are put together.
+
+May import everything but `policy_check`, `analysis` and `cli`.
+"""

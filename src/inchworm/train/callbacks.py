@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
-from inchworm.config import EvalConfig
-from inchworm.errors import InchwormError
+from inchworm.config.sections import EvalConfig
+from inchworm.core.errors import InchwormError
+from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.protocols import Actor, Callback, Tracker
 from inchworm.rollout.rollout import Rollout
 from inchworm.train.loop import TrainingState
 
@@ -229,3 +233,35 @@ class TrackCallback(BaseCallback):
         row = {"iteration": float(state.iteration), **metrics}
         for tracker in self._trackers:
             tracker.log(row, state.env_steps)
+
+
+GRACE_SECONDS = 7.0
+"""How long a running iteration may take to finish after Ctrl-C."""
+
+
+@contextlib.contextmanager
+def interruptible(state: TrainingState) -> Iterator[None]:
+    """Inside, the first SIGINT asks the loop to stop after its iteration; a second one, or the end of the grace, raises.
+
+    Outside the main thread there are no signals to catch, and nothing happens here.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A true signal to this very thread: it also wakes an environment that sleeps or waits, which a mere flag would not.
+    timer = threading.Timer(GRACE_SECONDS, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.daemon = True
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if state.interrupted:
+            raise KeyboardInterrupt
+        state.interrupted = state.should_stop = True
+        timer.start()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)

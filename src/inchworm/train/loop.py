@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.backends.interface import acting_policy, learning_threads, make_learner
+from inchworm.backends.registry import acting_policy, learning_threads, make_learner
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
-from inchworm.config import RunConfig, TrainingConfig
+from inchworm.config.sections import RunConfig, TrainingConfig
+from inchworm.core.protocols import Callback, Collector, Learner, Policy
+from inchworm.core.types import EpisodeRecord
 from inchworm.policy.spec import PolicySpec
-from inchworm.protocols import Callback, Collector, Learner, Policy
 from inchworm.rollout.rollout import Rollout
-from inchworm.selfplay.build import bind_pool, opponent_callbacks
+from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.train.resolve import evaluation_source, resolve_choices, resolve_envs, resolve_policy
-from inchworm.types import EpisodeRecord
 
 
 @dataclass

@@ -16,10 +16,10 @@ from typing import Any
 from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
 from inchworm.collect.collector import RolloutCollector
-from inchworm.protocols import Callback
+from inchworm.core.protocols import Callback
+from inchworm.core.types import Seam
 from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, run_training_loop
-from inchworm.types import Seam
 
 SECTIONS = ("env", "act", "write", "GAE", "gather", "forward", "backward", "optimiser", "evaluation", "tracking", "checkpoints", "other")
 """In the order of the walk; `callbacks` and what a learner names itself come before `other`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,29 +12,77 @@ from typing import Any, Self
 
 import gymnasium as gym
 
-from inchworm.backends.interface import acting_policy, learning_threads, make_learner, policy_files
+from inchworm.backends.registry import acting_policy, learning_threads, make_learner, policy_files
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.errors import ConfigError
+from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Actor, Callback, Learner, Tracker, VectorEnv
+from inchworm.core.types import UpdateStats
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
+from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import save_policy
-from inchworm.protocols import Actor, Callback, Learner, Tracker, VectorEnv
 from inchworm.rollout.rollout import Rollout
-from inchworm.run import Run
-from inchworm.selfplay.build import bind_pool, make_evaluator, opponent_callbacks
+from inchworm.run.directory import Run
+from inchworm.run.saver import Keeper, RunFiles, inexactness
+from inchworm.selfplay.callback import bind_pool, make_evaluator, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
-from inchworm.train.callbacks import as_callback
-from inchworm.train.interrupt import interruptible
-from inchworm.train.keeper import Keeper
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback, interruptible
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
-from inchworm.train.moment import inexactness
-from inchworm.train.parts import NO_COPY, OwnCollection, OwnLearning, ordered_callbacks
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_envs, resolve_policy
-from inchworm.train.run_files import RunFiles
-from inchworm.types import UpdateStats
+
+NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
+
+
+def ordered_callbacks(
+    trainer: PPOTrainer,
+    config: TrainingConfig,
+    own: Sequence[Callback],
+    saving: tuple[CheckpointCallback, SnapshotCallback] | None,
+) -> list[Callback]:
+    """In the order in which an iteration needs them: score, watch the opponents, the user's `own`, write down, save."""
+    chosen: list[Callback] = []
+    scored = config.evaluation.interval or config.evaluation.final_episodes
+    if scored and trainer.evaluator is None:
+        warnings.warn(f"no scores are taken during training: {NO_COPY}", stacklevel=4)
+    elif scored and trainer.evaluator is not None:
+        safe = saving[0].secure if saving else None
+        best = trainer.files.write_best_policy
+        chosen.append(EvaluateCallback(trainer.evaluator, lambda: trainer.collector.policy, config.evaluation, best, safe))
+    chosen += [*trainer.opponents, *own]
+    if trainer.trackers:
+        chosen.append(TrackCallback(trainer.trackers, config.run.log_interval))
+    return [*chosen, *(saving or ())]
+
+
+class OwnCollection:
+    """A trainer's own `collect_rollouts` as a collector."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+        self.set_weights = trainer.collector.set_weights
+        self.state_dict = trainer.collector.state_dict
+        self.load_state_dict = trainer.collector.load_state_dict
+        self.close = trainer.collector.close
+
+    def collect(self, num_steps: int) -> Rollout:
+        """What the subclass collects."""
+        return self._trainer.collect_rollouts(num_steps)
+
+
+class OwnLearning:
+    """A trainer's own `learn` as a learner."""
+
+    def __init__(self, trainer: PPOTrainer) -> None:
+        self._trainer = trainer
+        self.updates, self.total_timesteps = trainer.learner.updates, trainer.learner.total_timesteps
+        self.state_dict = trainer.learner.state_dict
+        self.load_state_dict = trainer.learner.load_state_dict
+
+    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
+        """What the subclass learns."""
+        return self._trainer.learn(rollout, custom_loss_fns)
 
 
 class PPOTrainer:

@@ -11,14 +11,13 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.encoding import encode_observations
-from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-from inchworm.config import PolicyConfig
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.spaces import MASK_KEY
+from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import fingerprint
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import MASK_KEY
 
 
 @pytest.fixture

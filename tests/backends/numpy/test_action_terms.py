@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
-from inchworm.backends.numpy.action_terms import ActionTerms
+from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.policy.layout import action_layout
 
 BOX = spaces.Box(-1, 1, (2,))

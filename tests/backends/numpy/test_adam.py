@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from inchworm.backends.numpy.adam import Adam
+from inchworm.backends.numpy.learner import Adam
 
 
 def test_two_steps_by_hand():

@@ -10,11 +10,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.numpy.optimizer import NumpyOptimizer
-from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError
 
 WHOLE = PPOConfig(update_epochs=1, num_minibatches=1, normalize_advantages="off", max_grad_norm=None)
 SEVERAL = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=5, normalize_advantages="minibatch")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.backends.numpy.encoding import encode_mask, encode_observations, flatten_actions
-from inchworm.policy.layout import action_layout
-from inchworm.policy.observation_layout import observation_layout
+from inchworm.backends.numpy.policy import encode_mask, encode_observations, flatten_actions
+from inchworm.policy.layout import action_layout, observation_layout
 
 
 def encode(space, tree, leading=1):

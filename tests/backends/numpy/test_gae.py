@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inchworm.backends.numpy.gae import FEW_LANES, compute_advantages, compute_gae, shift_values
-from inchworm.config import PPOConfig
+from inchworm.config.sections import PPOConfig
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 
 

@@ -9,10 +9,10 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.minibatches import RolloutSamples, as_minibatch, as_rows, micro_batches
+from inchworm.backends.numpy.learner import RolloutSamples, as_minibatch, as_rows, micro_batches
+from inchworm.core.spaces import mask_space, with_mask
+from inchworm.core.types import Advantages, Minibatch
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import mask_space, with_mask
-from inchworm.types import Advantages, Minibatch
 
 T, B = 6, 2
 SPACE = spaces.Dict({"x": spaces.Box(-100, 100, (2,))})

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy.network import ACTIVATIONS, KEPT_PASSES, FlatNetwork
-from inchworm.config import PolicyConfig
+from inchworm.config.sections import PolicyConfig
 from inchworm.policy.spec import PolicySpec
 
 FUNCTIONS = {

@@ -9,12 +9,12 @@ import pytest
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-from inchworm.config import PolicyConfig
-from inchworm.errors import InchwormError, SpaceError
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import InchwormError, SpaceError
+from inchworm.core.protocols import Policy
+from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
-from inchworm.protocols import Policy
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.types import Minibatch
 
 SMALL = PolicyConfig(hidden_sizes=(4,))
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.numpy.encoding import encode_observations
+from inchworm.backends.numpy.policy import encode_observations
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig
-from inchworm.policy.observation_layout import observation_layout
+from inchworm.config.sections import PolicyConfig
+from inchworm.policy.file import fingerprint
+from inchworm.policy.layout import observation_layout
 from inchworm.policy.spec import PolicySpec
-from inchworm.policy.weights import fingerprint
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
 

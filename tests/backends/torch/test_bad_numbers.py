@@ -8,14 +8,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.guard import MAX_BAD_STEPS
-from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.learner import MAX_BAD_STEPS
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PPOConfig
-from inchworm.errors import BadNumberError
-from inchworm.files import read_tensor_file
-from inchworm.trees import unflatten_tree
-from inchworm.types import Evaluation
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import BadNumberError
+from inchworm.core.tensor_file import read_tensor_file
+from inchworm.core.trees import unflatten_tree
+from inchworm.core.types import Evaluation
 
 CONFIG = PPOConfig(update_epochs=2, num_minibatches=4, learning_rate=1e-2)
 

@@ -29,14 +29,14 @@ from inchworm import (
     make_vector_env,
 )
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.backends.torch.minibatches import PackedSequences, sequences_of
+from inchworm.backends.torch.learner import PackedSequences, sequences_of
 from inchworm.backends.torch.network import Network
-from inchworm.errors import ConfigError, InchwormError, RolloutError
+from inchworm.core.errors import ConfigError, InchwormError, RolloutError
+from inchworm.core.types import Advantages
 from inchworm.rollout.sequences import split_into_sequences
-from inchworm.types import Advantages
 
 pytest.importorskip("pettingzoo")
-from inchworm.env.toys_teams import DEATHS, JOINS, Comings, comings, sacrifice
+from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings, comings, sacrifice
 
 PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)
 CENTRAL = PolicyConfig(hidden_sizes=(8,), memory_size=8, central_critic=True)

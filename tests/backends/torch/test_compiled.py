@@ -11,11 +11,11 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch import compiled
-from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PPOConfig
-from inchworm.errors import BadNumberError, ConfigError, InchwormError
-from inchworm.trees import flatten_tree, unflatten_tree
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
+from inchworm.core.trees import flatten_tree, unflatten_tree
 
 MASKED = spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "kind": spaces.Discrete(3, start=5), "action_mask": spaces.MultiBinary(3)})
 HYBRID = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))})

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from inchworm.backends.torch.optimizer import PPOOptimizer
-from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError
 from inchworm.rollout.rollout import Rollout
 
 WHOLE = PPOConfig(update_epochs=1, num_minibatches=1, normalize_advantages="off", max_grad_norm=None)

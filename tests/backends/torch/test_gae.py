@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from inchworm.backends.torch import gae
-from inchworm.config import PPOConfig
+from inchworm.config.sections import PPOConfig
 from inchworm.rollout.rollout import Rollout
 
 

@@ -9,11 +9,11 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.loss import TERMS, loss_slopes, normalize, ppo_loss
-from inchworm.backends.torch.optimizer import PPOOptimizer
-from inchworm.config import PPOConfig
+from inchworm.config.sections import PPOConfig
+from inchworm.core.types import Evaluation, Minibatch
 from inchworm.policy.layout import action_layout
-from inchworm.types import Evaluation, Minibatch
 
 MIX = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,)), "c": spaces.MultiBinary(2)})
 

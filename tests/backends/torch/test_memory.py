@@ -10,13 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.interface import acting_policy, compute_advantages
-from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.registry import acting_policy, compute_advantages
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config import PolicyConfig, PPOConfig
-from inchworm.env.vector_env import make_vector_env
-from inchworm.errors import ConfigError, RolloutError
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import ConfigError, RolloutError
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
@@ -136,7 +136,7 @@ def test_values_of_a_rollout_are_those_of_one_row_after_another(kind):
 def test_many_sequences_are_valued_in_parts(kind, monkeypatch):
     policy, (_, rollout) = cartpole(kind)
     whole = compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values
-    monkeypatch.setattr("inchworm.backends.torch.rows.VALUE_CHUNK", 11)  # two sequences of 5 rows at once
+    monkeypatch.setattr("inchworm.backends.torch.encoding.VALUE_CHUNK", 11)  # two sequences of 5 rows at once
     np.testing.assert_allclose(compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values, whole, atol=1e-6)
 
 

@@ -11,9 +11,9 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.backends.torch.minibatches import PackedSequences, micro_batches, sequences_of
+from inchworm.backends.torch.learner import PackedSequences, micro_batches, sequences_of
+from inchworm.core.types import Advantages, Minibatch
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.types import Advantages, Minibatch
 
 SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
 

@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch.gae import compute_advantages
-from inchworm.backends.torch.optimizer import PPOOptimizer
-from inchworm.config import PPOConfig
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.config.sections import PPOConfig
 
 BOTH = {"normalize_observations": True, "normalize_values": True}
 CONFIG = PPOConfig(update_epochs=3, num_minibatches=4, learning_rate=1e-2)

@@ -8,16 +8,16 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from inchworm.backends.interface import acting_policy, is_builtin
+from inchworm.backends.registry import acting_policy, is_builtin
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.network import Network
-from inchworm.backends.torch.optimizer import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig, PPOConfig
-from inchworm.errors import ConfigError, InchwormError
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.core.protocols import Policy
+from inchworm.core.types import Evaluation, PolicyStep
 from inchworm.policy.spec import PolicySpec
-from inchworm.protocols import Policy
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Evaluation, PolicyStep
 
 CONFIG = PPOConfig(update_epochs=4, num_minibatches=4, learning_rate=1e-2, ent_coef=0.0)
 
@@ -198,7 +198,7 @@ def test_a_raw_module_that_keeps_the_contract_learns(clip_vloss):
 
 
 def test_advantages_of_a_raw_module_as_arrays():
-    from inchworm.backends.interface import compute_advantages
+    from inchworm.backends.registry import compute_advantages
 
     policy = RawPolicy()
     rollout = play(policy, 0, steps=4, lanes=2)

@@ -8,13 +8,13 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.torch import rows as module
+from inchworm.backends.torch import encoding as module
 from inchworm.backends.torch.network import SpecNetwork
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig
-from inchworm.errors import InchwormError
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import InchwormError
+from inchworm.core.protocols import Policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.protocols import Policy
 
 CNN = PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2), (5, 2, 1)), cnn_features=6, hidden_sizes=(7,))
 

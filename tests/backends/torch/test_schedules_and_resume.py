@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.torch.optimizer import PPOOptimizer
-from inchworm.config import PPOConfig
-from inchworm.errors import ConfigError, InchwormError
-from inchworm.trees import flatten_tree, unflatten_tree
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.core.trees import flatten_tree, unflatten_tree
 
 SCHEDULED = PPOConfig(
     learning_rate=0.1, clip_coef=0.4, ent_coef=0.02, update_epochs=1, num_minibatches=2,

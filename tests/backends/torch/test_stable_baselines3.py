@@ -12,12 +12,12 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch.gae import compute_advantages
-from inchworm.backends.torch.optimizer import PPOOptimizer
+from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PolicyConfig, PPOConfig
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Minibatch
 
 pytest.importorskip("stable_baselines3")
 STEPS, LANES = 32, 4

@@ -1,1 +1,1 @@
-"""Acting without a learning framework, and the mathematics as reference."""
+"""PPO in NumPy, with gradients written out: the place to read the algorithm, and the policy that acts everywhere."""

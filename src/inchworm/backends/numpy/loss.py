@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from inchworm.types import Array, Evaluation, Minibatch
+from inchworm.core.types import Array, Evaluation, Minibatch
 
 
 class Targets(Protocol):

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from inchworm.core.types import Array, Tree
 from inchworm.policy.memory import MemoryLayout
-from inchworm.types import Array, Tree
 
 
 class Memory:

@@ -9,23 +9,101 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import optree
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
-from inchworm.backends.numpy.central import GlobalStateReader, beside, flat_worlds
-from inchworm.backends.numpy.encoding import encode_mask, encode_observations, flatten_actions
 from inchworm.backends.numpy.memory import Memory
 from inchworm.backends.numpy.network import ACTIVATIONS
-from inchworm.errors import SpaceError
-from inchworm.policy.layout import ActionLayout
-from inchworm.policy.predicting import Predicts
+from inchworm.core.errors import RolloutError, SpaceError
+from inchworm.core.seeding import make_stream
+from inchworm.core.spaces import MASK_KEY, leaf
+from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
+from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
+from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
-from inchworm.policy.weights import VERSION, check_weights, rescaled_value_head
 from inchworm.rollout.rollout import Rollout
-from inchworm.seeding import make_stream
-from inchworm.spaces import MASK_KEY
-from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
+from inchworm.rollout.sequences import PLACE, WORLD
+
+
+def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int = 1) -> np.ndarray:
+    """Observations [..., *obs] as the flat input [..., F] f32: boxes flattened, categories one-hot, bytes scaled to 0…1."""
+    if len(layout.parts) == 1 and layout.parts[0].kind == "box" and layout.parts[0].scale == 1.0:  # almost everybody
+        values: np.ndarray = leaf(observations, layout.parts[0].path)
+        if values.ndim == num_leading + 1 and values.dtype == np.float32:  # flat as it is
+            return values
+        return np.asarray(values, np.float32).reshape(*values.shape[:num_leading], layout.size)
+    pieces = [_encode_part(part, np.asarray(leaf(observations, part.path)), num_leading) for part in layout.flat]
+    return np.concatenate(pieces, axis=-1)
+
+
+def _encode_part(part: ObservationPart, values: np.ndarray, num_leading: int) -> np.ndarray:
+    leading = values.shape[:num_leading]
+    if part.kind == "box":
+        return values.astype(np.float32).reshape(*leading, part.size) * np.float32(part.scale)
+    entries = values.reshape(*leading, len(part.sizes)).astype(np.int64) - np.asarray(part.starts)  # [..., entries]
+    columns = [np.arange(size) == entries[..., index, None] for index, size in enumerate(part.sizes)]
+    return np.concatenate(columns, axis=-1).astype(np.float32)
+
+
+def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int = 1) -> np.ndarray:
+    """A tree of action masks as one bool array [..., C], in the order of the logits."""
+    pieces = [np.asarray(part).reshape(*np.shape(part)[:num_leading], -1) != 0 for part in layout.mask_leaves(mask)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
+
+
+def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """A tree of actions as choices [..., G] counted from 0 and Gaussian values [..., D]."""
+    leading = np.shape(leaf(actions, layout.parts[0].path))[:num_leading]
+    choices, gaussians = [np.zeros((*leading, 0), np.int64)], [np.zeros((*leading, 0), np.float32)]
+    for part in layout.parts:
+        values = np.asarray(leaf(actions, part.path)).reshape(*leading, part.width)
+        if part.kind == "categorical":
+            choices.append(values.astype(np.int64) - part.starts)
+        else:
+            gaussians.append(values.astype(np.float32))
+    return np.concatenate(choices, axis=-1), np.concatenate(gaussians, axis=-1)
+
+
+NO_GLOBAL_STATE = (
+    "policy.central_critic reads a global state, and there is none; collect from a vector env that was made with global_state=True"
+)
+
+
+class GlobalStateReader:
+    """Encodes and normalises the global state. It holds copies of the statistics: make another when they have moved."""
+
+    def __init__(self, layout: ObservationLayout, spec: PolicySpec, statistics: PolicyStatistics, dtype: np.dtype) -> None:
+        self._layout, self._limit = layout, np.asarray(spec.config.observation_clip, dtype)
+        self._scale: tuple[np.ndarray, np.ndarray] | None = None
+        if statistics.global_state is not None:
+            self._scale = statistics.global_center.astype(dtype), statistics.global_inverse_std.astype(dtype)
+
+    def rows(self, global_state: Tree) -> np.ndarray:
+        """`lane_states` [L, N, …] as rows [L·N, G]."""
+        if isinstance(global_state, tuple) and not global_state:
+            raise RolloutError(NO_GLOBAL_STATE)
+        rows: np.ndarray = encode_observations(self._layout, global_state, 2).reshape(-1, self._layout.size)
+        if self._scale is None:
+            return rows
+        center, inverse_std = self._scale
+        normalized: np.ndarray = np.clip((rows - center) * inverse_std, -self._limit, self._limit)
+        return normalized
+
+
+def flat_worlds(spec: PolicySpec, rollout: Rollout) -> np.ndarray | None:
+    """The states of all copies as a central critic's inputs [T, E, G], for statistics, which do not look at places; else None."""
+    if spec.global_state is None:
+        return None
+    copies = optree.tree_leaves(rollout.global_state)[0].shape[:2]
+    return encode_observations(spec.global_state, {WORLD: rollout.global_state, PLACE: np.zeros(copies, np.int64)}, 2)
+
+
+def beside(features: np.ndarray, world: np.ndarray, alive: Array) -> np.ndarray:
+    """[N, F + G]: a lane's own features, nothing of them where its agent does not live [N], and the world's."""
+    return np.concatenate([features * alive[:, None], world], 1)
+
 
 VALUE_CHUNK = 16_384
 """Rows that the critic reads at once, so that a long rollout does not need the memory of all its activations."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.numpy.adam import BETA_MEAN, BETA_SQUARE
-from inchworm.errors import ConfigError, InchwormError
+from inchworm.backends.numpy.learner import BETA_MEAN, BETA_SQUARE
+from inchworm.core.errors import ConfigError, InchwormError
 
 
 class Adam:

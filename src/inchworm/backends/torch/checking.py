@@ -13,15 +13,14 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.abilities import reads_global_state
 from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.gae import compute_advantages
-from inchworm.backends.torch.minibatches import sequences_of
-from inchworm.backends.torch.optimizer import trainable
-from inchworm.config import PPOConfig
-from inchworm.rollout.living import harmless
+from inchworm.backends.torch.learner import sequences_of, trainable
+from inchworm.config.sections import PPOConfig
+from inchworm.core.protocols import reads_global_state
+from inchworm.core.types import Advantages, Evaluation, Minibatch
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Advantages, Evaluation, Minibatch
+from inchworm.rollout.sequences import harmless
 
 Result = TypeVar("Result")
 

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from inchworm.backends.guard import Table
-from inchworm.backends.numpy.adam import BETA_MEAN, BETA_SQUARE
+from inchworm.backends.learner import Table
+from inchworm.backends.numpy.learner import BETA_MEAN, BETA_SQUARE
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.backends.torch.adam import Adam
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config import PPOConfig
-from inchworm.errors import InchwormError
-from inchworm.types import Evaluation, Minibatch, Tree
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import InchwormError
+from inchworm.core.types import Evaluation, Minibatch, Tree
 
 FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
 """What the loss and the built-in policies read of a minibatch."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
 import torch
 from torch import Tensor
 
-from inchworm.policy.layout import ActionLayout
-from inchworm.policy.observation_layout import ObservationLayout, ObservationPart
+from inchworm.backends.numpy.policy import NO_GLOBAL_STATE
+from inchworm.core.errors import RolloutError
+from inchworm.core.spaces import leaf
+from inchworm.core.types import Array, Tree
+from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
 from inchworm.policy.spec import channels_first
-from inchworm.spaces import leaf
-from inchworm.types import Tree
 
 
 def to_tensors(tree: Tree, device: torch.device | str) -> Tree:
@@ -88,3 +91,57 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tu
 
 def _joined(parts: list[Tensor], empty: Tensor) -> Tensor:
     return torch.cat(parts, -1) if len(parts) > 1 else (parts[0] if parts else empty)
+
+
+VALUE_CHUNK = 16_384
+"""Rows that the critic reads at once, so that a rollout does not need the memory of all its activations."""
+VALUE_NUMBERS = 2**24
+"""And the numbers in those rows: observations of more than 1,024, such as images, are read fewer at once."""
+
+
+def chunks(tree: Tree, rows: int) -> Iterator[Tree]:
+    """Rows [rows, …], some at a time."""
+    size = rows_at_once(tree, 1)
+    for start in range(0, rows, size):
+        yield optree.tree_map(operator.itemgetter(slice(start, start + size)), tree)
+
+
+def rows_at_once(tree: Tree, num_leading: int) -> int:
+    """How many rows of such leaves, which have so many axes in front."""
+    numbers = sum(leaf.shape[num_leading:].numel() for leaf in optree.tree_leaves(tree))  # of one row
+    return max(1, min(VALUE_CHUNK, VALUE_NUMBERS // max(1, int(numbers))))
+
+
+def merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
+    """[L, N, …] as [L·N, …], which is what networks read; and (L, N)."""
+    if isinstance(tree, Tensor):
+        return tree.flatten(0, 1), (tree.shape[0], tree.shape[1])
+    first = optree.tree_leaves(tree)[0]
+    return optree.tree_map(lambda leaf: leaf.flatten(0, 1), tree), (first.shape[0], first.shape[1])
+
+
+class Central(NamedTuple):
+    """Observations with what only a central critic sees, as one tree: whatever cuts or flattens the one does it to all."""
+
+    observations: Tree
+    global_state: Tree
+    valid: Tensor
+
+
+def with_world(observations: Tree, global_state: Tree, valid: Array | None) -> Central:
+    """Observations [L, N, *obs] beside `lane_states` [L, N, …] and who lives [L, N]; all do unless it is said."""
+    first = optree.tree_leaves(observations)[0]
+    if isinstance(global_state, tuple) and not global_state:
+        raise RolloutError(NO_GLOBAL_STATE)
+    alive = torch.ones(first.shape[:2], dtype=torch.bool, device=first.device) if valid is None else to_tensor(valid, first.device)
+    return Central(observations, to_tensors(global_state, first.device), alive)
+
+
+def beside(features: Tensor, seen: Tree, layout: ObservationLayout, center: Tensor, inverse_std: Tensor, limit: float | None) -> Tensor:
+    """[N, F + G]: a lane's own features, nothing of them where its agent does not live, and the world's, normalised if `limit` is given."""
+    if not isinstance(seen, Central):
+        raise RolloutError(NO_GLOBAL_STATE)
+    world = encode_observations(layout, seen.global_state, 1).to(features.dtype)
+    if limit is not None:
+        world = ((world - center) * inverse_std).clamp(-limit, limit)
+    return torch.cat([features * seen.valid[:, None], world], -1)

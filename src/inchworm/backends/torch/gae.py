@@ -9,11 +9,11 @@ from torch import Tensor
 
 from inchworm.backends.numpy import gae as reference
 from inchworm.backends.torch.encoding import to_tensor
-from inchworm.config import PPOConfig
-from inchworm.protocols import Policy
-from inchworm.rollout.living import harmless
+from inchworm.config.sections import PPOConfig
+from inchworm.core.protocols import Policy
+from inchworm.core.types import Advantages
 from inchworm.rollout.rollout import Rollout
-from inchworm.types import Advantages
+from inchworm.rollout.sequences import harmless
 
 
 def compute_gae(

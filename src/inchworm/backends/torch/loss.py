@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, Minibatch
 
 TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.torch.central import Central, beside
-from inchworm.backends.torch.encoding import channels_together, encode_image, encode_observations
+from inchworm.backends.torch.encoding import Central, beside, channels_together, encode_image, encode_observations
 from inchworm.backends.torch.memory import Memory, Past
-from inchworm.policy.observation_layout import ObservationPart
+from inchworm.core.spaces import leaf
+from inchworm.core.types import Tree
+from inchworm.policy.layout import ObservationPart
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
-from inchworm.spaces import leaf
-from inchworm.types import Tree
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,

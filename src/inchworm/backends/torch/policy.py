@@ -10,24 +10,19 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.numpy.central import flat_worlds
-from inchworm.backends.numpy.encoding import encode_mask as encode_mask_numpy
-from inchworm.backends.numpy.encoding import encode_observations
-from inchworm.backends.numpy.policy import choose, fresh_weights
-from inchworm.backends.torch.central import with_world
+from inchworm.backends.numpy.policy import choose, encode_observations, flat_worlds, fresh_weights
+from inchworm.backends.numpy.policy import encode_mask as encode_mask_numpy
 from inchworm.backends.torch.distributions import log_prob_and_entropy
-from inchworm.backends.torch.encoding import encode_mask, flatten_actions, to_tensors
+from inchworm.backends.torch.encoding import chunks, encode_mask, flatten_actions, merge_leading, rows_at_once, to_tensors, with_world
 from inchworm.backends.torch.memory import Memory, some_sequences
 from inchworm.backends.torch.network import Network, SpecNetwork
-from inchworm.backends.torch.rows import chunks, merge_leading, rows_at_once
-from inchworm.errors import ConfigError
-from inchworm.policy.predicting import Predicts
+from inchworm.core.errors import ConfigError
+from inchworm.core.spaces import MASK_KEY
+from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
+from inchworm.policy.file import VERSION, Predicts, check_alike, check_weights, rescaled_value_head
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
-from inchworm.policy.weights import VERSION, check_alike, check_weights, rescaled_value_head
 from inchworm.rollout.rollout import Rollout
-from inchworm.spaces import MASK_KEY
-from inchworm.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 
 
 class TorchPolicy(Predicts, nn.Module):

@@ -1,0 +1,562 @@
+"""Step 9 of 9: the gradient steps that draw a policy up to a rollout; after the last epoch its statistics move."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor, nn
+
+from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.learner import BaseLearner, Table, check_global_state, check_memory
+from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.backends.torch.adam import Adam
+from inchworm.backends.torch.compiled import CompiledStep
+from inchworm.backends.torch.encoding import to_tensor, to_tensors
+from inchworm.backends.torch.gae import compute_advantages
+from inchworm.backends.torch.loss import loss_slopes, normalize, ppo_loss
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Policy
+from inchworm.core.types import Advantages, Array, Evaluation, Minibatch, Seam, Tree
+from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.sequences import (
+    PLACE,
+    WORLD,
+    harmless,
+    lane_states,
+    minibatch_places,
+    sequence_states,
+    split_into_sequences,
+    split_valid,
+    successor_observations,
+)
+
+PER_SEQUENCE = "policy_state"
+"""The one field of a minibatch that has no time axis: [N, *mem]."""
+
+
+def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
+    """The whole rollout as one minibatch of [L, N] sequences, in order."""
+    steps = {
+        "observations": rollout.observations,
+        "actions": rollout.actions,
+        "log_probs": rollout.log_probs,
+        "rewards": rollout.rewards,
+        "terminated": rollout.terminated,
+        "truncated": rollout.truncated,
+        "episode_starts": rollout.episode_starts,
+        "advantages": torch.where(rollout.valid, advantages.advantages, 0),
+        "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
+        "values": advantages.values,
+        "next_observations": successor_observations(rollout) if successors else (),
+        "global_state": to_tensors(lane_states(rollout), rollout.valid.device),
+    }
+    return Minibatch(
+        **split_into_sequences(steps, length),
+        valid=split_valid(rollout.valid, length),
+        policy_state=sequence_states(rollout.policy_state, rollout.num_steps, length, rollout.state_every),
+    )
+
+
+class PackedSequences:
+    """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k]."""
+
+    def __init__(self, sequences: Minibatch, shared: Tree = ()) -> None:
+        """`shared` is a global state that `sequences` leaves out, once for each env copy, [L, N / lanes per copy, *]."""
+        self.valid, self._shared = sequences.valid, shared
+        leaves: Tree = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
+        self._states = leaves.pop(PER_SEQUENCE)
+        flat, self._structure = optree.tree_flatten(leaves)
+        self._places = _by_kind(flat)
+        self._packs = [torch.stack([flat[index] for index in place], -1) if len(place) > 1 else flat[place[0]] for place in self._places]
+        named: Any = self._structure.unflatten(range(len(flat)))
+        self._valid_at, self._advantages_at = named["valid"], named["advantages"]
+
+    def shuffled(self, num_minibatches: int, permutation: np.ndarray, *, normalized: bool = False) -> list[Minibatch]:
+        """One epoch: every sequence in exactly one minibatch, in the order of `permutation`; padding is marked invalid.
+
+        `normalized` gives each minibatch advantages of mean 0 and standard deviation 1, all of them at once.
+        """
+        places, real = minibatch_places(len(permutation), num_minibatches)  # [minibatches, N]
+        columns = torch.from_numpy(permutation[places].reshape(-1)).to(self.valid.device)
+        leaves = self._gathered(columns)
+        if not real.all():
+            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(np.array(real).reshape(-1)).to(self.valid.device)
+        if normalized:
+            by_minibatch = (self.valid.shape[0], len(places), -1)  # [L, minibatches, N]
+            advantages, valid = (leaves[index].reshape(by_minibatch) for index in (self._advantages_at, self._valid_at))
+            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
+        cuts = zip(*[leaf.chunk(len(places), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
+        states = self._states_of(columns, len(places))
+        parts = [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
+        return self._with_worlds(parts, columns) if optree.tree_leaves(self._shared) else parts
+
+    def _with_worlds(self, parts: list[Minibatch], columns: Tensor) -> list[Minibatch]:
+        """Give each sequence of the minibatches the state of its copy, and its place there."""
+        length, width = self.valid.shape
+        per_copy = width // optree.tree_leaves(self._shared)[0].shape[1]
+        # Column chunk * B + lane is of copy lane // k, whose column is chunk * B / k + lane // k.
+        worlds: Tree = optree.tree_map(lambda leaf: leaf.index_select(1, columns // per_copy), self._shared)
+        states: Tree = {WORLD: worlds, PLACE: (columns % per_copy).repeat(length, 1)}
+        chosen, structure = optree.tree_flatten(states)
+        cuts = zip(*[leaf.chunk(len(parts), 1) for leaf in chosen])
+        return [replace(part, global_state=structure.unflatten(cut)) for part, cut in zip(parts, cuts)]
+
+    def _states_of(self, columns: Tensor, num_minibatches: int) -> list[Tree]:
+        """What the sequences of each minibatch begin with."""
+        leaves, structure = optree.tree_flatten(self._states)
+        if not leaves:
+            return [self._states] * num_minibatches
+        return [structure.unflatten(cut) for cut in zip(*[leaf[columns].chunk(num_minibatches) for leaf in leaves])]
+
+    def _gathered(self, columns: Tensor) -> list[Tensor]:
+        """All leaves [L, n, …] of these columns, in order."""
+        leaves: dict[int, Tensor] = {}
+        for place, pack in zip(self._places, self._packs):
+            chosen = pack.index_select(1, columns)
+            leaves |= zip(place, chosen.movedim(-1, 0).contiguous().unbind() if len(place) > 1 else [chosen])
+        return [leaves[index] for index in range(len(leaves))]
+
+
+def _by_kind(leaves: list[Tensor]) -> list[list[int]]:
+    """Which leaves can be one array: those [L, N] of one dtype."""
+    kinds: dict[Any, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        kinds.setdefault(leaf.dtype if leaf.ndim == 2 else index, []).append(index)
+    return list(kinds.values())
+
+
+def columns_of(leaves: Tree, states: Tree, start: int, stop: int) -> Minibatch:
+    """Sequences `start` to `stop` as a minibatch; views, no copies."""
+    chosen = optree.tree_map(lambda leaf: leaf[:, start:stop], leaves)
+    return Minibatch(**chosen, policy_state=optree.tree_map(lambda leaf: leaf[start:stop], states))
+
+
+def micro_batches(minibatch: Minibatch, pieces: int) -> Iterator[Minibatch]:
+    """A minibatch in `pieces` parts, for gradient accumulation."""
+    if pieces == 1:
+        yield minibatch
+        return
+    leaves = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
+    states = leaves.pop(PER_SEQUENCE)
+    width = minibatch.valid.shape[1]
+    edges = np.linspace(0, width, min(pieces, width) + 1).astype(int)
+    for start, stop in pairwise(edges):
+        yield columns_of(leaves, states, int(start), int(stop))
+
+
+Row = dict[str, Tensor]
+"""What one minibatch step gave: scalars under their metric names, and the flags `bad` and `empty`."""
+
+
+class MinibatchStep(ABC):
+    """One optimiser step on one minibatch, or none at all where its loss or gradient is not finite."""
+
+    def __init__(self, policy: Policy, config: PPOConfig, parameters: Sequence[nn.Parameter]) -> None:
+        self._policy, self._config, self._parameters = policy, config, list(parameters)
+
+    def __call__(self, minibatch: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss]) -> Row:
+        """Move the weights once and say what happened."""
+        count = minibatch.valid.sum()
+        row: Row = {}
+        for micro in micro_batches(minibatch, self._config.gradient_accumulation):
+            terms = self._backward(self._forward(micro), micro, coefficients, losses, count, add=bool(row))
+            row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
+        for loss in losses:
+            if f"gradient/{loss.name}" in row:
+                row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
+        row["grad_norm"] = self._clip()
+        row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
+        row["empty"] = count == 0
+        self._move_unless(row["bad"] | row["empty"])
+        return row
+
+    def _forward(self, micro: Minibatch) -> Evaluation:
+        return self._policy.evaluate(micro)
+
+    @abstractmethod
+    def _backward(
+        self,
+        evaluation: Evaluation,
+        micro: Minibatch,
+        coefficients: LossCoefficients,
+        losses: Sequence[CustomLoss],
+        count: Tensor,
+        *,
+        add: bool,
+    ) -> Row:
+        """The loss terms of one micro-batch, which are its share of the minibatch's; their gradient replaces the old one or adds to it."""
+
+    @abstractmethod
+    def _clip(self) -> Tensor:
+        """The norm of the whole gradient, which is then no longer than the config allows."""
+
+    @abstractmethod
+    def _move_unless(self, skip: Tensor) -> None:
+        """Neither weights nor moments move on a bad minibatch."""
+
+    def _terms(
+        self, evaluation: Evaluation, micro: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss], count: Tensor
+    ) -> Row:
+        terms = ppo_loss(evaluation, micro, coefficients, count)
+        if not losses:
+            return terms
+        share = micro.valid.sum().to(evaluation.values.dtype) / count.clamp(min=1)
+        custom = self._custom_terms(losses, micro, evaluation, share)
+        for loss in losses:
+            terms["loss"] = terms["loss"] + custom[f"loss/{loss.name}"]
+        return terms | custom
+
+    def _custom_terms(self, losses: Sequence[CustomLoss], micro: Minibatch, evaluation: Evaluation, share: Tensor) -> Row:
+        """Each custom loss by name, with its own gradient as one vector; both add up over micro-batches, a norm would not."""
+        terms: Row = {}
+        for loss in losses:
+            value = _scalar(loss, loss(self._policy, micro, evaluation)) * share
+            terms[f"loss/{loss.name}"] = value
+            if value.requires_grad:
+                parts = torch.autograd.grad(value, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+                terms[f"gradient/{loss.name}"] = torch.cat([part.flatten() for part in parts])
+        return terms
+
+
+class OwnStep(MinibatchStep):
+    """With the built-in Adam, which decides on the device whether to move: nothing waits for the host."""
+
+    def __init__(self, policy: Policy, config: PPOConfig, adam: Adam) -> None:
+        super().__init__(policy, config, adam.parameters)
+        self._adam = adam
+
+    def _backward(
+        self,
+        evaluation: Evaluation,
+        micro: Minibatch,
+        coefficients: LossCoefficients,
+        losses: Sequence[CustomLoss],
+        count: Tensor,
+        *,
+        add: bool,
+    ) -> Row:
+        if losses:
+            terms = self._terms(evaluation, micro, coefficients, losses, count)
+            outputs, slopes = [terms["loss"]], None
+        else:  # PPO's own loss is derived by hand as far as the policy's outputs, by autograd from there
+            with torch.no_grad():
+                terms = self._terms(evaluation, micro, coefficients, losses, count)
+            outputs, slopes = map(list, zip(*loss_slopes(evaluation, micro, coefficients, count)))
+        parts = torch.autograd.grad(outputs, self._parameters, slopes, allow_unused=True, materialize_grads=True)
+        self._adam.put_gradient(parts, add=add)
+        return terms
+
+    def _clip(self) -> Tensor:
+        return self._adam.clip(self._config.max_grad_norm)
+
+    def _move_unless(self, skip: Tensor) -> None:
+        self._adam.step(skip)
+
+
+class ForeignStep(MinibatchStep):
+    """With an optimiser that somebody brings: of it nothing is known, so the host decides. It may hold parameters of a loss, too."""
+
+    def __init__(self, policy: Policy, config: PPOConfig, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(policy, config, parameters)
+        self._optimizer = optimizer
+
+    def _backward(
+        self,
+        evaluation: Evaluation,
+        micro: Minibatch,
+        coefficients: LossCoefficients,
+        losses: Sequence[CustomLoss],
+        count: Tensor,
+        *,
+        add: bool,
+    ) -> Row:
+        if not add:
+            self._optimizer.zero_grad(set_to_none=True)
+        terms = self._terms(evaluation, micro, coefficients, losses, count)
+        terms["loss"].backward()  # type: ignore[no-untyped-call]
+        return terms
+
+    def _clip(self) -> Tensor:
+        limit = self._config.max_grad_norm
+        return nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
+
+    def _move_unless(self, skip: Tensor) -> None:
+        if not bool(skip):
+            self._optimizer.step()
+
+
+def _scalar(loss: CustomLoss, value: Any) -> Tensor:
+    """What a custom loss returned, refused where it is no scalar tensor."""
+    if not isinstance(value, Tensor) or value.shape != ():
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
+    return value
+
+
+class PPOOptimizer(BaseLearner):
+    """Learns a torch policy from rollouts, whoever collected them; never touches an environment or its input.
+
+    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that keeps the `Policy` protocol. `total_timesteps` is what schedules
+    run towards; it is only needed when one is not constant.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        config: PPOConfig | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        device: str | torch.device | None = None,
+        seed: int = 0,
+        total_timesteps: int | None = None,
+        dump_directory: str | Path | None = None,
+    ) -> None:
+        super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
+        if not isinstance(policy, nn.Module):
+            raise ConfigError(f"the torch backend learns torch.nn.Module policies; {type(policy).__name__} is none")
+        self.policy = cast(Policy, policy)
+        self._builtin = policy if isinstance(policy, TorchPolicy) else None  # whose spaces and statistics are known
+        self.device = pick_device(device)
+        policy.to(self.device)
+        parameters = trainable(policy)
+        self._adam = None if optimizer is not None else self._make_adam(parameters)
+        self.optimizer: Adam | torch.optim.Optimizer = self._adam or cast(torch.optim.Optimizer, optimizer)
+        self._initial_rates = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups]
+        self._step = self._make_step(list(parameters.values()))
+        self._compiled = self._make_compiled() if self.config.compile == "on" else None
+
+    def compute_ppo_loss(
+        self,
+        observations: Tree,
+        actions: Tree,
+        log_probs: Array,
+        advantages: Array,
+        returns: Array,
+        values: Array,
+        *,
+        valid: Array | None = None,
+        episode_starts: Array | None = None,
+        policy_state: Tree = (),
+        global_state: Tree = (),
+    ) -> dict[str, Tensor]:
+        """The loss terms of [N, …] samples (or [L, N, …] sequences) under the current weights, `loss` with its gradient graph.
+
+        Advantages are taken as they are given: normalise them before, if you want that.
+        """
+        flat = np.ndim(log_probs) == 1
+        fields_given = (observations, actions, log_probs, advantages, returns, values)
+        trees = [to_tensors(tree, self.device) for tree in fields_given]
+        shape = np.shape(log_probs)
+        trees.append(to_tensor(np.ones(shape, bool) if valid is None else valid, self.device))
+        trees.append(to_tensor(np.zeros(shape, bool) if episode_starts is None else episode_starts, self.device))
+        trees.append(to_tensors(global_state, self.device))
+        if flat:
+            trees = [to_sequences(tree) for tree in trees]
+        names = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
+        minibatch = Minibatch(**dict(zip(names, trees)), policy_state=to_tensors(policy_state, self.device))
+        return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
+
+    def _look(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        on_device = harmless(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
+        return on_device, compute_advantages(self.policy, on_device, self.config)
+
+    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+        shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
+        own = replace(rollout, global_state=())
+        return PackedSequences(sequences_of(own, self._scaled(advantages, rollout.valid), length, successors=successors), shared)
+
+    def _scaled(self, advantages: Advantages, valid: Tensor) -> Advantages:
+        if self.config.normalize_advantages != "batch":
+            return advantages
+        scaled = normalize(advantages.advantages, valid)
+        return Advantages(advantages.values, advantages.next_values, scaled, advantages.returns)
+
+    def _shuffled(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
+        normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
+        return sequences.shuffled(num_minibatches, permutation, normalized=normalized)
+
+    def _steps(
+        self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
+    ) -> Table:
+        if self._adam is not None:
+            self._adam.learning_rate = self.config.learning_rate * rate_factor
+        for group, initial in zip(self._foreign_groups(), self._initial_rates):
+            group["lr"] = initial * rate_factor
+        if self._compiled is not None:
+            refuse_losses(losses)
+            return self._compiled.run(minibatches, coefficients)
+        return as_table([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
+
+    def _ratio_error(self, minibatch: Minibatch) -> float:
+        with torch.no_grad():
+            ratio = (self.policy.evaluate(minibatch).log_probs - minibatch.log_probs).exp()
+            return float(((ratio - 1).abs() * minibatch.valid).max().nan_to_num(nan=torch.finfo(ratio.dtype).max))
+
+    def _to_host(self, array: Tensor) -> np.ndarray:
+        host: np.ndarray = array.cpu().numpy()
+        return host
+
+    def _statistics_pending(self) -> bool:
+        return self._builtin is not None and self._builtin.statistics.pending
+
+    def _validate(self, rollout: Rollout) -> None:
+        if self._builtin is not None:
+            rollout.validate(self._builtin.spec.observation_space, self._builtin.spec.action_space)
+            check_memory(self._builtin.spec, rollout)
+            check_global_state(self._builtin.spec, rollout)
+        else:
+            rollout.validate()
+
+    def seams(self) -> list[Seam]:
+        """Forward, backward and step are functions of their own, unless they are one graph."""
+        if self._compiled is not None:
+            return [*super().seams(), ("compiled step", self._compiled, "run")]
+        step = self._step
+        inside = [
+            ("forward", step, "_forward"),
+            ("backward", step, "_backward"),
+            ("optimiser", step, "_clip"),
+            ("optimiser", step, "_move_unless"),
+        ]
+        return [*super().seams(), *inside]
+
+    def _moments(self) -> dict[str, Any]:
+        packed = self.optimizer.state_dict()
+        if self._adam is not None:
+            return packed
+        return {str(index): {name: _to_plain(value) for name, value in entry.items()} for index, entry in packed["state"].items()}
+
+    def _load_moments(self, moments: Mapping[str, Any]) -> None:
+        if self._adam is not None:
+            self._adam.load_state_dict(moments)
+            return
+        groups = self.optimizer.state_dict()["param_groups"]
+        state = {int(index): {name: _from_plain(value) for name, value in entry.items()} for index, entry in moments.items()}
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _make_adam(self, parameters: Mapping[str, nn.Parameter]) -> Adam:
+        config = self.config
+        return Adam(parameters, learning_rate=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay)
+
+    def _make_step(self, parameters: list[nn.Parameter]) -> MinibatchStep:
+        if self._adam is not None:
+            return OwnStep(self.policy, self.config, self._adam)
+        return ForeignStep(self.policy, self.config, parameters, cast(torch.optim.Optimizer, self.optimizer))
+
+    def _make_compiled(self) -> CompiledStep:
+        obstacle = None
+        if self._adam is None:
+            obstacle = "an optimizer that was brought along"
+        elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
+            obstacle = "a network or policy that was brought along"
+        elif self.policy.spec.memory is not None:
+            obstacle = f"a policy with memory (policy.kind={self.policy.spec.config.kind})"
+        elif self.config.gradient_accumulation > 1:
+            obstacle = f"ppo.gradient_accumulation={self.config.gradient_accumulation}"
+        if obstacle is not None:
+            raise ConfigError(f"ppo.compile=on compiles built-in policies with the built-in optimiser, not {obstacle}; set ppo.compile=off")
+        return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._adam))
+
+    def _foreign_groups(self) -> list[dict[str, Any]]:
+        return [] if isinstance(self.optimizer, Adam) else self.optimizer.param_groups
+
+
+def refuse_losses(losses: Sequence[CustomLoss]) -> None:
+    """A compiled step knows its own loss only."""
+    if losses:
+        raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
+
+
+def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by the names of the policy's weights."""
+    name_of = policy.public_name if isinstance(policy, TorchPolicy) else str
+    return {name_of(name): p for name, p in policy.named_parameters() if p.requires_grad and p.numel()}
+
+
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """The device to learn on: the one given, or cuda if there is one."""
+    if device is None or device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"run.device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu or auto") from None
+    return chosen
+
+
+def to_sequences(tree: Tree) -> Tree:
+    """[N, …] as sequences of one step, [1, N, …]."""
+    return optree.tree_map(lambda leaf: leaf[None], tree)
+
+
+def as_table(rows: Sequence[Row]) -> Table:
+    """The rows of an epoch as columns [n], read from the device at once."""
+    flags = ("bad", "empty")
+    names = [name for name in rows[0] if name not in flags]
+    numbers = torch.stack([row[name] for row in rows for name in names]).double()
+    flagged = torch.stack([row[name] for row in rows for name in flags]).double()
+    whole = torch.cat([numbers, flagged]).cpu().numpy()
+    columns = np.hstack([part.reshape(len(rows), -1) for part in np.split(whole, [len(numbers)])])  # [n, names]
+    return dict(zip((*names, *flags), columns.T))
+
+
+def _to_plain(value: Any) -> Any:
+    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
+
+
+def _from_plain(value: Any) -> Any:
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+
+
+def generator_state() -> str:
+    """The state of torch's CPU generator, as hexadecimal text."""
+    return torch.get_rng_state().numpy().tobytes().hex()
+
+
+def restore_generator(state: str) -> None:
+    """Put it where `generator_state` found it."""
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8))
+
+
+def capability() -> str:
+    """The vector instructions that torch chose."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def num_threads() -> int:
+    """Threads of one operation."""
+    return torch.get_num_threads()
+
+
+def to_array(value: object) -> np.ndarray | None:
+    """A copy of a tensor as an array; None for what is no tensor."""
+    return value.detach().cpu().numpy().copy() if isinstance(value, torch.Tensor) else None
+
+
+def tensor_of(array: np.ndarray) -> torch.Tensor:
+    """A copy of an array as a tensor."""
+    return torch.from_numpy(np.array(array))
+
+
+@contextlib.contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """So many inside, and as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

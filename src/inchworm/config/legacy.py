@@ -1,0 +1,127 @@
+"""Names of older trainers and their names here, for configs that come as plain data. Serves `config.from_dict` alone.
+
+Where two trainers meant different things by one name (`batch_size`), the other keys beside it decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inchworm.core.errors import ConfigError
+
+_PPO = {
+    "clip_range": "clip_coef",
+    "clip_epsilon": "clip_coef",
+    "n_epochs": "update_epochs",
+    "epochs_per_update": "update_epochs",
+    "value_coef": "vf_coef",
+    "entropy_coef": "ent_coef",
+    "lr": "learning_rate",
+    "n_steps": "rollout_steps",
+    "rollout_length": "rollout_steps",
+    "tbptt_chunk_length": "sequence_length",
+    "bptt_horizon": "sequence_length",
+}
+_TRAINER = {"total_timesteps": "run", "checkpoint_interval": "run", "seed": "run", "device": "run"}
+_POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
+
+
+def modern_names(config: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`data` under today's names for the config class named `config`, and a line for every name that was changed."""
+    reports: list[str] = []
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{config}.from_dict needs a mapping of names to values, not {type(data).__name__}")
+    if config == "PPOConfig":
+        return _ppo(data, reports, ""), reports
+    if config == "TrainingConfig":
+        return _training(data, reports), reports
+    return dict(data), reports
+
+
+def _ppo(data: Mapping[str, Any], reports: list[str], where: str) -> dict[str, Any]:
+    modern: dict[str, Any] = {}
+    for key, value in data.items():
+        name = _PPO.get(key, key)
+        if key == "norm_adv":
+            if not isinstance(value, bool):
+                raise ConfigError(f"{where}norm_adv={value!r} must be true or false; it is called {where}normalize_advantages here")
+            name, value = "normalize_advantages", "minibatch" if value else "off"
+        if key == "batch_size":
+            name = "minibatch_size"
+            if "minibatch_size" in data:
+                raise ConfigError(
+                    f"{where}batch_size={value} beside minibatch_size means transitions per update; "
+                    f"write rollout_steps = {value} / lanes instead"
+                )
+        if name in modern or (name != key and name in data):
+            raise ConfigError(f"{where}{key} and {where}{name} say the same thing twice; keep {where}{name}")
+        if name != key:
+            reports.append(f"{where}{key} is called {where}{name} here; taken as such")
+        modern[name] = value
+    return modern
+
+
+def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
+    """A whole config: legacy `experiment_name`, `agent` and `trainer` find their sections."""
+    modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+    if "experiment_name" in modern:
+        _move(modern, "run", "name", modern.pop("experiment_name"), "experiment_name", reports)
+    _agent(modern, reports)
+    _trainer(modern, reports)
+    ppo = modern.get("ppo")
+    if isinstance(ppo, dict):
+        _batch_to_steps(modern, ppo, reports)
+        modern["ppo"] = _ppo(ppo, reports, "ppo.")
+    return modern
+
+
+def _agent(modern: dict[str, Any], reports: list[str]) -> None:
+    for key, value in _section(modern, "agent").items():
+        if key == "name":
+            _move(modern, "policy", "kind", _POLICY_KINDS.get(str(value), value), "agent.name", reports)
+        elif key == "hidden_size":
+            _move(modern, "policy", "hidden_sizes", [value, value], "agent.hidden_size", reports)
+        else:
+            raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
+
+
+def _trainer(modern: dict[str, Any], reports: list[str]) -> None:
+    for key, value in _section(modern, "trainer").items():
+        if key == "evaluate_interval":
+            _move(modern, "evaluation", "interval", value, "trainer.evaluate_interval", reports)
+        elif key in _TRAINER:
+            _move(modern, _TRAINER[key], key, value, f"trainer.{key}", reports)
+        else:
+            _move(modern, "ppo", key, value, f"trainer.{key}", reports)
+
+
+def _section(modern: dict[str, Any], name: str) -> dict[str, Any]:
+    section = modern.pop(name, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name} must be a mapping of names to values, not {section!r}")
+    return section
+
+
+def _move(modern: dict[str, Any], section: str, name: str, value: Any, old: str, reports: list[str]) -> None:
+    target = modern.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"{section} must be a mapping of names to values, not {target!r}")
+    if name in target:
+        raise ConfigError(f"{old} and {section}.{name} say the same thing twice; keep {section}.{name}")
+    target[name] = value
+    reports.append(f"{old} is called {section}.{name} here; taken as such")
+
+
+def _batch_to_steps(modern: dict[str, Any], ppo: dict[str, Any], reports: list[str]) -> None:
+    """`batch_size` beside `minibatch_size` counted transitions per update: with the lanes known, that is rollout_steps."""
+    if "batch_size" not in ppo or "minibatch_size" not in ppo:
+        return
+    env = modern.get("env")
+    lanes = env.get("num_envs", 8) if isinstance(env, dict) else 8
+    batch = ppo.pop("batch_size")
+    whole = isinstance(batch, int) and isinstance(lanes, int) and lanes > 0 and batch % lanes == 0
+    if "rollout_steps" in ppo or not whole:
+        raise ConfigError(f"ppo.batch_size={batch} transitions per update do not make whole steps of {lanes} lanes; give ppo.rollout_steps")
+    ppo["rollout_steps"] = batch // lanes
+    reports.append(f"ppo.batch_size={batch} is ppo.rollout_steps={batch // lanes} for {lanes} lanes here; taken as such")

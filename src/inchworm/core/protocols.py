@@ -1,0 +1,295 @@
+"""The contracts between the parts. Whoever keeps one may bring their own part; nothing here is inherited from.
+
+An `Actor` acts. A `Policy` is an actor that can be trained. A `VectorEnv` is many copies of a world stepped as one. A
+`Collector` reaches into it and brings back rollouts; a `Learner` draws the policy up to them. A `Callback` watches the
+loop; a `Tracker` writes down what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from inchworm.core.spaces import Space
+from inchworm.core.types import Array, EnvStep, Evaluation, Minibatch, PolicyStep, Tree, UpdateStats, Weights
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from inchworm.rollout.rollout import Rollout
+    from inchworm.train.loop import TrainingState
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Anything that acts: a trained policy, a heuristic, a frozen opponent, a random one.
+
+    It owns no memory: the caller hands the state in and gets the next one back. Without memory the state is `()`.
+    """
+
+    def initial_state(self, num_lanes: int) -> Tree:
+        """The memory of `num_lanes` lanes that have seen nothing; `()` without memory."""
+        ...
+
+    def act(
+        self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
+    ) -> PolicyStep:
+        """Choose one action per lane. All randomness comes from `rng`, so that every backend samples the same actions.
+
+        Where `episode_starts` is true the lane's memory is forgotten before the observation is read.
+        """
+        ...
+
+
+@runtime_checkable
+class Policy(Actor, Protocol):
+    """An actor that can be trained. Its weights, statistics and version travel together and only a learner moves them."""
+
+    policy_version: int
+    """How many updates made these weights; 0 at the start."""
+
+    def value(self, observations: Tree, state: Tree, episode_starts: Array) -> Array:
+        """The critic on [L, N, *obs]: values [L, N] in reward units, without gradients."""
+        ...
+
+    def evaluate(self, minibatch: Minibatch) -> Evaluation:
+        """What the current weights say of a minibatch: differentiable log-probs, entropy and values."""
+        ...
+
+    def update_statistics(self, rollout: Rollout, returns: Array) -> None:
+        """Move the normalisers by one rollout and rescale the value head so that values in reward units stay (PopArt)."""
+        ...
+
+    def get_weights(self) -> Weights:
+        """A copy of all that the policy is besides its spec, as named NumPy arrays."""
+        ...
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Become what `get_weights` described. Names and shapes must match exactly."""
+        ...
+
+
+@runtime_checkable
+class VectorEnv(Protocol):
+    """Copies of an environment, stepped as one: B lanes, same-step autoreset, the true final observation kept.
+
+    Each episode of each copy is reset with its own seed, derived from (run seed, copy, episode), so that a copy is
+    described by that seed, its reset options and the actions since: `state_dict` holds those, `load_state_dict` replays them.
+    """
+
+    observation_space: gym.Space[Any]
+    """Of one lane; if the environment offers action masks it is a `Dict` with the key `action_mask`."""
+    action_space: gym.Space[Any]
+    """Of one lane."""
+    num_lanes: int
+
+    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
+        """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones.
+
+        Returns all lanes: rewards 0, `episode_starts` true where the observation opens an episode.
+        """
+        ...
+
+    def send(self, actions: Tree) -> None:
+        """Start one step with actions [B, *act], already within bounds."""
+        ...
+
+    def recv(self) -> EnvStep:
+        """Wait for the step that `send` started."""
+        ...
+
+    def step(self, actions: Tree) -> EnvStep:
+        """`send`, then `recv`."""
+        ...
+
+    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
+        """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where every copy stands, as plain data and arrays."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bring every copy to where `state` says, by replay; `reset(indices=())` then shows the lanes as they stand."""
+        ...
+
+    def close(self) -> None:
+        """Release everything, in bounded time; safe to call twice."""
+        ...
+
+
+class Collector(Protocol):
+    """Brings back rollouts: acts, steps, writes down. Never learns, never asks the critic."""
+
+    def collect(self, num_steps: int) -> Rollout:
+        """The next `num_steps` steps of every lane, going on where the last call stopped."""
+        ...
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Act with these weights from the next `collect` on."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Observation, memory, sampling stream, counters and the environments' state."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+    def close(self) -> None:
+        """Close the environments."""
+        ...
+
+
+class Learner(Protocol):
+    """Draws a policy up to a rollout."""
+
+    updates: int
+    """How many rollouts it has learned from."""
+    total_timesteps: int | None
+    """The run's planned length, which schedules run towards."""
+
+    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Any] = ()) -> UpdateStats:
+        """Some epochs of gradient steps; the rollout is read, never written."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser state, shuffle stream and schedules."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
+class Callback(Protocol):
+    """Watches and steers the training loop. Exceptions propagate: a broken callback stops the run."""
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Before the first iteration."""
+        ...
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
+        """After collect; a returned rollout (say, with other rewards) replaces it for learn."""
+        ...
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """After learn; False stops the run."""
+        ...
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """After the last iteration, also when the run was stopped."""
+        ...
+
+
+class Tracker(Protocol):
+    """Writes metrics, parameters and files somewhere."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """One row at `step` env steps."""
+        ...
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """The run's config, once."""
+        ...
+
+    def log_artifact(self, path: Path) -> None:
+        """A file of the run."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A callback or tracker that remembers something the run depends on, such as a stop rule's count. Saved with every checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers, as plain data and arrays."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember this instead."""
+        ...
+
+
+@runtime_checkable
+class ReadsGlobalState(Protocol):
+    """A policy that says whether its critic is central: whether it reads the world's global state beside the observations."""
+
+    @property
+    def central_critic(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def value(self, observations: Tree, state: Tree, episode_starts: Array, global_state: Tree = ..., valid: Array | None = ...) -> Array:
+        """`Policy.value` with two more arguments, which a central critic gets: `lane_states` [L, N, …] and who lives [L, N].
+
+        Those are {"world": the global state of the lane's copy, "place": the lane's number in its copy}.
+        """
+        ...
+
+
+def reads_global_state(policy: object) -> bool:
+    """Whether a policy's critic is central."""
+    return isinstance(policy, ReadsGlobalState) and policy.central_critic
+
+
+@runtime_checkable
+class HasTeams(Protocol):
+    """A vector env that says how many adjacent lanes each of its copies fills; one that does not has one lane a copy."""
+
+    lanes_per_copy: int
+    num_envs: int
+    """Copies: `num_lanes` is `num_envs * lanes_per_copy`."""
+
+
+def lanes_per_copy(env: object) -> int:
+    """How many adjacent lanes each copy of a vector env fills."""
+    return int(env.lanes_per_copy) if isinstance(env, HasTeams) else 1
+
+
+@runtime_checkable
+class HidesLanes(Protocol):
+    """A vector env around another, of which it shows only some lanes."""
+
+    inner: object
+
+
+def agents_leave(env: object) -> bool:
+    """Whether an agent may leave, or join, while the episode of its copy goes on: a copy has several lanes, be they shown or not."""
+    return lanes_per_copy(env) > 1 or (isinstance(env, HidesLanes) and agents_leave(env.inner))
+
+
+@runtime_checkable
+class SaysInexact(Protocol):
+    """A vector env that says what of it a checkpoint cannot bring back exactly."""
+
+    @property
+    def inexact(self) -> Sequence[str]:
+        """A sentence for each such thing; empty if a resumed run has the bits of an uninterrupted one."""
+        ...
+
+
+@runtime_checkable
+class SaysExact(Protocol):
+    """A vector env that says whether a checkpoint brings it back exactly."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
+class SharesState(Protocol):
+    """A vector env that says of what space its global states are; None where it has none."""
+
+    global_state_space: Space | None

@@ -1,0 +1,227 @@
+"""One format for rollouts, policies and checkpoints: a safetensors file that proves itself whole. Serves every step that saves.
+
+The file's one metadata entry is JSON: the SHA-256 of the whole file with that digest's own digits as zeros, then format, kind,
+version and a header of plain data. Whatever is damaged is noticed. Nothing is unpickled, and no file stays mapped after reading.
+A checksum stops accidents, not people: what it covers is read with as little trust as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from inchworm.core.errors import CorruptFileError, InchwormError
+
+TEMPORARY = ".tmp-"
+"""Names of files and directories that are not yet whole begin like this."""
+
+JSON_PIECES = 500_000
+"""Values of one JSON text, at most: a few bytes of it can stand for a few hundred in memory. (A rollout of 50,000 episodes has as many.)"""
+
+_ENTRY = "inchworm"
+_NO_DIGEST = b"0" * 64
+_BEFORE_DIGEST = b'{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'  # the first bytes of the header, so the digest has one place
+_DIGEST_AT = 8 + len(_BEFORE_DIGEST)
+_DTYPES = {
+    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32",
+    "uint64": "U64", "float16": "F16", "float32": "F32", "float64": "F64",
+}  # fmt: skip
+
+
+def write_tensor_file(path: str | Path, arrays: Mapping[str, np.ndarray], *, kind: str, version: int, header: Mapping[str, Any]) -> Path:
+    """Write named arrays and a header of plain data to one file, whole or not at all. Equal content makes equal bytes."""
+    checked = {name: _storable(name, arrays[name]) for name in sorted(arrays)}
+    entry = {"sha256": _NO_DIGEST.decode(), "format": "inchworm", "kind": kind, "version": version, "header": dict(header)}
+    text = json.dumps(entry, allow_nan=False)
+    if json_pieces(text) > JSON_PIECES:
+        raise ValueError(f"the header of {path} has more than {JSON_PIECES:,} values, too many to be read again; save in smaller pieces")
+    blob = memoryview(save(checked, {_ENTRY: text}))
+    if blob[8:_DIGEST_AT] != _BEFORE_DIGEST:
+        raise RuntimeError("this version of safetensors orders its header in another way; install the tested version")
+    digest = hashlib.sha256(blob).hexdigest().encode()
+    return write_atomically(path, (blob[:_DIGEST_AT], digest, blob[_DIGEST_AT + len(digest) :]))
+
+
+def _storable(name: str, array: np.ndarray) -> np.ndarray:
+    check_key(name, "array name")
+    if name == "__metadata__":
+        raise ValueError("an array cannot be called __metadata__: safetensors keeps that name for itself")
+    if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
+        raise TypeError(f"{name} is {getattr(array, 'dtype', type(array).__name__)}; a file holds NumPy arrays of {', '.join(_DTYPES)}")
+    # safetensors reads the memory as it lies: it must lie in order.
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def check_key(key: Any, what: str) -> None:
+    """Refuse names that a file could not give back unchanged."""
+    if not isinstance(key, str) or "\0" in key or (not key.isascii() and key.encode("utf-8", "replace").decode() != key):
+        raise TypeError(f"the {what} {key!r} must be text without NUL")
+
+
+def write_atomically(path: str | Path, content: str | bytes | Sequence[bytes | memoryview]) -> Path:
+    """Put a file in place, whole or not at all: write beside it, sync, rename, sync the directory."""
+    path = Path(path)
+    parts = (content.encode(),) if isinstance(content, str) else (content,) if isinstance(content, bytes) else content
+    temporary = path.parent / f"{TEMPORARY}{path.name[:100]}-{uuid.uuid4().hex}"
+    try:
+        make_directory(path.parent)
+        write_synced(temporary, parts)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # of writing and syncing the system says only what, not where
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    return path
+
+
+def make_directory(path: Path) -> None:
+    """A directory and those above it, if they are not there; a name that is made survives a power loss."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        with suppress(PermissionError):  # of a directory that one may enter but not read
+            sync_directory(directory.parent)
+
+
+def remove_temporaries(directory: Path) -> None:
+    """What somebody who was killed while writing left here. Only for one who knows that nobody is writing now."""
+    for path in directory.glob(f"{TEMPORARY}*"):
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            shutil.rmtree(path)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)  # once more: a passing trouble of the disk; else whoever comes next removes it
+
+
+def write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """A new file whose bytes have reached the disk."""
+    with path.open("xb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: str | Path, *, limit: int | None = None) -> bytes:
+    """A regular file's bytes, `limit` at most. A pipe or a device is refused: it could keep us waiting, or never end."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", closefd=True) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFileError(f"{path} is no regular file")
+        if limit is not None and status.st_size > limit:
+            raise CorruptFileError(f"{path} has {status.st_size:,} bytes, more than the {limit:,} that such a file may have")
+        return file.read() if limit is None else file.read(limit)
+
+
+@contextmanager
+def distrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iterator[None]:
+    """Whatever goes wrong inside because data from a file have a wrong name, type, shape or range becomes one `CorruptFileError`.
+
+    Errors of the kinds in `keep` stay what they are.
+    """
+    try:
+        yield
+    except keep:
+        raise
+    except (InchwormError, ValueError, SafetensorError) as error:  # in words
+        raise CorruptFileError(f"{what}: {error}") from None
+    except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError) as error:
+        raise CorruptFileError(f"{what}: {type(error).__name__} {error}") from None
+
+
+def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and header that `write_tensor_file` wrote. Anything else is refused with `CorruptFileError`."""
+    blob = read_bytes(path)
+    with distrusted(f"{path} cannot be read"):
+        layout = _verified_layout(blob)
+        header = _checked_entry(layout, kind, max_version)
+        arrays = load(blob)
+        for name, array in arrays.items():
+            if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
+                raise ValueError(f"{name} holds a byte that is neither true nor false")
+    return {name: arrays[name] for name in sorted(arrays)}, header
+
+
+def _verified_layout(blob: bytes) -> dict[str, Any]:
+    """safetensors' own header, after the whole file has passed its checksum."""
+    length = int.from_bytes(blob[:8], "little")
+    if len(blob) < 8 or length > len(blob) - 8:
+        raise ValueError(f"its {len(blob)} bytes are too few for the header it claims; it is cut off or no tensor file")
+    if blob[8:_DIGEST_AT] != _BEFORE_DIGEST:
+        raise ValueError("it is no inchworm file, or its header is damaged")
+    after = _DIGEST_AT + len(_NO_DIGEST)
+    digest = hashlib.sha256(blob[:_DIGEST_AT])
+    digest.update(_NO_DIGEST)
+    digest.update(memoryview(blob)[after:])
+    if digest.hexdigest().encode() != blob[_DIGEST_AT:after]:
+        raise ValueError("its checksum does not match its content; it is damaged")
+    return read_json(blob[8 : 8 + length].decode())
+
+
+def _checked_entry(layout: dict[str, Any], kind: str, max_version: int) -> dict[str, Any]:
+    entry = read_json(layout["__metadata__"][_ENTRY])
+    found, version, header = entry["kind"], entry["version"], entry["header"]
+    if found != kind:
+        raise ValueError(f"it is a {found} file, and a {kind} file is needed")
+    if type(version) is not int or not 1 <= version <= max_version:
+        raise ValueError(
+            f"it has version {version} of the {kind} format, and this inchworm reads up to version {max_version}; update inchworm"
+        )
+    if type(header) is not dict:
+        raise ValueError("its header is no mapping")
+    for name, tensor in layout.items():
+        if name != "__metadata__" and tensor["dtype"] not in _DTYPES.values():
+            raise ValueError(f"{name} has the unknown dtype {tensor['dtype']}")
+    return header
+
+
+def read_json(text: str) -> dict[str, Any]:
+    """A JSON object, strictly: no doubled keys, no NaN, of bounded size. Raises `ValueError`."""
+    if json_pieces(text) > JSON_PIECES:
+        raise ValueError(f"JSON with more than {JSON_PIECES:,} values")
+    data = json.loads(text, object_pairs_hook=_no_doubles, parse_constant=_no_constants)
+    if type(data) is not dict:
+        raise ValueError("JSON that is no object")
+    return data
+
+
+def json_pieces(text: str) -> int:
+    """At most how many values a JSON text has, without reading it."""
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise ValueError("JSON with a key that stands there twice")
+    return data
+
+
+def _no_constants(text: str) -> Any:
+    raise ValueError(f"JSON with the number {text}")

@@ -1,0 +1,143 @@
+"""Step 1 of 9: the world moves. One copy of a Gymnasium environment is one lane, with same-step autoreset.
+
+A copy writes its rows into arrays that somebody else owns, so that the same code runs in-process and in a worker. It keeps
+no history: seeds, options and actions are the vector env's (`episodes.py`), because they must outlive a worker that dies.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from gymnasium import spaces
+
+from inchworm.core.errors import EnvError
+from inchworm.core.spaces import MASK_KEY, Space, leaves, mask_space, with_mask
+from inchworm.core.types import Tree
+from inchworm.env.action_masks import MaskReader, allow_all, find_mask_source
+from inchworm.env.episodes import Ended
+from inchworm.env.make import Env, refuse_stateful_wrappers
+from inchworm.env.restore import Restore, find_keeper
+from inchworm.env.step_arrays import StepRows
+from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
+
+
+class GymnasiumCopy:
+    """One Gymnasium environment as one lane. `num_lanes` is how many lanes a copy fills."""
+
+    num_lanes = 1
+    global_state_space = None
+
+    def __init__(self, env: Env, lane: int) -> None:
+        self.env, self.lane = env, lane
+        self.next_options: dict[str, Any] | None = None
+        refuse_stateful_wrappers(env)
+        list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
+        self._seed, self._steps = -1, 0
+        self.keeper = find_keeper(env)
+        self._step = env.step
+        self._put = make_writer(env.observation_space)
+        source = find_mask_source(env, self._first_info)
+        self._masks = MaskReader(env, source) if source is not None else None
+        self._mask_is_key = source == "key"
+        self.action_space: Space = env.action_space
+        self.observation_space: Space = env.observation_space
+        if source is not None and not self._mask_is_key:
+            self.observation_space = with_mask(env.observation_space, mask_space(env.action_space))
+
+    def _first_info(self) -> Mapping[str, Any]:
+        """The info of a reset, to see whether it holds a mask. Every copy in every layout makes this reset, so none differs."""
+        return self._reset_env(0, None)[1]
+
+    def attach(self, rows: StepRows) -> None:
+        """Write into these rows from now on."""
+        self._rows, self._rewards = rows, rows.rewards
+        self._seen, self._mask = self._parts(rows.observations)
+        self._final_seen, self._final_mask = self._parts(rows.final_observations)
+
+    def _parts(self, rows: Tree) -> tuple[Tree, Tree]:
+        """(what the environment's own observation goes into, what the mask goes into)."""
+        if self._masks is None:
+            return rows, ()
+        own = rows if isinstance(self.env.observation_space, spaces.Dict) else rows["observation"]
+        return own, rows[MASK_KEY]
+
+    def reset(self, seed: int, options: Any) -> None:
+        """Begin an episode and write its first observation."""
+        self._seed, self._steps = seed, 0
+        observation, info = self._reset_env(seed, options)
+        try:
+            self._put(observation, self._seen, self.lane)
+            if self._masks is not None:
+                self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
+        except Refusal as refusal:
+            self._fail(refusal)
+
+    def restore(self, job: Restore) -> None:
+        """Stand where an environment that keeps its own state stood; the row shows the episode's first observation."""
+        if self.keeper is None:
+            raise EnvError(f"{self.where()}: the saved environment kept its own state, and this one has no get_state and set_state")
+        self.reset(job.seed, job.options)
+        self.keeper.set(job.state)
+
+    def _reset_env(self, seed: int, options: Any) -> tuple[Any, Mapping[str, Any]]:
+        result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+            raise EnvError(f"{self.where()}: reset must return (observation, info), with info a dict; got {type(result).__name__}")
+        return result
+
+    def step(self, action: Any) -> Mapping[str, float] | None:
+        """Move the world by one step and write it down; where the episode ended, begin the next and return the last info's numbers."""
+        self._steps += 1
+        result = self._step(action)
+        try:
+            observation, reward, terminated, truncated, info = result
+        except (TypeError, ValueError):
+            raise EnvError(
+                f"{self.where()}: step must return the 5 values (observation, reward, terminated, truncated, info); got {result!r:.200}"
+            ) from None
+        try:
+            self._rewards[self.lane] = reward if type(reward) is float else real_scalar(reward)
+            if terminated is not False or truncated is not False:
+                terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+                if terminated or truncated:
+                    return self._end(observation, terminated, truncated, info)
+            self._put(observation, self._seen, self.lane)
+            if self._masks is not None:
+                self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
+        except Refusal as refusal:
+            self._fail(refusal)
+        return None
+
+    def _end(self, observation: Any, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> Mapping[str, float]:
+        rows, lane = self._rows, self.lane
+        self._put(observation, self._final_seen, lane)
+        if self._masks is not None and not self._mask_is_key:
+            if terminated:  # nobody acts in a final state, and games often have no legal action there
+                allow_all(self._final_mask, lane)
+            else:
+                self._masks.write(observation, info, self._final_mask, lane, acted_on=False)
+        # Both flags mean that the world ended (a time limit that falls on the last step changes nothing).
+        rows.terminated[lane], rows.truncated[lane] = terminated, truncated and not terminated
+        numbers = info_numbers(info)
+        self.reset(int(rows.next_seeds[lane]), self.next_options)
+        return numbers
+
+    def listed(self, over: Any) -> list[Ended]:
+        """What `step` returned at the end of an episode, lane by lane."""
+        return [(self.lane, over)]
+
+    def where(self) -> str:
+        """Lane, step and episode, for a message."""
+        if self._seed < 0:
+            return f"lane {self.lane}, before its first episode"
+        return f"lane {self.lane}, step {self._steps} of the episode with seed {self._seed}"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the running episode."""
+        return self._seed
+
+    def _fail(self, refusal: Refusal) -> NoReturn:
+        raise EnvError(f"{self.where()}: {refusal}") from None

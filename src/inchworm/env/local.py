@@ -1,0 +1,202 @@
+"""Step 1 of 9: copies that live in the same process take their steps one after another, here or in a worker."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+
+from inchworm.core.errors import EnvError
+from inchworm.core.types import Tree
+from inchworm.env.episodes import Ended, Replay, team_sums
+from inchworm.env.gymnasium_copy import GymnasiumCopy
+from inchworm.env.make import Env
+from inchworm.env.pettingzoo_copy import TeamCopy
+from inchworm.env.restore import Restore
+from inchworm.env.step_arrays import StepRows, carve_rows, map_tree
+from inchworm.env.teams import as_team, is_team_env
+from inchworm.env.values import make_split
+
+Copy: TypeAlias = GymnasiumCopy | TeamCopy
+"""One copy of an environment, and the lanes that it fills."""
+
+
+class Block:
+    """Copies that are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
+
+    def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False) -> None:
+        self.failed: Copy | None = None
+        self.copies: list[Copy] = []  # all of one kind
+        self._first_copy, self._global_state = first_copy, global_state
+        self._ended: list[Ended] = []
+        try:
+            for index in range(num_copies):
+                self._add(make, first_copy + index)
+        except BaseException:
+            self.close()
+            raise
+        self.observation_space = self.copies[0].observation_space
+        self.action_space = self.copies[0].action_space
+        self.global_state_space = self.copies[0].global_state_space
+        self.lanes_per_copy: int = self.copies[0].num_lanes
+        self._split_lanes = make_split(self.action_space)
+        self._split: Callable[[Tree], list[Any]] = self._split_teams if isinstance(self.copies[0], TeamCopy) else self._split_lanes
+
+    def _add(self, make: Callable[[], Env], index: int) -> None:
+        try:
+            copy = self._copy_of(make(), index)
+        except BaseException as error:  # an environment may also raise KeyboardInterrupt
+            error.add_note(f"while lane {index * (self.copies[0].num_lanes if self.copies else 1)} was made")
+            raise
+        if self.copies and _kind(copy) != _kind(self.copies[0]):
+            raise EnvError(f"lane {copy.lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
+        self.copies.append(copy)
+
+    def _copy_of(self, env: Any, index: int) -> Copy:
+        team = is_team_env(env)
+        if not team and not isinstance(env, gym.Env):
+            raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
+        if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
+            raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
+        if team:
+            return TeamCopy(as_team(env), index, global_state=self._global_state)
+        if self._global_state:
+            raise EnvError(
+                f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
+                "set policy.central_critic=false"
+            )
+        return GymnasiumCopy(env, index)
+
+    def _split_teams(self, actions: Tree) -> list[Any]:
+        """Actions [N * k, *act] as N lists of the k agents'."""
+        lanes, width = self._split_lanes(actions), self.lanes_per_copy
+        return [lanes[first : first + width] for first in range(0, len(lanes), width)]
+
+    def carve(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
+        """Rows for so many copies like these, and the bytes that a buffer for them needs."""
+        lanes = num_copies * self.lanes_per_copy
+        spaces = (self.observation_space, self.action_space)
+        return carve_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
+
+    def attach(self, rows: StepRows) -> None:
+        """Read and write these rows from now on."""
+        self._rows = rows
+        width = self.lanes_per_copy
+        lanes = range(self._first_copy * width, (self._first_copy + len(self.copies)) * width)
+        self._actions = map_tree(lambda array: array[lanes.start : lanes.stop], rows.actions)  # [own lanes, *act]
+        self._ended = [(lane, {}) for lane in lanes]  # as far as is known here: a worker before this one may have set flags
+        for copy in self.copies:
+            copy.attach(rows)
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin new episodes in some copies, numbered as in all rows."""
+        self._clear_flags()
+        for index, seed in zip(indices, seeds):
+            copy = self._copy(index)
+            try:
+                copy.reset(seed, copy.next_options)
+            except BaseException as error:
+                self._note(copy, error)
+                raise
+
+    def step(self) -> list[Ended]:
+        """One step of every copy, with the actions that stand in the rows."""
+        if self._ended:
+            self._clear_flags()
+        ended = self._ended
+        copy = self.copies[0]
+        try:
+            for copy, action in zip(self.copies, self._split(self._actions)):
+                over = copy.step(action)
+                if over is not None:
+                    ended += copy.listed(over)
+        except BaseException as error:
+            self._note(copy, error)
+            raise
+        return ended
+
+    def _clear_flags(self) -> None:
+        for lane, _ in self._ended:
+            self._rows.terminated[lane] = self._rows.truncated[lane] = False
+        self._ended = []
+
+    def _note(self, copy: Copy, error: BaseException) -> None:
+        self.failed = copy
+        if not isinstance(error, EnvError | KeyboardInterrupt):
+            error.add_note(f"in the environment of {copy.where()}")
+
+    def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
+        """What `env.reset` gets from the copies' next reset on."""
+        for index, value in zip(indices, options):
+            self._copy(index).next_options = value
+
+    def replay(self, job: Replay, tick: Callable[[], None] = lambda: None) -> tuple[float, int]:
+        """Bring a copy to where an episode stood: (return, steps) of the way; fewer steps if it ended on the way.
+
+        Flags that stand in the rows stay, for whoever has not read them yet; the next step or reset clears them.
+        """
+        copy, width = self._copy(job.copy), self.lanes_per_copy
+        rewards = self._rows.rewards[copy.lane : copy.lane + width]
+        actions = job.actions if width == 1 else map_tree(lambda array: array.reshape(-1, *array.shape[2:]), job.actions)
+        total, taken = 0.0, 0
+        try:
+            copy.reset(job.seed, job.options)
+            for action in self._split(actions):
+                tick()
+                over = copy.step(action)
+                if over is not None:
+                    self._ended += copy.listed(over)
+                    break
+                total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
+        except BaseException as error:
+            self._note(copy, error)
+            raise
+        return total, taken
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether copies offer their own states."""
+        return any(copy.keeper is not None for copy in self.copies)
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """Of each copy {"state": …}, {"why": why not}, or nothing if it does not offer one."""
+        return [{} if copy.keeper is None else copy.keeper.get() for copy in self.copies]
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Begin episodes and put their copies where they stood."""
+        for job in jobs:
+            copy = self._copy(job.copy)
+            try:
+                copy.restore(job)
+            except BaseException as error:
+                self._note(copy, error)
+                raise
+
+    def _copy(self, index: int) -> Copy:
+        return self.copies[index - self._first_copy]
+
+    def close(self, harmless: type[BaseException] = Exception) -> list[str]:
+        """Close every environment, whatever others do; what went wrong, in words.
+
+        In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `harmless`: an environment has raised it.
+        """
+        problems = []
+        for copy in self.copies:
+            try:
+                copy.env.close()
+            except harmless as error:  # one environment that cannot close must not keep the others open
+                problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {str(error)[:2000]}")
+        return problems
+
+
+def _kind(copy: Copy) -> tuple[Any, ...]:
+    """What all copies of an environment have in common."""
+    return copy.observation_space, copy.action_space, copy.global_state_space, copy.num_lanes
+
+
+def warn_of(problems: Sequence[str]) -> None:
+    """Report what went wrong while closing: nothing was lost, so it is no error."""
+    for problem in problems:
+        warnings.warn(problem, stacklevel=3)

@@ -1,0 +1,290 @@
+"""Serves step 1: one environment from its config, with its wrappers, its time limit and the usual Atari preprocessing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import wrappers
+from gymnasium.vector.utils import batch_space, create_empty_array
+
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.env import atari
+from inchworm.env.teams import as_team, is_team_env
+from inchworm.env.values import brief
+
+if TYPE_CHECKING:
+    from inchworm.config.sections import EnvConfig, WrapperConfig
+
+
+def renew_world(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """The environment, made a function of its seed if it is a BipedalWalker."""
+    is_walker = type(env.unwrapped).__module__ == "gymnasium.envs.box2d.bipedal_walker"
+    return FreshWorld(env) if is_walker else env
+
+
+class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """A Box2D environment whose world is made anew at each reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in a world without a past."""
+        game: Any = self.unwrapped
+        game._destroy()  # lets go of the bodies, so that the environment's own reset finds none
+        game.world = type(game.world)()
+        return self.env.reset(seed=seed, options=options)
+
+
+class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
+    """The last `size` observations of a Box, the newest last, as Gymnasium's FrameStackObservation gives them, in a fifth of its time."""
+
+    def __init__(self, env: gym.Env[Any, Any], size: int) -> None:
+        super().__init__(env)
+        self.observation_space = batch_space(env.observation_space, size)
+        self._frames: np.ndarray = create_empty_array(env.observation_space, size)  # type: ignore[assignment]  # [size, *obs]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode: its first observation stands for those before it too."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._frames[:] = observation
+        return self._frames.copy(), info
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """One step; the oldest observation goes."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        frames = self._frames
+        frames[:-1] = frames[1:]
+        frames[-1] = observation
+        return frames.copy(), reward, terminated, truncated, info
+
+
+Env: TypeAlias = gym.Env[Any, Any]
+"""What copies are made of. A factory may also make a PettingZoo environment; it goes through here as a `Team`."""
+
+_CROSSES_EPISODES = {
+    "NormalizeObservation": "its statistics cross episodes, so none could be replayed; set policy.normalize_observations=true instead",
+    "NormalizeReward": "its statistics cross episodes, so none could be replayed; set policy.normalize_values=true instead",
+    "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
+}
+
+_OWN_WORLDS = {"Skirmish-v0": "inchworm.worlds.skirmish.pettingzoo:make_arena"}
+"""Ids of worlds that come with inchworm, and what makes one copy."""
+
+
+def make_env(config: EnvConfig) -> Env:
+    """One environment as `config` describes it: the world, then what the config puts around it."""
+    return dress(_make_world(config), config)
+
+
+def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
+    """One environment from a factory, with the config's arguments, limit and wrappers."""
+    _check_call(factory, config)
+    return dress(_limit(_checked(factory(**config.kwargs), config.id), config), config)
+
+
+def dress_given(env: Env, config: EnvConfig) -> Env:
+    """An environment that was handed over, with the config's limit and wrappers; its arguments are its owner's business."""
+    if config.kwargs:
+        raise EnvError(f"env.kwargs={config.kwargs} cannot reach an environment that is made already; give a factory")
+    return dress(_limit(env, config), config)
+
+
+def dress(env: Env, config: EnvConfig) -> Env:
+    """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for; a team has none of them."""
+    if is_team_env(env):
+        return _undressed(env, config)
+    env = renew_world(env)
+    if config.atari:
+        env = _preprocess_atari(env, config)
+    for wrapper in config.wrappers:
+        env = _wrap(env, wrapper)
+    if config.frame_stack > 1:
+        plain = isinstance(env.observation_space, gym.spaces.Box)
+        env = FrameStack(env, config.frame_stack) if plain else wrappers.FrameStackObservation(env, config.frame_stack)
+    refuse_stateful_wrappers(env)
+    return env
+
+
+def _undressed(team: Env, config: EnvConfig) -> Env:
+    asked = [
+        name for name, value in (("atari", config.atari), ("wrappers", config.wrappers), ("frame_stack", config.frame_stack > 1)) if value
+    ]
+    if asked:
+        raise EnvError(
+            f"env.{asked[0]} does not fit {config.id}: it is made for Gymnasium's environments of one agent; "
+            "put PettingZoo's or SuperSuit's wrappers around the environment in a factory of yours"
+        )
+    return team
+
+
+def refuse_stateful_wrappers(env: Env) -> None:
+    """Raise if a wrapper keeps something from one episode to the next that training would see."""
+    for wrapper in wrapper_chain(env):
+        reason = _CROSSES_EPISODES.get(type(wrapper).__name__)
+        if reason is not None and type(wrapper).__module__.startswith("gymnasium."):
+            raise EnvError(f"the wrapper {type(wrapper).__name__} is refused: {reason}")
+
+
+def wrapper_chain(env: Env) -> Iterator[Env]:
+    """The environment with its wrappers, outermost first, the world itself last."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
+def _make_world(config: EnvConfig) -> Env:
+    name = _OWN_WORLDS.get(config.id, config.id)
+    if ":" in name:
+        factory = _find_factory(name)
+        if factory is not None:
+            _check_call(factory, config)
+            return _limit(_checked(factory(**config.kwargs), config.id), config)
+    elif _is_atari(config):
+        _register_atari()
+    return _make_registered(config)
+
+
+def _check_call(factory: Callable[..., Any], config: EnvConfig) -> None:
+    """Refuse arguments that a factory does not take, before it is called: a `TypeError` from inside it is its own."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some built-in callables have none
+        return
+    try:
+        signature.bind(**config.kwargs)
+    except TypeError as error:
+        raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
+
+
+def _find_factory(name: str) -> Callable[..., Any] | None:
+    """What `package.module:make_env` names; None if the module has no such name but Gymnasium registered it."""
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name, name)
+    found = getattr(module, attribute, None)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
+    if found is not None:
+        raise EnvError(
+            f"env.id={name!r}: {attribute} of {module_name} is {type(found).__name__}, not a function that returns an environment"
+        )
+    if attribute in gym.registry:
+        return None
+    public = [key for key in vars(module) if not key.startswith("_")] + list(gym.registry)
+    raise EnvError(f"env.id={name!r}: the module {module_name} has no {attribute}{_did_you_mean(attribute, public)}")
+
+
+def _import(module_name: str, name: str) -> Any:
+    """Import the module; one that lies in the working directory is found too, as people expect on a command line."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name == "pettingzoo":
+            raise MissingExtraError(f'env.id={name!r} needs PettingZoo; type: pip install "inchworm[marl]"') from None
+        top = module_name.partition(".")[0]
+        if error.name == top and os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.append(os.getcwd())
+            return _import(module_name, name)
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise EnvError(
+                f"env.id={name!r}: there is no module {error.name}; install it, or start in the directory that holds it"
+            ) from None
+        raise
+
+
+def _make_registered(config: EnvConfig) -> Env:
+    limits: dict[str, Any] = {} if config.atari else {"max_episode_steps": config.max_episode_steps}
+    if config.atari:
+        limits["frameskip"] = 1
+    try:
+        # Gymnasium's passive checker is left out: every value is checked on its way into the rows anyway.
+        env = gym.make(config.id, disable_env_checker=True, **limits, **config.kwargs)
+    except gym.error.DependencyNotInstalled as error:
+        _missing_dependency(config.id, error)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        hint = _did_you_mean(config.id.rpartition(":")[2], gym.registry)
+        raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
+    except gym.error.Error as error:
+        raise EnvError(f"env.id={config.id!r}: {error}") from error
+    except Exception as error:
+        if not config.kwargs and not isinstance(error, TypeError):  # the environment's own trouble
+            raise
+        raise EnvError(
+            f"env.id={config.id!r} could not be made with env.kwargs={brief(config.kwargs)}: {type(error).__name__}: {error}"
+        ) from error
+    return env
+
+
+def _checked(env: Any, name: str) -> Any:
+    if not isinstance(env, gym.Env) and not is_team_env(env):
+        raise EnvError(f"{name} returned {type(env).__name__}, not a gymnasium.Env")
+    return env
+
+
+def _limit(env: Any, config: EnvConfig) -> Env:
+    if is_team_env(env):
+        return cast(Env, as_team(env, config.max_episode_steps))
+    if config.max_episode_steps is None:
+        return cast(Env, env)
+    return wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def _is_atari(config: EnvConfig) -> bool:
+    return config.atari or config.id.startswith("ALE/") or "NoFrameskip" in config.id
+
+
+def _register_atari() -> None:
+    try:
+        import ale_py
+    except ImportError as error:
+        raise MissingExtraError('Atari games need ale-py and OpenCV; type: pip install "inchworm[atari]"') from error
+    gym.register_envs(ale_py)
+
+
+def _preprocess_atari(env: Env, config: EnvConfig) -> Env:
+    try:
+        env = atari.preprocess(env)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvError(f"env.atari=true does not fit env.id={config.id!r}: {error}") from error
+    # The limit counts the agent's steps, of four frames each, so it stands outside the frame skip.
+    return wrappers.TransformReward(_limit(env, config), _sign)
+
+
+def _sign(reward: Any) -> float:
+    return float((reward > 0) - (reward < 0))
+
+
+def _wrap(env: Env, config: WrapperConfig) -> Env:
+    reason = _CROSSES_EPISODES.get(config.name)
+    if reason is not None:
+        raise ConfigError(f"env.wrappers: {config.name} is refused: {reason}")
+    known = [name for name in wrappers.__all__ if name != "vector"]
+    if config.name not in known:
+        raise ConfigError(f"env.wrappers: gymnasium.wrappers has no {config.name}{_did_you_mean(config.name, known)}")
+    try:
+        wrapped: Env = getattr(wrappers, config.name)(env, **config.kwargs)
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise MissingExtraError(f"env.wrappers: {config.name} needs a package that is not installed: {error}") from error
+    except Exception as error:  # a wrapper checks its arguments with whatever error it likes
+        raise ConfigError(f"env.wrappers: {config.name} could not be made with {brief(config.kwargs)}: {error}") from error
+    return wrapped
+
+
+def _missing_dependency(name: str, error: Exception) -> NoReturn:
+    spec = gym.registry.get(name)
+    entry = str(spec.entry_point) if spec is not None else ""
+    for extra in ("box2d", "mujoco"):
+        if extra in entry or extra in str(error).lower():
+            raise MissingExtraError(f'{name} needs the {extra} extra; type: pip install "inchworm[{extra}]"') from error
+    raise MissingExtraError(f"{name} needs a package that is not installed: {error}") from error
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,328 @@
+"""Step 1 of 9: the world moves. One copy of a PettingZoo environment is k adjacent lanes, one for each possible agent.
+
+Agents may die, join and come back. Who lives is `valid`; a lane without a living agent shows a legal observation, and its action is
+ignored. The copy's episode ends for all lanes at once, when no agent is left or the time is up, and the next begins in the same step.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from inchworm.core.errors import EnvError
+from inchworm.core.spaces import MASK_KEY, Space, mask_space, with_mask
+from inchworm.core.types import Tree
+from inchworm.env.action_masks import TeamMasks, allow_all
+from inchworm.env.episodes import Ended
+from inchworm.env.restore import Restore
+from inchworm.env.step_arrays import StepRows, tree_leaves
+from inchworm.env.teams import Agent, Team, common_space, make_clip, nothing_seen, possible_agents, state_space
+from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
+
+
+class TeamRows:
+    """Writes what agents see, and their masks, into k adjacent lanes from `lane` on; places count from 0 within them.
+
+    `probe` resets the environment and returns its infos, and is called only if need be.
+    """
+
+    def __init__(self, env: Any, agents: Sequence[Agent], action_space: Space, lane: int, probe: Callable[[], Mapping[Agent, Any]]) -> None:
+        self._agents, self._lane = agents, lane
+        own = common_space(env, agents, "observation")
+        self._put, self._is_plain = make_writer(own), not isinstance(own, spaces.Dict)
+        self._masks = TeamMasks.find(env, own, action_space, probe)
+        beside = self._masks is not None and self._masks.source != "key"
+        self.observation_space = with_mask(own, mask_space(action_space)) if beside else own
+        self._nothing = tree_leaves(nothing_seen(self.observation_space))
+
+    def attach(self, rows: StepRows) -> None:
+        """Write into these rows from now on."""
+        self._seen, self._final = rows.observations, rows.final_observations
+
+    def show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
+        """What a living agent sees, and may do."""
+        self._put_observation(place, observations, self._seen)
+        self._put_mask(place, observations, infos, self._seen, acted_on=True)
+
+    def show_last(self, place: int, observations: Mapping[Agent, Any]) -> None:
+        """What an agent saw last that has left a running episode; nobody acts on it."""
+        self._put_observation(place, observations, self._seen)
+        self._allow_all(place, self._seen)
+
+    def show_nothing(self, place: int, *, final: bool = False) -> None:
+        """A legal observation of nobody."""
+        for array, nothing in zip(tree_leaves(self._final if final else self._seen), self._nothing):
+            array[self._lane + place] = nothing
+
+    def show_final(self, place: int, truncated: bool, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
+        """What an agent saw at the end of an episode. Where nothing follows nobody acts, and games often have no legal action there."""
+        self._put_observation(place, observations, self._final)
+        self._allow_all(place, self._final)
+        if truncated and self._masks is not None and self._masks.has(self._agents[place], observations, infos):
+            self._put_mask(place, observations, infos, self._final, acted_on=False)
+
+    def _put_observation(self, place: int, observations: Mapping[Agent, Any], rows: Tree) -> None:
+        agent = self._agents[place]
+        if agent not in observations:
+            raise Refusal(f"observations lack the agent, which is in env.agents; they have {list(observations)}")
+        own = rows["observation"] if self._is_plain and self._masks is not None else rows
+        self._put(observations[agent], own, self._lane + place)
+
+    def _put_mask(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any], rows: Tree, *, acted_on: bool) -> None:
+        if self._masks is not None:
+            self._masks.write(self._agents[place], observations, infos, rows[MASK_KEY], self._lane + place, acted_on=acted_on)
+
+    def _allow_all(self, place: int, rows: Tree) -> None:
+        if self._masks is not None:
+            allow_all(rows[MASK_KEY], self._lane + place)
+
+
+class StateRows:
+    """Writes the global state of one copy into its row."""
+
+    def __init__(self, space: Space, read: Callable[[], Any], copy: int) -> None:
+        self.space, self._read, self._copy = space, read, copy
+        self._put = make_writer(space, ("global state",))
+
+    def write(self, rows: Tree) -> None:
+        """The state as it is now; whole numbers become those of a Box of real ones."""
+        state = self._read()
+        if isinstance(self.space, spaces.Box) and self.space.dtype.kind == "f" and np.asarray(state).dtype.kind in "iub":
+            state = np.asarray(state).astype(self.space.dtype)
+        self._put(state, rows, self._copy)
+
+
+_DICTS = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What a step returns."""
+
+Flags = Mapping[int, tuple[bool, bool]]
+"""(terminated, truncated) of the places whose agents acted."""
+
+
+class TeamCopy:
+    """One PettingZoo environment as `num_lanes` lanes. With `global_state` its `state()` is read too, and credit goes on after a death."""
+
+    keeper = None  # an episode of a team comes back by replay
+
+    def __init__(self, team: Team, copy: int, *, global_state: bool = False) -> None:
+        self.env, self.next_options = team.env, None
+        self._limit = math.inf if team.max_steps is None else team.max_steps
+        self.agents = possible_agents(team.env)
+        self.num_lanes = len(self.agents)
+        self.copy, self.lane = copy, copy * self.num_lanes
+        self._place = {agent: place for place, agent in enumerate(self.agents)}
+        self._seed, self._steps = -1, 0
+        self.action_space = common_space(team.env, self.agents, "action")
+        self._clips = [make_clip(space) if space != self.action_space else None for space in map(team.env.action_space, self.agents)]
+        self._lanes = TeamRows(team.env, self.agents, self.action_space, self.lane, self._first_infos)
+        self.observation_space = self._lanes.observation_space
+        self._state = self._find_state() if global_state else None
+
+    @property
+    def global_state_space(self) -> Space | None:
+        """Of the state that is read; None if none is."""
+        return None if self._state is None else self._state.space
+
+    def _first_infos(self) -> Mapping[Agent, Any]:
+        """The infos of a reset, to see whether they hold masks. Every copy in every layout makes this reset, so none differs."""
+        return self._reset_env(0, None)[1]
+
+    def _find_state(self) -> StateRows:
+        self._reset_env(0, None)
+        return StateRows(state_space(self.env, self._read_state), self._read_state, self.copy)
+
+    def _read_state(self) -> Any:
+        try:
+            return self.env.state()
+        except NotImplementedError:
+            raise EnvError(
+                f"{self.env} has no state(), so there is no global state for a central critic; define state() and state_space, "
+                "or set policy.central_critic=false"
+            ) from None
+
+    def attach(self, rows: StepRows) -> None:
+        """Write into these rows from now on."""
+        self._rows = rows
+        own = slice(self.lane, self.lane + self.num_lanes)
+        self._rewards, self._terminated, self._truncated, self._valid, self._joined, self._final_valid = (
+            array[own] for array in (rows.rewards, rows.terminated, rows.truncated, rows.valid, rows.joined, rows.final_valid)
+        )
+        self._lanes.attach(rows)
+
+    # ---- an episode begins
+
+    def reset(self, seed: int, options: Any) -> None:
+        """Begin an episode and write its first observations."""
+        self._seed, self._steps = seed, 0
+        observations, infos = self._reset_env(seed, options)
+        self._alive = self._living()
+        if not self._alive:
+            raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
+        self._just_left: list[int] = []  # places whose agents' last observations are shown
+        self._last_infos: dict[int, Mapping[str, float]] = {}  # of agents that have left
+        self._valid[:] = self._joined[:] = False
+        for place in range(self.num_lanes):
+            if place in self._alive:
+                self._show(place, observations, infos)
+            else:
+                self._lanes.show_nothing(place)
+        self._write_state(final=False)
+
+    def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
+        result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
+        if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(part, Mapping) for part in result):
+            raise EnvError(f"{self.where()}: reset must return the dicts (observations, infos); got {type(result).__name__}")
+        return result
+
+    def restore(self, job: Restore) -> None:
+        """Refuse a state: an episode of a team comes back by replay."""
+        raise EnvError(f"{self.where()}: copy {job.copy} was saved by its own state, which this environment does not keep")
+
+    # ---- a step
+
+    def step(self, actions: Sequence[Any]) -> list[Ended] | None:
+        """Move the world by one step and write it down; where the episode ended, begin the next and return the last infos' numbers."""
+        self._steps += 1
+        alive = self._alive
+        results = self._moved(self.env.step({self.agents[place]: self._own(place, actions[place]) for place in alive}))
+        observations, rewards, _, _, infos = results
+        self._write_rewards(rewards)
+        flags = {place: self._flags(place, results) for place in alive}
+        living = self._living()
+        self._check_parting(flags, living)
+        if not living or self._steps >= self._limit:
+            return self._end(observations, flags, infos)
+        self._terminated[:] = self._truncated[:] = self._joined[:] = False
+        for place in self._just_left:
+            self._lanes.show_nothing(place)
+        self._just_left = [place for place in alive if any(flags[place])]
+        for place in self._just_left:
+            self._leave(place, flags[place], observations, infos)
+        for place in living:
+            self._show(place, observations, infos)
+            self._joined[place] = place not in flags
+        self._alive = living
+        self._write_state(final=False)
+        return None
+
+    def _own(self, place: int, action: Any) -> Any:
+        clip = self._clips[place]
+        return action if clip is None else clip(action)
+
+    def _moved(self, result: Any) -> tuple[Mapping[Agent, Any], ...]:
+        if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
+            raise EnvError(f"{self.where()}: step must return the 5 dicts ({', '.join(_DICTS)}); got {result!r:.200}")
+        for place in self._alive:
+            for name, part in zip(_DICTS[:4], result):
+                if self.agents[place] not in part:
+                    raise EnvError(f"{self.where(place)}: {name} lack the agent, which acted in this step; they have {list(part)}")
+        return result
+
+    def _write_rewards(self, rewards: Mapping[Agent, Any]) -> None:
+        """Whoever got something: also agents that have left before."""
+        self._rewards[:] = 0.0
+        for agent, reward in rewards.items():
+            place = self._place.get(agent)
+            if place is None:
+                raise EnvError(f"{self.where()}: rewards name {agent!r}, which is not in possible_agents {self.agents}")
+            value = reward if type(reward) is float else self._told(place, real_scalar, reward)
+            if not math.isfinite(value):
+                raise EnvError(f"{self.where(place)}: reward is {value}")
+            self._rewards[place] = value
+
+    def _flags(self, place: int, results: tuple[Mapping[Agent, Any], ...]) -> tuple[bool, bool]:
+        """(terminated, truncated) as the environment gave them; both mean that the world ended for the agent."""
+        agent = self.agents[place]
+        terminated = self._told(place, flag, results[2][agent], "terminations")
+        truncated = self._told(place, flag, results[3][agent], "truncations")
+        return terminated, truncated and not terminated
+
+    def _living(self) -> list[int]:
+        """The places of the agents that live now, in their order."""
+        agents = list(self.env.agents)
+        strange = [agent for agent in agents if agent not in self._place]
+        if strange or len(set(agents)) < len(agents):
+            why = f"names {strange[0]!r}, which is not in possible_agents {self.agents}" if strange else f"names an agent twice: {agents}"
+            raise EnvError(f"{self.where()}: env.agents {why}")
+        return sorted(self._place[agent] for agent in agents)
+
+    def _check_parting(self, flags: Flags, living: Sequence[int]) -> None:
+        for place, done in flags.items():
+            if any(done) and place in living:
+                raise EnvError(
+                    f"{self.where(place)}: it is terminated or truncated and still in env.agents; remove it from them in that step"
+                )
+            if not any(done) and place not in living:
+                raise EnvError(f"{self.where(place)}: it left env.agents and is neither terminated nor truncated; say which of them it is")
+
+    def _leave(self, place: int, flags: tuple[bool, bool], observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
+        """An agent leaves, and the episode goes on: its last observation is shown once, as the true successor of its last row."""
+        self._told(place, self._lanes.show_last, place, observations)
+        self._valid[place] = False
+        self._last_infos[place] = self._numbers(place, infos)
+        if self._state is None:  # else what its deeds lead to is still credited to it
+            self._terminated[place], self._truncated[place] = flags
+
+    # ---- an episode ends
+
+    def _end(self, observations: Mapping[Agent, Any], flags: Flags, infos: Mapping[Agent, Any]) -> list[Ended]:
+        ends = {place: (terminated, not terminated) for place, (terminated, _) in flags.items()}  # who lives on is cut off by the limit
+        cut = any(truncated for _, truncated in ends.values())
+        for place in range(self.num_lanes):
+            # With a global state the game's end is everybody's; without one nothing follows for those who left before.
+            terminated, truncated = ends.get(place, (True, False)) if self._state is None else (not cut, cut)
+            self._terminated[place], self._truncated[place] = terminated, truncated
+            self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
+            if place in flags:
+                self._told(place, self._lanes.show_final, place, truncated, observations, infos)
+                self._last_infos[place] = self._numbers(place, infos)
+            else:
+                self._lanes.show_nothing(place, final=True)
+                self._last_infos[place] = self._numbers(place, infos) or self._last_infos.get(place, {})  # a team may tell its dead too
+        self._write_state(final=True)
+        numbers = self._last_infos
+        self.reset(int(self._rows.next_seeds[self.copy]), self.next_options)
+        return [(self.lane + place, numbers.get(place, {})) for place in range(self.num_lanes)]
+
+    def listed(self, over: Any) -> list[Ended]:
+        """What `step` returned at the end of an episode, lane by lane."""
+        return list(over)
+
+    # ---- rows and words
+
+    def _show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
+        self._told(place, self._lanes.show, place, observations, infos)
+        self._valid[place] = True
+
+    def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
+        numbers: Mapping[str, float] = self._told(place, info_numbers, infos.get(self.agents[place], {}))
+        return numbers
+
+    def _write_state(self, *, final: bool) -> None:
+        if self._state is not None:
+            self._told(None, self._state.write, self._rows.final_global_state if final else self._rows.global_state)
+
+    def _told(self, place: int | None, action: Callable[..., Any], *arguments: Any) -> Any:
+        """What an action returns; what it refuses is told with the agent, the lane and the step."""
+        try:
+            return action(*arguments)
+        except Refusal as refusal:
+            raise EnvError(f"{self.where(place)}: {refusal}") from None
+
+    def where(self, place: int | None = None) -> str:
+        """Lane, step and episode, for a message; of one agent, or of the copy."""
+        if place is None:
+            who = f"lanes {self.lane} to {self.lane + self.num_lanes - 1}" if self.num_lanes > 1 else f"lane {self.lane}"
+        else:
+            who = f"agent {self.agents[place]!r} (lane {self.lane + place})"
+        return f"{who}, before the first episode" if self._seed < 0 else f"{who}, step {self._steps} of the episode with seed {self._seed}"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the running episode."""
+        return self._seed

@@ -1,0 +1,194 @@
+"""Serves exact resume: environments that can say where they stand, and be put there again, need not be replayed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from gymnasium import wrappers
+
+from inchworm.env.make import Env, wrapper_chain
+from inchworm.env.step_arrays import StepRows, tree_leaves
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """An environment, or a wrapper of one, that can be put where it stood.
+
+    The state is plain data: dicts with text keys, lists, tuples, numbers, text, None, and arrays of numbers. After `reset` with the
+    episode's seed and options and then `set_state`, in this or another process, it must go on as the one that was asked would have
+    gone on: all that matters later is in the state, also the random stream.
+    """
+
+    def get_state(self) -> Any:
+        """Where it stands."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Stand there."""
+        ...
+
+
+_PASS_ON = (
+    wrappers.OrderEnforcing,
+    wrappers.PassiveEnvChecker,
+    wrappers.ClipAction,
+    wrappers.RescaleAction,
+    wrappers.ClipReward,
+    wrappers.DtypeObservation,
+    wrappers.FilterObservation,
+    wrappers.FlattenObservation,
+    wrappers.GrayscaleObservation,
+    wrappers.RescaleObservation,
+    wrappers.ReshapeObservation,
+    wrappers.ResizeObservation,
+)
+"""Wrappers that remember nothing of an episode besides that it has begun. A time limit remembers its count, which is kept here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """An episode by its state: enough to put a copy there again."""
+
+    copy: int
+    seed: int
+    options: Any
+    state: Any
+
+
+class StateKeeper:
+    """Reads and sets the state of one copy: its environment's own, and what the time limits around it have counted."""
+
+    def __init__(self, env: KeepsState, limits: Sequence[wrappers.TimeLimit[Any, Any]]) -> None:
+        self._env, self._limits = env, limits
+
+    def get(self) -> dict[str, Any]:
+        """{"state": a copy of it}, or {"why": why it cannot be saved}."""
+        from inchworm.core.trees import flatten_tree, unflatten_tree  # here: most workers have no use for it, and start sooner without
+
+        try:
+            arrays, structure = flatten_tree({"env": self._env.get_state(), "elapsed": [limit._elapsed_steps for limit in self._limits]})
+        except (TypeError, ValueError) as error:
+            return {"why": f"get_state of {type(self._env).__name__} gave what a file cannot hold: {error}"}
+        strange = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
+        if strange:
+            return {"why": f"get_state of {type(self._env).__name__} gave arrays that are not of numbers: {strange}"}
+        return {"state": unflatten_tree({name: array.copy() for name, array in arrays.items()}, structure)}
+
+    def set(self, state: Mapping[str, Any]) -> None:
+        """Stand where `get` found the copy that it was asked of."""
+        self._env.set_state(state["env"])
+        for limit, elapsed in zip(self._limits, state["elapsed"], strict=True):
+            limit._elapsed_steps = elapsed
+
+
+def find_keeper(env: Env) -> StateKeeper | None:
+    """Who keeps the state of an environment: the outermost layer that offers to, if nothing around it has a state of its own."""
+    limits: list[wrappers.TimeLimit[Any, Any]] = []
+    for layer in wrapper_chain(env):
+        if isinstance(layer, KeepsState):
+            return StateKeeper(layer, limits) if _takes(layer.get_state) and _takes(layer.set_state, None) else None
+        if type(layer) is wrappers.TimeLimit:
+            limits.append(layer)
+        elif type(layer) not in _PASS_ON:
+            return None
+    return None
+
+
+def _takes(method: Any, *arguments: Any) -> bool:
+    """Whether a method can be called so: one of the same name may mean something else."""
+    try:
+        inspect.signature(method).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def pack_tree(tree: Any) -> tuple[dict[str, Any], bytes]:
+    """A tree of plain data and arrays as header and raw bytes of a message."""
+    from inchworm.core.trees import flatten_tree
+
+    arrays, structure = flatten_tree(tree)
+    listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    return {"structure": structure, "arrays": listed}, b"".join(array.tobytes() for array in arrays.values())
+
+
+def unpack_tree(header: Mapping[str, Any], raw: bytes) -> Any:
+    """The tree that `pack_tree` packed."""
+    from inchworm.core.trees import unflatten_tree
+
+    arrays, start = {}, 0
+    for name, dtype, shape in header["arrays"]:
+        arrays[name] = np.frombuffer(raw, dtype, int(np.prod(shape)), start).reshape(shape).copy()
+        start += arrays[name].nbytes
+    return unflatten_tree(arrays, header["structure"])
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """An engine whose copies may offer their own states."""
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """Of each copy {"state": …}, {"why": why not}, or nothing if it does not offer one."""
+        ...
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Begin episodes in some copies and put them where they stood; their rows show first observations."""
+        ...
+
+
+def add_own_states(engine: Any, rows: StepRows, copies: Sequence[dict[str, Any]]) -> list[str]:
+    """Write into the saved copies what their environments say of where they stand, with what they show; why some cannot."""
+    found = engine.get_states() if isinstance(engine, KeepsStates) and any(copy["episode"] >= 0 for copy in copies) else []
+    for index, (copy, own) in enumerate(zip(copies, found)):
+        if "state" in own:
+            copy["state"], copy["observation"] = own["state"], [array.copy() for array in _shown(rows, index)]
+    return list(dict.fromkeys(own["why"] for own in found if "why" in own))
+
+
+def set_own_states(engine: Any, rows: StepRows, copies: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Put copies where their saved states say, and show the observations that were seen there; which copies."""
+    if not isinstance(engine, KeepsStates):
+        return []
+    saved = {index: copy for index, copy in enumerate(copies) if copy.get("state") is not None}
+    if saved:
+        engine.set_states([Restore(index, int(copy["seed"]), copy["options"], copy["state"]) for index, copy in saved.items()])
+    for index, copy in saved.items():
+        for array, seen in zip(_shown(rows, index), copy["observation"], strict=True):
+            array[...] = seen
+    return list(saved)
+
+
+def why_astray(saved: Mapping[str, Any], result: tuple[float, int] | None, seen: str) -> str | None:
+    """Why a copy is not where it was saved, if it is not: `result` is return and length of the way there, `seen` its observation's hash."""
+    if saved["episode"] < 0:
+        return None
+    if result is None:
+        return f"its episode had {saved['length']} steps, more than collect.max_replay_steps kept"
+    if result != (saved["episode_return"], saved["length"]):
+        return f"replay gave return and length {result}, but {(saved['episode_return'], saved['length'])} was saved"
+    if seen != saved["observation_hash"]:
+        return "replay led to another observation: the environment is not a function of seed, options and actions"
+    return None
+
+
+def observation_hash(rows: StepRows, copy: int) -> str:
+    """What a copy shows, in a few bytes."""
+    digest = hashlib.sha256()
+    for array in _shown(rows, copy):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _shown(rows: StepRows, copy: int) -> list[np.ndarray]:
+    """What a copy shows between two steps, as views: observations [*obs], or of k lanes [k, *obs] and who lives; and its global state."""
+    width, seen = rows.lanes_per_copy, tree_leaves(rows.observations)
+    shared = [array[copy, ...] for array in tree_leaves(rows.global_state)]
+    if width == 1:
+        return [array[copy, ...] for array in seen] + shared
+    lanes = slice(copy * width, (copy + 1) * width)
+    return [array[lanes] for array in (*seen, rows.valid, rows.joined)] + shared

@@ -1,0 +1,175 @@
+"""Steps 1 and 2: the arrays that a step of all lanes lives in, in ordinary or in shared memory.
+
+Shared memory is an anonymous file (memfd) that is passed to workers as a descriptor: it never has a name, so nothing can
+be left behind under one.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inchworm.core.errors import WorkerError
+from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape
+from inchworm.core.types import Array, Tree
+
+_ALIGNMENT = 64
+"""A cache line: arrays do not share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Where the lanes of B lanes in E copies write a step, and where they read what to do."""
+
+    observations: Tree
+    """[B, *obs] what to act on next."""
+    final_observations: Tree
+    """[B, *obs] the true last observation of lanes whose episode ended in this step; older data elsewhere."""
+    actions: Tree
+    """[B, *act] what to do in the next step."""
+    rewards: Array
+    """[B] f32"""
+    terminated: Array
+    """[B] bool"""
+    truncated: Array
+    """[B] bool"""
+    seeds: Array
+    """[E] i64: the seeds of the running episodes."""
+    next_seeds: Array
+    """[E] i64: the seeds of the episodes after them."""
+    valid: Array
+    """[B] bool: the lane has a living agent that `observations` belongs to. All true, and never written, where a copy is one lane."""
+    joined: Array
+    """[B] bool: `observations` is the first of an agent that joined a running episode in this step. All false where a copy is one lane."""
+    final_valid: Array
+    """[B] bool: whose agents would act on `final_observations`, being cut off alive. All true where a copy is one lane."""
+    global_state: Tree = ()
+    """[E, *] what a central critic sees beside the observations, once for each copy; `()` if there is none."""
+    final_global_state: Tree = ()
+    """[E, *] of copies whose episode ended in this step, before the reset; older data elsewhere."""
+    global_state_space: Space | None = None
+    """Of one copy."""
+
+    @property
+    def lanes_per_copy(self) -> int:
+        """How many adjacent lanes a copy fills."""
+        return len(self.rewards) // max(1, len(self.seeds))
+
+
+class _Arena:
+    """Hands out arrays of zeros one after another, from a buffer or, without one, from ordinary memory."""
+
+    def __init__(self, buffer: mmap.mmap | None) -> None:
+        self.buffer, self.size = buffer, 0
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        count = int(np.prod(shape))
+        self.size = start + count * np.dtype(dtype).itemsize
+        if self.buffer is None or count == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(self.buffer, dtype, count, start).reshape(shape)
+
+
+def carve_rows(
+    observation_space: Space,
+    action_space: Space,
+    num_lanes: int,
+    num_copies: int,
+    buffer: mmap.mmap | None = None,
+    *,
+    global_state_space: Space | None = None,
+) -> tuple[StepRows, int]:
+    """The rows, and the bytes that a buffer for them needs. Everybody who carves the same spaces gets the same places.
+
+    `num_lanes` is a multiple of `num_copies`: a copy's lanes are adjacent.
+    """
+    arena = _Arena(buffer)
+
+    def batch(space: Space, count: int = num_lanes) -> Tree:
+        return build_tree(space, lambda _, leaf: arena.take((count, *leaf_shape(leaf)), leaf_dtype(leaf)))
+
+    single = num_lanes == num_copies  # then an agent lives as long as its copy's episode, and nobody need share who does
+    shared = global_state_space
+    rows = StepRows(
+        observations=batch(observation_space),
+        final_observations=batch(observation_space),
+        actions=batch(action_space),
+        rewards=arena.take((num_lanes,), np.float32),
+        terminated=arena.take((num_lanes,), np.bool_),
+        truncated=arena.take((num_lanes,), np.bool_),
+        seeds=arena.take((num_copies,), np.int64),
+        next_seeds=arena.take((num_copies,), np.int64),
+        valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        joined=np.zeros(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        final_valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        global_state=() if shared is None else batch(shared, num_copies),
+        final_global_state=() if shared is None else batch(shared, num_copies),
+        global_state_space=shared,
+    )
+    return rows, arena.size
+
+
+def open_shared(size: int) -> int:
+    """The descriptor of `size` bytes of nameless shared memory; close it once nobody will map it any more."""
+    size = max(size, 1)
+    create: Callable[[str], int] | None = getattr(os, "memfd_create", None)
+    try:
+        if create is not None:
+            descriptor = create("inchworm")
+        else:
+            with tempfile.TemporaryFile() as file:  # unlinked as soon as it is made
+                descriptor = os.dup(file.fileno())
+        try:
+            if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):  # the kernel might try, and end other processes for it
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            os.ftruncate(descriptor, size)
+            reserve: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
+            if reserve is not None:  # what is not there is missed here, by an error, and not later, by a signal
+                reserve(descriptor, 0, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise _no_memory(size, error) from None
+    return descriptor
+
+
+def map_shared(descriptor: int) -> mmap.mmap:
+    """The shared memory of a descriptor, which may be closed then."""
+    try:
+        return mmap.mmap(descriptor, 0)
+    except OSError as error:
+        raise _no_memory(os.fstat(descriptor).st_size, error) from None
+
+
+def _no_memory(size: int, error: OSError) -> WorkerError:
+    return WorkerError(
+        f"{size / 1e6:.1f} MB of memory to share with the env workers could not be had: {error}; "
+        "use fewer env.num_envs, or env.num_workers=0"
+    )
+
+
+def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with `function` applied to each leaf."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, inner) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, inner) for inner in tree)
+    return function(tree)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The tree's arrays in the order of `spaces.leaves`."""
+    if isinstance(tree, dict):
+        return [array for key in sorted(tree) for array in tree_leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [array for inner in tree for array in tree_leaves(inner)]
+    return [tree]

@@ -1,0 +1,197 @@
+"""The trial at the start of a run: does an environment restore exactly? Plays a few random legal steps to find out."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import operator
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, mask_sizes, zeros
+from inchworm.core.types import Tree
+from inchworm.env.gymnasium_copy import GymnasiumCopy
+from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
+from inchworm.env.vector_env import LaneVectorEnv
+
+_DIFFERENT = 16
+"""So many actions are drawn where one would do for all lanes."""
+
+
+@dataclass
+class Trace:
+    """What an environment did, step by step; row 0 is the first reset."""
+
+    actions: list[Any] = field(default_factory=list)
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    """(observation leaves, final observation leaves or None, reward, terminated, truncated)"""
+    infos: list[Any] = field(default_factory=list)
+
+
+class Spy(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the last info, which the lane reduces to its numbers."""
+
+    last_info: Any = None
+
+    def step(self, action: Any) -> Any:
+        """Step, and keep the info."""
+        result = self.env.step(action)
+        self.last_info = result[-1] if isinstance(result, tuple) and result else None
+        return result
+
+
+def drive(lane: GymnasiumCopy, trace: Trace, steps: int, seed: int, actions: Sequence[Any] | None = None) -> None:
+    """Take random legal steps, or the given ones, and write down all that happened."""
+    rng = np.random.default_rng(seed)
+    rows, _ = carve_rows(lane.observation_space, lane.action_space, 1, 1)
+    lane.attach(rows)
+    lane.reset(seed, None)
+    trace.rows.append((_copy(rows.observations), None, 0.0, False, False))
+    trace.infos.append({})
+    episodes = 0
+    for index in range(steps):
+        action = legal_action(lane.action_space, _copy(rows.observations), rng) if actions is None else actions[index]
+        trace.actions.append(action)
+        rows.terminated[0] = rows.truncated[0] = False
+        rows.next_seeds[0] = seed + episodes + 1
+        ended = lane.step(map_tree(lambda part: part.copy() if isinstance(part, np.ndarray) else part, action)) is not None
+        episodes += ended
+        final = _copy(rows.final_observations) if ended else None
+        trace.rows.append((_copy(rows.observations), final, float(rows.rewards[0]), bool(rows.terminated[0]), bool(rows.truncated[0])))
+        trace.infos.append(lane.env.last_info if isinstance(lane.env, Spy) else {})
+
+
+def _copy(rows: Tree) -> Tree:
+    return map_tree(lambda array: array[0].copy(), rows)
+
+
+def legal_action(space: Space, observation: Tree, rng: np.random.Generator) -> Any:
+    """A random action that the observation's mask allows, if it has one."""
+    masks = observation.get(MASK_KEY) if isinstance(observation, dict) else None
+
+    def one(path: tuple[str | int, ...], part: Space) -> Any:
+        sizes = mask_sizes(part)
+        if not sizes:
+            part.seed(int(rng.integers(2**31)))
+            return part.sample()
+        mask = np.ones(sum(sizes)) if masks is None else np.reshape(leaf(masks, path), -1)
+        pieces = np.split(mask, np.cumsum(sizes)[:-1])
+        chosen = np.array([rng.choice(np.flatnonzero(piece)) for piece in pieces])
+        start = part.start if isinstance(part, spaces.Discrete | spaces.MultiDiscrete) else 0
+        if isinstance(part, spaces.Discrete):
+            return int(chosen[0] + start)
+        return (chosen.reshape(part.shape or ()) + start).astype(part.dtype)
+
+    return build_tree(space, one)
+
+
+def put_legal_actions(space: Space, observations: Tree, rng: np.random.Generator, rows: Tree, lanes: Sequence[int]) -> None:
+    """Write random legal actions of some lanes into the rows [B, *act]; all lanes see `observations` [B, *obs].
+
+    Without masks what is legal for one lane is legal for all, and many lanes share some actions: to draw one takes a while.
+    """
+    masked = isinstance(observations, dict) and MASK_KEY in observations
+    drawn = []
+    for place, lane in enumerate(lanes):
+        if masked or place < _DIFFERENT:
+            seen = map_tree(operator.itemgetter(lane), observations)
+            drawn.append(tree_leaves(legal_action(space, seen, rng)))
+        for row, part in zip(tree_leaves(rows), drawn[place % len(drawn)]):
+            row[lane] = part
+
+
+def same(one: Tree, other: Tree) -> bool:
+    """Whether two trees of arrays hold the same bits (NaN equals NaN)."""
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(tree_leaves(one), tree_leaves(other)))
+
+
+def first_difference(trace: Trace, other: Trace) -> str | None:
+    """What two traces differ in first, or None if they are equal."""
+    names = ("observation", "final observation", "reward", "terminated", "truncated")
+    for step, (row, second) in enumerate(zip(trace.rows, other.rows)):
+        for name, a, b in zip(names, row, second):
+            equal = (a is None and b is None) or (a is not None and b is not None and (same(a, b) if "observation" in name else a == b))
+            if not equal:
+                return f"another {name} at step {step}"
+    return None
+
+
+_BEFORE, _SAVED, _AFTER = 8, 16, 32
+"""Steps of each episode before, of the episode that is brought back, and of the way on from there."""
+
+_SECONDS = 0.08
+"""What each part of the stepping may take; slow environments take fewer steps."""
+
+_QUICK_TO_MAKE = 0.05
+"""An environment that is made in less seconds is made twice; else the same copy comes back to its first episode."""
+
+
+def rehearse_resume(make: Callable[[], LaneVectorEnv], name: str, *, once: bool = False) -> str | None:
+    """Why an environment is not exactly resumable, in a sentence, or None if nothing speaks against it. Never raises.
+
+    `make` makes a vector env of one copy; with `once` it is called only once, however quick it is.
+    """
+    try:
+        with warnings.catch_warnings(), contextlib.ExitStack() as made:
+            warnings.simplefilter("ignore")  # the copies that train say what there is to say
+            why = _rehearse(lambda: made.enter_context(make()), once)
+    except Exception as error:  # somebody else's code may raise anything, and then nothing is promised
+        return f"whether {name} is exactly resumable could not be tested: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    return None if why is None else f"{name} is not exactly resumable, because it is not a function of seed and actions: {why}"
+
+
+def _rehearse(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
+    began = time.perf_counter()
+    env = make()
+    once = once or time.perf_counter() - began > _QUICK_TO_MAKE
+    rng = np.random.default_rng(0)
+    if not once:
+        _play_others(env, rng)
+    env.reset()
+    _play(env, _random_actions(env, rng), _SAVED)
+    state = env.state_dict()
+    actions, first = _play(env, _random_actions(env, rng), _AFTER)
+    other = env if once else make()
+    other.load_state_dict(state)
+    if not other.exact:
+        return "replayed, an episode led to another state"
+    _, second = _play(other, iter(actions), len(actions))
+    differs = [step for step, (one, two) in enumerate(zip(first, second), 1) if one != two]
+    return f"brought back to where it stood, an episode had gone another way {differs[0]} steps later" if differs else None
+
+
+def _play_others(env: LaneVectorEnv, rng: np.random.Generator) -> None:
+    """Episodes whose traces must not show later."""
+    for _ in range(2):
+        env.reset()
+        _play(env, _random_actions(env, rng), _BEFORE)
+
+
+def _random_actions(env: LaneVectorEnv, rng: np.random.Generator) -> Iterator[Tree]:
+    """Random legal actions of one copy [B, *act], for as long as the clock allows; one at least."""
+    actions, lanes = zeros(env.action_space, (env.num_lanes,)), range(env.num_lanes)
+    until = time.perf_counter() + _SECONDS
+    while True:
+        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, actions, lanes)
+        yield map_tree(np.copy, actions)
+        if time.perf_counter() > until:
+            return
+
+
+def _play(env: LaneVectorEnv, actions: Iterator[Tree], steps: int) -> tuple[list[Tree], list[list[bytes]]]:
+    """(the actions taken, what each step showed, bit for bit)."""
+    taken, seen = [], []
+    for action in itertools.islice(actions, steps):
+        step = env.step(action)
+        ends = tuple((end.final_observation, end.final_global_state) for end in step.ended)
+        shown = (step.observations, step.rewards, step.terminated, step.truncated, step.valid, step.episode_starts, step.global_state, ends)
+        taken.append(action)
+        seen.append([np.asarray(array).tobytes() for array in tree_leaves(shown)])
+    return taken, seen

@@ -1,0 +1,271 @@
+"""Step 1 of 9: what an environment hands over is checked against its space and put into its lane's row.
+
+Never a broadcast, never an invented number: a value either has the promised shape and kind or is refused in words.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from inchworm.core.errors import SpaceError
+from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name
+from inchworm.core.types import Tree
+
+Write: TypeAlias = Callable[[Any, Any, int], None]
+"""(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""
+
+_KINDS = {"f": "floating-point", "i": "integer", "u": "integer", "b": "boolean"}
+_NOTHING = object()
+
+
+class Refusal(Exception):
+    """A value that breaks its space; whoever catches it knows the lane and the step and says so."""
+
+
+def brief(value: Any) -> str:
+    """A value as short text for a message."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def make_writer(space: Space, path: Path = ()) -> Write:
+    """The function that checks one value of `space` and writes it into its row."""
+    if isinstance(space, spaces.Dict):
+        return _dict_writer(space, path)
+    if isinstance(space, spaces.Tuple):
+        return _tuple_writer(space, path)
+    list(leaves(space, path))  # refuses kinds of spaces that are not supported
+    if isinstance(space, spaces.Discrete):
+        return _discrete_writer(space, path)
+    return _array_writer(space, path)
+
+
+def _dict_writer(space: spaces.Dict, path: Path) -> Write:
+    parts = [(key, make_writer(inner, (*path, key))) for key, inner in space.spaces.items()]
+    keys = set(space.spaces)
+
+    def write(value: Any, rows: Any, lane: int) -> None:
+        if not isinstance(value, dict | Mapping):
+            raise _refusal(path, f"must be a dict with the keys {sorted(keys)}", value)
+        if value.keys() != keys:
+            raise _refusal(path, f"has the keys {sorted(map(str, value.keys()))}, but its space has {sorted(keys)}")
+        for key, put in parts:
+            put(value[key], rows[key], lane)
+
+    return write
+
+
+def _tuple_writer(space: spaces.Tuple[Any], path: Path) -> Write:
+    parts = [make_writer(inner, (*path, index)) for index, inner in enumerate(space.spaces)]
+
+    def write(value: Any, rows: Any, lane: int) -> None:
+        if not isinstance(value, tuple | list) or len(value) != len(parts):
+            raise _refusal(path, f"must be a tuple of {len(parts)} values", value)
+        for put, part, part_rows in zip(parts, value, rows):
+            put(part, part_rows, lane)
+
+    return write
+
+
+def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
+    low, high = int(space.start), int(space.start + space.n)
+
+    def write(value: Any, rows: Any, lane: int) -> None:
+        if type(value) is not int:
+            value = _as_integer(value, path)
+        if not low <= value < high:
+            raise _refusal(path, f"is outside {space}", value)
+        rows[lane] = value
+
+    return write
+
+
+def _as_integer(value: Any, path: Path) -> int:
+    if isinstance(value, np.integer) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu"):
+        return int(value)
+    raise _refusal(path, "must be one integer", value)
+
+
+def _array_writer(space: Space, path: Path) -> Write:
+    shape, dtype = leaf_shape(space), leaf_dtype(space)
+    adapt = _Adapter(space, path)
+    check = _range_check(space, path)
+
+    def write(value: Any, rows: Any, lane: int) -> None:
+        # `is` on dtypes is the quick answer for the usual case; whatever it misses is judged carefully by `adapt`.
+        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            value = adapt(value)
+        if check is not None:
+            check(value)
+        rows[lane] = value
+
+    return write
+
+
+def _range_check(space: Space, path: Path) -> Callable[[np.ndarray], None] | None:
+    """Values of integer parts are checked; a Box may be left by a rounding error, so `check_env` looks at its bounds."""
+    if isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec  # of each part
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = np.zeros(1, np.int8), np.full(1, 2, np.int8)
+    else:
+        return None
+
+    def check(value: np.ndarray) -> None:
+        if ((value < low) | (value >= high)).any():
+            raise _refusal(path, f"is outside {space}", value)
+
+    return check
+
+
+class _Adapter:
+    """Brings an array of nearly the right type to the promised one, or refuses it."""
+
+    def __init__(self, space: Space, path: Path) -> None:
+        self.path, self.shape, self.dtype = path, leaf_shape(space), leaf_dtype(space)
+        self.takes_bool = isinstance(space, spaces.MultiBinary)
+        self.warned = False
+
+    def __call__(self, value: Any) -> np.ndarray:
+        number = self.shape == () and isinstance(value, float | int)
+        if not isinstance(value, np.ndarray | np.generic) and not number:
+            raise _refusal(self.path, f"must be a NumPy array of shape {self.shape} and dtype {self.dtype}", value)
+        array = np.asarray(value, self.dtype if type(value) is float and self.dtype.kind == "f" else None)
+        if array.shape != self.shape:
+            raise _refusal(self.path, f"has shape {array.shape}, but its space says {self.shape}", value)
+        return array if array.dtype == self.dtype else self._cast(array)
+
+    def _cast(self, array: np.ndarray) -> np.ndarray:
+        given, promised = _KINDS.get(array.dtype.kind), _KINDS.get(self.dtype.kind)
+        if given is None or (given != promised and not (given == "boolean" and self.takes_bool)):
+            raise _refusal(self.path, f"has dtype {array.dtype}, but its space says {self.dtype}", array)
+        with np.errstate(over="ignore"):  # a float that is too large becomes infinite, and that stops the run
+            cast = array.astype(self.dtype)
+        if promised == "integer" and not np.array_equal(cast, array):
+            raise _refusal(self.path, f"has dtype {array.dtype} and values that {self.dtype} cannot hold", array)
+        if not self.warned and not np.can_cast(array.dtype, self.dtype, "safe"):
+            self.warned = True
+            warnings.warn(
+                f"{path_name(self.path)} comes as {array.dtype}, but its space says {self.dtype}: it is cast at every step; "
+                f"let the environment return {self.dtype}",
+                stacklevel=2,
+            )
+        return cast
+
+
+def real_scalar(reward: Any) -> float:
+    """A reward as a float; anything but one real number is refused."""
+    if isinstance(reward, float | int | np.floating | np.integer | np.bool_):
+        return _as_float(reward)
+    if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
+        return float(reward)
+    raise _refusal(("reward",), "must be one real number (an array needs shape ())", reward)
+
+
+def _as_float(reward: Any) -> float:
+    try:
+        return float(reward)
+    except OverflowError:
+        raise _refusal(("reward",), "is an integer beyond every float", reward) from None
+
+
+def flag(value: Any, name: str) -> bool:
+    """A `terminated` or `truncated` as a bool."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_):
+        return bool(value)
+    raise _refusal((name,), "must be one bool", value)
+
+
+def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
+    """The finite numbers among an `info`, as floats; text, arrays and nested things are left out.
+
+    So is a number that is not finite: nothing learns from an `info`, and one NaN would take the mean of all the others with it.
+    """
+    if not isinstance(info, Mapping):
+        raise _refusal(("info",), "must be a dict", info)
+    numbers = {}
+    for key, value in info.items():
+        if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+            try:
+                number = float(value)
+            except OverflowError:
+                continue
+            if math.isfinite(number):
+                numbers[str(key)] = number
+    return numbers
+
+
+def _refusal(path: Path, what: str, value: Any = _NOTHING) -> Refusal:
+    got = "" if value is _NOTHING else f"; got {type(value).__name__}: {brief(value)}"
+    return Refusal(f"{path_name(path)} {what}{got}")
+
+
+Put: TypeAlias = Callable[[Any, Any], None]
+"""(actions [B, *act], rows [B, *act]): check the actions and copy them into the rows."""
+
+Split: TypeAlias = Callable[[Tree], list[Any]]
+"""Actions [N, *act] as N elements of the action space that share no memory with them."""
+
+
+def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
+    """The function that takes a batch of actions in, or of `what` else has the space's structure."""
+    if not list(leaves(space, path)):
+        raise SpaceError(f"the space of {what}, {space}, has no parts")
+    if isinstance(space, spaces.Dict):
+        parts: dict[Any, Put] = {key: make_put(inner, (*path, key), what) for key, inner in space.spaces.items()}
+    elif isinstance(space, spaces.Tuple):
+        parts = {index: make_put(inner, (*path, index), what) for index, inner in enumerate(space.spaces)}
+    else:
+        return functools.partial(_put_leaf, f"{what}{_at(path)}")
+
+    def put(value: Any, rows: Any) -> None:
+        if not isinstance(value, dict | tuple) or len(value) != len(parts):
+            raise SpaceError(f"{what}{_at(path)} must have the structure of {space}, not {type(value).__name__}")
+        for key, put_part in parts.items():
+            try:
+                part = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise SpaceError(f"{what}{_at(path)} lack the part {key!r} of {space}") from None
+            put_part(part, rows[key])
+
+    return put
+
+
+def _put_leaf(what: str, value: Any, rows: np.ndarray) -> None:
+    if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
+        rows[...] = value  # the usual case, in the least time; whatever `is` misses is judged carefully below
+        return
+    array = np.asarray(value)
+    if array.shape != rows.shape:
+        raise SpaceError(f"{what} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
+    try:
+        np.copyto(rows, array, casting="same_kind")
+    except TypeError:
+        raise SpaceError(f"{what} have dtype {array.dtype}, but the space says {rows.dtype}") from None
+
+
+def _at(path: Path) -> str:
+    return f"[{']['.join(map(repr, path))}]" if path else ""
+
+
+def make_split(space: Space) -> Split:
+    """The function that takes a batch of actions apart: Python ints, fresh arrays, dicts and tuples of them."""
+    if isinstance(space, spaces.Dict):
+        keys = list(space.spaces)
+        parts = [(key, make_split(space.spaces[key])) for key in keys]
+        return lambda batch: [dict(zip(keys, row)) for row in zip(*(split(batch[key]) for key, split in parts))]
+    if isinstance(space, spaces.Tuple):
+        splits = [make_split(inner) for inner in space.spaces]
+        return lambda batch: list(zip(*(split(part) for split, part in zip(splits, batch))))
+    if isinstance(space, spaces.Discrete):
+        return np.ndarray.tolist
+    if leaf_shape(space) == ():
+        return lambda batch: [batch[index, ...].copy() for index in range(len(batch))]
+    return lambda batch: list(batch.copy())

@@ -1,0 +1,148 @@
+"""The policy file: weights, spec and normalisers in one safetensors file, and the rules that weights keep. Serves steps 4 and 9."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import optree
+
+from inchworm.core.errors import BadNumberError, InchwormError
+from inchworm.core.tensor_file import distrusted, read_tensor_file, write_tensor_file
+from inchworm.core.types import PolicyStep, Tree
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy.statistics import PolicyStatistics, popart
+
+if TYPE_CHECKING:
+    from inchworm.core.protocols import Policy
+
+
+VERSION = "policy_version"
+FILE_KIND, FILE_VERSION = "policy", 1
+VALUE_HEAD = ("critic.head.weight", "critic.head.bias")
+
+
+def check_weights(spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> None:
+    """Refuse weights whose names or shapes are not the spec's."""
+    _check_shapes(spec.layers, weights)  # before anything of the spec's sizes is allocated
+    statistics = {name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}
+    expected = {**spec.layers, **statistics, VERSION: ()}
+    unknown = sorted(weights.keys() - expected.keys())
+    if unknown:
+        raise InchwormError(f"these weights do not fit the policy: unknown {unknown}")
+    _check_shapes(expected, weights)
+
+
+def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    missing = sorted(expected.keys() - weights.keys())
+    if missing:
+        raise InchwormError(f"these weights do not fit the policy: missing {missing}")
+    for name, shape in expected.items():
+        if np.shape(weights[name]) != tuple(shape):
+            raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {tuple(shape)}")
+
+
+def check_alike(weights: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> None:
+    """Refuse weights whose names or shapes are not those of a network that somebody brought."""
+    differing = sorted(weights.keys() ^ own.keys())
+    if differing:
+        raise InchwormError(f"these weights do not fit the policy: {differing} are only on one side")
+    for name, value in own.items():
+        if np.shape(weights[name]) != value.shape:
+            raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {value.shape}")
+
+
+def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
+    """Refuse weights that no policy could act with: numbers that are not finite, a negative variance or count. None is ever saved."""
+    for name, array in weights.items():
+        is_count = name == VERSION or name.endswith(".count")
+        if array.dtype.kind not in ("iu" if is_count else "f"):
+            raise InchwormError(f"the weight {name} is of {array.dtype}, not of {'whole numbers' if is_count else 'float32 or float64'}")
+        if not np.isfinite(array).all():
+            first = np.argwhere(~np.isfinite(array))[0].tolist()
+            raise BadNumberError(f"the weight {name} is not finite at {first}: {array[tuple(first)]}; such a policy is not saved")
+        if (is_count or name.endswith(".var")) and (array < 0).any():
+            raise BadNumberError(f"{name} is negative: {array.min()}")
+
+
+def fingerprint(weights: Mapping[str, np.ndarray]) -> int:
+    """64 bits that tell two sets of weights apart; version numbers of two runs collide, these do not."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(weights[name]).tobytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def rescaled_value_head(
+    weights: Mapping[str, np.ndarray], before: tuple[float, float], after: tuple[float, float]
+) -> dict[str, np.ndarray]:
+    """The value head after the value statistics (mean, std) moved, so that values in reward units stay (PopArt, Hessel et al. 2018)."""
+    if before == after:
+        return {}
+    return dict(zip(VALUE_HEAD, popart(*before, *after, *[weights[name] for name in VALUE_HEAD])))
+
+
+def save_policy(path: str | Path, spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> Path:
+    """Write a policy file, atomically."""
+    check_weights(spec, weights)
+    check_numbers(weights)
+    write_tensor_file(Path(path), weights, kind=FILE_KIND, version=FILE_VERSION, header={"spec": spec.to_dict()})
+    return Path(path)
+
+
+def read_policy(path: str | Path) -> tuple[PolicySpec, dict[str, np.ndarray]]:
+    """The spec and weights of a policy file."""
+    weights, header = read_tensor_file(Path(path), kind=FILE_KIND, max_version=FILE_VERSION)
+    with distrusted(f"{path} holds no valid policy"):
+        spec = PolicySpec.from_dict(header["spec"])
+        check_weights(spec, weights)
+        check_numbers(weights)
+    return spec, weights
+
+
+def load_policy(path: str | Path, backend: Literal["auto", "numpy", "torch"] = "auto") -> Policy:
+    """A policy from its file. `auto` acts in NumPy where that is possible and imports torch only for convolutions."""
+    spec, weights = read_policy(path)
+    if backend == "numpy" or (backend == "auto" and not spec.observations.images):
+        from inchworm.backends.numpy.policy import NumpyPolicy
+
+        return NumpyPolicy(spec, weights)
+    from inchworm.backends.torch.policy import TorchPolicy
+
+    return TorchPolicy(spec, weights)
+
+
+FORGETFUL = "predict begins with an empty memory at every call; predict_with_memory(observation, state) keeps it between calls"
+
+
+class Predicts:
+    """What the built-in policies share: they have a spec, and act."""
+
+    spec: PolicySpec
+    initial_state: Callable[[int], Tree]
+    act: Callable[..., PolicyStep]
+
+    def predict(self, observation: Tree, *, deterministic: bool = True, rng: np.random.Generator | None = None) -> Tree:
+        """The action for one unbatched observation, as the environment takes it; with a memory, for the first of an episode."""
+        if optree.tree_leaves(self.initial_state(1)):
+            warnings.warn(FORGETFUL, stacklevel=2)
+        return self.predict_with_memory(observation, deterministic=deterministic, rng=rng)[0]
+
+    def predict_with_memory(
+        self, observation: Tree, state: Tree = None, *, deterministic: bool = True, rng: np.random.Generator | None = None
+    ) -> tuple[Tree, Tree]:
+        """The action for one unbatched observation, and the memory to give back with the next; None begins an episode."""
+        stream = rng if rng is not None else np.random.default_rng()
+        memory = self.initial_state(1) if state is None else state
+        step = self.act(self.spec.batch(observation), memory, np.array([state is None]), stream, deterministic=deterministic)
+        return self.spec.unbatch(step.env_actions), step.state
+
+    @property
+    def central_critic(self) -> bool:
+        """Whether `value` reads the global state."""
+        return self.spec.global_state is not None

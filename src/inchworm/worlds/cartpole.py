@@ -1,0 +1,311 @@
+"""Step 1 of 9: CartPole's equations, once for arrays of lanes and once lane by lane, bit-equal to Gymnasium's environment.
+
+Every line is one of Gymnasium's, its operations in the same order and in float64. Python's own floats are the quicker
+way for a few lanes (most of a short NumPy call is overhead), arrays for many.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import EnvError
+from inchworm.core.types import Array
+from inchworm.env.episodes import Ended, Replay
+from inchworm.env.local import Block
+from inchworm.env.step_arrays import StepRows, carve_rows
+from inchworm.env.vector_env import LaneVectorEnv
+
+
+class Dynamics(Protocol):
+    """What moves all lanes of CartPole by one step."""
+
+    def move(self) -> list[int]:
+        """One Euler step of every lane with the actions in the rows; the observations go there too. Returns the lanes that fell."""
+        ...
+
+    def put(self, lane: int, state: Array) -> None:
+        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        ...
+
+
+class LaneByLane:
+    """The equations in Python floats, for a few lanes."""
+
+    def __init__(self, env: CartPoleEnv, rows: StepRows) -> None:
+        self._rows = rows
+        self._states = [(0.0, 0.0, 0.0, 0.0)] * len(rows.rewards)
+        self._bytes = memoryview(rows.observations).cast("B")  # of [B, 4] f32
+        self._pack = struct.Struct("=4f").pack_into  # rounds to float32 as NumPy does
+        self._cos, self._sin = trigonometry()
+        self._force = float(env.force_mag)
+        self._constants = tuple(map(float, (env.polemass_length, env.total_mass, env.gravity, env.length, env.masspole, env.tau)))
+        self._limits = float(env.x_threshold), float(env.theta_threshold_radians)
+
+    def move(self) -> list[int]:
+        """One Euler step of every lane; returns the lanes that fell."""
+        states, raw, pack, cos, sin = self._states, self._bytes, self._pack, self._cos, self._sin
+        polemass_length, total_mass, gravity, length, masspole, tau = self._constants
+        x_limit, theta_limit = self._limits
+        fell = []
+        for lane, action in enumerate(self._rows.actions.tolist()):
+            if action == 1:
+                force = self._force
+            elif action == 0:
+                force = -self._force
+            else:
+                _refuse(self._rows.actions)
+            x, x_dot, theta, theta_dot = states[lane]
+            costheta, sintheta = cos(theta), sin(theta)
+            temp = (force + polemass_length * (theta_dot * theta_dot) * sintheta) / total_mass
+            thetaacc = (gravity * sintheta - costheta * temp) / (length * (4.0 / 3.0 - masspole * (costheta * costheta) / total_mass))
+            xacc = temp - polemass_length * thetaacc * costheta / total_mass
+            x += tau * x_dot
+            x_dot += tau * xacc
+            theta += tau * theta_dot
+            theta_dot += tau * thetaacc
+            states[lane] = (x, x_dot, theta, theta_dot)
+            pack(raw, 16 * lane, x, x_dot, theta, theta_dot)
+            if x < -x_limit or x > x_limit or theta < -theta_limit or theta > theta_limit:
+                fell.append(lane)
+        return fell
+
+    def put(self, lane: int, state: Array) -> None:
+        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        self._states[lane] = tuple(map(float, state))  # type: ignore[assignment]
+        self._rows.observations[lane] = state
+
+
+@functools.cache
+def trigonometry() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """(cos, sin) of one float with NumPy's bits, which are Gymnasium's: Python's own where they are the same, which is quicker."""
+    angles = np.linspace(-0.5, 0.5, 2001).tolist()  # the pole falls at 0.21
+    if all(math.cos(angle) == np.cos(angle) and math.sin(angle) == np.sin(angle) for angle in angles):
+        return math.cos, math.sin
+    return (lambda angle: float(np.cos(angle))), (lambda angle: float(np.sin(angle)))
+
+
+def _refuse(actions: Array) -> NoReturn:
+    raise EnvError(f"actions {actions.tolist()} are not all 0 or 1, as CartPole's must be")
+
+
+class AllAtOnce:
+    """The equations on arrays, for many lanes."""
+
+    def __init__(self, env: CartPoleEnv, rows: StepRows) -> None:
+        num_lanes = len(rows.rewards)
+
+        def everywhere(constant: float) -> np.ndarray:  # [B]: NumPy takes an array in half the time that a float takes
+            return np.full(num_lanes, constant, np.float64)
+
+        self._rows = rows
+        self._seen = rows.observations.reshape(num_lanes, 2, 2)  # a view
+        self.state = np.zeros((2, 2, num_lanes), np.float64)  # [position or speed, cart or pole, B]
+        self._ordered = self.state.transpose(2, 1, 0)  # [B, cart or pole, position or speed]: Gymnasium's order, row by row
+        self._scratch = np.empty((6, num_lanes), np.float64)
+        self._pair = np.empty((2, num_lanes), np.float64)
+        self._accelerations = np.empty((2, num_lanes), np.float64)  # of cart and pole
+        self._outside, self._fell = np.empty((2, num_lanes), np.bool_), np.empty(num_lanes, np.bool_)
+        self._force, self._twice_force = everywhere(env.force_mag), everywhere(2.0 * env.force_mag)
+        self._polemass_length, self._total_mass = everywhere(env.polemass_length), everywhere(env.total_mass)
+        self._gravity, self._masspole, self._length = everywhere(env.gravity), everywhere(env.masspole), everywhere(env.length)
+        self._four_thirds, self._tau = everywhere(4.0 / 3.0), np.full((2, num_lanes), env.tau)
+        self._limits = np.stack([everywhere(env.x_threshold), everywhere(env.theta_threshold_radians)])
+
+    def move(self) -> list[int]:
+        """One Euler step of every lane; returns the lanes that fell."""
+        actions = self._rows.actions  # [B]
+        if np.bitwise_or.reduce(actions) not in (0, 1):
+            _refuse(actions)
+        positions, speeds = self.state
+        theta, theta_dot = positions[1], speeds[1]
+        force, cos, sin, temp, low, high = self._scratch
+        xacc, thetaacc = self._accelerations
+        np.cos(theta, cos)
+        np.sin(theta, sin)
+        # force = force_mag if action == 1 else -force_mag
+        np.multiply(actions, self._twice_force, force)
+        np.subtract(force, self._force, force)
+        # temp = (force + polemass_length * theta_dot**2 * sin) / total_mass
+        np.square(theta_dot, temp)
+        np.multiply(self._polemass_length, temp, temp)
+        np.multiply(temp, sin, temp)
+        np.add(force, temp, temp)
+        np.divide(temp, self._total_mass, temp)
+        # thetaacc = (gravity * sin - cos * temp) / (length * (4/3 - masspole * cos**2 / total_mass))
+        np.square(cos, low)
+        np.multiply(self._masspole, low, low)
+        np.divide(low, self._total_mass, low)
+        np.subtract(self._four_thirds, low, low)
+        np.multiply(self._length, low, low)
+        np.multiply(self._gravity, sin, high)
+        np.multiply(cos, temp, thetaacc)
+        np.subtract(high, thetaacc, thetaacc)
+        np.divide(thetaacc, low, thetaacc)
+        # xacc = temp - polemass_length * thetaacc * cos / total_mass
+        np.multiply(self._polemass_length, thetaacc, xacc)
+        np.multiply(xacc, cos, xacc)
+        np.divide(xacc, self._total_mass, xacc)
+        np.subtract(temp, xacc, xacc)
+        # position += tau * speed, then speed += tau * acceleration, for cart and pole
+        np.multiply(self._tau, speeds, self._pair)
+        np.add(positions, self._pair, positions)
+        np.multiply(self._tau, self._accelerations, self._pair)
+        np.add(speeds, self._pair, speeds)
+        np.abs(positions, self._pair)
+        np.greater(self._pair, self._limits, self._outside)
+        np.logical_or(self._outside[0], self._outside[1], self._fell)
+        self._seen[...] = self._ordered
+        return self._fell.nonzero()[0].tolist()
+
+    def put(self, lane: int, state: Array) -> None:
+        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        self._ordered[lane] = np.reshape(state, (2, 2))
+        self._seen[lane] = self._ordered[lane]
+
+
+_FEW_LANES = 16
+"""Measured: up to here floats cost less than arrays, whose overhead is that of some 20 lanes."""
+
+_IDS = ("CartPole-v0", "CartPole-v1")
+
+SKIRMISH = "Skirmish-v0"
+"""Our own world of two teams (`worlds/skirmish`), whose arenas are stepped as one."""
+
+
+def native_pays(config: EnvConfig) -> bool:
+    """Whether a config's environment is stepped natively: it is one we know, nothing is wrapped around it, and the bits are equal."""
+    bare = config.native and not (config.wrappers or config.atari) and config.frame_stack == 1
+    if config.id == SKIRMISH:
+        return bare and config.max_episode_steps is None
+    return bare and not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
+
+
+class _CartPoleEngine:
+    """The engine that moves all lanes of CartPole at once."""
+
+    lanes_per_copy = 1
+
+    def __init__(
+        self, name: str, num_lanes: int, max_episode_steps: int | None, dynamics: Callable[[CartPoleEnv, StepRows], Dynamics]
+    ) -> None:
+        self._spec = gym.spec(name)
+        self._limit = max_episode_steps or self._spec.max_episode_steps or 500
+        self._env = env = CartPoleEnv()
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.rows: StepRows = carve_rows(self.observation_space, self.action_space, num_lanes, num_lanes)[0]
+        self._dynamics = dynamics(env, self.rows)
+        self._options: list[Any] = [None] * num_lanes
+        self._now = 0  # steps taken
+        self._cuts = np.zeros(num_lanes, np.int64)  # [B] the step at which the time limit ends each running episode
+        self._next_cut = self._limit  # no cut is sooner
+        self._flags_set = False
+
+    def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
+        """Begin episodes in some lanes."""
+        for lane, seed in zip(indices, seeds):
+            self._begin(lane, seed)
+
+    def _begin(self, lane: int, seed: int) -> None:
+        """The first state of an episode, drawn as Gymnasium's environment draws it."""
+        self._env.reset(seed=seed, options=self._options[lane])
+        self._put(lane, 0)
+
+    def _put(self, lane: int, taken: int) -> None:
+        self._dynamics.put(lane, self._env.state)
+        self._cuts[lane] = self._now + self._limit - taken
+        self._next_cut = min(self._next_cut, self._now + self._limit - taken)
+
+    def start(self) -> None:
+        """Nothing to wake: `finish` takes the step."""
+
+    def finish(self) -> list[Ended]:
+        """One step of all lanes; where an episode ended, the next has begun."""
+        fell = self._dynamics.move()
+        self.rows.rewards.fill(1.0)
+        if self._flags_set:
+            self.rows.terminated.fill(False)
+            self.rows.truncated.fill(False)
+            self._flags_set = False
+        self._now += 1
+        if fell or self._now == self._next_cut:
+            return self._end(fell)
+        return []
+
+    def _end(self, fell: list[int]) -> list[Ended]:
+        rows = self.rows
+        rows.terminated[fell] = True
+        over = fell
+        if self._now == self._next_cut:
+            rows.truncated[:] = (self._cuts == self._now) & ~rows.terminated  # both flags mean terminated
+            self._next_cut = self._now + self._limit
+            over = (rows.terminated | rows.truncated).nonzero()[0].tolist()
+            self._cuts[over] = self._next_cut
+            self._next_cut = int(self._cuts.min())
+        self._flags_set = bool(over)
+        for lane in over:
+            rows.final_observations[lane] = rows.observations[lane]
+            self._begin(lane, int(rows.next_seeds[lane]))
+        return [(lane, {}) for lane in over]
+
+    def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
+        """Reset options from the lanes' next reset on."""
+        for lane, value in zip(indices, options):
+            self._options[lane] = value
+
+    def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
+        """Bring lanes to where their episodes stood, each with Gymnasium's own environment."""
+        return [self._replay(job) for job in jobs]
+
+    def _replay(self, job: Replay) -> tuple[float, int]:
+        block = Block(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
+        block.attach(carve_rows(self.observation_space, self.action_space, 1, 1)[0])
+        total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
+        self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
+        self._put(job.copy, taken)
+        return total, taken
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NativeCartPole(LaneVectorEnv):
+    """CartPole-v0 or -v1, all lanes at once: the same bits as `InProcessVectorEnv` in a fraction of the time."""
+
+    def __init__(self, name: str, num_envs: int, *, max_episode_steps: int | None = None, **options: Any) -> None:
+        super().__init__(_CartPoleEngine(name, num_envs, max_episode_steps, _dynamics(num_envs)), **options)
+
+
+def _dynamics(num_lanes: int) -> Callable[[CartPoleEnv, StepRows], Dynamics]:
+    return LaneByLane if num_lanes <= _FEW_LANES else AllAtOnce
+
+
+@functools.cache
+def _is_bit_equal(name: str, dynamics: Callable[[CartPoleEnv, StepRows], Dynamics]) -> bool:
+    """Whether this Gymnasium and this NumPy give the same bits with these dynamics as one environment at a time: 64 steps of 16 lanes."""
+    lanes = 16  # more than any vector register holds, so that whole registers and remainders are both compared
+    engine = _CartPoleEngine(name, lanes, None, dynamics)
+    engine.reset(range(lanes), range(lanes))
+    engine.rows.next_seeds[:] = np.arange(lanes) + lanes
+    envs = [gym.make(name, disable_env_checker=True) for _ in range(lanes)]
+    seen = np.array([env.reset(seed=seed)[0] for seed, env in enumerate(envs)])
+    for turn in range(64):
+        if not np.array_equal(seen, engine.rows.observations):
+            return False
+        engine.rows.actions[:] = (np.arange(lanes) + turn) % 3 % 2
+        ended = {lane for lane, _ in engine.finish()}
+        for lane, env in enumerate(envs):
+            seen[lane], _, terminated, truncated, _ = env.step(int(engine.rows.actions[lane]))
+            if (terminated or truncated) != (lane in ended):
+                return False
+            if lane in ended:
+                seen[lane], _ = env.reset(seed=lane + lanes)
+    return True

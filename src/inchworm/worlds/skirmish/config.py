@@ -1,0 +1,131 @@
+"""Serves step 1: the knobs of a game of Skirmish; the fields are what `env.kwargs` of the id Skirmish-v0 may hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from inchworm.config.reading import STRICT, ConfigBase, check_range, in_words
+from inchworm.core.errors import ConfigError
+
+__all__ = ["SkirmishConfig"]
+
+
+LATTICE = 16
+"""Positions are multiples of 1 / LATTICE."""
+
+HEADINGS = 16
+"""Directions that a unit can face: multiples of 22.5 degrees, counted to the left from the own frame's +x."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnitClass:
+    """What a kind of unit can do."""
+
+    health: int
+    speed: float
+    """The way of one step along an axis; a diagonal step is as long, up to the lattice."""
+    radius: float
+    """How far its centre stays from walls."""
+    sight: float
+    """How far it sees enemies."""
+    reach: float
+    """How far its weapon carries."""
+    arc: int
+    """The weapon's full angle in degrees, centred on the facing."""
+    damage: int
+    cooldown: int
+    """Steps from one shot to the next."""
+    turn: int
+    """Headings that one turn changes the facing by."""
+
+    @property
+    def diagonal(self) -> float:
+        """The way of a diagonal step along each axis."""
+        return round(self.speed * math.sqrt(0.5) * LATTICE) / LATTICE
+
+
+CLASSES: dict[str, UnitClass] = {
+    "scout": UnitClass(health=60, speed=1.0, radius=0.3125, sight=8.0, reach=3.5, arc=120, damage=8, cooldown=2, turn=3),
+    "soldier": UnitClass(health=100, speed=0.75, radius=0.375, sight=7.0, reach=5.0, arc=90, damage=12, cooldown=3, turn=2),
+    "heavy": UnitClass(health=160, speed=0.5, radius=0.5, sight=6.0, reach=4.0, arc=60, damage=20, cooldown=4, turn=2),
+}
+"""scout: quick, sees far, weak; soldier: the longest reach; heavy: slow, tough, narrow and hard."""
+
+
+_MOST_UNITS = 10
+_SPAWN_DEPTH = 3.0
+"""No wall stands this close to a team's own side."""
+
+
+@in_words
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SkirmishConfig(ConfigBase):
+    """The rules of a game: who fights, where, for how long, and what is rewarded."""
+
+    units: Annotated[tuple[str, ...], Field(strict=False)] = ("scout", "soldier", "heavy")
+    """The classes of a team's units, 1 to 10 of scout, soldier and heavy; both teams have the same."""
+    width: float = 16.0
+    """The arena from one team's side to the other's, in multiples of 1/8."""
+    height: float = 12.0
+    """The arena across, in multiples of 1/8."""
+    wall_pairs: int = 3
+    """Wall blocks on each half, drawn anew for each episode; the other half has the same, turned by 180 degrees."""
+    zone_radius: float = 2.5
+    """The round zone in the middle of the arena."""
+    zone_target: int = 40
+    """A team that has held the zone alone for so many steps wins."""
+    max_steps: int = 150
+    """After so many steps the game is cut off and decided on time."""
+    reward_damage: float = 0.5
+    """For a hit, per 100 points of health taken from the enemy."""
+    reward_hurt: float = -0.25
+    """For being hit, per 100 points of own health lost."""
+    reward_kill: float = 0.2
+    """For each unit whose shot hit an enemy in the step in which it died."""
+    reward_death: float = -0.2
+    """For the unit that died."""
+    reward_zone: float = 0.01
+    """For the whole team, per step in which it held the zone alone; the other team gets as much less."""
+    reward_win: float = 1.0
+    """For the whole team, for a win by elimination or zone; the losers get as much less. On time nothing is paid: the game was cut off."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.units) <= _MOST_UNITS:
+            raise ConfigError(f"units={list(self.units)} must name 1 to {_MOST_UNITS} units")
+        for name in self.units:
+            if name not in CLASSES:
+                raise ConfigError(f"units: {name!r} is no class of units; use {', '.join(CLASSES)}")
+        check_range(self, "width", 10.0, 48.0)
+        check_range(self, "height", 6.0, 48.0)
+        for name in ("width", "height"):
+            if getattr(self, name) * LATTICE % 2:
+                raise ConfigError(f"{name}={getattr(self, name)} must be a multiple of 1/8")
+        check_range(self, "wall_pairs", 0, self.most_wall_pairs)
+        check_range(self, "zone_radius", 0.5, min(self.width, self.height) / 2)
+        check_range(self, "zone_target", 1, 1_000_000)
+        check_range(self, "max_steps", 1, 1_000_000)
+
+    @property
+    def team_size(self) -> int:
+        """Units of a team."""
+        return len(self.units)
+
+    @property
+    def classes(self) -> tuple[UnitClass, ...]:
+        """The units' classes."""
+        return tuple(CLASSES[name] for name in self.units)
+
+    @property
+    def most_wall_pairs(self) -> int:
+        """How many blocks one above the other leave each other room to pass."""
+        return int(self.height // 3)
+
+    @property
+    def wall_columns(self) -> tuple[float, float]:
+        """(left, right) of where walls may stand in the left half."""
+        return -self.width / 2 + _SPAWN_DEPTH, -0.75

@@ -1,0 +1,178 @@
+"""Serves the tests of teams: tiny PettingZoo worlds with known answers: agents that come and go, and a sacrifice that pays.
+
+They need the extra `marl`; this module is imported only by who wants one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+
+from inchworm.core.errors import MissingExtraError
+from inchworm.core.spaces import MASK_KEY
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError as error:
+    raise MissingExtraError('worlds of many agents need PettingZoo; type: pip install "inchworm[marl]"') from error
+
+Stay = tuple[int, int, Literal["terminated", "truncated"]]
+"""(steps taken when an agent appears, steps taken when it leaves, which flag it then gets)."""
+
+DEATHS: tuple[tuple[Stay, ...], ...] = (((0, 6, "terminated"),), ((0, 2, "terminated"),), ((0, 6, "truncated"),))
+"""Three agents; the second dies after 2 of 6 steps."""
+JOINS: tuple[tuple[Stay, ...], ...] = (((0, 5, "terminated"),), ((2, 5, "terminated"),), ((0, 1, "truncated"), (3, 4, "terminated")))
+"""Three agents; the second joins after 2 of 5 steps, the third leaves after 1, comes back after 3 and dies after 4."""
+
+
+class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
+    """Agents that come and go by a plan, whatever they do. One sees (its place, steps taken, luck); its reward is 10 place + steps taken.
+
+    Luck depends on the seed and on the actions of the living, so that a replay with other actions is noticed; those of others do not
+    matter. Whoever is away gets `pension` a step. `state()` is (steps taken, agents that live, luck).
+    """
+
+    metadata: dict[str, Any] = {"name": "comings", "is_parallelizable": True}  # noqa: RUF012
+
+    def __init__(
+        self,
+        plan: Sequence[Sequence[Stay]] = DEATHS,
+        *,
+        pension: float | None = None,
+        masks: Literal["none", "key", "info", "method"] = "none",
+    ) -> None:
+        self.plan, self.pension, self.masks = [list(stays) for stays in plan], pension, masks
+        self.possible_agents = [f"agent_{place}" for place in range(len(self.plan))]
+        self.agents: list[str] = []
+        self.render_mode = None
+        self.state_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        if masks == "method":
+            self.action_masks = self._mask
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """(place, steps, luck), beside a mask if it is a key."""
+        seen = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        return spaces.Dict({"seen": seen, MASK_KEY: spaces.MultiBinary(3)}) if self.masks == "key" else seen
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Three choices."""
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin with those who are there at 0."""
+        self._rng = np.random.default_rng(seed)
+        self._now, self._luck = 0, float(self._rng.random()) + float((options or {}).get("luck", 0))
+        self.agents = self._present()
+        return self._observations(self.agents), self._infos(self.agents)
+
+    def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+        """One step of the living."""
+        acted = self.agents
+        if set(actions) != set(acted):
+            raise AssertionError(f"the living are {acted}, but {list(actions)} acted")
+        self._now += 1
+        self._luck = (self._luck + float(self._rng.random()) + 0.1 * sum(int(action) for action in actions.values())) % 1.0
+        self.agents = self._present()
+        ends = {agent: self._end(agent) for agent in acted}
+        rewards = {agent: 10.0 * self.possible_agents.index(agent) + self._now for agent in acted}
+        if self.pension is not None:
+            rewards |= {agent: self.pension for agent in self.possible_agents if agent not in acted}
+        shown = list(dict.fromkeys([*acted, *self.agents]))
+        flags = [{agent: ends[agent] == flag for agent in acted} for flag in ("terminated", "truncated")]
+        return self._observations(shown), rewards, *flags, self._infos(shown)
+
+    def state(self) -> np.ndarray:
+        """(steps taken, agents that live, luck)."""
+        return np.array([self._now, len(self.agents), self._luck], np.float32)
+
+    def _present(self) -> list[str]:
+        there = [any(first <= self._now < last for first, last, _ in stays) for stays in self.plan]
+        return [agent for agent, is_there in zip(self.possible_agents, there) if is_there]
+
+    def _end(self, agent: str) -> str | None:
+        stays = self.plan[self.possible_agents.index(agent)]
+        return next((flag for _, last, flag in stays if last == self._now), None)
+
+    def _mask(self, agent: str) -> np.ndarray:
+        """What an agent may do: all but one of the three, which moves on with the steps."""
+        forbidden = (self._now + self.possible_agents.index(agent)) % 3
+        return np.array([choice != forbidden for choice in range(3)])
+
+    def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
+        seen = {agent: np.array([self.possible_agents.index(agent), self._now, self._luck], np.float32) for agent in agents}
+        if self.masks == "key":
+            return {agent: {"seen": row, MASK_KEY: self._mask(agent).astype(np.int8)} for agent, row in seen.items()}
+        return seen
+
+    def _infos(self, agents: Sequence[str]) -> dict[str, Any]:
+        infos: dict[str, Any] = {agent: {"steps": self._now, "place": self.possible_agents.index(agent)} for agent in agents}
+        if self.masks == "info":
+            for agent in agents:
+                infos[agent][MASK_KEY] = self._mask(agent)
+        return infos
+
+
+class Sacrifice(ParallelEnv[str, Any, int]):  # type: ignore[misc]
+    """Two agents, and `length` steps. Action 1 of the first in the first step kills it, and only then both get 1 at the end.
+
+    So its best is to die at once: a learner whose credit stops at death never finds that out, because it costs `price` on the spot.
+    """
+
+    metadata: dict[str, Any] = {"name": "sacrifice", "is_parallelizable": True}  # noqa: RUF012
+
+    def __init__(self, length: int = 4, price: float = 0.1) -> None:
+        self.length, self.price = length, price
+        self.possible_agents = ["hero", "friend"]
+        self.agents: list[str] = []
+        self.render_mode = None
+        self.state_space = spaces.Box(0, 1, (length + 2,), np.float32)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Steps taken as one of `length` + 1, and whether it is the hero."""
+        return spaces.Box(0, 1, (self.length + 2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Live, or die."""
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG002
+        """Both live."""
+        self._now, self._fell = 0, False
+        self.agents = list(self.possible_agents)
+        return {agent: self._seen(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+        """One step; at the last both are paid, whether they live or not."""
+        acted, first = self.agents, self._now == 0
+        self._now += 1
+        falls = first and int(actions["hero"]) == 1
+        self._fell = self._fell or falls
+        over = self._now == self.length
+        rewards = dict.fromkeys(acted, 0.0)
+        if falls:
+            rewards["hero"] -= self.price
+        if over and self._fell:
+            rewards |= {agent: rewards.get(agent, 0.0) + 1.0 for agent in self.possible_agents}
+        ends = {agent: over or (agent == "hero" and falls) for agent in acted}
+        self.agents = [agent for agent in acted if not ends[agent]]
+        return {agent: self._seen(agent) for agent in acted}, rewards, ends, dict.fromkeys(acted, False), {agent: {} for agent in acted}
+
+    def state(self) -> np.ndarray:
+        """Steps taken as one of `length` + 1, and whether the hero fell."""
+        return np.array([*(np.arange(self.length + 1) == self._now), self._fell], np.float32)
+
+    def _seen(self, agent: str) -> np.ndarray:
+        return np.array([*(np.arange(self.length + 1) == self._now), agent == "hero"], np.float32)
+
+
+def comings(**kwargs: Any) -> Comings:
+    """A factory for `inchworm.worlds.toys_teams:comings`."""
+    return Comings(**kwargs)
+
+
+def sacrifice(**kwargs: Any) -> Sacrifice:
+    """A factory for `inchworm.worlds.toys_teams:sacrifice`."""
+    return Sacrifice(**kwargs)

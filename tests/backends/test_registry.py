@@ -1,0 +1,121 @@
+"""The one place that chooses a backend: who acts, who learns, and on how many threads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import threadpoolctl
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.registry import acting_policy, compute_advantages, is_builtin, learning_threads, make_learner, make_policy
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+
+SPEC = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig(hidden_sizes=(4,)))
+IMAGES = PolicySpec(
+    spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), PolicyConfig(kind="cnn", cnn_filters=((4, 5, 3),), cnn_features=4)
+)
+
+
+def test_a_small_policy_acts_in_numpy_and_an_image_policy_where_it_learns():
+    policy = make_policy(SPEC, seed=3)
+    assert isinstance(policy, TorchPolicy)
+    actor = acting_policy(policy)
+    assert isinstance(actor, NumpyPolicy)
+    np.testing.assert_array_equal(actor.get_weights()["actor.0.weight"], policy.get_weights()["actor.0.weight"])
+    assert acting_policy(actor) is actor
+    images = make_policy(IMAGES)
+    assert acting_policy(images) is images
+    weights = policy.get_weights()
+    np.testing.assert_array_equal(make_policy(SPEC, seed=9, weights=weights).get_weights()["actor.0.weight"], weights["actor.0.weight"])
+
+
+def test_a_stub_that_only_acts_is_left_alone():
+    class Stub:
+        def initial_state(self, num_lanes):
+            return ()
+
+        def act(self, observations, state, episode_starts, rng, *, deterministic=False):
+            raise AssertionError
+
+    stub = Stub()
+    assert acting_policy(stub) is stub
+    assert not is_builtin(stub)
+
+
+def test_what_has_a_policy_file():
+    assert is_builtin(NumpyPolicy(SPEC))
+    assert is_builtin(TorchPolicy(SPEC))
+    assert is_builtin(TorchPolicy(IMAGES))
+
+
+def test_the_learner_gets_the_runs_seed_device_and_length(tmp_path):
+    config = TrainingConfig.from_dict({"run": {"seed": 5, "total_timesteps": 77, "device": "cpu"}, "ppo": {"clip_coef": 0.3}})
+    learner = make_learner(make_policy(SPEC), config, dump_directory=tmp_path)
+    assert isinstance(learner, PPOOptimizer)
+    assert learner.total_timesteps == 77
+    assert learner.config.clip_coef == 0.3
+    same = PPOOptimizer(make_policy(SPEC), device="cpu", seed=5)
+    assert learner.state_dict()["stream"] == same.state_dict()["stream"]
+
+
+def test_advantages_are_the_same_from_both_backends():
+    policy = make_policy(SPEC)
+    rollout = create_fake_rollout(SPEC.observation_space, SPEC.action_space, 20, 3)
+    ours = [compute_advantages(one, rollout, PPOConfig()) for one in (policy, NumpyPolicy(SPEC, policy.get_weights()))]
+    for name in ("values", "next_values", "advantages", "returns"):
+        one, other = (getattr(found, name) for found in ours)
+        assert isinstance(one, np.ndarray)
+        np.testing.assert_allclose(one, other, atol=5e-6)
+    # At a cut row the next value is that of the true successor, elsewhere that of the next row.
+    values, found = ours[1].values, ours[1].next_values
+    cut = np.zeros((20, 3), bool)
+    cut[tuple(rollout.cut_rows.T)] = True
+    np.testing.assert_array_equal(found[:-1][~cut[:-1]], values[1:][~cut[:-1]])
+    true = NumpyPolicy(SPEC, policy.get_weights()).value(rollout.cut_observations[None])[0]
+    np.testing.assert_allclose(found[tuple(rollout.cut_rows.T)], true, atol=1e-6)
+    np.testing.assert_allclose(ours[1].returns, ours[1].advantages + values, atol=1e-6)
+
+
+def test_cut_rows_are_normalised_like_every_row():
+    spec = PolicySpec(SPEC.observation_space, SPEC.action_space, PolicyConfig(hidden_sizes=(4,), normalize_observations=True))
+    policy = make_policy(spec)
+    rollout = create_fake_rollout(spec.observation_space, spec.action_space, 20, 3)
+    wide = dataclasses.replace(rollout, observations=100 + 50 * rollout.observations)  # so that a row that is not scaled saturates
+    policy.update_statistics(wide, wide.rewards)
+    for one in (policy, NumpyPolicy(spec, policy.get_weights())):
+        # Where the true successors are the observations themselves, their values are those of the rows.
+        rows = tuple(wide.cut_rows.T)
+        same = dataclasses.replace(wide, cut_observations=wide.observations[rows])
+        found = compute_advantages(one, same, PPOConfig())
+        np.testing.assert_allclose(found.next_values[rows], found.values[rows], atol=1e-6)
+        assert np.ptp(found.values) > 0.1
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with learning_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError), learning_threads(before + 1):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before
+    with learning_threads(0):
+        assert torch.get_num_threads() == before
+
+
+def test_matrices_of_numpy_get_one_thread_whatever_torch_gets():
+    def blas() -> list[int]:
+        return [library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+
+    before = blas()
+    with learning_threads(2, "numpy"):
+        assert set(blas()) == {1}
+    assert blas() == before

@@ -1,0 +1,799 @@
+"""Every learner, beside the others and by itself: equal weights after whole updates, and the promises of an update kept by each."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.learner import MAX_BAD_STEPS
+from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
+from inchworm.core.spaces import mask_space, with_mask
+from inchworm.core.tensor_file import read_tensor_file
+from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.policy.file import fingerprint
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import Rollout, combine_rollouts
+
+CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)
+TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+BOX = spaces.Box(-2, 2, (3,))
+
+
+def _torch_policy(spec, weights):
+    policy = TorchPolicy(spec)
+    policy = policy.double() if weights["actor.head.weight"].dtype == np.float64 else policy
+    policy.set_weights(weights)
+    return policy
+
+
+@dataclass(frozen=True)
+class Side:
+    """One backend's policy and learner, and how a custom loss answers there."""
+
+    name: str
+    policy_of: Callable[[PolicySpec, Any], Any]
+    learner_of: Callable[..., Any]
+    answer: Callable[[float, Any, Any], Any]
+    """(value, what multiplies the values' gradient, the current values) -> what a loss on the values returns."""
+
+    def policy(self, action_space=None, observation_space=None, seed=0, **options):
+        config = PolicyConfig(**{"hidden_sizes": (8,), **options})
+        spec = PolicySpec(observation_space or BOX, action_space or spaces.Discrete(3), config)
+        return self.policy_of(spec, fresh_weights(spec, seed))
+
+    def learner(self, policy, config=CONFIG, **options):
+        return self.learner_of(policy, config, **options)
+
+
+def _torch_answer(value, slope, values):
+    # value + slope · (V - V), whose gradient by V is the slope
+    return torch.as_tensor(float(value), dtype=values.dtype) + slope * (values - values.detach()).sum()
+
+
+SIDES = [
+    Side("numpy", NumpyPolicy, NumpyOptimizer, lambda value, slope, values: (value, {"values": slope * np.ones_like(values)})),
+    Side("torch", _torch_policy, lambda *given, **options: PPOOptimizer(*given, device="cpu", **options), _torch_answer),
+]
+
+
+@pytest.fixture(params=SIDES, ids=lambda side: side.name)
+def side(request):
+    return request.param
+
+
+def parameters(policy):
+    weights = policy.get_weights()
+    return np.concatenate([weights[name].reshape(-1) for name in policy.spec.layers])
+
+
+def collect(policy, num_steps=12, num_lanes=3, *, seed=0, episode_length=5, observations=None):
+    """Random observations (or these), the policy's own actions and log-probs on them, and rewards that depend on both."""
+    spec, rng = policy.spec, np.random.default_rng(seed)
+    actor = NumpyPolicy(spec, policy.get_weights())  # the one that acts, whoever learns
+    fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=seed, episode_length=episode_length)
+    observations = fake.observations if observations is None else observations
+    rows = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+    step = actor.act(rows, (), np.zeros(num_steps * num_lanes, bool), rng)
+    actions = optree.tree_map(lambda leaf: np.array(leaf).reshape(num_steps, num_lanes, *leaf.shape[1:]), step.actions)
+    seen = encode_observations(spec.observations, observations, 2)[..., 0]
+    first = optree.tree_leaves(actions)[0].reshape(num_steps, num_lanes, -1)[..., 0]
+    return Rollout.from_dict(
+        fake.to_dict()
+        | {
+            "observations": observations,
+            "actions": actions,
+            "log_probs": step.log_probs.reshape(num_steps, num_lanes).astype(np.float32),
+            "rewards": (seen * first + rng.normal(0, 0.1, first.shape)).astype(np.float32),
+            "policy_version": policy.policy_version,
+            "weights_fingerprint": np.uint64(fingerprint(policy.get_weights())),
+        }
+    )
+
+
+def with_the_dead(rollout, garbage=np.nan):
+    """The rollout with an agent that died after row 7 of lane 1 and one that joined lane 0 at row 2; `garbage` where nobody lived."""
+    data = {name: optree.tree_map(np.array, value) for name, value in rollout.to_dict().items() if name != "episodes"}
+    valid = np.ones(rollout.rewards.shape, bool)
+    valid[8:, 1] = valid[:2, 0] = False
+    data |= {"valid": valid}
+    data["terminated"][7, 1], data["truncated"][7:, 1] = True, False
+    for tree in (data["observations"], data["actions"], data["log_probs"], data["rewards"]):
+        for leaf in optree.tree_leaves(tree):
+            leaf[~valid] = garbage if leaf.dtype.kind == "f" else (99 if garbage else 0)
+    needed = data["truncated"].copy()
+    needed[-1] = True
+    keep = needed[tuple(data["cut_rows"].T)]
+    data["cut_rows"] = data["cut_rows"][keep]
+    data["cut_observations"] = optree.tree_map(lambda leaf: leaf[keep], data["cut_observations"])
+    dead_cuts = ~valid[tuple(data["cut_rows"].T)]
+    assert dead_cuts.any()
+    data["cut_valid"] = ~dead_cuts
+    for leaf in optree.tree_leaves(data["cut_observations"]):
+        leaf[dead_cuts] = garbage if leaf.dtype.kind == "f" else 0
+    return Rollout.from_dict(data)
+
+
+# Whole updates, side by side
+
+
+def check_alike(policies, stats, tolerance):
+    one, other = (policy.get_weights() for policy in policies)
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    assert stats[0].keys() == stats[1].keys()
+    for name in stats[0]:
+        assert stats[0][name] == pytest.approx(stats[1][name], rel=10 * tolerance, abs=10 * tolerance), name
+
+
+def side_by_side(spec, config, dtype, *, updates=2, observations=None, change=lambda rollout: rollout):
+    """Both learners through the same updates from the same weights; each rollout is made by the first's policy of then."""
+    weights = fresh_weights(spec, 3)
+    rng = np.random.default_rng(4)
+    for name, shape in spec.layers.items():  # the fresh action head is nearly 0: this policy has opinions
+        weights[name] = (weights[name] + rng.normal(0, 0.2, shape)).astype(dtype)
+    policies = [side.policy_of(spec, weights) for side in SIDES]
+    learners = [side.learner(policy, config, seed=1) for side, policy in zip(SIDES, policies)]
+    start, all_stats = parameters(policies[0]), []
+    for seed in range(updates):
+        seen = None if observations is None else observations((12, 3), np.random.default_rng(seed))
+        rollout = change(collect(policies[0], seed=seed, observations=seen))
+        all_stats.append([learner.update(rollout) for learner in learners])
+        check_alike(policies, all_stats[-1], 1e-10 if dtype == np.float64 else 1e-5)
+    assert np.abs(parameters(policies[0]) - start).max() > 1e-3
+    return all_stats
+
+
+HYBRID = spaces.Dict({"z": spaces.Discrete(3, start=-1), "a": spaces.Box(-1, 1, (2,)), "m": spaces.MultiBinary(2)})
+# 36 samples make minibatches of 8, 7, 7, 7 and 7; the clip is narrow, so that few steps reach both of its sides.
+PLAIN = PPOConfig(learning_rate=3e-3, update_epochs=3, num_minibatches=5, clip_coef=0.02)
+OPTIONS = {
+    "plain": {},
+    "minibatch_size": {"num_minibatches": None, "minibatch_size": 10},
+    "one minibatch": {"num_minibatches": 1},
+    "accumulation 2": {"gradient_accumulation": 2},
+    "accumulation 3": {"gradient_accumulation": 3, "normalize_advantages": "minibatch"},
+    "weight decay": {"weight_decay": 0.1},
+    "no gradient limit": {"max_grad_norm": None},
+    "tight gradient limit": {"max_grad_norm": 0.05},
+    "advantages of minibatches": {"normalize_advantages": "minibatch"},
+    "advantages as they are": {"normalize_advantages": "off"},
+    "clipped values": {"clip_vloss": True},
+    "no entropy": {"ent_coef": 0.0},
+    "much entropy": {"ent_coef": 0.5, "adam_eps": 1e-3},
+    "sequences of 4": {"sequence_length": 4},
+    "sequences of 5": {"sequence_length": 5, "gradient_accumulation": 2, "normalize_advantages": "minibatch"},  # 12 = 5 + 5 + 2
+    "target_kl": {"target_kl": 1e-4, "update_epochs": 6},
+    "gamma and lambda": {"gamma": 0.9, "gae_lambda": 0.5},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_every_option_gives_equal_weights(options, dtype):
+    config = PolicyConfig(hidden_sizes=(8, 6), normalize_observations=True, normalize_values=True)
+    stats = side_by_side(PolicySpec(BOX, HYBRID, config), PLAIN.replace(**options), dtype, updates=3)
+    assert stats[0][0]["warm_up"] == 1.0  # the first rollout moves the statistics alone, the others also the weights; PopArt each time
+    assert 0 < stats[2][0]["clip_fraction"] < 1
+    if "target_kl" in options:
+        assert 1 <= stats[1][0]["epochs"] < 6
+
+
+@pytest.mark.parametrize("case", ["discrete+mask", "multi_discrete_rank_2+mask", "box_tanh", "dict_mix+mask", "nested+mask"], indirect=True)
+@pytest.mark.parametrize("dead", [False, True], ids=["alive", "some dead"])
+def test_every_kind_of_space_gives_equal_weights(case, dead):
+    spec = PolicySpec(case.observation_space(BOX), case.action_space, PolicyConfig(hidden_sizes=(8,), action_bounds=case.bounds))
+    side_by_side(
+        spec,
+        PLAIN.replace(clip_vloss=True),
+        np.float64,
+        observations=lambda rows, rng: case.observations(BOX, rows, rng),
+        change=with_the_dead if dead else lambda rollout: rollout,
+    )
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
+@pytest.mark.parametrize("shared_trunk", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("hidden_sizes", [(), (6,), (5, 4, 6)], ids=["0", "1", "3"])
+def test_every_architecture_gives_equal_weights(activation, shared_trunk, hidden_sizes):
+    config = PolicyConfig(hidden_sizes=hidden_sizes, activation=activation, shared_trunk=shared_trunk)
+    side_by_side(PolicySpec(BOX, spaces.Discrete(3), config), PLAIN.replace(update_epochs=1), np.float64)
+
+
+def test_a_learner_goes_on_from_the_others_state():
+    spec = PolicySpec(BOX, HYBRID, PolicyConfig(hidden_sizes=(8,)))
+    weights = {name: value.astype(np.float64) if name in spec.layers else value for name, value in fresh_weights(spec, 0).items()}
+    ends = []
+    for first, second in ((SIDES[0], SIDES[1]), (SIDES[1], SIDES[0]), (SIDES[0], SIDES[0])):
+        policy = first.policy_of(spec, weights)
+        learner = first.learner(policy)
+        learner.update(collect(policy))
+        later = second.policy_of(spec, policy.get_weights())
+        resumed = second.learner(later, seed=99)
+        resumed.load_state_dict(learner.state_dict())
+        resumed.update(collect(policy, seed=1))
+        ends.append(parameters(later))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(ends[2], ends[0], rtol=0, atol=1e-10)
+
+
+# What an update changes, and what it never changes
+
+
+def test_an_update_changes_weights_and_counts(side):
+    policy = side.policy()
+    learner, before = side.learner(policy), parameters(policy)
+    stats = learner.update(collect(policy))
+    assert (parameters(policy) != before).mean() > 0.9
+    assert (learner.updates, learner.env_steps, policy.policy_version) == (1, 36, 1)
+    for name in (*TERMS, "grad_norm", "explained_variance", "learning_rate", "ratio_error", "epochs", "skipped_steps", "staleness"):
+        assert np.isfinite(stats[name]), name
+    assert stats["ratio_error"] < 5e-5
+    assert stats["epochs"] == 2
+    learner.update(collect(policy, seed=1))
+    assert (learner.updates, learner.env_steps, policy.policy_version) == (2, 72, 2)
+
+
+def test_it_learns_what_pays(side):
+    # The reward is obs[0] * action: after some updates the mean reward of fresh rollouts is clearly higher.
+    policy = side.policy(hidden_sizes=(16,))
+    learner = side.learner(policy, CONFIG.replace(update_epochs=4))
+    first = collect(policy, 40, 8, seed=100).rewards.mean()
+    for seed in range(15):
+        learner.update(collect(policy, 40, 8, seed=seed))
+    assert collect(policy, 40, 8, seed=101).rewards.mean() > first + 0.3
+
+
+@pytest.mark.parametrize("normalization", ["batch", "minibatch"])
+def test_the_input_is_never_changed(side, normalization):
+    policy = side.policy(observation_space=with_mask(BOX, mask_space(spaces.Discrete(3))), normalize_observations=True)
+    rollout = with_the_dead(collect(policy), 0.0).map(np.array)  # an own, writable copy of every array
+    before = [leaf.tobytes() for leaf in optree.tree_leaves(rollout.to_dict()) if isinstance(leaf, np.ndarray)]
+    learner = side.learner(policy, CONFIG.replace(normalize_advantages=normalization))
+    learner.update(rollout)
+    learner.update(rollout)
+    assert len(before) > 10
+    assert before == [leaf.tobytes() for leaf in optree.tree_leaves(rollout.to_dict()) if isinstance(leaf, np.ndarray)]
+
+
+def test_the_same_seed_gives_the_same_bits(side):
+    results = []
+    for seed in (5, 5, 6):
+        policy = side.policy()
+        side.learner(policy, seed=seed).update(collect(policy))
+        results.append(parameters(policy))
+    np.testing.assert_array_equal(results[0], results[1])
+    assert (results[0] != results[2]).any()
+
+
+@pytest.mark.parametrize("empty", ["no steps", "nobody alive"])
+def test_an_empty_rollout_is_zeros_and_changes_nothing(side, empty):
+    policy = side.policy()
+    full = collect(policy)
+    if empty == "no steps":
+        rollout = Rollout.from_dict({name: full[name][:0] for name in ("observations", "actions", "log_probs", "rewards", "terminated")})
+    else:
+        rollout = replace(full, valid=np.zeros_like(full.valid))
+
+    def my_loss(values):
+        raise AssertionError
+
+    before, learner = parameters(policy), side.learner(policy)
+    stats = learner.update(rollout, [my_loss])
+    assert all(stats[name] == 0.0 for name in (*TERMS, "grad_norm", "loss/my_loss"))
+    np.testing.assert_array_equal(parameters(policy), before)
+    assert (policy.policy_version, learner.updates) == (0, 0)
+
+
+@pytest.mark.parametrize(("steps", "lanes", "options"), [(1, 1, {}), (1, 3, {"minibatch_size": 64}), (3, 1, {"num_minibatches": 8})])
+def test_a_batch_smaller_than_a_minibatch(side, steps, lanes, options):
+    policy = side.policy()
+    before = parameters(policy)
+    stats = side.learner(policy, PPOConfig(**options)).update(collect(policy, steps, lanes, episode_length=2))
+    assert all(np.isfinite(list(stats.values())))
+    assert (parameters(policy) != before).any()
+
+
+@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
+@pytest.mark.parametrize("size", [1, 7])
+def test_odd_minibatches_stay_finite(side, normalization, size):
+    policy = side.policy()
+    config = PPOConfig(minibatch_size=size, normalize_advantages=normalization, update_epochs=1)
+    stats = side.learner(policy, config).update(collect(policy))
+    assert all(np.isfinite(list(stats.values())))
+    assert stats["skipped_steps"] == 0
+
+
+def test_a_minibatch_without_the_living_makes_no_step(side):
+    # One agent lives in one row of 36: of 36 minibatches of one sample, one makes a step.
+    policy = side.policy()
+    valid = np.zeros((12, 3), bool)
+    valid[5, 1] = True
+    learner = side.learner(policy, PPOConfig(minibatch_size=1, update_epochs=1, weight_decay=0.1))
+    stats = learner.update(replace(collect(policy), valid=valid))
+    assert stats["skipped_steps"] == 35
+    assert learner.state_dict()["moments"]["step"] == 1
+    assert learner.env_steps == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_minibatches": 4}, {"minibatch_size": 5}, {"num_minibatches": 3, "gradient_accumulation": 2}, {"num_minibatches": 7}],
+    ids=str,
+)
+def test_every_valid_sample_exactly_once_an_epoch(side, options):
+    # Observation, log-prob, reward and action of row (t, b) all tell its number 3 t + b.
+    number = np.arange(21, dtype=np.float32).reshape(7, 3)
+    valid = np.ones((7, 3), bool)
+    valid[0, 0] = valid[4, 2] = False
+    data = {"observations": np.stack([number] * 3, -1) / 100, "actions": (number % 3).astype(np.int64), "log_probs": -number / 100}
+    data |= {"rewards": number, "terminated": np.ones((7, 3), bool), "valid": valid}
+    seen = []
+
+    def record(minibatch, values):
+        seen.append(minibatch)
+        return side.answer(0.0, 0.0, values)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        side.learner(side.policy(), PPOConfig(update_epochs=3, normalize_advantages="off", **options)).update(data, [record])
+    numbers, orders = [], []
+    for minibatch in seen:
+        alive = np.asarray(minibatch.valid)[0]
+        found = np.asarray(minibatch.rewards)[0, alive].astype(int)
+        np.testing.assert_allclose(np.asarray(minibatch.observations)[0, alive, 0] * 100, found, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(minibatch.log_probs)[0, alive] * -100, found, atol=1e-4)
+        np.testing.assert_allclose(np.asarray(minibatch.returns)[0, alive], found, atol=1e-4)  # every row is terminal
+        np.testing.assert_array_equal(np.asarray(minibatch.actions)[0, alive], found % 3)
+        numbers += found.tolist()
+        orders.append(tuple(found.tolist()))
+    assert [sorted(numbers[start : start + 19]) for start in (0, 19, 38)] == [sorted(set(range(21)) - {0, 14})] * 3
+    assert len(set(orders)) == len(orders)  # each epoch is shuffled anew
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({"num_minibatches": 4}, 4), ({"minibatch_size": 10}, 4), ({"minibatch_size": 36}, 1), ({}, 8)]
+)
+def test_how_many_steps_an_epoch_takes(side, options, steps):
+    policy = side.policy()
+    learner = side.learner(policy, PPOConfig(update_epochs=1, **options))
+    learner.update(collect(policy))  # 36 samples; 36 / 10 -> 4 minibatches of 9
+    assert learner.state_dict()["moments"]["step"] == steps
+
+
+def test_a_plain_mapping_a_file_and_a_combination_teach_the_same(side, tmp_path):
+    results = []
+    for form in ("rollout", "mapping", "loaded", "combined", "lists and next_observations"):
+        policy = side.policy()
+        rollout = collect(policy, 6, 4, episode_length=50)  # no ends inside: only the last rows have successors to give
+        if form == "mapping":
+            rollout = rollout.to_dict()
+        elif form == "loaded":
+            rollout = Rollout.load(rollout.save(tmp_path / "r.safetensors"))
+        elif form == "combined":
+            rollout = combine_rollouts([rollout.select_lanes([0, 1]), rollout.select_lanes([2, 3])])
+        elif form.startswith("lists"):
+            successors = np.concatenate([rollout.observations[1:], rollout.cut_observations[None]])
+            needed = ("observations", "actions", "log_probs", "terminated", "truncated")
+            rollout = {name: rollout[name] for name in needed} | {"rewards": rollout.rewards.tolist(), "next_observations": successors}
+        side.learner(policy).update(rollout)
+        results.append(parameters(policy))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_what_is_refused(side):
+    policy = side.policy()
+    rollout, learner = collect(policy), side.learner(policy)
+    data = rollout.to_dict()
+    with pytest.raises(RolloutError, match="lacks rewards"):
+        learner.update({name: value for name, value in data.items() if name != "rewards"})
+    with pytest.raises(RolloutError, match=r"observations: got float32\[12, 3, 2\], expected float32\[T, B, 3\]"):
+        learner.update(data | {"observations": rollout.observations[..., :2], "cut_observations": rollout.cut_observations[..., :2]})
+    with pytest.raises(RolloutError, match=r"actions: 3 at \(t=0, b=0\) is not in Discrete"):
+        learner.update(data | {"actions": np.full_like(rollout.actions, 3)})
+    bad = np.array(rollout.rewards)
+    bad[4, 2] = np.nan
+    with pytest.raises(BadNumberError, match=r"rewards at \(t=4, b=2\) is not finite"):
+        learner.update(data | {"rewards": bad})
+    assert (learner.updates, policy.policy_version) == (0, 0)
+
+
+@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
+def test_garbage_in_dead_rows_changes_nothing(side, normalization):
+    results = []
+    for garbage in (0.0, np.nan, 1e30):
+        policy = side.policy(observation_space=with_mask(BOX, mask_space(spaces.Discrete(3))), normalize_values=True)
+        learner = side.learner(policy, CONFIG.replace(clip_vloss=True, normalize_advantages=normalization))
+        for seed in range(2):
+            clean = collect(side.policy(observation_space=policy.spec.observation_space), seed=seed)
+            rollout = with_the_dead(clean, garbage)
+            stats = learner.update(replace(rollout, rewards=np.where(rollout.valid, rollout.rewards, 0)))
+        assert learner.env_steps == 60
+        assert all(np.isfinite(list(stats.values())))
+        assert stats["skipped_steps"] == 0
+        results.append(parameters(policy))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_dead_rows_may_hold_what_their_space_does_not(side):
+    space = spaces.MultiDiscrete([2, 3], start=[4, -9])
+    policy = side.policy(space, spaces.Discrete(3, start=5))
+    rollout = collect(policy)
+    valid = rollout.valid.copy()
+    valid[6:, 2] = False
+    dead = {"observations": np.where(valid, rollout.observations, 0), "actions": np.where(valid[..., None], rollout.actions, 0)}
+    stats = side.learner(policy).update(replace(rollout, valid=valid, **dead))
+    assert stats["skipped_steps"] == 0
+    assert stats["ratio_error"] < 5e-5
+
+
+# Guards: staleness, ratio, KL, bad numbers
+
+
+def test_staleness_is_told_and_bounded(side):
+    policy = side.policy()
+    learner, old = side.learner(policy, CONFIG.replace(max_staleness=1)), collect(policy)
+    assert [learner.update(old)["staleness"] for _ in range(2)] == [0.0, 1.0]
+    with pytest.raises(RolloutError, match=r"2 updates old, more than ppo.max_staleness=1"):
+        learner.update(old)
+    assert (policy.policy_version, learner.updates) == (2, 2)
+    unknown = replace(old, weights_fingerprint=np.zeros(3, np.uint64))  # says nothing of who acted
+    assert learner.update(unknown)["staleness"] == 0.0
+
+
+def test_a_ratio_that_is_off_is_warned_of_where_it_should_be_1(side):
+    policy = side.policy()
+    rollout = collect(policy)
+    wrong = replace(rollout, log_probs=rollout.log_probs + np.float32(0.01))
+    with pytest.warns(UserWarning, match=r"ratio_error is 0.01: the policy that learns disagrees with the one that acted"):
+        stats = side.learner(policy).update(wrong)
+    assert stats["ratio_error"] == pytest.approx(1 - math.exp(-0.01), abs=1e-4)
+    policy = side.policy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        side.learner(policy).update(rollout)
+        side.learner(policy).update(wrong)  # by other weights: an old rollout is allowed to disagree
+
+
+def test_a_dead_rows_ratio_does_not_count(side):
+    policy = side.policy()
+    rollout = collect(policy)
+    log_probs, valid = rollout.log_probs.copy(), rollout.valid.copy()
+    log_probs[3], valid[3] = -20.0, False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stats = side.learner(policy).update(replace(rollout, log_probs=log_probs, valid=valid))
+    assert stats["ratio_error"] < 5e-5
+
+
+def test_the_epochs_end_where_the_policy_has_moved_far_enough(side):
+    policy = side.policy()
+    rollout = collect(policy)
+    free = side.learner(policy, CONFIG.replace(update_epochs=6)).update(rollout)
+    assert free["epochs"] == 6
+    policy = side.policy()
+    learner = side.learner(policy, CONFIG.replace(update_epochs=6, target_kl=1e-12))
+    stats = learner.update(rollout)
+    assert stats["epochs"] == 1  # a whole epoch, then the look
+    assert learner.state_dict()["moments"]["step"] == 4
+    policy = side.policy()
+    # The bound is 1.5 times the target: an epoch whose mean is just below it goes on.
+    just = stats["approx_kl"] / 1.5
+    assert side.learner(policy, CONFIG.replace(update_epochs=2, target_kl=just * 1.01)).update(rollout)["epochs"] == 2
+    assert side.learner(side.policy(), CONFIG.replace(update_epochs=2, target_kl=just * 0.99)).update(rollout)["epochs"] == 1
+
+
+@dataclass
+class Flaw:
+    """A custom loss that spoils the minibatches whose number is in `bad`, in the way that `how` says."""
+
+    side: Side
+    bad: frozenset[int]
+    how: str = "nan loss"
+    number: int = field(default=0)
+
+    def __call__(self, values):
+        self.number += 1
+        if self.number - 1 not in self.bad:
+            return self.side.answer(0.0, 0.0, values)
+        value, slope = {"nan loss": (math.nan, 0.0), "infinite loss": (math.inf, 0.0), "nan gradient": (0.0, math.nan)}[self.how]
+        return self.side.answer(value, slope, values)
+
+
+def moments_of(learner):
+    return [np.array(leaf) for leaf in optree.tree_leaves(learner.state_dict()["moments"])]
+
+
+@pytest.mark.parametrize("how", ["nan loss", "infinite loss", "nan gradient"])
+def test_a_bad_minibatch_moves_neither_weights_nor_moments(side, how):
+    policy = side.policy()
+    learner = side.learner(policy, CONFIG.replace(num_minibatches=1, update_epochs=1, weight_decay=0.1))
+    learner.update(collect(policy))  # a good one, so that there are moments to harm
+    before, moments = parameters(policy), moments_of(learner)
+    stats = learner.update(collect(policy, seed=1), [Flaw(side, frozenset({0}), how)])
+    np.testing.assert_array_equal(parameters(policy), before)
+    for one, other in zip(moments_of(learner), moments):
+        np.testing.assert_array_equal(one, other)
+    assert stats["skipped_steps"] == 1
+    assert all(np.isfinite(list(stats.values())))
+    learner.update(collect(policy, seed=2))
+    assert (parameters(policy) != before).any()  # and on it goes
+    assert np.isfinite(parameters(policy)).all()
+
+
+@pytest.mark.parametrize("bad", [{0}, {1, 2}, {0, 1, 3, 4, 6, 7}], ids=str)
+def test_bad_ones_between_good_ones_are_counted_and_left_out(side, bad):
+    policy = side.policy()
+    learner, flaw = side.learner(policy), Flaw(side, frozenset(bad))
+    stats = learner.update(collect(policy), [flaw])
+    assert flaw.number == 8
+    assert stats["skipped_steps"] == len(bad)
+    assert all(np.isfinite(list(stats.values())))
+    assert np.isfinite(parameters(policy)).all()
+    assert learner.state_dict()["moments"]["step"] == 8 - len(bad)
+
+
+def test_three_in_a_row_stop_the_run_with_the_minibatch_saved_and_weights_as_before(side, tmp_path):
+    space = with_mask(BOX, mask_space(spaces.Discrete(3)))
+    steps = []
+    for bad in ((), (1, 2, 3)):
+        policy = side.policy(observation_space=space)
+        rollout, seen = collect(policy), []
+        learner = side.learner(policy, CONFIG.replace(update_epochs=1), dump_directory=tmp_path / "run" / "dumps")
+        flaw = Flaw(side, frozenset(bad))
+
+        def watch(minibatch, values, policy=policy, seen=seen):
+            seen.append((minibatch, parameters(policy)))
+            return side.answer(0.0, 0.0, values)
+
+        if not bad:
+            learner.update(rollout, [flaw, watch])
+        else:
+            message = r"3 minibatches in a row \(loss nan, gradient norm .*bad_minibatch.safetensors.*ppo.learning_rate"
+            with pytest.raises(BadNumberError, match=message):
+                learner.update(rollout, [flaw, watch])
+            np.testing.assert_array_equal(parameters(policy), seen[1][1])  # as after the one good step
+            assert (learner.updates, policy.policy_version) == (0, 0)
+        steps.append(seen)
+    np.testing.assert_array_equal(steps[0][1][1], steps[1][1][1])
+    arrays, header = read_tensor_file(tmp_path / "run" / "dumps" / "bad_minibatch.safetensors", kind="minibatch", max_version=1)
+    tree = unflatten_tree(arrays, header["structure"])
+    last = steps[1][3][0]
+    for name in ("observations", "actions", "log_probs", "advantages", "returns", "valid"):
+        optree.tree_map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), tree[name], getattr(last, name))
+
+
+def test_a_row_of_three_reaches_over_epochs_and_updates(side, tmp_path):
+    policy = side.policy()
+    with pytest.raises(BadNumberError):  # the last of epoch 1, the first two of epoch 2
+        side.learner(policy, dump_directory=tmp_path).update(collect(policy), [Flaw(side, frozenset({3, 4, 5}))])
+    policy = side.policy()
+    flaw = Flaw(side, frozenset({6, 7, 8}))  # the last two of one update, the first of the next
+    learner = side.learner(policy)
+    learner.update(collect(policy), [flaw])
+    assert learner.state_dict()["bad_steps"] == 2
+    resumed = side.learner(policy, dump_directory=tmp_path)
+    resumed.load_state_dict(learner.state_dict())
+    with pytest.raises(BadNumberError):
+        resumed.update(collect(policy, seed=1), [flaw])
+
+
+def test_a_good_epoch_ends_a_row(side):
+    policy = side.policy()
+    flaw = Flaw(side, frozenset({2, 3, 8}))  # the last two of epoch 1; epoch 2 is good; the first of the next update
+    learner = side.learner(policy)
+    learner.update(collect(policy), [flaw])
+    assert learner.state_dict()["bad_steps"] == 0
+    assert learner.update(collect(policy, seed=1), [flaw])["skipped_steps"] == 1
+
+
+def test_without_a_directory_the_minibatch_is_saved_where_the_message_says(side, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    policy = side.policy()
+    with pytest.raises(BadNumberError):
+        side.learner(policy).update(collect(policy), [Flaw(side, frozenset(range(MAX_BAD_STEPS)))])
+    (found,) = tmp_path.glob("inchworm-*/bad_minibatch.safetensors")
+    read_tensor_file(found, kind="minibatch", max_version=1)
+
+
+def test_weights_that_are_not_numbers_are_told_before_anybody_uses_them(side):
+    policy = side.policy()
+    rollout = collect(policy)
+    policy.set_weights(policy.get_weights() | {"actor.head.bias": np.full(3, np.nan, np.float32)})
+    rollout = replace(rollout, weights_fingerprint=np.full(3, fingerprint(policy.get_weights()), np.uint64))
+    learner = side.learner(policy, CONFIG.replace(update_epochs=1, num_minibatches=1))
+    with pytest.warns(UserWarning, match="ratio_error"), pytest.raises(BadNumberError, match=r"actor\.head\.bias is not finite"):
+        learner.update(rollout)
+    assert learner.updates == 0
+
+
+def test_a_huge_reward_needs_a_value_normaliser_and_harms_nothing_without_one(side, tmp_path):
+    # Without: ½ (1e30)² is no float32, so the step is not taken, and three such minibatches stop the run.
+    policy = side.policy()
+    rollout = collect(policy)
+    huge = replace(rollout, rewards=rollout.rewards * np.float32(1e30))
+    before = parameters(policy)
+    with pytest.raises(BadNumberError, match="3 minibatches in a row"):
+        side.learner(policy, dump_directory=tmp_path).update(huge)
+    np.testing.assert_array_equal(parameters(policy), before)
+    # With: the first update moves the statistics alone; from then on the loss is in units of 1e30.
+    policy = side.policy(normalize_values=True)
+    learner = side.learner(policy)
+    assert learner.update(huge)["warm_up"] == 1
+    stats = learner.update(huge)
+    assert all(np.isfinite(list(stats.values())))
+    assert stats["skipped_steps"] == 0
+    assert 0 < stats["value_loss"] < 10
+
+
+def test_equal_advantages_normalise_to_nothing(side):
+    # Every row is terminal with reward 7.3 and the critic is constant: all advantages are equal, so no action is preferred.
+    policy, rng = side.policy(), np.random.default_rng(0)
+    data = {"observations": np.zeros((10, 3, 3), np.float32), "actions": rng.integers(0, 3, (10, 3))}
+    data |= {"log_probs": np.full((10, 3), np.log(1 / 3), np.float32), "rewards": np.full((10, 3), 7.3, np.float32)}
+    stats = side.learner(policy, CONFIG.replace(ent_coef=0.0)).update({**data, "terminated": np.ones((10, 3), bool)})
+    assert stats["policy_loss"] == 0.0
+    assert (policy.get_weights()["actor.head.bias"] == 0).all()
+    assert stats["value_loss"] > 0
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 100])
+def test_gradient_accumulation_changes_nothing(side, pieces):
+    def squares(values, valid):
+        count = valid.sum()
+        if side.name == "torch":
+            return (values**2 * valid).sum() / count
+        return (values**2 * valid).sum() / count, {"values": 2 * values * valid / count}
+
+    spec = PolicySpec(BOX, HYBRID, PolicyConfig(hidden_sizes=(8,)))
+    weights = {name: value.astype(np.float64) if name in spec.layers else value for name, value in fresh_weights(spec, 0).items()}
+    results, metrics = [], []
+    for k in (1, pieces):
+        policy = side.policy_of(spec, weights)
+        config = CONFIG.replace(gradient_accumulation=k, normalize_advantages="minibatch", clip_vloss=True)
+        metrics.append(side.learner(policy, config).update(collect(policy), [squares]))
+        results.append(parameters(policy))
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-12)
+    for name, value in metrics[0].items():
+        assert metrics[1][name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_sequences_of_several_steps_give_a_memoryless_policy_the_same_minibatch(side):
+    results = []
+    for length in (1, 5):  # 12 = 5 + 5 + 2: the last sequence is padded
+        policy = side.policy()
+        side.learner(policy, PPOConfig(update_epochs=2, num_minibatches=1, sequence_length=length)).update(collect(policy))
+        results.append(parameters(policy))
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
+
+
+# Schedules, and a learner that is saved and restored
+
+
+SCHEDULED = PPOConfig(
+    learning_rate=0.1, clip_coef=0.4, ent_coef=0.02, update_epochs=1, num_minibatches=2,
+    learning_rate_schedule="linear", clip_schedule="cosine", ent_schedule="linear",
+)  # fmt: skip
+
+
+def test_linear_and_cosine_by_hand(side):
+    # 36 samples an update, 144 in all: the updates begin at 0, 1/4, 1/2, 3/4 and 1 of the run.
+    policy = side.policy()
+    learner = side.learner(policy, SCHEDULED, total_timesteps=144)
+    rates, clips, entropies, moves = [], [], [], []
+    for seed in range(6):
+        coefficients = learner._coefficients()
+        clips.append(coefficients.clip_coef)
+        entropies.append(coefficients.ent_coef)
+        before = parameters(policy)
+        rates.append(learner.update(collect(policy, seed=seed))["learning_rate"])
+        moves.append(np.abs(parameters(policy) - before).max())
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0, 0])  # past the end it stays at 0
+    root = math.sqrt(0.5)  # cos(pi / 4)
+    assert clips == pytest.approx([0.4, 0.2 * (1 + root), 0.2, 0.2 * (1 - root), 0, 0])
+    assert entropies == pytest.approx([0.02, 0.015, 0.01, 0.005, 0, 0])
+    assert 0.1 < moves[0] < 0.21  # two steps of about the rate each
+    assert 0 < moves[3] < 0.06
+    assert moves[4:] == [0, 0]
+
+
+def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(side):
+    policy = side.policy()
+    learner = side.learner(policy, SCHEDULED.replace(num_minibatches=1), total_timesteps=144)
+    learner.learning_rate_scale = 0.5
+    before = parameters(policy)
+    assert learner.update(collect(policy))["learning_rate"] == pytest.approx(0.05)
+    assert np.abs(parameters(policy) - before).max() == pytest.approx(0.05, rel=0.05)  # Adam's first step is the rate
+    restored = side.learner(policy, SCHEDULED, total_timesteps=144)
+    restored.load_state_dict(learner.state_dict())
+    assert restored.update(collect(policy))["learning_rate"] == pytest.approx(0.075 / 2)
+
+
+def test_constant_schedules_need_no_length_and_others_do(side):
+    policy = side.policy()
+    learner = side.learner(policy, PPOConfig(learning_rate=0.1))
+    assert [learner.update(collect(policy))["learning_rate"] for _ in range(2)] == [0.1, 0.1]
+    assert learner.progress == 0.0
+    for name in ("learning_rate_schedule", "clip_schedule", "ent_schedule"):
+        learner = side.learner(policy, PPOConfig(**{name: "linear"}))
+        with pytest.raises(ConfigError, match=rf'ppo.{name}="linear" needs the run\'s length: {type(learner).__name__}\('):
+            learner.update(collect(policy))
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize_observations": True, "normalize_values": True}], ids=["plain", "normalisers"])
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
+    rollouts = [collect(side.policy(HYBRID, **options), seed=seed) for seed in range(4)]
+
+    def learner_of(policy):
+        config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5)
+        return side.learner(policy, config, seed=3, total_timesteps=200)
+
+    straight = side.policy(HYBRID, **options)
+    learner = learner_of(straight)
+    for rollout in rollouts:
+        learner.update(rollout)
+
+    first = side.policy(HYBRID, **options)
+    learner_before = learner_of(first)
+    for rollout in rollouts[:stop]:
+        learner_before.update(rollout)
+    # Through what a file can hold: plain data and arrays.
+    arrays, structure = flatten_tree(learner_before.state_dict())
+    state = unflatten_tree(arrays, json.loads(json.dumps(structure)))
+    resumed = side.policy(HYBRID, seed=9, **options)  # begins as somebody else
+    resumed.set_weights(first.get_weights())
+    learner_after = learner_of(resumed)
+    learner_after.load_state_dict(state)
+    for rollout in rollouts[stop:]:
+        learner_after.update(rollout)
+    expected = straight.get_weights()
+    for name, value in resumed.get_weights().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert (learner_after.updates, learner_after.env_steps) == (learner.updates, learner.env_steps) == (4, 144)
+    assert json.dumps(learner_after.state_dict()["stream"]) == json.dumps(learner.state_dict()["stream"])
+
+
+def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
+    policy = side.policy()
+    learner = side.learner(policy)
+    learner.update(collect(policy))
+    state = learner.state_dict()
+    before = [np.array(leaf) for leaf in optree.tree_leaves(state["moments"])]
+    assert max(np.abs(leaf).max() for leaf in before) > 0
+    learner.update(collect(policy, seed=1))
+    for leaf, kept in zip(optree.tree_leaves(state["moments"]), before):
+        np.testing.assert_array_equal(leaf, kept)
+    other = side.learner(side.policy(), seed=77)
+    other.load_state_dict(state)
+    found = other.state_dict()
+    assert {name: value for name, value in found.items() if name != "moments"} == {k: v for k, v in state.items() if k != "moments"}
+    for one, two in zip(optree.tree_leaves(found["moments"]), before):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_state_of_another_policy_is_refused_in_words(side):
+    # A layer of width 1 would otherwise be spread over one of width 8 without a word.
+    learner = side.learner(side.policy(hidden_sizes=(8,)))
+    with pytest.raises(InchwormError, match=r"mean of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):
+        learner.load_state_dict(side.learner(side.policy(hidden_sizes=(1,))).state_dict())
+    with pytest.raises(InchwormError, match=r"does not fit the policy: \['log_std'\] are only on one side"):
+        learner.load_state_dict(side.learner(side.policy(HYBRID)).state_dict())

@@ -1,0 +1,364 @@
+"""The tensor file: equal bits back, and every kind of damage refused with one error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from inchworm.core import tensor_file as files
+from inchworm.core.errors import ConfigError, CorruptFileError
+from inchworm.core.tensor_file import (
+    distrusted,
+    json_pieces,
+    make_directory,
+    read_bytes,
+    read_json,
+    read_tensor_file,
+    write_atomically,
+    write_tensor_file,
+)
+
+DTYPES = [bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64, np.float16, np.float32, np.float64]
+
+
+def sample() -> dict[str, np.ndarray]:
+    arrays = {np.dtype(dtype).name: np.arange(6).reshape(2, 3).astype(dtype) for dtype in DTYPES}
+    arrays |= {
+        "scalar": np.array(2**64 - 1, np.uint64),
+        "none": np.zeros((0, 3), np.float32),
+        "slice": np.arange(12.0).reshape(3, 4)[::2, ::-1],
+    }
+    arrays |= {"big endian": np.arange(3, dtype=">f8"), "nan": np.array([np.nan, -0.0, np.inf], np.float32), "ä/ö \"'\\": np.ones(1)}
+    return arrays
+
+
+def write(path, arrays=None, **changes):
+    return write_tensor_file(
+        path, sample() if arrays is None else arrays, **{"kind": "thing", "version": 1, "header": {"a": [1, None]}, **changes}
+    )
+
+
+def read(path, **changes):
+    return read_tensor_file(path, **{"kind": "thing", "max_version": 1, **changes})
+
+
+def test_round_trip(tmp_path):
+    arrays, header = read(write(tmp_path / "x"))
+    assert header == {"a": [1, None]}
+    expected = sample()
+    assert sorted(arrays) == sorted(expected)
+    for name, array in expected.items():
+        assert arrays[name].dtype == array.dtype.newbyteorder("=")
+        assert arrays[name].shape == array.shape
+        assert arrays[name].tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()  # NaN and -0.0 too
+
+
+def test_it_is_a_safetensors_file_that_others_read(tmp_path):
+    loaded = load_file(write(tmp_path / "x"))
+    np.testing.assert_array_equal(loaded["float32"], sample()["float32"])
+
+
+def test_equal_content_makes_equal_bytes(tmp_path):
+    backwards = dict(reversed(sample().items()))
+    assert write(tmp_path / "x").read_bytes() == write(tmp_path / "y", backwards).read_bytes()
+
+
+def test_no_arrays_at_all(tmp_path):
+    assert read(write(tmp_path / "x", {})) == ({}, {"a": [1, None]})
+
+
+def test_load_save_to_the_same_path_and_keep_using_what_was_loaded(tmp_path):
+    path = write(tmp_path / "x")
+    arrays, header = read(path)
+    write_tensor_file(path, {name: np.zeros_like(array) for name, array in arrays.items()}, kind="thing", version=1, header=header)
+    np.testing.assert_array_equal(arrays["int64"], sample()["int64"])  # not mapped: the file's new content does not shine through
+    assert not read(path)[0]["int64"].any()
+
+
+@pytest.mark.parametrize(
+    "arrays, error, words",
+    [
+        ({"x": np.array([None])}, TypeError, "object"),
+        ({"x": np.array(["a"])}, TypeError, "<U1"),
+        ({"x": np.array([1j])}, TypeError, "complex128"),
+        ({"x": [1.0]}, TypeError, "list"),
+        ({"a\0b": np.ones(1)}, TypeError, "NUL"),
+        ({"\ud800": np.ones(1)}, TypeError, "array name"),
+        ({3: np.ones(1)}, TypeError, "must be text"),
+        ({"__metadata__": np.ones(1)}, ValueError, "keeps that name"),
+    ],
+)
+def test_what_a_file_cannot_hold(tmp_path, arrays, error, words):
+    with pytest.raises(error, match=words):
+        write(tmp_path / "x", arrays)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_headers_are_json_without_nan(tmp_path):
+    with pytest.raises(ValueError):
+        write(tmp_path / "x", header={"a": float("nan")})
+
+
+def test_wrong_kind_and_newer_version(tmp_path):
+    with pytest.raises(CorruptFileError, match="x cannot be read: it is a thing file, and a rollout file is needed"):
+        read(write(tmp_path / "x"), kind="rollout")
+    with pytest.raises(CorruptFileError, match="version 3 of the thing format, and this inchworm reads up to version 2"):
+        read(write(tmp_path / "x", version=3), max_version=2)
+    assert read(write(tmp_path / "x", version=2), max_version=2)
+
+
+def test_missing_files_are_the_systems_business(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nothing")
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+
+
+def test_files_of_others_are_refused(tmp_path):
+    save_file({"x": np.ones(3)}, tmp_path / "foreign", metadata={"format": "pt"})
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_bytes(b"\x01\x00\x00")
+    (tmp_path / "text").write_text("a pickle or a poem, it does not matter which")
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04" + bytes(100))
+    for name in ("foreign", "empty", "short", "text", "zip"):
+        with pytest.raises(CorruptFileError, match=name):
+            read(tmp_path / name)
+
+
+def test_a_header_length_beyond_the_file_is_refused_before_anything_is_parsed(tmp_path):
+    blob = write(tmp_path / "x").read_bytes()
+    for length in (len(blob), 10**8, 2**63, 2**64 - 1):
+        (tmp_path / "x").write_bytes(struct.pack("<Q", length) + blob[8:])
+        with pytest.raises(CorruptFileError, match="too few for the header"):
+            read(tmp_path / "x")
+
+
+def signed(header: str, data: bytes = b"") -> bytes:
+    """A file with a good checksum and whatever content: what somebody could make on purpose."""
+    place = header.index("DIGEST")
+    zeros = header.replace("DIGEST", "0" * 64)
+    blob = struct.pack("<Q", len(zeros.encode())) + zeros.encode() + data
+    digest = hashlib.sha256(blob).hexdigest().encode()
+    at = 8 + len(header[:place].encode())
+    return blob[:at] + digest + blob[at + 64 :]
+
+
+def crafted(entry: dict | None = None, tensors: str = "", raw: str | None = None) -> str:
+    text = raw or json.dumps({"sha256": "DIGEST", "format": "inchworm", "kind": "thing", "version": 1, "header": {}, **(entry or {})})
+    return '{"__metadata__":{"inchworm":' + json.dumps(text) + "}" + tensors + "}"
+
+
+def test_the_crafted_form_is_the_real_one(tmp_path):
+    (tmp_path / "x").write_bytes(signed(crafted()))
+    assert read(tmp_path / "x") == ({}, {})
+    whole = signed(crafted(tensors=',"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'), b"\x05\x06")
+    (tmp_path / "x").write_bytes(whole)
+    assert read(tmp_path / "x")[0]["t"].tolist() == [5, 6]
+
+
+HOSTILE = {
+    "doubled key in the entry": crafted(raw='{"sha256": "DIGEST", "kind": "thing", "kind": "thing", "version": 1, "header": {}}'),
+    "doubled tensor": crafted(tensors=',"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' * 2),
+    "nan": crafted(raw='{"sha256": "DIGEST", "kind": "thing", "version": 1, "header": {"a": NaN}}'),
+    "no kind": crafted(raw='{"sha256": "DIGEST", "version": 1, "header": {}}'),
+    "text version": crafted({"version": "1"}),
+    "true as version": crafted({"version": True}),
+    "version 0": crafted({"version": 0}),
+    "list header": crafted({"header": []}),
+    "deep": crafted(raw='{"sha256": "DIGEST", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+    "long number": crafted(raw='{"sha256": "DIGEST", "x": ' + "1" * 10_000 + "}"),
+    "cut JSON": crafted()[:-1],
+    "unknown dtype": crafted(tensors=',"t":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}'),
+    "no dtype": crafted(tensors=',"t":{"shape":[1],"data_offsets":[0,2]}'),
+    "tensor is text": crafted(tensors=',"t":"x"'),
+    "offsets beyond": crafted(tensors=',"t":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}'),
+    "overlap": crafted(tensors="".join(f',"{n}":{{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}' for n in "ab")),
+    "huge shape": crafted(tensors=',"t":{"dtype":"F64","shape":[9223372036854775807,9],"data_offsets":[0,2]}'),
+    "negative shape": crafted(tensors=',"t":{"dtype":"U8","shape":[-2],"data_offsets":[0,2]}'),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_with_a_good_checksum(tmp_path, case):
+    data = b"\x00\x00" if "[0,2]" in HOSTILE[case] else b""  # what the offsets promise, so that nothing else is wrong
+    (tmp_path / "x").write_bytes(signed(HOSTILE[case], data))
+    with pytest.raises(CorruptFileError, match="x cannot be read"):
+        read(tmp_path / "x")
+
+
+def mutants(blob: bytes, count: int, seed: int):
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        kind, at = number % 3, int(rng.integers(len(blob)))
+        if kind == 0:
+            yield blob[:at] + bytes([blob[at] ^ (1 << int(rng.integers(8)))]) + blob[at + 1 :]
+        elif kind == 1:
+            yield blob[:at]
+        else:
+            yield blob[:at] + bytes(len(blob[at : at + 64])) + blob[at + 64 :]
+
+
+def test_all_damage_is_noticed(tmp_path):
+    blob, path = write(tmp_path / "x").read_bytes(), tmp_path / "x"
+    tried = 0
+    for mutant in mutants(blob, 600, seed=1):
+        if mutant == blob:  # zeros over zeros
+            continue
+        path.write_bytes(mutant)
+        tried += 1
+        with pytest.raises(CorruptFileError):
+            read(path)
+    assert tried > 500
+
+
+def test_every_single_bit_of_the_header_counts(tmp_path):
+    blob, path = write(tmp_path / "x", {"w": np.ones(1, np.float32)}).read_bytes(), tmp_path / "x"
+    for at in range(len(blob)):
+        path.write_bytes(blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :])
+        with pytest.raises(CorruptFileError):
+            read(path)
+    path.write_bytes(blob + b" ")
+    with pytest.raises(CorruptFileError):
+        read(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "arbitrary"
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError):
+        read(path)
+
+
+# writing
+
+
+def test_text_bytes_and_parts(tmp_path):
+    assert write_atomically(tmp_path / "deep" / "er" / "t", "ä").read_bytes() == "ä".encode()
+    assert write_atomically(str(tmp_path / "t"), b"1").read_bytes() == b"1"
+    assert write_atomically(tmp_path / "t", (b"1", memoryview(b"2"))).read_bytes() == b"12"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = write_atomically(tmp_path / "x", b"old")
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+
+            def fail(*_):
+                raise OSError(28, "No space left on device")
+
+            patch.setattr(os, "fsync", fail) if name == "fsync" else patch.setattr(type(path), "replace", fail)
+            with pytest.raises(OSError, match="No space"):
+                write_atomically(path, b"new")
+        assert path.read_bytes() == b"old"
+        assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+def test_the_order_of_syncs(tmp_path, monkeypatch):
+    # Content reaches the disk before its name does, and the directory is synced after the rename.
+    events = []
+    sync, replace, path_type = os.fsync, type(tmp_path).replace, type(tmp_path)
+
+    def record_sync(descriptor):
+        events.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
+        sync(descriptor)
+
+    def record_replace(self, target):
+        events.append("rename")
+        assert self.name.startswith(files.TEMPORARY)
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(path_type, "replace", record_replace)
+    write_atomically(tmp_path / "x", b"1")
+    assert events == ["sync file", "rename", "sync directory"]
+
+
+def test_a_safetensors_that_orders_its_header_otherwise_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "save", lambda arrays, metadata: b"\x02" + bytes(7) + b"{}")
+    with pytest.raises(RuntimeError, match="safetensors"):
+        write(tmp_path / "x")
+
+
+# what is no file, and what is too much
+
+
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(CorruptFileError, match=f"{name} is no regular file"):
+            read(tmp_path / name)
+
+
+def test_a_limit_is_the_most_that_is_read(tmp_path):
+    (tmp_path / "x").write_bytes(b"12345")
+    assert read_bytes(tmp_path / "x", limit=5) == b"12345"
+    with pytest.raises(CorruptFileError, match="x has 5 bytes, more than the 4"):
+        read_bytes(tmp_path / "x", limit=4)
+
+
+def test_json_of_too_many_values_is_neither_read_nor_written(tmp_path):
+    text = '{"a":[' + "[]," * 300_000 + "[]]}"  # 300,000 commas, as many brackets, and a few
+    assert json_pieces(text) == 600_003
+    with pytest.raises(ValueError, match="more than 500,000 values"):
+        read_json(text)
+    with pytest.raises(ValueError, match="save in smaller pieces"):
+        write(tmp_path / "x", header={"a": [[]] * 300_000})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bool_is_one_of_two_bytes(tmp_path):
+    tensor = ',"t":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}'
+    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x00"))
+    assert read(tmp_path / "x")[0]["t"].tolist() == [True, False]
+    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x07"))
+    with pytest.raises(CorruptFileError, match="t holds a byte that is neither true nor false"):
+        read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), IndexError(), TypeError(), AttributeError(), OverflowError(), AssertionError(), RecursionError()]
+)
+def test_whatever_wrong_data_lead_to_is_one_error(error):
+    with pytest.raises(CorruptFileError, match=f"the file x: {type(error).__name__}"), distrusted("the file x"):
+        raise error
+
+
+def test_a_defect_of_the_machine_is_not_blamed_on_the_file():
+    with pytest.raises(OSError, match="disk"), distrusted("the file x"):
+        raise OSError("disk")
+
+
+def test_new_directories_are_synced_in_those_above_them(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("inchworm.core.tensor_file.sync_directory", lambda path: synced.append(path))
+    make_directory(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}
+    synced.clear()
+    make_directory(tmp_path / "a" / "b")
+    assert not synced
+
+
+def test_an_error_of_writing_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*config.yaml'"):
+        write_atomically(tmp_path / "config.yaml", "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_that_are_kept_stay_what_they_are():
+    with pytest.raises(ConfigError, match=r"^set it$"), distrusted("a file", keep=(ConfigError,)):
+        raise ConfigError("set it")

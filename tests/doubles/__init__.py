@@ -1,0 +1,1 @@
+"""Environments, policies and tools that the tests share."""

@@ -1,0 +1,148 @@
+"""What the tests of dying workers share: a world that a wrong replay would betray, and deeds that it does once, at a given moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from doubles.stepping import frozen, random_actions
+from inchworm.core.spaces import MASK_KEY
+from inchworm.worlds.toys import random_mask
+
+
+class World(gym.Env):
+    """Several leaves, masks, options, rewards and lengths that all depend on the whole way: seed, options and every action."""
+
+    def __init__(self, shortest=3, longest=12):
+        self.observation_space = spaces.Dict(
+            place=spaces.Box(-np.inf, np.inf, (2,), np.float64), image=spaces.Box(0, 255, (3, 3), np.uint8)
+        )
+        self.action_space = spaces.Dict(go=spaces.Discrete(4), push=spaces.Box(-1, 1, (2,), np.float32))
+        self.shortest, self.longest = shortest, longest
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2) + (options or {}).get("bonus", 0)
+        self.left = int(self.np_random.integers(self.shortest, self.longest))
+        return self._observe()
+
+    def _observe(self):
+        image = self.np_random.integers(0, 256, (3, 3)).astype(np.uint8)
+        return {"place": self.place.copy(), "image": image}, {MASK_KEY: random_mask(self.action_space, self.np_random)}
+
+    def step(self, action):
+        self.place = self.place * 0.9 + action["push"] + int(action["go"]) * self.np_random.normal()
+        self.left -= 1
+        observation, info = self._observe()
+        cut = self.left == 0 and bool(self.np_random.integers(2))
+        info["left"] = self.left
+        return observation, float(self.place.sum()), self.left == 0 and not cut, cut, info
+
+
+class Doomed(gym.Wrapper):
+    """Does each of some deeds once, in whichever process comes to its moment first: (moment, how often it came before, deed).
+
+    The moments are init, reset, step (before the world moves) and stepped (after it has, before anybody hears of it).
+    """
+
+    def __init__(self, env, directory, deeds):
+        super().__init__(env)
+        self.directory, self.deeds, self.counts = Path(directory), deeds, {}
+        self.pass_by("init")
+
+    def pass_by(self, moment):
+        count = self.counts[moment] = self.counts.get(moment, -1) + 1
+        done = len(list(self.directory.iterdir()))
+        if done < len(self.deeds) and self.deeds[done][:2] == (moment, count):
+            try:
+                (self.directory / str(done)).touch(exist_ok=False)
+            except FileExistsError:  # another process was faster
+                return
+            self.deeds[done][2]()
+
+    def reset(self, **kwargs):
+        self.pass_by("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.pass_by("step")
+        result = super().step(action)
+        self.pass_by("stepped")
+        return result
+
+
+def doomed(directory, *deeds, **lengths):
+    """A factory of worlds with deeds."""
+    return lambda: Doomed(World(**lengths), directory, deeds)
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits():
+    os._exit(3)
+
+
+def leaves():
+    sys.exit("enough")
+
+
+def segfaults():
+    ctypes.string_at(0)
+
+
+def runs_out():
+    raise MemoryError("no more")
+
+
+def sleeps():
+    time.sleep(60)
+
+
+def ignores_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        sum(range(1000))
+
+
+def play(env, steps, disturb=lambda env, moment, number: None):
+    """Random legal steps with options and single resets in between: everything that was returned. `disturb` may do harm at each moment."""
+    rng = np.random.default_rng(5)
+    disturb(env, "new", 0)
+    taken = [frozen(env.reset())]
+    for number in range(steps):
+        if number % 7 == 3:
+            disturb(env, "options", number)
+            env.set_reset_options({"bonus": number}, indices=[number % env.num_lanes])
+            taken.append(frozen(env.reset(indices=())) if number % 2 else taken[-1])
+        if number % 11 == 5:
+            disturb(env, "reset", number)
+            taken.append(frozen(env.reset(indices=[number % env.num_lanes])))
+        actions = random_actions(env, taken[-1], rng)
+        disturb(env, "idle", number)
+        env.send(actions)
+        disturb(env, "sent", number)
+        taken.append(frozen(env.recv()))
+    return taken
+
+
+def processes(env):
+    engine = env._engine
+    return getattr(engine, "_pool", engine)._processes
+
+
+def end(env, index, wait=True):
+    """SIGKILL for a worker; by default it is dead when this returns."""
+    victim = processes(env)[index].process
+    victim.kill()
+    if wait:
+        victim.wait()

@@ -1,0 +1,245 @@
+"""Tests of env/check.py: what breaks training is found and said in words, and sound worlds pass."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces, wrappers
+
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import EnvError
+from inchworm.core.spaces import MASK_KEY
+from inchworm.env.check import CheckReport, check_env
+from inchworm.worlds.toys import Counter, SpacesEnv
+
+
+class World(gym.Env):
+    """A sound world of five steps; the tests break it in one place each."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(-10, 10, (2,), np.float32)
+        self.action_space = spaces.Discrete(3)
+
+    def see(self):
+        return self.np_random.normal(size=2).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.see(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.see(), 1.0, False, self.steps == 5, {}
+
+
+def broken(**changes):
+    return type("Broken", (World,), changes)
+
+
+def only_problem(env, **kwargs):
+    report = check_env(env, **kwargs)
+    assert not report.ok
+    assert len(report.problems) == 1, str(report)
+    return report.problems[0]
+
+
+@pytest.mark.parametrize("env", [World, World(), "CartPole-v1", EnvConfig(id="Pendulum-v1"), "inchworm.worlds.toys:Corridor"])
+def test_sound_worlds_pass(env):
+    report = check_env(env)
+    assert report.ok, str(report)
+    assert str(report).startswith("the environment is ready for training")
+
+
+@pytest.mark.parametrize("mask", ["key", "info", "action_masks", "get_action_mask"])
+def test_sound_masks_pass(mask):
+    actions = spaces.Dict(a=spaces.Discrete(3, start=1), b=spaces.MultiDiscrete([2, 3]), c=spaces.MultiBinary(2), d=spaces.Box(-1, 1, (2,)))
+    report = check_env(lambda: SpacesEnv(spaces.Dict(x=spaces.Box(-1, 1, (2,))), actions, 4, mask))
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize(
+    ("see", "words"),
+    [
+        (lambda self: np.zeros(3, np.float32), r"lane 0, step 0 .*observation has shape \(3,\), but its space says \(2,\)"),
+        (lambda self: np.zeros(2), "comes as float64, but its space says float32"),
+        (lambda self: np.zeros(2, int), "has dtype int64"),
+        (lambda self: np.full(2, 11, np.float32), r"observation at step 0 leaves its bounds: \[11. 11.\]"),
+        (lambda self: np.full(2, self.steps, np.float32) / (self.steps != 3), "observation at step 3 .*not finite"),
+        (lambda self: {"a": 1}, "must be a NumPy array"),
+        (lambda self: self.np_random.nowhere, "AttributeError.*nowhere"),
+    ],
+)
+def test_observations_that_lie(see, words):
+    with np.errstate(all="ignore"):
+        assert re.search(words, only_problem(broken(see=see)))
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda self: (self.see(), np.ones(1), False, False, {}), "reward must be one real number"),
+        (lambda self: (self.see(), np.nan, False, False, {}), "the reward at step 1 is nan"),
+        (lambda self: (self.see(), 1.0, False, {}), "step must return the 5 values"),
+        (lambda self: (self.see(), 1.0, 0, 0, {}), "terminated must be one bool"),
+        (lambda self: 1 / 0, r"stepping raised ZeroDivisionError: division by zero at .*test_check.py:\d+"),
+    ],
+)
+def test_steps_that_break(result, words):
+    assert re.search(words, only_problem(broken(step=lambda self, action: result(self))))
+
+
+def test_resets_that_break():
+    def no_seed(self):
+        return World.reset(self)
+
+    def no_options(self, seed=None):
+        return World.reset(self, seed=seed)
+
+    def no_info(self, *, seed=None, options=None):
+        return World.reset(self, seed=seed)[0]
+
+    for reset in (no_seed, no_options):
+        assert "reset must accept the keywords seed and options" in only_problem(broken(reset=reset))
+    assert "reset must return (observation, info)" in only_problem(broken(reset=no_info))
+
+
+def test_a_world_that_cannot_be_made_or_closed():
+    def refuse(self):
+        raise OSError("no display")
+
+    assert "making the environment raised OSError: no display" in only_problem(broken(__init__=refuse))
+    assert "closing raised OSError: no display" in check_env(broken(close=refuse)).problems[0]
+    assert "did you mean CartPole-v1" in only_problem("CartPole-v11")
+    with pytest.raises(EnvError, match="check_env takes"):
+        check_env(7)
+
+
+def test_chance_that_ignores_the_seed():
+    chance = np.random.default_rng(0)
+    problem = only_problem(broken(see=lambda self: chance.normal(size=2).astype(np.float32)))
+    assert "not deterministic: the same environment, reset with the same seed, gave another observation at step 0" in problem
+    assert "self.np_random" in problem
+
+
+def test_chance_in_rewards_and_ends():
+    chance = np.random.default_rng(0)
+
+    def step(self, action):
+        return self.see(), float(chance.random()), False, False, {}
+
+    assert "another reward at step 1" in check_env(broken(step=step)).problems[0]
+
+    def ends(self, action):
+        return np.zeros(2, np.float32), 0.0, bool(chance.random() < 0.5), False, {}
+
+    assert "at step" in check_env(broken(step=ends)).problems[0]
+
+
+def test_copies_that_differ_from_each_other():
+    made = []
+
+    def make():
+        made.append(1)
+        env, shift = World(), len(made)
+        env.see = lambda: World.see(env) + np.float32(shift / 100)
+        return env
+
+    assert "not deterministic: a fresh copy" in only_problem(make)
+
+
+def test_state_that_crosses_episodes_is_not_deterministic():
+    class Drifts(World):
+        total = 0
+
+        def see(self):
+            self.total += 1
+            return np.full(2, self.total / 1000, np.float32)
+
+    assert "not deterministic" in only_problem(Drifts)
+
+
+def test_worlds_that_reset_themselves():
+    class Resets(World):
+        def see(self):
+            return np.full(2, self.steps, np.float32)
+
+        def step(self, action):
+            self.steps = (self.steps + 1) % 5
+            return self.see(), 1.0, self.steps == 0, False, {}
+
+    assert "does step() reset the environment?" in only_problem(Resets)
+
+    class Tells(Resets):
+        def step(self, action):
+            observation, reward, over, cut, info = super().step(action)
+            return observation, reward, over, cut, {"final_observation": 1} if over else info
+
+    assert "resets itself: info['final_observation'] at step 5" in only_problem(Tells)
+    assert "true final observation" in only_problem(lambda: wrappers.Autoreset(World()))
+
+
+def test_wrappers_whose_state_crosses_episodes():
+    assert "policy.normalize_observations" in only_problem(lambda: wrappers.NormalizeObservation(World()))
+    assert "policy.normalize_values" in only_problem(lambda: wrappers.NormalizeReward(World()))
+
+
+def test_unsupported_spaces():
+    class Texts(World):
+        def __init__(self):
+            super().__init__()
+            self.action_space = spaces.Text(4)
+
+    assert "Text spaces are not supported" in only_problem(Texts)
+
+
+@pytest.mark.parametrize(("mask", "words"), [(np.zeros(3, bool), "no legal action"), (np.ones(4, bool), "need (3,)")])
+def test_masks_that_break(mask, words):
+    assert words in only_problem(broken(action_masks=lambda self: mask))
+
+    class Infos(World):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {MASK_KEY: np.ones(3, bool)}
+
+    assert "action_mask is gone" in only_problem(Infos)
+
+
+def test_notes():
+    class Endless(World):
+        def __init__(self):
+            super().__init__()
+            self.action_space = spaces.Box(-np.inf, np.inf, (1,))
+            self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+        def see(self):
+            return super().see() * 1000
+
+        def step(self, action):
+            return self.see(), 0.0, False, False, {}
+
+    report = check_env(Endless, steps=20)
+    assert report.ok
+    text = str(report)
+    assert "no episode ended within 20 random steps" in text
+    assert "infinite bounds" in text
+    assert "policy.normalize_observations=true" in text
+    assert "no episode ended" not in str(check_env(lambda: wrappers.TimeLimit(Endless(), 99), steps=20))
+
+
+def test_a_given_environment_stays_open_and_a_made_one_is_closed():
+    closed = []
+
+    class Closes(Counter):
+        def close(self):
+            closed.append(1)
+
+    check_env(Closes())
+    assert closed == []
+    check_env(Closes)
+    assert closed == [1, 1]  # the one that was checked, and the fresh copy
+
+
+def test_reports_as_text():
+    assert str(CheckReport()) == "the environment is ready for training"
+    assert str(CheckReport(("bad",), ("hm",))) == "1 problem(s) would break or spoil training\nproblem: bad\nnote: hm"

@@ -1,0 +1,292 @@
+"""Tests of env/foreign.py and env/adapters.py: somebody else's vector env, with resets in the same step and true final observations."""
+
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from doubles.stepping import assert_equal_steps, frozen, run
+from inchworm.config.sections import EnvConfig, WrapperConfig
+from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
+from inchworm.core.protocols import VectorEnv
+from inchworm.core.seeding import derive_seed, episode_seed
+from inchworm.env.foreign import NO_SEED, BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
+from inchworm.env.source import make_vector_env
+from inchworm.env.step_arrays import carve_rows
+
+
+def gymnasium(name="CartPole-v1", copies=3, mode=AutoresetMode.DISABLED, kind="sync", **kwargs):
+    return gym.make_vec(name, num_envs=copies, vectorization_mode=kind, vector_kwargs={"autoreset_mode": mode}, **kwargs)
+
+
+def adapted(**kwargs):
+    return make_vector_env(gymnasium(**kwargs), seed=7, first_copy=2)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_gymnasiums_vector_env_gives_the_steps_of_ours(kind):
+    ours = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=3, native=False, max_episode_steps=25), seed=7, first_copy=2)
+    theirs = adapted(kind=kind, max_episode_steps=25)
+    assert isinstance(theirs, VectorEnv)
+    assert ours.exact
+    assert theirs.exact
+    steps = run(theirs, 80)
+    assert_equal_steps(run(ours, 80), steps)
+    ended = [episode for step in steps for episode in step.ended]
+    assert len(ended) > 5
+    assert all(np.abs(episode.final_observation).max() > 0.05 for episode in ended)  # no first state: those are within 0.05
+    theirs.close()
+    theirs.close()
+
+
+def test_resets_seeds_and_options_are_the_copies_own():
+    ours = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=3, native=False), seed=7)
+    theirs = make_vector_env(gymnasium(), seed=7)
+    for env in (ours, theirs):
+        env.set_reset_options({"low": -0.2, "high": 0.2}, indices=[1])
+    assert_equal_steps([ours.reset()], [theirs.reset()])
+    assert_equal_steps([ours.step(np.array([0, 1, 0]))], [theirs.step(np.array([0, 1, 0]))])
+    assert_equal_steps([ours.reset([11, 12], [2, 1])], [theirs.reset([11, 12], [2, 1])])
+    assert theirs.reset(indices=()).episode_starts.tolist() == [False, True, True]
+    for env in (ours, theirs):
+        env.set_reset_options(None)
+    assert_equal_steps([ours.reset()], [theirs.reset()])
+
+
+def test_copies_are_numbered_and_counted():
+    env = adapted()
+    env.reset()
+    state = env.state_dict()
+    assert [copy["seed"] for copy in state["copies"]] == [episode_seed(7, 2 + lane, 0) for lane in range(3)]
+    with pytest.raises(EnvError, match="are 3 copies, here are 2"):
+        adapted(copies=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_modes_that_lose_something_are_refused(mode):
+    with pytest.raises(EnvError, match=r"autoreset_mode.*Disabled"):
+        make_vector_env(gymnasium(mode=mode))
+
+
+def test_gymnasiums_vectorised_cartpole_is_refused_in_favour_of_its_id():
+    with pytest.raises(EnvError, match="or give its id"):
+        make_vector_env(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point"))
+
+
+def test_calls_in_the_wrong_order_are_refused():
+    env = adapted()
+    actions = np.array([0, 0, 0])
+    for call, words in (
+        (lambda: env.step(actions), "not been reset"),
+        (lambda: env.reset(indices=[0]), "first reset must be of all 3"),
+        (lambda: env.reset([1, 2]), "2 seeds for 3 copies"),
+    ):
+        with pytest.raises(EnvError, match=words):
+            call()
+    env.reset()
+    with pytest.raises(EnvError, match="no step has been sent"):
+        env.recv()
+    with pytest.raises(SpaceError, match="actions have shape"):
+        env.send(np.array([0, 0]))
+    env.send(actions)
+    with pytest.raises(EnvError, match="has been sent"):
+        env.send(actions)
+    with env:
+        pass
+    with pytest.raises(EnvError, match="closed"):
+        env.reset()
+
+
+class Streamed(gym.vector.VectorEnv):
+    """Lanes that share one stream: an episode's first observation is the next number, its end comes after `lane + 2` steps."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+    single_observation_space = spaces.Dict({"n": spaces.Box(0.0, 1e9, (1,), np.float32), "t": spaces.Tuple([spaces.Discrete(99)])})
+    single_action_space = spaces.Discrete(2)
+    num_envs = 2
+
+    def __init__(self):
+        self.seeds, self.drawn, self.n, self.t = [], 0, np.zeros((2, 1), np.float32), np.zeros(2, np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        mask = np.ones(2, bool) if options is None else options["reset_mask"]
+        for lane in mask.nonzero()[0]:
+            self.drawn += 1
+            self.n[lane], self.t[lane] = self.drawn, 0
+        return {"n": self.n.copy(), "t": (self.t.copy(),)}, {}
+
+    def step(self, actions):
+        self.t += 1
+        over = self.t == np.array([2, 3])
+        info = {"score": self.t * 1.5, "_score": np.array([True, False]), "name": np.array(["a", "b"])}
+        return {"n": self.n.copy(), "t": (self.t.copy(),)}, actions * 1.0, over, over, info
+
+
+def test_a_shared_stream_is_seeded_once_and_its_episodes_have_no_seed():
+    world = Streamed()
+    env = make_vector_env(world, seed=5)
+    env.reset()
+    with pytest.warns(UserWarning, match="cannot be given seeds"):
+        step = env.reset(seeds=[1, 2])
+    assert world.seeds == [derive_seed(5, "vector env"), None]
+    assert step.observations["n"].tolist() == [[3.0], [4.0]]
+    step = env.step(np.array([1, 0]))
+    assert (step.rewards.tolist(), step.ended) == ([1.0, 0.0], ())
+    step = env.step(np.array([1, 0]))  # lane 0 ends: both flags mean terminated
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True, False], [False, False])
+    assert step.observations["n"].tolist() == [[5.0], [4.0]]
+    assert step.observations["t"][0].tolist() == [0, 2]
+    (ended,) = step.ended
+    assert (ended.lane, ended.seed, dict(ended.info)) == (0, NO_SEED, {"score": 3.0})
+    assert (ended.final_observation["n"].tolist(), ended.final_observation["t"][0].tolist()) == ([3.0], 2)
+
+
+def test_numbers_of_a_lane():
+    info = {"a": np.array([1, 2]), "b": np.array([True, False]), "_a": np.array([False, True]), "x": "text", "m": np.zeros((2, 2))}
+    assert lane_numbers(info, 0) == {"b": 1.0}
+    assert lane_numbers(info, 1) == {"a": 2.0, "b": 0.0}
+
+
+class Pool:
+    """What EnvPool offers, around CartPoles: partial sends, answers in any order, resets one step late, one stream a lane."""
+
+    def __init__(self, num_envs, env_seed, max_episode_steps=500, batch_size=None, **given):
+        self.given = given
+        self.config = {"num_envs": num_envs, "batch_size": batch_size or num_envs, "max_num_players": 1}
+        self.envs = [gym.make("CartPole-v1", max_episode_steps=max_episode_steps) for _ in range(num_envs)]
+        self.env_seed, self.fresh, self.queue, self.is_open = env_seed, [True] * num_envs, [], True
+        self.single_observation_space, self.single_action_space = self.envs[0].observation_space, self.envs[0].action_space
+
+    def reset(self, ids):
+        for lane in ids:
+            seed = self.env_seed[lane] if self.fresh[lane] else None
+            self.fresh[lane] = False
+            self.queue.append((lane, (*self.envs[lane].reset(seed=seed)[:1], 0.0, False, False)))
+        observations, _, _, _, info = self.recv()
+        return observations, info
+
+    def send(self, actions, ids):
+        self.queue += [(lane, self.envs[lane].step(int(action))[:4]) for action, lane in zip(actions, ids)]
+
+    def recv(self):
+        lanes, results = zip(*reversed(self.queue))
+        self.queue = []
+        columns = [np.array(column) for column in zip(*results)]
+        return (*columns, {"env_id": np.array(lanes, np.int32), "elapsed": np.array(lanes) + 0.5, "players": {}})
+
+    def close(self):
+        self.is_open = False
+
+
+@pytest.fixture
+def envpool(monkeypatch):
+    module = types.ModuleType("envpool")
+    module.made = []
+
+    def make(name, env_type, **kwargs):
+        assert (name, env_type) == ("CartPole-v1", "gymnasium")
+        module.made.append(Pool(**kwargs))
+        return module.made[-1]
+
+    module.make = make
+    monkeypatch.setitem(sys.modules, "envpool", module)
+    return module
+
+
+def test_envpool_has_same_step_resets_and_a_stream_for_each_lane(envpool):
+    config = EnvConfig(id="envpool:CartPole-v1", num_envs=3, num_workers=2, max_episode_steps=12, kwargs={"extra": 1})
+    env = make_vector_env(config, seed=3, first_copy=4)
+    (pool,) = envpool.made
+    assert pool.env_seed == [derive_seed(3, "envpool", copy) for copy in (4, 5, 6)]
+    assert pool.given == {"num_threads": 2, "extra": 1}
+    worlds = [gym.make("CartPole-v1", max_episode_steps=12) for _ in range(3)]
+    seen = [world.reset(seed=seed)[0] for world, seed in zip(worlds, pool.env_seed)]
+    step = env.reset()
+    ends = 0
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        assert np.array_equal(step.observations, seen)
+        actions = rng.integers(0, 2, 3)
+        step = frozen(env.step(actions))
+        finals = {ended.lane: ended for ended in step.ended}
+        for lane, world in enumerate(worlds):
+            seen[lane], _, terminated, truncated, _ = world.step(int(actions[lane]))
+            assert (terminated or truncated) == (lane in finals)
+            if lane in finals:
+                assert np.array_equal(finals[lane].final_observation, seen[lane])
+                assert dict(finals[lane].info) == {"elapsed": lane + 0.5}
+                seen[lane] = world.reset()[0]
+                ends += 1
+    assert ends >= 15
+    assert not env.exact
+    assert env.inexact == ["EnvPool can neither save where its episodes stand nor give one a seed: a resumed run begins fresh episodes"]
+    again = make_vector_env(config, seed=3)
+    with pytest.warns(UserWarning, match="EnvPoolWorld is not exact: no lane came back"):
+        again.load_state_dict(env.state_dict())
+    assert again.reset(indices=()).episode_starts.all()
+    assert len(again.inexact) == 2
+    env.close()
+    assert not pool.is_open
+
+
+def test_what_envpool_cannot_do_is_refused(envpool):
+    env = make_vector_env("envpool:CartPole-v1", 2)
+    env.set_reset_options({"low": 0.0})
+    with pytest.raises(EnvError, match="no reset options"):
+        env.reset()
+    with pytest.raises(EnvError, match="batch_size = num_envs"):
+        EnvPoolWorld(Pool(4, [0] * 4, batch_size=2))
+    for changes in ({"atari": True}, {"frame_stack": 2}, {"wrappers": (WrapperConfig(name="ClipReward"),)}):
+        with pytest.raises(EnvError, match="EnvPool's own business"):
+            make_vector_env(EnvConfig(id="envpool:CartPole-v1", **changes))
+
+
+def test_without_envpool_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(MissingExtraError, match=r"pip install .inchworm\[envpool\]"):
+        make_vector_env("envpool:CartPole-v1", 2)
+
+
+def test_the_real_envpool_where_it_is_installed():
+    envpool = pytest.importorskip("envpool")
+    config = EnvConfig(id="envpool:CartPole-v1", num_envs=4, max_episode_steps=30)
+    steps = run(make_vector_env(config), 100)
+    assert_equal_steps(steps, run(make_vector_env(config), 100))
+    assert sum(len(step.ended) for step in steps) > 10
+    for step in steps[1:]:
+        assert (step.rewards == 1.0).all()  # a step that only resets has reward 0: none is left
+        assert np.abs(step.observations[step.episode_starts]).max(initial=0.0) <= 0.05
+    handed = make_vector_env(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3))
+    assert type(handed) is BatchedVectorEnv
+    assert handed.reset().observations.shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rewards": np.ones(1, np.float32)}, r"rewards must be an array of real numbers of shape \(3,\).*float32 of shape \(1,\)"),
+        ({"rewards": np.float32(1.0)}, r"rewards must be .*float32 of shape \(\)"),
+        ({"rewards": np.ones(3, np.complex64)}, "rewards must be .*complex64"),
+        ({"rewards": None}, "rewards must be .*NoneType"),
+        ({"terminated": np.zeros(1, np.bool_)}, r"terminated must be an array of bool of shape \(3,\)"),
+        ({"terminated": np.full(3, 0.5)}, "terminated must be .*float64"),
+        ({"truncated": [False] * 3}, "truncated must be .*list"),
+    ],
+)
+def test_what_is_not_one_value_for_each_lane_is_refused(change, message):
+    rows, _ = carve_rows(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 3, 3)
+    moved = Moved(np.zeros((3, 2)), np.arange(3.0), np.array([True, False, False]), np.array([True, True, False]), {})
+    write_outcome(moved, rows)
+    assert rows.rewards.tolist() == [0.0, 1.0, 2.0]
+    assert (rows.terminated.tolist(), rows.truncated.tolist()) == ([True, False, False], [False, True, False])  # both: terminated
+    with pytest.raises(EnvError, match=message):
+        write_outcome(moved._replace(**change), rows)
+
+
+def test_numbers_of_an_info_that_are_not_finite_are_left_out():
+    assert lane_numbers({"a": np.array([1.0, np.nan]), "b": np.array([np.inf, 2.0])}, 0) == {"a": 1.0}

@@ -1,0 +1,210 @@
+"""Tests of env/make.py: one environment from its config."""
+
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+
+from inchworm.config.sections import EnvConfig, WrapperConfig
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.env import make as build
+from inchworm.env.make import make_env
+from inchworm.worlds.toys import ConstantReward, Counter
+
+
+def chain(env):
+    return [type(wrapper).__name__ for wrapper in build.wrapper_chain(env)]
+
+
+def test_a_registered_id_is_made_with_its_arguments_and_limit():
+    env = make_env(EnvConfig(id="CartPole-v1", kwargs={"sutton_barto_reward": True}, max_episode_steps=3))
+    env.reset(seed=0)
+    results = [env.step(0) for _ in range(3)]
+    assert [r[1] for r in results] == [0.0, 0.0, 0.0]  # Sutton and Barto: 0 until the pole falls
+    assert [r[3] for r in results] == [False, False, True]
+    assert "PassiveEnvChecker" not in chain(env)
+
+
+def test_an_unknown_id_is_answered_with_the_nearest():
+    with pytest.raises(EnvError, match=r"'CartPol-v1' is not registered.*did you mean CartPole-v1\?"):
+        make_env(EnvConfig(id="CartPol-v1"))
+    with pytest.raises(EnvError, match=r"did you mean CartPole-v\d"):
+        make_env(EnvConfig(id="CartPole-v99"))
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(EnvError, match=r"CartPole-v1.*env.kwargs=\{'wheels': 3\}"):
+        make_env(EnvConfig(id="CartPole-v1", kwargs={"wheels": 3}))
+
+
+def test_a_factory_by_name_gets_the_arguments_and_the_limit():
+    env = make_env(EnvConfig(id="inchworm.worlds.toys:Counter", kwargs={"length": 9}, max_episode_steps=4))
+    assert isinstance(env.unwrapped, Counter)
+    assert env.unwrapped.length == 9
+    env.reset(seed=1)
+    assert [env.step(0)[3] for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_factory_that_does_not_take_the_arguments_is_explained():
+    with pytest.raises(EnvError, match=r"toys:Corridor cannot be called with env.kwargs=\{'lenth': 3\}: .*lenth.*; it takes \(length"):
+        make_env(EnvConfig(id="inchworm.worlds.toys:Corridor", kwargs={"lenth": 3}))
+
+
+def test_a_missing_factory_or_module_is_explained(monkeypatch):
+    with pytest.raises(EnvError, match=r"has no Countr; did you mean Counter\?"):
+        make_env(EnvConfig(id="inchworm.worlds.toys:Countr"))
+    with pytest.raises(EnvError, match="there is no module no_such_module_here"):
+        make_env(EnvConfig(id="no_such_module_here:make"))
+    with pytest.raises(EnvError, match=r"there is no module inchworm\.no_such"):
+        make_env(EnvConfig(id="inchworm.no_such:make"))
+    module = types.ModuleType("module_of_numbers")
+    module.seven, module.not_an_env = 7, lambda: 7
+    monkeypatch.setitem(sys.modules, "module_of_numbers", module)
+    with pytest.raises(EnvError, match="seven of module_of_numbers is int, not a function"):
+        make_env(EnvConfig(id="module_of_numbers:seven"))
+    with pytest.raises(EnvError, match=r"returned int, not a gymnasium\.Env"):
+        make_env(EnvConfig(id="module_of_numbers:not_an_env"))
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_toys_here.py").write_text("from inchworm.worlds.toys import Counter as make\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    assert isinstance(make_env(EnvConfig(id="my_toys_here:make")), Counter)
+
+
+def test_an_import_error_inside_the_module_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "broken_toys_here.py").write_text("import surely_not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="surely_not_installed_anywhere"):
+        make_env(EnvConfig(id="broken_toys_here:make"))
+
+
+def test_gymnasiums_module_and_id_form(monkeypatch):
+    module = types.ModuleType("module_that_registers")
+    monkeypatch.setitem(sys.modules, "module_that_registers", module)
+    monkeypatch.setitem(gym.registry, "ToyOfTests-v0", gym.envs.registration.EnvSpec("ToyOfTests-v0", ConstantReward))
+    assert isinstance(make_env(EnvConfig(id="module_that_registers:ToyOfTests-v0")).unwrapped, ConstantReward)
+
+
+def test_wrappers_by_name_innermost_first():
+    clip = WrapperConfig(name="ClipReward", kwargs={"min_reward": -0.5, "max_reward": 0.5})
+    env = make_env(EnvConfig(id="CartPole-v1", wrappers=(clip, WrapperConfig(name="TimeAwareObservation")), frame_stack=3))
+    assert chain(env)[:3] == ["FrameStack", "TimeAwareObservation", "ClipReward"]
+    assert env.observation_space.shape == (3, 5)
+    env.reset(seed=0)
+    assert env.step(0)[1] == 0.5
+
+
+def test_stacked_frames_are_gymnasiums():
+    ours = make_env(EnvConfig(id="CartPole-v1", frame_stack=3))
+    theirs = wrappers.FrameStackObservation(gym.make("CartPole-v1"), 3)
+    assert ours.observation_space == theirs.observation_space
+    for seed in (0, 1):
+        (first, _), (expected, _) = ours.reset(seed=seed), theirs.reset(seed=seed)
+        assert np.array_equal(first, expected)
+        kept = first.copy()
+        for action in (0, 1, 1, 0, 1):
+            observation, other = ours.step(action)[0], theirs.step(action)[0]
+            assert observation.dtype == other.dtype
+            assert np.array_equal(observation, other)
+        assert np.array_equal(first, kept)  # an observation that was given out does not change
+
+
+def test_observations_that_are_no_box_are_stacked_too():
+    env = make_env(
+        EnvConfig(id="CartPole-v1", wrappers=(WrapperConfig(name="TimeAwareObservation", kwargs={"flatten": False}),), frame_stack=2)
+    )
+    observation, _ = env.reset(seed=0)
+    assert {key: value.shape for key, value in observation.items()} == {"obs": (2, 4), "time": (2, 1)}
+
+
+def test_unknown_and_wrong_wrappers_are_refused():
+    with pytest.raises(ConfigError, match=r"no ClipRewards; did you mean ClipReward\?"):
+        make_env(EnvConfig(wrappers=(WrapperConfig(name="ClipRewards"),)))
+    with pytest.raises(ConfigError, match=r"ClipReward could not be made with \{'low': 1\}"):
+        make_env(EnvConfig(wrappers=(WrapperConfig(name="ClipReward", kwargs={"low": 1}),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("NormalizeObservation", "policy.normalize_observations"),
+        ("NormalizeReward", "policy.normalize_values"),
+        ("Autoreset", "true final observation"),
+    ],
+)
+def test_wrappers_whose_state_crosses_episodes_are_refused(name, hint):
+    with pytest.raises(ConfigError, match=hint):
+        make_env(EnvConfig(wrappers=(WrapperConfig(name=name),)))
+    with pytest.raises(EnvError, match=hint):
+        build.refuse_stateful_wrappers(wrappers.TimeLimit(getattr(wrappers, name)(gym.make("CartPole-v1")), 5))
+
+
+def test_a_users_own_normalise_wrapper_is_not_taken_for_gymnasiums():
+    class NormalizeObservation(gym.Wrapper):
+        pass
+
+    build.refuse_stateful_wrappers(NormalizeObservation(gym.make("CartPole-v1")))
+
+
+def test_a_missing_dependency_is_answered_with_the_pip_line(monkeypatch):
+    def make(*args, **kwargs):
+        raise gym.error.DependencyNotInstalled("a library is not installed")
+
+    monkeypatch.setattr(gym, "make", make)
+    with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[box2d\]"'):
+        make_env(EnvConfig(id="LunarLander-v3"))
+    with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[mujoco\]"'):
+        make_env(EnvConfig(id="HalfCheetah-v5"))
+
+
+def test_any_other_missing_dependency_is_passed_on(monkeypatch):
+    def make(*args, **kwargs):
+        raise gym.error.DependencyNotInstalled("needs frobnicator")
+
+    monkeypatch.setattr(gym, "make", make)
+    with pytest.raises(MissingExtraError, match="needs frobnicator"):
+        make_env(EnvConfig(id="CartPole-v1"))
+
+
+def test_missing_ale_py_is_answered_with_the_pip_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)  # makes `import ale_py` raise ImportError
+    with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[atari\]"'):
+        make_env(EnvConfig(id="ALE/Pong-v5"))
+
+
+def test_atari_preprocessing():
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    env = make_env(EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=4, max_episode_steps=7))
+    assert env.observation_space.shape == (4, 84, 84)
+    assert env.observation_space.dtype == np.uint8
+    assert env.unwrapped._frameskip == 1
+    observation, _ = env.reset(seed=3)
+    again, _ = env.reset(seed=3)
+    assert np.array_equal(observation, again)
+    ends = [env.step(0)[3] for _ in range(7)]
+    assert ends == [False] * 6 + [True]  # the limit counts steps of four frames
+
+
+def test_missing_opencv_is_answered_with_the_pip_line(monkeypatch):
+    pytest.importorskip("ale_py")
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(MissingExtraError, match=r'OpenCV; type: pip install "inchworm\[atari\]"'):
+        make_env(EnvConfig(id="ALE/Breakout-v5", atari=True))
+
+
+def test_atari_rewards_are_signs():
+    assert [build._sign(reward) for reward in (-7.0, 0.0, 200.0)] == [-1.0, 0.0, 1.0]
+
+
+def test_atari_preprocessing_of_another_world_is_refused():
+    pytest.importorskip("ale_py")
+    with pytest.raises(EnvError, match="CartPole-v1"):
+        make_env(EnvConfig(id="CartPole-v1", atari=True))
+    with pytest.raises(EnvError, match="does not fit"):
+        make_env(EnvConfig(id="inchworm.worlds.toys:Counter", atari=True))

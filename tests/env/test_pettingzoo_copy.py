@@ -1,0 +1,629 @@
+"""PettingZoo's agents as adjacent lanes: who lives, who leaves, who joins, and what each step then says."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo")
+from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
+from inchworm.core.spaces import MASK_KEY
+from inchworm.env.source import make_vector_env
+from inchworm.env.teams import as_team, is_team_env, nothing_seen
+from inchworm.env.vector_env import LaneVectorEnv
+from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings, Sacrifice
+
+
+def team_env(plan: Any = DEATHS, copies: int = 1, *, global_state: bool = False, seed: int = 0, **kwargs: Any) -> LaneVectorEnv:
+    env = make_vector_env(lambda: Comings(plan, **kwargs), copies, global_state=global_state, seed=seed)
+    assert isinstance(env, LaneVectorEnv)
+    return env
+
+
+def actions_of(env: LaneVectorEnv, choice: int = 0) -> np.ndarray:
+    return np.full(env.num_lanes, choice, np.int64)
+
+
+def walk(env: LaneVectorEnv, steps: int) -> list[dict[str, Any]]:
+    """What every step showed, copied."""
+    shown = []
+    for _ in range(steps):
+        step = env.step(actions_of(env))
+        arrays = ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid", "global_state")
+        shown.append({name: np.array(getattr(step, name)) for name in arrays} | {"ended": step.ended})
+    return shown
+
+
+def column(shown: Sequence[Mapping[str, Any]], name: str) -> list[list[Any]]:
+    return [entry[name].astype(int).tolist() for entry in shown]
+
+
+def test_the_possible_agents_are_adjacent_lanes():
+    env = team_env(copies=4)
+    assert (env.num_lanes, env.num_envs, env.lanes_per_copy) == (12, 4, 3)
+    assert env.observation_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert env.action_space == spaces.Discrete(3)
+    assert env.global_state_space is None
+    step = env.reset()
+    assert step.observations[:, 0].tolist() == [0, 1, 2] * 4  # the agent's place
+    assert len(set(step.observations[:, 2].tolist())) == 4  # the luck of four seeds, shared by a copy's lanes
+    assert step.valid.all()
+    assert step.episode_starts.all()
+
+
+def test_a_death_without_a_global_state_is_the_end_for_its_lane():
+    """The second of three dies in step 2 of 6; the third is truncated at the end, the first terminated."""
+    env = team_env()
+    env.reset()
+    shown = walk(env, 7)
+    assert column(shown, "terminated") == [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert column(shown, "truncated") == [[0, 0, 0]] * 5 + [[0, 0, 1]] + [[0, 0, 0]]
+    assert column(shown, "valid") == [[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1], [1, 1, 1]]
+    assert column(shown, "episode_starts") == [[0, 0, 0]] * 5 + [[1, 1, 1]] + [[0, 0, 0]]
+    assert column(shown, "rewards")[:3] == [[1, 11, 21], [2, 12, 22], [3, 0, 23]]
+    assert [len(entry["ended"]) for entry in shown] == [0, 0, 0, 0, 0, 3, 0]  # not at the death
+    assert shown[1]["observations"][1, :2].tolist() == [1, 2]  # its last observation, once
+    assert [entry["observations"][1].tolist() for entry in shown[2:5]] == [[0, 0, 0]] * 3
+    ended = shown[5]["ended"]
+    # returns: 1 + … + 6 = 21, 11 + 12 = 23, 21 + … + 26 = 141
+    assert [entry.info for entry in ended] == [{"steps": end, "place": lane, "team_return": 185} for lane, end in enumerate((6, 2, 6))]
+    assert [entry.final_observation[:2].tolist() for entry in ended] == [[0, 6], [0, 0], [2, 6]]
+    assert {entry.seed for entry in ended} == {ended[0].seed}
+
+
+def test_a_death_with_a_global_state_ends_nothing_before_the_game_does():
+    env = team_env(global_state=True, pension=0.5)
+    first = env.reset()
+    assert env.global_state_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert first.global_state[0, :2].tolist() == [0, 3]
+    shown = walk(env, 6)
+    assert column(shown, "terminated") == [[0, 0, 0]] * 6
+    assert column(shown, "truncated") == [[0, 0, 0]] * 5 + [[1, 1, 1]]  # one that lived was cut off, so the game was
+    assert column(shown, "valid") == [[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
+    assert [entry["rewards"][1] for entry in shown] == [11, 12, 0.5, 0.5, 0.5, 0.5]  # what the dead get stays
+    assert [entry["global_state"][0, :2].tolist() for entry in shown] == [[1, 3], [2, 2], [3, 2], [4, 2], [5, 2], [0, 3]]
+    assert [entry.final_global_state[:2].tolist() for entry in shown[5]["ended"]] == [[6, 0]] * 3  # before the reset
+    assert shown[5]["ended"][0].info["team_return"] == 185 + 4 * 0.5
+
+
+def test_who_joins_opens_an_episode_of_its_own():
+    """The second joins after 2 steps, the third leaves after 1, is back after 3 and dies after 4; all is over after 5."""
+    env = team_env(JOINS)
+    first = env.reset()
+    assert first.valid.tolist() == [True, False, True]
+    assert first.episode_starts.all()
+    shown = walk(env, 5)
+    assert column(shown, "valid") == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 1]]
+    assert column(shown, "episode_starts") == [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [1, 1, 1]]
+    assert column(shown, "truncated") == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert column(shown, "terminated") == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], [1, 1, 1]]
+    assert shown[0]["observations"][2, :2].tolist() == [2, 1]  # where it was cut off: its true successor
+    assert shown[1]["observations"][2].tolist() == [0, 0, 0]
+    assert shown[1]["observations"][1, :2].tolist() == [1, 2]
+    assert shown[2]["observations"][2, :2].tolist() == [2, 3]
+    env.reset()
+    walk(env, 2)
+    assert env.reset(indices=()).episode_starts.tolist() == [False, True, False]  # as they stand: who joined has just joined
+
+
+def test_every_way_that_two_agents_can_come_and_go():
+    """All plans of two agents over 3 steps, and what the rules say of each step, with and without a global state."""
+    stays = [(first, last, flag) for first in range(3) for last in range(first + 1, 4) for flag in ("terminated", "truncated")]
+    tried = 0
+    for one, two, shared in itertools.product(stays, stays, (False, True)):
+        if min(one[0], two[0]) > 0 or max(min(one[1], two[1]), 0) < max(one[0], two[0]):
+            continue  # nobody begins, or a gap in which nobody lives
+        tried += 1
+        with team_env([[one], [two]], global_state=shared) as env:
+            assert env.reset().valid.tolist() == [one[0] == 0, two[0] == 0]
+            end = max(one[1], two[1])
+            shown = walk(env, end)
+        cut = any(stay[1] == end and stay[2] == "truncated" for stay in (one, two))
+        for now, entry in enumerate(shown, 1):
+            over = now == end
+            for lane, (first, last, flag) in enumerate((one, two)):
+                case = (one, two, shared, now, lane)
+                assert entry["valid"][lane] == (first == 0 if over else first <= now < last), case
+                assert entry["episode_starts"][lane] == (over or 0 < first == now), case
+                assert entry["rewards"][lane] == (10 * lane + now if first < now <= last else 0), case
+                if shared:
+                    expected = (over and not cut, over and cut)
+                elif now == last:
+                    expected = (flag == "terminated", flag == "truncated")
+                else:
+                    expected = (over, False)  # who left before has nothing to follow
+                assert (entry["terminated"][lane], entry["truncated"][lane]) == expected, case
+            assert [e.lane for e in entry["ended"]] == ([0, 1] if over else [])
+    # begins at 0: 6 stays, at 1: 4, at 2: 2. Both at 0: 36 pairs; one at 1: 2 x 6 x 4; one at 2, the other till 2 or 3: 2 x 4 x 2
+    assert tried == 2 * (36 + 48 + 16)
+
+
+def test_both_flags_mean_terminated_and_a_time_limit_cuts_everybody_off():
+    class Both(Comings):
+        def step(self, actions):
+            observations, rewards, terminations, truncations, infos = super().step(actions)
+            return observations, rewards, terminations, {agent: truncations[agent] or terminations[agent] for agent in truncations}, infos
+
+    with make_vector_env(lambda: Both(DEATHS), 1) as env:
+        env.reset()
+        shown = walk(env, 6)
+    assert shown[5]["terminated"].tolist() == [True, True, False]
+    assert shown[5]["truncated"].tolist() == [False, False, True]
+    with make_vector_env(lambda: as_team(Comings(DEATHS), 4), 1) as env:
+        env.reset()
+        shown = walk(env, 5)
+    assert column(shown, "truncated") == [[0, 0, 0]] * 3 + [[1, 0, 1], [0, 0, 0]]
+    assert column(shown, "terminated") == [[0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert [e.final_observation[:2].tolist() for e in shown[3]["ended"]] == [[0, 4], [0, 0], [2, 4]]
+    assert shown[4]["rewards"].tolist() == [1, 11, 21]  # a new episode
+
+
+@pytest.mark.parametrize("source", ["key", "info", "method"])
+def test_masks_of_each_agent(source: Any):
+    env = team_env(masks=source)
+    step = env.reset()
+    assert isinstance(env.observation_space, spaces.Dict)
+    key = "seen" if source == "key" else "observation"
+    assert sorted(env.observation_space.spaces) == sorted([key, MASK_KEY])
+    masks = []
+    for _ in range(6):
+        masks.append(np.array(step.observations[MASK_KEY]))
+        step = env.step(actions_of(env))
+    # agent b may not do (steps + b) % 3; the second is dead from 2 steps on, and then everything is allowed
+    for taken, mask in enumerate(masks):
+        for lane in range(3):
+            allowed = [1, 1, 1] if lane == 1 and taken >= 2 else [int(choice != (taken + lane) % 3) for choice in range(3)]
+            assert mask[lane].tolist() == allowed, (taken, lane)
+    finals = [entry.final_observation[MASK_KEY].tolist() for entry in step.ended]
+    assert finals == [[1, 1, 1], [1, 1, 1], [1, 1, 0]]  # terminated, dead, truncated: (6 + 2) % 3 = 2
+
+
+def test_a_mask_that_is_gone_or_forbids_everything():
+    class Gone(Comings):
+        def step(self, actions):
+            *rest, infos = super().step(actions)
+            return *rest, {agent: {} for agent in infos}
+
+    class Nothing(Comings):
+        def _mask(self, agent):
+            return np.zeros(3, bool) if self._now else super()._mask(agent)
+
+    for kind, words in ((Gone, "action_mask is gone"), (Nothing, "leaves no legal action")):
+        with make_vector_env(lambda kind=kind: kind(DEATHS, masks="info"), 1) as env:
+            env.reset()
+            with pytest.raises(EnvError, match=rf"agent 'agent_0' \(lane 0\), step 1 of the episode.*{words}"):
+                env.step(actions_of(env))
+
+
+def test_actions_of_the_dead_are_ignored():
+    one, two = team_env(copies=2), team_env(copies=2)
+    one.reset(), two.reset()
+    for step in range(6):
+        actions = np.zeros(6, np.int64)
+        dead = actions.copy()
+        dead[[1, 4]] = 2 if step >= 2 else 0
+        first, second = one.step(actions), two.step(dead)
+        np.testing.assert_array_equal(first.observations, second.observations)
+
+
+@pytest.mark.parametrize("global_state", [False, True])
+@pytest.mark.parametrize("plan", [DEATHS, JOINS])
+def test_a_saved_team_goes_on_where_it_stood(plan: Any, global_state: bool):
+    rng = np.random.default_rng(1)
+    env = team_env(plan, 3, global_state=global_state)
+    env.reset()
+    for taken in range(9):
+        state, now = env.state_dict(), env.reset(indices=())
+        kept = {name: np.array(getattr(now, name)) for name in ("observations", "valid", "episode_starts", "global_state")}
+        actions = [rng.integers(0, 3, env.num_lanes) for _ in range(4)]
+        with team_env(plan, 3, global_state=global_state) as other:
+            other.load_state_dict(state)
+            assert other.exact, taken
+            again = other.reset(indices=())
+            for name, value in kept.items():
+                np.testing.assert_array_equal(np.array(getattr(again, name)), value, err_msg=f"{name} after {taken} steps")
+            for action in actions:
+                after = other.step(action)
+            seen = {name: np.array(getattr(after, name)) for name in (*kept, "rewards", "terminated", "truncated")}
+        for action in actions:
+            after = env.step(action)
+        for name, value in seen.items():
+            np.testing.assert_array_equal(np.array(getattr(after, name)), value, err_msg=name)
+        env.load_state_dict(state)
+        env.step(actions[0])
+
+
+def test_another_way_of_who_lives_is_noticed_at_a_resume():
+    class Whim(Comings):
+        """Who lives depends on how often it was made, and nothing else does: no function of seed and actions."""
+
+        made = 0
+
+        def __init__(self):
+            type(self).made += 1
+            super().__init__(DEATHS if self.made == 1 else [((0, 6, "terminated"),), ((0, 6, "terminated"),), ((0, 6, "terminated"),)])
+
+        def _observations(self, agents):
+            return {agent: np.zeros(3, np.float32) for agent in agents}
+
+        def step(self, actions):
+            observations, rewards, *rest = super().step(actions)
+            return observations, dict.fromkeys(rewards, 0.0), *rest
+
+    env = make_vector_env(Whim, 1)
+    env.reset()
+    walk(env, 3)
+    with make_vector_env(Whim, 1) as other:
+        with pytest.warns(UserWarning, match="lane 0 is not where it was saved"):
+            other.load_state_dict(env.state_dict())
+        assert not other.exact
+
+
+def test_reset_options_reach_the_environment():
+    env = team_env(copies=2)
+    env.set_reset_options({"luck": 5}, [1])
+    luck = env.reset().observations[:, 2]
+    assert (luck[:3] < 1).all()
+    assert (luck[3:] >= 5).all()
+
+
+# ---- spaces
+
+
+class Spaces(Comings):
+    """Two agents with spaces of their own."""
+
+    def __init__(self, observations: Sequence[spaces.Space[Any]], actions: Sequence[spaces.Space[Any]]) -> None:
+        super().__init__([[(0, 3, "terminated")], [(0, 2, "terminated")]])
+        self.kinds, self.received = (observations, actions), []
+
+    def observation_space(self, agent):
+        return self.kinds[0][self.possible_agents.index(agent)]
+
+    def action_space(self, agent):
+        return self.kinds[1][self.possible_agents.index(agent)]
+
+    def _observations(self, agents):
+        for agent in self.possible_agents:
+            self.observation_space(agent).seed(0)
+        return {agent: self.observation_space(agent).sample() for agent in agents}
+
+    def step(self, actions):
+        self.received.append(dict(actions))
+        return super().step(dict.fromkeys(actions, 0))
+
+
+BOX, CHOICE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "words"),
+    [
+        ((BOX, spaces.Box(-1, 1, (3,))), (CHOICE, CHOICE), "the observation space of agent_0 is Box"),
+        ((BOX, spaces.Box(-1, 1, (2,), np.float64)), (CHOICE, CHOICE), "that of agent_1 is Box"),
+        ((BOX, spaces.Dict({"a": BOX})), (CHOICE, CHOICE), "observation space"),
+        ((BOX, BOX), (CHOICE, spaces.Discrete(4)), r"the action space of agent_0 is Discrete\(3\) and that of agent_1 is Discrete\(4\)"),
+        ((BOX, BOX), (CHOICE, spaces.Discrete(3, start=1)), "action space"),
+        ((BOX, BOX), (CHOICE, spaces.MultiDiscrete([3])), "action space"),
+    ],
+)
+def test_agents_of_other_kinds_are_refused(observations: Any, actions: Any, words: str):
+    with pytest.raises(SpaceError, match=f"(?s){words}.*pad them to one shape"):
+        make_vector_env(lambda: Spaces(observations, actions), 1)
+
+
+def test_bounds_may_differ_and_each_agent_gets_actions_within_its_own():
+    wide, narrow = spaces.Box(-2, 3, (1,), np.float32), spaces.Box(-1, 5, (1,), np.float32)
+    made: list[Spaces] = []
+
+    def make() -> Spaces:
+        made.append(Spaces((BOX, spaces.Box(-3, 0.5, (2,), np.float32)), (wide, narrow)))
+        return made[-1]
+
+    env = make_vector_env(make, 1)
+    assert env.observation_space == spaces.Box(-3, 1, (2,), np.float32)
+    assert env.action_space == spaces.Box(-2, 5, (1,), np.float32)
+    env.reset()
+    env.step(np.array([[5], [-2]], np.float32))
+    assert {agent: action.tolist() for agent, action in made[0].received[0].items()} == {"agent_0": [3], "agent_1": [-1]}
+
+
+def test_bounds_of_parts_and_what_nobody_sees():
+    def space(low: float) -> spaces.Space[Any]:
+        return spaces.Dict(
+            {"a": spaces.Box(low, 9, (1,), np.float32), "b": spaces.Tuple([spaces.Discrete(2, start=3), spaces.Box(2, 4, (2,), np.int8)])}
+        )
+
+    made: list[Spaces] = []
+
+    def make() -> Spaces:
+        made.append(Spaces((space(1), space(2)), (space(1), space(2))))
+        return made[-1]
+
+    env = make_vector_env(make, 1)
+    env.reset()
+    low = {"a": np.ones((2, 1), np.float32), "b": (np.full(2, 3), np.full((2, 2), 2, np.int8))}
+    for _ in range(3):
+        step = env.step(low)
+    got = made[0].received[0]
+    assert (got["agent_0"]["a"].tolist(), got["agent_1"]["a"].tolist()) == ([1], [2])
+    assert got["agent_1"]["b"][0] == 3
+    final = step.ended[1].final_observation  # of the one that was dead: nothing, as near as its space allows
+    assert (final["a"].tolist(), final["b"][0].tolist(), final["b"][1].tolist()) == ([1], 3, [2, 2])
+    more = spaces.Dict({"m": spaces.MultiDiscrete([2, 3], start=[0, 4]), "n": spaces.MultiBinary(2), MASK_KEY: spaces.MultiBinary(2)})
+    assert {key: value.tolist() for key, value in nothing_seen(more).items()} == {"m": [0, 4], "n": [0, 0], MASK_KEY: [1, 1]}
+
+
+# ---- what breaks the contract
+
+
+def broken(change: Any, plan: Any = DEATHS, steps: int = 1, **kwargs: Any) -> EnvError:
+    """What is said of a world whose step's five dicts `change` has changed."""
+
+    class Broken(Comings):
+        def step(self, actions):
+            result = [dict(part) for part in super().step(actions)]
+            if self._now == steps:
+                return change(self, result)
+            return tuple(result)
+
+    with make_vector_env(lambda: Broken(plan), 1, **kwargs) as env:
+        env.reset(seeds=[7])
+        for _ in range(steps - 1):
+            env.step(actions_of(env))
+        with pytest.raises(EnvError) as caught:
+            env.step(actions_of(env))
+    return caught.value
+
+
+def changed(part: int, agent: str, value: Any) -> Any:
+    def change(_, result):
+        result[part][agent] = value
+        return tuple(result)
+
+    return change
+
+
+def without(part: int, agent: str) -> Any:
+    def change(_, result):
+        del result[part][agent]
+        return tuple(result)
+
+    return change
+
+
+def with_agents(*agents: str) -> Any:
+    def change(world, result):
+        world.agents = list(agents)
+        return tuple(result)
+
+    return change
+
+
+ALL = ("agent_0", "agent_1", "agent_2")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _, result: tuple(result[:4]), "lanes 0 to 2, step 1 of the episode with seed 7: step must return the 5 dicts"),
+        (lambda _, result: (None, *result[1:]), "must return the 5 dicts"),
+        (without(0, "agent_1"), "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: observations lack the agent"),
+        (without(1, "agent_2"), "agent 'agent_2' (lane 2), step 1 of the episode with seed 7: rewards lack the agent"),
+        (without(2, "agent_0"), "terminations lack the agent"),
+        (without(3, "agent_0"), "truncations lack the agent"),
+        (changed(1, "agent_1", float("nan")), "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: reward is nan"),
+        (changed(1, "agent_1", "much"), "reward must be one real number"),
+        (changed(1, "ghost", 1.0), "rewards name 'ghost', which is not in possible_agents"),
+        (changed(2, "agent_1", 1), "terminations must be one bool"),
+        (
+            changed(0, "agent_2", np.zeros(2, np.float32)),
+            "agent 'agent_2' (lane 2), step 1 of the episode with seed 7: observation has shape (2,)",
+        ),
+        (changed(2, "agent_1", True), "it is terminated or truncated and still in env.agents"),
+        (
+            with_agents("agent_0", "agent_2"),
+            "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: it left env.agents and is neither",
+        ),
+        (with_agents(), "agent 'agent_0' (lane 0), step 1 of the episode with seed 7: it left env.agents and is neither"),
+        (with_agents(*ALL, "ghost"), "env.agents names 'ghost', which is not in possible_agents"),
+        (with_agents(*ALL, "agent_0"), "env.agents names an agent twice"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(change: Any, words: str):
+    assert words in str(broken(change))
+
+
+def test_who_joins_needs_an_observation_and_the_dead_no_wrong_reward():
+    assert "agent 'agent_1' (lane 1), step 2 of the episode with seed 7: observations lack the agent" in str(
+        broken(without(0, "agent_1"), JOINS, 2)
+    )
+    assert "reward is inf" in str(broken(changed(1, "agent_1", float("inf")), DEATHS, 4))
+
+
+def test_infos_may_be_missing_but_not_be_anything_else():
+    class Bare(Comings):
+        def step(self, actions):
+            *rest, _ = super().step(actions)
+            return *rest, {}
+
+    with make_vector_env(lambda: Bare(DEATHS), 1) as env:
+        env.reset()
+        assert [entry.info for entry in walk(env, 6)[5]["ended"]] == [{"team_return": 185}] * 3
+    assert "info must be a dict" in str(broken(changed(4, "agent_1", 3), steps=2))
+    assert "info must be a dict" in str(broken(changed(4, "agent_0", 3), steps=6))
+
+
+def test_what_reset_must_do():
+    class Empty(Comings):
+        def reset(self, seed=None, options=None):
+            result = super().reset(seed, options)
+            self.agents = []
+            return result
+
+    class Odd(Comings):
+        def reset(self, seed=None, options=None):
+            return super().reset(seed, options)[0]
+
+    for kind, words in ((Empty, "after reset env.agents is empty"), (Odd, r"reset must return the dicts \(observations, infos\)")):
+        with pytest.raises(EnvError, match=words):
+            make_vector_env(lambda kind=kind: kind(DEATHS), 1).reset()
+
+
+def test_possible_agents_are_needed():
+    class Nobody(Comings):
+        def __init__(self):
+            super().__init__(DEATHS)
+            self.possible_agents = []
+
+    class Twice(Comings):
+        def __init__(self):
+            super().__init__(DEATHS)
+            self.possible_agents = ["a", "a"]
+
+    class NoSpace(Comings):
+        def observation_space(self, agent):
+            return 3
+
+    with pytest.raises(EnvError, match="has no possible_agents"):
+        make_vector_env(Nobody, 1)
+    with pytest.raises(EnvError, match="names an agent twice"):
+        make_vector_env(Twice, 1)
+    with pytest.raises(EnvError, match="must return a space; got int"):
+        make_vector_env(NoSpace, 1)
+
+
+# ---- global state
+
+
+def test_a_global_state_is_asked_for_where_there_is_one():
+    class NoState(Comings):
+        def state(self):
+            raise NotImplementedError
+
+    class NoSpace(Comings):
+        def __init__(self):
+            super().__init__(DEATHS)
+            del self.state_space
+
+        def state(self):
+            return np.array([self._now, 7])  # whole numbers
+
+    class Text(NoSpace):
+        def state(self):
+            return "here"
+
+    class Shrinks(Comings):
+        def state(self):
+            return super().state()[: 3 - self._now]
+
+    with pytest.raises(EnvError, match=r"has no state\(\), so there is no global state"):
+        make_vector_env(NoState, 1, global_state=True)
+    with pytest.raises(EnvError, match=r"must return an array of numbers"):
+        make_vector_env(Text, 1, global_state=True)
+    env = make_vector_env(NoSpace, 2, global_state=True)
+    assert env.global_state_space == spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    assert env.reset().global_state.tolist() == [[0, 7], [0, 7]]
+    env = make_vector_env(lambda: Shrinks(DEATHS), 1, global_state=True)
+    env.reset(seeds=[7])
+    with pytest.raises(
+        EnvError, match=re.escape("step 1 of the episode with seed 7: global state has shape (2,), but its space says (3,)")
+    ):
+        env.step(actions_of(env))
+
+
+def test_an_environment_of_one_agent_has_no_global_state():
+    import gymnasium as gym
+
+    for env in ("CartPole-v1", lambda: gym.make("CartPole-v1")):
+        with pytest.raises(EnvError, match="no global state"):
+            make_vector_env(env, 2, global_state=True)
+    with pytest.raises(EnvError, match="no global state"):
+        make_vector_env(gym.make_vec("CartPole-v1", 2), global_state=True)
+    given = team_env()
+    with pytest.raises(EnvError, match="was made without a global state"):
+        make_vector_env(given, global_state=True)
+    shared = team_env(global_state=True)
+    assert make_vector_env(shared, global_state=True) is shared
+
+
+def test_a_sacrifice_is_paid_though_the_hero_is_gone():
+    with make_vector_env(Sacrifice, 1, global_state=True) as env:
+        env.reset()
+        rewards = [env.step(np.array([1, 0])).rewards.tolist() for _ in range(3)]
+        last = env.step(np.array([0, 0]))
+        assert rewards == [[pytest.approx(-0.1), 0], [0, 0], [0, 0]]
+        assert last.rewards.tolist() == [1, 1]
+        assert last.terminated.tolist() == [True, True]
+        assert last.ended[0].final_global_state.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+# ---- where PettingZoo's environments are taken
+
+
+def test_one_environment_is_one_copy():
+    env = make_vector_env(Comings(DEATHS))
+    assert (env.num_lanes, env.num_envs) == (3, 1)
+    with pytest.raises(EnvError, match="num_envs=2"):
+        make_vector_env(Comings(DEATHS), 2)
+
+
+def test_two_copies_need_two_environments():
+    world = Comings(DEATHS)
+    with pytest.raises(EnvError, match="the same environment for two lanes"):
+        make_vector_env(lambda: world, 2)
+
+
+def test_all_copies_have_as_many_agents():
+    plans = iter([DEATHS, DEATHS[:2]])
+    with pytest.raises(EnvError, match="lane 2 has other spaces than lane 0"):
+        make_vector_env(lambda: Comings(next(plans)), 2)
+
+
+def test_agents_that_take_turns_go_through_pettingzoos_converter():
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
+    with (
+        make_vector_env(lambda: spread.env(N=2, max_cycles=4), 1) as aec,
+        make_vector_env(lambda: spread.parallel_env(N=2, max_cycles=4), 1) as env,
+    ):
+        assert np.array_equal(aec.reset().observations, env.reset().observations)
+        for choice in (1, 2, 3, 4, 0):
+            one, two = aec.step(actions_of(aec, choice)), env.step(actions_of(env, choice))
+            assert np.array_equal(one.observations, two.observations)
+            assert np.array_equal(one.rewards, two.rewards)
+
+    class Turns(spread.raw_env):
+        def __init__(self):
+            super().__init__()
+            self.metadata = {**self.metadata, "is_parallelizable": False}
+
+    with pytest.raises(EnvError, match=r"agents take turns one after another.*is_parallelizable"):
+        make_vector_env(Turns, 1)
+
+
+def test_agents_of_two_kinds_in_a_real_world():
+    tag = pytest.importorskip("mpe2.simple_tag_v3")
+    with pytest.raises(SpaceError, match=r"the observation space of adversary_0 is .* and that of agent_0 is .*pad"):
+        make_vector_env("mpe2.simple_tag_v3:parallel_env", 1)
+    assert tag is not None
+
+
+def test_without_pettingzoo_the_line_to_type_is_said(monkeypatch: Any, tmp_path: Any):
+    (tmp_path / "my_zoo.py").write_text("import pettingzoo\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "pettingzoo", None)  # as if it were not there
+    for name in ("my_zoo:make", "pettingzoo:ParallelEnv"):
+        with pytest.raises(MissingExtraError, match=r'needs PettingZoo; type: pip install "inchworm\[marl\]"'):
+            make_vector_env(name, 1)
+    monkeypatch.delitem(sys.modules, "inchworm.worlds.toys_teams")
+    with pytest.raises(MissingExtraError, match="need PettingZoo"):
+        importlib.import_module("inchworm.worlds.toys_teams")
+    assert not is_team_env(object())

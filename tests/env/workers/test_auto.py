@@ -1,0 +1,116 @@
+"""Tests of env/workers/auto.py: what num_workers: auto chooses, by known step times and by looking at real environments."""
+
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.config.sections import EnvConfig
+from inchworm.env.workers import auto as choice
+from inchworm.env.workers.auto import WorkerChoice, choose_by_step, choose_num_workers, lockstep_seconds, step_seconds
+from inchworm.worlds.toys import Counter
+
+
+class Slow(gym.Env):
+    """A step takes `step` seconds and a reset `reset`; only action 1 is legal."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    made = closed = 0
+
+    def __init__(self, step=0.002, reset=0.0, length=10**9):
+        Slow.made += 1
+        self.pauses, self.length, self.count = (step, reset), length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        time.sleep(self.pauses[1])
+        self.count = 0
+        return np.zeros(2, np.float32), {"action_mask": np.array([0, 1], np.int8)}
+
+    def step(self, action):
+        assert action == 1
+        time.sleep(self.pauses[0])
+        self.count += 1
+        return np.zeros(2, np.float32), 0.0, self.count == self.length, False, {"action_mask": np.array([0, 1], np.int8)}
+
+    def close(self):
+        Slow.closed += 1
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    """An exchange costs 20 µs and 20 for each worker."""
+    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS", 20e-6)
+    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS_PER_WORKER", 20e-6)
+
+
+def test_the_arithmetic_of_a_lockstep(costs):
+    assert lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
+    assert lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
+    assert lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
+
+
+def test_the_reason_is_a_sentence_with_the_figures(costs):
+    words = "1 worker and this process: a step takes 52 µs, 8 copies one after another 416 µs, together about 248 µs"
+    assert choose_by_step(52e-6, 8, 2) == WorkerChoice(1, words, help_workers=True)
+    words = "no workers: a step takes 9 µs, 8 copies one after another 72 µs, and in 1 worker and this process about 76 µs"
+    assert choose_by_step(9e-6, 8, 2) == WorkerChoice(0, words)
+    assert choose_by_step(2e-3, 8, 2).reason.endswith("8 copies one after another 16 ms, together about 8.04 ms")
+
+
+def test_a_small_gain_is_not_taken(costs):
+    # 8 copies of s in two processes: 8 s against 4 s + 40 µs; the gain is 30 % at 8 s = 1.3 (4 s + 40), s = 52 / 2.8 = 18.6 µs.
+    assert choose_by_step(18e-6, 8, 2).num_workers == 0
+    assert choose_by_step(19e-6, 8, 2).num_workers == 1
+
+
+def test_never_more_processes_than_copies_or_cores_nor_more_than_help(costs):
+    assert choose_by_step(10e-3, 3, 16).num_workers == 2
+    assert choose_by_step(10e-3, 16, 4).num_workers == 3
+    # 16 copies of 100 µs: 16 processes 100 + 320 = 420, 8 200 + 160 = 360, 6 300 + 120 = 420, 4 400 + 80 = 480.
+    assert choose_by_step(100e-6, 16, 16).num_workers == 7
+    # 9 copies of 10 ms in 8 processes take what they take in 5, two steps one after another.
+    assert choose_by_step(10e-3, 9, 8).num_workers == 4
+
+
+def test_step_seconds_counts_steps_and_their_part_of_the_resets():
+    Slow.made = Slow.closed = 0
+    began = time.perf_counter()
+    assert step_seconds(Slow) == pytest.approx(2.1e-3, rel=0.6)
+    assert time.perf_counter() - began < 3.0
+    assert (Slow.made, Slow.closed) == (1, 1)
+    # 10 ms of reset every 5 steps are 2 ms a step.
+    assert step_seconds(lambda: Slow(0.001, 0.01, 5)) == pytest.approx(3.2e-3, rel=0.6)
+
+
+def test_a_world_that_is_slower_than_the_look_is_looked_at_once():
+    began = time.perf_counter()
+    assert step_seconds(lambda: Slow(0.35)) == pytest.approx(0.35, rel=0.5)
+    assert time.perf_counter() - began < 3.0
+
+
+def test_answers_that_need_no_measuring(monkeypatch):
+    monkeypatch.setattr(choice, "step_seconds", lambda make: pytest.fail("measured"))
+    for config, env, cores, workers, words in (
+        (EnvConfig(num_workers=3), None, 8, 3, "3 workers: env.num_workers says so"),
+        (EnvConfig(num_workers=0), None, 8, 0, "no workers: env.num_workers says so"),
+        (EnvConfig(), None, 8, 0, "no workers: all 8 copies of CartPole-v1 are stepped as one"),
+        (EnvConfig(), Counter(), 8, 0, "no workers: an environment that was handed over stays in this process"),
+        (EnvConfig(id="envpool:Pong-v5"), None, 8, 0, "no workers: EnvPool steps its copies in threads of its own"),
+        (EnvConfig(id="Acrobot-v1"), None, 1, 0, "no workers: there is one core"),
+        (EnvConfig(id="Acrobot-v1", num_envs=1), None, 8, 0, "no workers: there is one copy"),
+    ):
+        assert choose_num_workers(config, env, cores=cores) == WorkerChoice(workers, words)
+
+
+def test_configs_and_factories_are_measured(monkeypatch):
+    monkeypatch.setattr(choice, "_LOOK_SECONDS", 0.05)
+    assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
+    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS", 0.01)  # so long that no step of a quick one comes near it on a slow machine either
+    assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0
+    quick = choose_num_workers(EnvConfig(id="CartPole-v1", num_envs=2, native=False), cores=2)
+    assert quick.num_workers == 0
+    assert quick.reason.startswith("no workers: a step takes ")

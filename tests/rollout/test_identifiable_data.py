@@ -1,0 +1,249 @@
+"""The walk of one data point, end to end: nothing is moved, mixed or lost between the world and the loss."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.registry import acting_policy, compute_advantages
+from inchworm.backends.torch.encoding import to_tensor
+from inchworm.backends.torch.learner import PackedSequences, sequences_of
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.seeding import make_stream
+from inchworm.core.types import Advantages, Minibatch
+from inchworm.env.source import make_vector_env
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts, select_lanes
+from inchworm.rollout.sequences import iter_minibatches, select_sequences, split_into_sequences, split_valid
+from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import Counter, SpacesEnv
+
+GAMMA_LAMBDA = PPOConfig(gamma=0.9, gae_lambda=0.8)
+
+
+def counted(num_steps: int = 14, lanes: int = 3, *, length: int = 4, truncate: bool = True, seed: int = 0) -> tuple[Rollout, NumpyPolicy]:
+    """A rollout of `Counter`: the observation is (episode seed, step), the reward of a row its step + 1."""
+    env = make_vector_env(functools.partial(Counter, length, truncate=truncate), lanes, seed=seed)
+    policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))), seed=seed)
+    return RolloutCollector(env, policy, seed=seed).collect(num_steps), policy
+
+
+# ---- from rollout to minibatch
+
+
+def tags(rollout: Rollout) -> dict[tuple[float, float], tuple[Any, ...]]:
+    """Every row by its (episode seed, step), which is unique, with what belongs to it."""
+    found = {}
+    for t in range(rollout.num_steps):
+        for b in range(rollout.num_lanes):
+            key = tuple(rollout.observations[t, b].tolist())
+            found[key] = (int(rollout.actions[t, b]), float(rollout.log_probs[t, b]), float(rollout.rewards[t, b]), t, b)
+    assert len(found) == rollout.num_steps * rollout.num_lanes
+    return found
+
+
+@pytest.mark.parametrize(("length", "minibatches"), [(1, 1), (1, 5), (3, 4), (14, 2), (14, 99)])
+def test_every_sample_reaches_one_minibatch_with_all_that_is_its_own(length: int, minibatches: int) -> None:
+    rollout, _ = counted()
+    known = tags(rollout)
+    fields = {name: rollout[name] for name in ("observations", "actions", "log_probs", "rewards")}
+    sequences = split_into_sequences(fields, length)
+    valid = split_valid(rollout.valid, length)  # [L, N]
+    total = valid.shape[1]
+    seen: list[tuple[float, ...]] = []
+    for columns, real in iter_minibatches(total, minibatches, make_stream(0, "test").permutation(total)):
+        chosen = select_sequences(sequences, columns)
+        for row, column in np.argwhere(valid[:, columns] & real):
+            key = tuple(chosen["observations"][row, column].tolist())
+            action, log_prob, reward, t, b = known[key]
+            assert (chosen["actions"][row, column], chosen["rewards"][row, column]) == (action, reward)
+            assert chosen["log_probs"][row, column] == np.float32(log_prob)
+            assert reward == key[1] + 1  # step s earns s + 1
+            if row:  # the row before it in the sequence is the step before it in the same lane
+                assert known[tuple(chosen["observations"][row - 1, column].tolist())][3:] == (t - 1, b)
+            seen.append(key)
+    assert sorted(seen) == sorted(known)  # each exactly once
+
+
+@pytest.mark.parametrize(("length", "minibatches"), [(1, 5), (3, 4)])
+def test_the_learners_minibatches_keep_samples_whole(length: int, minibatches: int) -> None:
+    rollout, _ = counted()
+    known = tags(rollout)
+    number = np.arange(14 * 3, dtype=np.float32).reshape(14, 3)  # [T, B] row t, lane b is 3 t + b
+    tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
+    opinions = Advantages(*[to_tensor(number + offset, "cpu") for offset in (0, 1000, 2000, 3000)])
+    sequences = sequences_of(tensors, opinions, length, successors=True)
+    total = sequences.valid.shape[1]
+    seen = []
+    for minibatch in PackedSequences(sequences).shuffled(minibatches, make_stream(1, "test").permutation(total)):
+        for row, column in np.argwhere(minibatch.valid.numpy()):
+            key = tuple(minibatch.observations[row, column].tolist())
+            action, log_prob, reward, t, b = known[key]
+            assert int(minibatch.actions[row, column]) == action
+            assert float(minibatch.log_probs[row, column]) == np.float32(log_prob)
+            assert float(minibatch.rewards[row, column]) == reward
+            expected = 3 * t + b
+            assert float(minibatch.values[row, column]) == expected
+            assert float(minibatch.advantages[row, column]) == expected + 2000
+            assert float(minibatch.returns[row, column]) == expected + 3000
+            assert bool(minibatch.episode_starts[row, column]) == (key[1] == 0)
+            assert minibatch.next_observations[row, column].tolist() == [key[0], key[1] + 1]  # also where the episode was cut
+            seen.append(key)
+    assert sorted(seen) == sorted(known)
+
+
+# ---- advantages, side by side or apart
+
+
+def test_combine_then_advantages_is_advantages_then_combine() -> None:
+    parts = [counted(14, 3, length=4, seed=0), counted(14, 2, length=5, truncate=False, seed=1), counted(14, 1, length=20, seed=2)]
+    policy = parts[0][1]
+    rollouts = [rollout for rollout, _ in parts]
+    apart = [compute_advantages_numpy(policy, rollout, GAMMA_LAMBDA) for rollout in rollouts]
+    together = compute_advantages_numpy(policy, combine_rollouts(rollouts), GAMMA_LAMBDA)
+    for name in ("values", "next_values", "advantages", "returns"):
+        joined = np.concatenate([getattr(one, name) for one in apart], axis=1)  # [T, 6]
+        assert getattr(together, name) == pytest.approx(joined, rel=1e-5, abs=1e-5), name
+    assert np.abs(together.advantages).max() > 1
+
+
+def test_the_same_lanes_one_after_another_combine_too() -> None:
+    env = make_vector_env(functools.partial(Counter, 5, truncate=True), 2)
+    policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))))
+    collector = RolloutCollector(env, policy)
+    rollouts = [collector.collect(7) for _ in range(3)]
+    both = combine_rollouts(rollouts)
+    assert (both.num_steps, both.num_lanes) == (7, 6)
+    whole = compute_advantages_numpy(policy, both, GAMMA_LAMBDA)
+    for place, rollout in enumerate(rollouts):
+        again = select_lanes(both, range(2 * place, 2 * place + 2))
+        for name in ARRAY_FIELDS:
+            assert optree.tree_map(np.ndarray.tolist, again[name]) == optree.tree_map(np.ndarray.tolist, rollout[name]), name
+        assert again.episodes == rollout.episodes
+        alone = compute_advantages_numpy(policy, rollout, GAMMA_LAMBDA)
+        assert whole.advantages[:, 2 * place : 2 * place + 2] == pytest.approx(alone.advantages, rel=1e-5, abs=1e-5)
+
+
+def test_the_value_of_the_true_successor_by_hand() -> None:
+    """With V(s) = step and reward = step + 1, every number is known: next_values is step + 1 in each row, ended or not."""
+
+    class StepCritic(NumpyPolicy):
+        def value(self, observations: Any, state: Any = (), episode_starts: Any = ()) -> Any:
+            return observations[..., 1].astype(np.float32)
+
+    rollout, policy = counted(7, 2, length=4, truncate=True)
+    critic = StepCritic(policy.spec, policy.get_weights())
+    result = compute_advantages(critic, rollout, PPOConfig(gamma=0.5, gae_lambda=0.0))
+    step = np.array([0, 1, 2, 3, 0, 1, 2], np.float32)
+    assert result.next_values.T.tolist() == [(step + 1).tolist()] * 2  # 4 where it was cut at step 3, not the 0 of the next episode
+    # lambda 0: A = r + gamma V' - V = (s + 1) + 0.5 (s + 1) - s = 1.5 + 0.5 s
+    assert result.advantages.T.tolist() == [(1.5 + 0.5 * step).tolist()] * 2
+    # lambda 1: A = delta + 0.5 A', but nothing after the cut counts before it: 3, 2.5 + 0.5 · 3, 2 + 0.5 · 4, 1.5 + 0.5 · 4; and 2.5, …
+    result = compute_advantages(critic, rollout, PPOConfig(gamma=0.5, gae_lambda=1.0))
+    assert result.advantages.T.tolist() == [[3.5, 4.0, 4.0, 3.0, 3.125, 3.25, 2.5]] * 2
+
+
+def test_torch_and_numpy_agree_on_a_collected_rollout() -> None:
+    rollout, policy = counted(14, 3)
+    ours = compute_advantages(policy, rollout, GAMMA_LAMBDA)
+    theirs = compute_advantages(TorchPolicy(policy.spec, policy.get_weights()), rollout, GAMMA_LAMBDA)
+    for name in ("values", "next_values", "advantages", "returns"):
+        assert getattr(theirs, name) == pytest.approx(getattr(ours, name), rel=1e-5, abs=1e-5)
+
+
+# ---- ratio == 1: what acted is what learns
+
+
+def ratio_error(policy: TorchPolicy, rollout: Rollout) -> float:
+    """The largest difference between the log-probs that the learner computes and those that were written down while acting."""
+    tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
+    fields = {name: tensors[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
+    minibatch = Minibatch(**fields, advantages=tensors.rewards, returns=tensors.rewards, values=tensors.rewards)
+    return float(np.abs(policy.evaluate(minibatch).log_probs.detach().numpy() - rollout.log_probs).max())
+
+
+IMAGE = spaces.Box(0, 255, (1, 10, 10), np.uint8)
+TINY_CNN: dict[str, Any] = {"kind": "cnn", "cnn_filters": ((4, 3, 2), (4, 3, 1)), "cnn_features": 8}
+MIXED = spaces.Dict(
+    {
+        "image": IMAGE,
+        "level": spaces.Discrete(4, start=-1),
+        "parts": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]),
+        "speed": spaces.Box(-9.0, 9.0, (2,), np.float64),
+    }
+)
+HYBRID = spaces.Dict(
+    {
+        "aim": spaces.Box(-1.0, 2.0, (2,), np.float32),
+        "gear": spaces.Discrete(3, start=5),
+        "keys": spaces.MultiBinary(2),
+        "slots": spaces.MultiDiscrete([2, 4]),
+    }
+)
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "CartPole-v1": ("CartPole-v1", {}),
+    "Pendulum-v1 clipped": ("Pendulum-v1", {"normalize_observations": True, "normalize_values": True}),
+    "Pendulum-v1 squashed": ("Pendulum-v1", {"action_bounds": "tanh", "log_std_init": -0.5}),
+    "masked Discrete": (functools.partial(SpacesEnv, BOX, spaces.Discrete(5, start=2), mask="key"), {"shared_trunk": True}),
+    "masked MultiDiscrete": (functools.partial(SpacesEnv, BOX, spaces.MultiDiscrete([3, 2, 4]), mask="action_masks"), {}),
+    "masked MultiBinary": (functools.partial(SpacesEnv, BOX, spaces.MultiBinary(3), mask="get_action_mask"), {"activation": "relu"}),
+    "masked hybrid actions, dict observations": (
+        functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"),
+        {"normalize_observations": True, "normalize_values": True},
+    ),
+    "hybrid with tanh": (functools.partial(SpacesEnv, BOX, spaces.Tuple([spaces.Discrete(2), BOX])), {"action_bounds": "tanh"}),
+    "images": (functools.partial(SpacesEnv, IMAGE, spaces.Discrete(3)), TINY_CNN),
+    "masked images and numbers": (
+        functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"),
+        {**TINY_CNN, "normalize_observations": True, "normalize_values": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_ratio_is_one_before_and_after_updates(name: str) -> None:
+    env, options = WORLDS[name]
+    config = PPOConfig(rollout_steps=24, num_minibatches=2, update_epochs=2, learning_rate=1e-2)
+    with PPOTrainer(PolicyConfig(hidden_sizes=(16, 16), **options), env, config, num_envs=3, seed=1) as trainer:
+        assert isinstance(trainer.policy, TorchPolicy)
+        assert isinstance(trainer.collector.policy, TorchPolicy if "images" in name else NumpyPolicy)
+        for update in range(4):  # with normalisers the first only moves their statistics
+            rollout = trainer.collect_rollouts()
+            assert ratio_error(trainer.policy, rollout) < 5e-5, f"before update {update}"
+            stats = trainer.learn(rollout)
+            assert stats.get("ratio_error", 0.0) < 1e-4
+            assert stats["staleness"] == 0
+        assert stats["grad_norm"] > 0  # the weights have moved
+        assert ratio_error(trainer.policy, rollout) > 1e-3  # and so the law can be broken: that rollout is an old one now
+
+
+@pytest.mark.slow
+def test_the_ratio_is_one_with_workers_and_through_a_file(tmp_path: Path) -> None:
+    env = make_vector_env(functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"), 4, 2)
+    with PPOTrainer(PolicyConfig(hidden_sizes=(16,), normalize_observations=True), env, PPOConfig(update_epochs=1), seed=1) as trainer:
+        for _ in range(3):
+            rollout = Rollout.load(trainer.collect_rollouts(24).save(tmp_path / "rollout.safetensors"))
+            assert ratio_error(trainer.policy, rollout) < 5e-5
+            trainer.learn(rollout)
+
+
+def test_the_twin_that_acts_is_a_copy_not_a_view() -> None:
+    env = make_vector_env("CartPole-v1", 2)
+    learner = TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))), seed=1)
+    twin = acting_policy(learner)
+    assert isinstance(twin, NumpyPolicy)
+    before = {name: value.tobytes() for name, value in twin.get_weights().items()}
+    for parameter in learner.parameters():
+        parameter.data += 1
+    assert {name: value.tobytes() for name, value in twin.get_weights().items()} == before
+    assert acting_policy(twin) is twin

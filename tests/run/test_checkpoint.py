@@ -1,0 +1,637 @@
+"""Checkpoints: complete, atomic, verified; a damaged one is passed over, never believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from inchworm.backends.registry import make_policy
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, SpaceError
+from inchworm.core.seeding import make_stream, stream_state
+from inchworm.policy.spec import PolicySpec
+from inchworm.run import checkpoint as module
+from inchworm.run.checkpoint import Note, TrainingCheckpointer, prepare
+
+
+def state(number: int = 0):
+    return {
+        "weights": {"w": np.arange(4.0) + number, "empty": np.zeros((0, 2), np.float32)},
+        "moments": ({"step": number}, [1.5, None, float("inf")]),
+        "stream": stream_state(make_stream(number, "test")),
+        "threads": 1,
+    }
+
+
+def names(directory) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_round_trip(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path / "checkpoints")
+    path = keeper.save(12345, state(7))
+    assert path.name == "step-000000012345"
+    assert names(path) == ["arrays.safetensors", "manifest.json", "state.json"]
+    loaded = keeper.load()
+    assert (loaded.step, loaded.path) == (12345, path)
+    np.testing.assert_array_equal(loaded.state["weights"].pop("w"), np.arange(4.0) + 7)
+    assert loaded.state["weights"].pop("empty").shape == (0, 2)
+    expected = state(7)
+    expected["weights"] = {}
+    assert loaded.state == expected
+    assert loaded.manifest["versions"]["numpy"] == np.__version__
+    assert loaded.manifest["versions"].keys() >= {"inchworm", "python", "numpy", "torch", "gymnasium"}
+    for name in ("arrays.safetensors", "state.json"):
+        assert loaded.manifest["files"][name]["size"] == (path / name).stat().st_size
+
+
+def test_the_newest_are_kept(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path, keep=3)
+    for step in range(1, 6):
+        keeper.save(step, state(step))
+    assert [path.name[-1] for path in keeper.all()] == ["3", "4", "5"]
+    assert keeper.latest() == tmp_path / "step-000000000005"
+    assert keeper.load().state["moments"][0]["step"] == 5
+    assert keeper.load(keeper.all()[0]).step == 3
+    with pytest.raises(ValueError, match="at least 2"):
+        TrainingCheckpointer(tmp_path, keep=1)
+
+
+def test_order_is_by_number_not_by_text(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    for step in (9, 10, 100_000_000_000):
+        keeper.save(step, {})
+    assert keeper.load().step == 100_000_000_000
+    for step in (-1, 10**12):
+        with pytest.raises(ValueError, match="step="):
+            keeper.save(step, {})
+
+
+def test_none_yet(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path / "nowhere")
+    assert keeper.latest() is None
+    assert keeper.all() == []
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint in .*nowhere"):
+        keeper.load()
+    with pytest.raises(FileNotFoundError, match="no checkpoint directory"):
+        keeper.load(tmp_path / "nowhere" / "step-000000000001")
+
+
+def test_the_same_step_twice(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1))
+    keeper.save(2, state(2))
+    keeper.save(2, state(22))
+    assert keeper.load().state["moments"][0]["step"] == 22
+    assert names(tmp_path) == ["step-000000000001", "step-000000000002.1"]
+    keeper.save(2, state(222))
+    assert keeper.load().state["moments"][0]["step"] == 222
+    assert keeper.load().step == 2
+
+
+def test_a_run_that_went_back_leaves_its_old_future(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path, keep=3)
+    for step in (10, 20, 30):
+        keeper.save(step, state(step))
+    keeper.save(11, state(11))
+    assert [path.name[-2:] for path in keeper.all()] == ["10", "11"]
+    assert keeper.load().step == 11
+
+
+def test_what_was_left_behind_is_removed_and_never_taken(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state())
+    shutil.copytree(path, tmp_path / ".tmp-half")
+    (tmp_path / ".tmp-file").touch()
+    (tmp_path / "step-latest").mkdir()  # not ours
+    assert keeper.all() == [path]
+    keeper.save(2, state())
+    assert names(tmp_path) == ["step-000000000001", "step-000000000002", "step-latest"]
+
+
+def damage_flip(path):
+    content = bytearray((path / "arrays.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "arrays.safetensors").write_bytes(content)
+
+
+DAMAGE = {
+    "bit flip": damage_flip,
+    "cut": lambda path: os.truncate(path / "state.json", 10),
+    "no arrays": lambda path: (path / "arrays.safetensors").unlink(),
+    "no state": lambda path: (path / "state.json").unlink(),
+    "no manifest": lambda path: (path / "manifest.json").unlink(),
+    "empty manifest": lambda path: (path / "manifest.json").write_text(""),
+    "manifest of another": lambda path: shutil.copy(path.parent / "step-000000000001/manifest.json", path),
+    "state of another": lambda path: shutil.copy(path.parent / "step-000000000001/state.json", path),
+    "arrays of another": lambda path: shutil.copy(path.parent / "step-000000000001/arrays.safetensors", path),
+    "all of another": lambda path: [shutil.copy(file, path) for file in (path.parent / "step-000000000001").iterdir()],
+    "version in the manifest": lambda path: edit(path / "manifest.json", "numpy", "numpi"),
+    "space in the manifest": lambda path: edit(path / "manifest.json", " ", "  "),
+}
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_one_is_passed_over_with_a_warning_that_names_it(tmp_path, case):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1))
+    newest = keeper.save(2, state(2))
+    DAMAGE[case](newest)
+    with pytest.warns(UserWarning, match="step-000000000002 is damaged.*going on from step-000000000001"):
+        assert keeper.load().step == 1
+    with pytest.raises(CorruptFileError, match="step-000000000002"):
+        keeper.load(newest)
+
+
+def test_none_undamaged(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    for step in (1, 2):
+        damage_flip(keeper.save(step, state()))
+    with pytest.raises(CorruptFileError, match=r"no checkpoint is undamaged.*000002.*arrays.safetensors.*000001"):
+        keeper.load()
+
+
+def test_damage_anywhere_is_noticed(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state())
+    rng = np.random.default_rng(0)
+    for file in path.iterdir():
+        content = file.read_bytes()
+        for number in range(60):
+            at = int(rng.integers(len(content)))
+            flipped = content[:at] + bytes([content[at] ^ 1 << number % 8]) + content[at + 1 :]
+            file.write_bytes(flipped if number % 2 else content[:at])
+            with pytest.raises(CorruptFileError):
+                keeper.load()
+        file.write_bytes(content)
+    keeper.load()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda m: m.update(version=2), "version 2; this inchworm reads up to version 1"),
+        (lambda m: m.pop("files"), "files"),
+        (lambda m: m["files"].pop("state.json"), "state.json"),
+        (lambda m: m.update(step=5), "of step"),
+    ],
+)
+def test_manifests_with_a_good_checksum_and_bad_content(tmp_path, change, words):
+    path = TrainingCheckpointer(tmp_path).save(1, state())
+    manifest = json.loads((path / "manifest.json").read_text())["manifest"]
+    change(manifest)
+    (path / "manifest.json").write_text(module.manifest_text(manifest))
+    with pytest.raises(CorruptFileError, match=words):
+        TrainingCheckpointer(tmp_path).load()
+
+
+def test_a_checkpoint_can_be_copied_out_under_another_name(tmp_path):
+    path = TrainingCheckpointer(tmp_path).save(3, state(3))
+    shutil.copytree(path, tmp_path / "kept")
+    assert TrainingCheckpointer(tmp_path).load(tmp_path / "kept").step == 3
+
+
+@pytest.mark.parametrize("point", ["write_tensor_file", "write_synced", "sync_directory"])
+def test_a_full_disk_leaves_the_old_ones_and_names_the_place(tmp_path, monkeypatch, point):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1))
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, point, fail)
+        with pytest.raises(
+            OSError, match=r"No space left on device while saving the checkpoint of iteration 2.*step-000000000002"
+        ) as caught:
+            keeper.save(2, state(2))
+    assert caught.value.errno == 28
+    assert names(tmp_path) == ["step-000000000001"]
+    assert keeper.load().step == 1
+    keeper.save(2, state(2))
+    assert keeper.load().step == 2
+
+
+def test_what_cannot_be_saved_leaves_nothing(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    with pytest.raises(TypeError, match="x is object"):
+        keeper.save(1, {"x": object()})
+    with pytest.raises(TypeError, match="object"):
+        keeper.save(1, {"x": np.array([None])})
+    assert names(tmp_path) == []
+
+
+def test_a_failed_prune_is_a_warning(tmp_path, monkeypatch):
+    keeper = TrainingCheckpointer(tmp_path)
+
+    def fail(self, newest):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(TrainingCheckpointer, "_prune", fail)
+    with pytest.warns(UserWarning, match="could not be removed.*Input/output"):
+        keeper.save(1, state())
+    assert keeper.load().step == 1
+
+
+def test_a_stale_directory_that_cannot_be_removed_stops_no_save(tmp_path, monkeypatch):
+    (tmp_path / ".tmp-busy").mkdir()
+    remove = os.rmdir
+
+    def refuse(path, **options):
+        if str(path).endswith(".tmp-busy"):
+            raise OSError(16, "Device or resource busy")
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state())
+    assert (keeper.load().step, names(tmp_path)) == (1, [".tmp-busy", "step-000000000001"])
+
+
+def test_the_order_of_syncs(tmp_path, monkeypatch):
+    # Every file and the new directory reach the disk before the one rename; the parent after it.
+    events, sync, path_type = [], os.fsync, type(tmp_path)
+    rename = path_type.rename
+
+    def record_sync(descriptor):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    def record_rename(self, target):
+        events.append("rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(path_type, "rename", record_rename)
+    TrainingCheckpointer(tmp_path).save(1, state())
+    cut = events.index("rename")
+    before, after = events[:cut], events[cut + 1 :]
+    assert {"state.json", "manifest.json"} <= set(before)
+    assert any("arrays.safetensors" in name for name in before)
+    assert before[-1].startswith(".tmp-")  # the directory, last
+    assert after == [tmp_path.name]
+
+
+KILLED = """
+import os, shutil, sys
+import numpy as np
+from pathlib import Path
+from inchworm.run.checkpoint import TrainingCheckpointer
+
+def dies_at(point):
+    left = [point]
+    def dying(function):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                os._exit(9)
+            left[0] -= 1
+            return function(*args, **kwargs)
+        return call
+    for owner, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "unlink"), (os, "rmdir"), (Path, "open")):
+        setattr(owner, name, dying(getattr(owner, name)))
+
+for point in range(100):
+    directory = Path(sys.argv[1], f"killed at {point}")
+    shutil.copytree(Path(sys.argv[1], "before"), directory)
+    if os.fork() == 0:
+        dies_at(point)
+        TrainingCheckpointer(directory).save(4, {"x": np.full(3, 4)})
+        os._exit(0)
+    died = os.waitstatus_to_exitcode(os.wait()[1]) == 9
+    keeper = TrainingCheckpointer(directory)
+    newest = keeper.load()
+    assert newest.step == 4 or died and newest.step == 3, (point, newest.step)
+    for path in keeper.all():  # not one of them is half a checkpoint
+        checkpoint = keeper.load(path)
+        assert checkpoint.state["x"].tolist() == [checkpoint.step] * 3
+    keeper.save(5, {"x": np.full(3, 5)})  # and the next save puts everything right
+    assert [path.name[-1] for path in keeper.all()] in (["3", "5"], ["4", "5"])
+    assert len(list(directory.iterdir())) == 2
+    if not died:
+        sys.exit(0 if point > 20 else 3)
+sys.exit(4)
+"""
+
+
+def test_killed_at_every_point_of_a_save(tmp_path):
+    """The process dies at the n-th file-system call of a save, for every n: what was committed always loads, whole."""
+    keeper = TrainingCheckpointer(tmp_path / "before", keep=3)
+    for step in (1, 2, 3):
+        keeper.save(step, {"x": np.full(3, step)})
+    (tmp_path / "before" / ".tmp-stale").mkdir()
+    done = subprocess.run([sys.executable, "-W", "error", "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
+# ---- what the manifest says
+
+
+def manifest_of(path):
+    return json.loads((path / "manifest.json").read_text())["manifest"]
+
+
+def test_the_manifest_lists_every_array_and_what_made_it(tmp_path):
+    note = Note(exact=["the world has a clock"], score=12.5, rows={"metrics.jsonl": 3}, threads=2, cpu_capability="AVX2")
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state(), process={"generators": [1, 2]}, note=note)
+    manifest = manifest_of(path)
+    assert manifest["arrays"] == {
+        "weights/w": {"dtype": "float64", "shape": [4]},
+        "weights/empty": {"dtype": "float32", "shape": [0, 2]},
+    }
+    assert manifest["versions"].keys() >= {"python", "numpy", "torch", "inchworm", "simd", "cpu"}
+    expected = {"exact": ["the world has a clock"], "best": True, "scored": False, "score": 12.5, "threads": 2, "cpu_capability": "AVX2"}
+    assert {name: manifest[name] for name in expected} == expected
+    assert manifest["rows"] == {"metrics.jsonl": 3}
+    loaded = keeper.load()
+    assert loaded.process == {"generators": [1, 2]}
+    assert loaded.manifest == manifest
+
+
+def test_a_score_that_is_no_number_does_not_make_it_unreadable(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(), note=Note(score=float("nan")))
+    assert (keeper.load().manifest["best"], keeper.load().manifest["score"]) == (True, None)
+
+
+def test_arrays_that_are_not_as_listed_are_refused(tmp_path):
+    path = TrainingCheckpointer(tmp_path).save(1, state())
+    manifest = manifest_of(path)
+    manifest["arrays"]["weights/w"]["shape"] = [2, 2]
+    (path / "manifest.json").write_text(module.manifest_text(manifest))
+    with pytest.raises(CorruptFileError, match="the arrays weights/w are not as the manifest lists them"):
+        TrainingCheckpointer(tmp_path).load()
+
+
+def test_one_from_before_the_list_and_the_process_loads(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state(7))
+    manifest = {name: value for name, value in manifest_of(path).items() if name in ("version", "step", "versions", "files")}
+    (path / "manifest.json").write_text(module.manifest_text(manifest))
+    assert keeper.load().state["moments"][0]["step"] == 7
+    assert keeper.load().process == {}
+    assert keeper.best() is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone", "no mapping"])
+def test_the_file_of_the_process_is_verified_too(tmp_path, damage):
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state(), process={"generators": [1, 2]} if damage != "no mapping" else [1, 2])
+    if damage == "flip":
+        edit(path / "process.json", "1", "3")
+    elif damage == "gone":
+        (path / "process.json").unlink()
+    with pytest.raises(CorruptFileError, match="process"):
+        keeper.load()
+
+
+def test_a_state_too_large_to_be_read_again_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep them in arrays"):
+        TrainingCheckpointer(tmp_path).save(1, {"x": [0] * 600_000})
+    assert names(tmp_path) == []
+
+
+def test_what_is_prepared_shares_nothing_with_whoever_goes_on(tmp_path):
+    live = {"w": np.arange(4.0), "seen": [1, 2], "deep": {"m": np.ones((2, 3))[:, ::2]}}
+    prepared = prepare(1, live)
+    live["w"][:] = -1
+    live["deep"]["m"][:] = -1
+    live["seen"].append(3)
+    TrainingCheckpointer(tmp_path).commit(prepared)
+    loaded = TrainingCheckpointer(tmp_path).load().state
+    assert loaded["w"].tolist() == [0, 1, 2, 3]
+    assert loaded["deep"]["m"].tolist() == [[1, 1], [1, 1]]
+    assert loaded["seen"] == [1, 2]
+
+
+# ---- which ones stay
+
+
+def steps(keeper):
+    return [int(path.name[5:17]) for path in keeper.all()]
+
+
+def test_the_best_stays_beside_the_newest_and_is_not_loaded_for_it(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    assert keeper.best() is None
+    for step in range(1, 9):
+        keeper.save(step, state(step), note=Note(score={2: 1.0, 5: 3.0}.get(step)))
+        best = {1: None, 2: 2, 3: 2, 4: 2}.get(step, 5)
+        assert keeper.best() == (None if best is None else tmp_path / f"step-{best:012d}")
+        assert steps(keeper) == sorted({step, step - 1, best or step} - {0}), step
+        assert keeper.load().step == step
+    without = TrainingCheckpointer(tmp_path, keep_best=False)
+    without.save(9, state(9))
+    assert steps(without) == [8, 9]
+
+
+def test_a_best_of_another_history_goes(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1), note=Note(score=1.0))
+    keeper.save(9, state(9), note=Note(score=9.0))
+    keeper.save(2, state(2))
+    assert steps(keeper) == [1, 2]
+    assert keeper.best() == tmp_path / "step-000000000001"
+
+
+def test_the_same_step_saved_again_keeps_a_best_before_it(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1), note=Note(score=1.0))
+    keeper.save(1, state(11))
+    assert keeper.best() == tmp_path / "step-000000000001"
+    assert keeper.load().state["moments"][0]["step"] == 11
+
+
+def test_a_damaged_manifest_is_no_best(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    path = keeper.save(1, state(1), note=Note(score=1.0))
+    edit(path / "manifest.json", "numpy", "numpi")
+    assert keeper.best() is None
+
+
+# ---- directories that are none
+
+
+def test_a_file_in_place_of_the_directory_is_said(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    keeper = TrainingCheckpointer(tmp_path / "checkpoints")
+    for ask in (keeper.all, keeper.latest, keeper.best, keeper.load):
+        with pytest.raises(InchwormError, match=r"checkpoints cannot be read: .*Not a directory"):
+            ask()
+    with pytest.raises(OSError, match="checkpoint of iteration 1"):
+        keeper.save(1, state())
+
+
+def test_a_link_to_nowhere_is_not_an_empty_directory(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
+    with pytest.raises(InchwormError, match="link to nowhere"):
+        TrainingCheckpointer(tmp_path / "checkpoints").latest()
+
+
+def test_a_directory_that_may_not_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(module.os, "listdir", refuse)
+    with pytest.raises(InchwormError, match=r"cannot be read: .*Permission denied"):
+        TrainingCheckpointer(tmp_path).latest()
+
+
+def test_a_link_to_a_directory_elsewhere_is_followed(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "large disk")
+    keeper = TrainingCheckpointer(tmp_path / "checkpoints")
+    for step in (1, 2, 3):
+        keeper.save(step, state(step))
+    assert keeper.load().step == 3
+    assert len(names(tmp_path / "large disk")) == 2
+
+
+def test_files_and_links_among_checkpoints_are_passed_over_and_pruned(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save(1, state(1))
+    (tmp_path / "step-000000000005").write_text("no directory")
+    (tmp_path / "step-000000000006").symlink_to(tmp_path / "gone")
+    with pytest.warns(UserWarning, match="step-00000000000[56].*going on from step-000000000001"):
+        assert keeper.load().step == 1
+    for step in (7, 8, 9):
+        keeper.save(step, state(step))
+    assert names(tmp_path) == ["step-000000000008", "step-000000000009"]
+
+
+def test_a_reader_beside_a_writer_that_prunes_looks_again(tmp_path, monkeypatch):
+    """What was listed is gone by the time it is read: that is no damage."""
+    keeper, writer = TrainingCheckpointer(tmp_path), TrainingCheckpointer(tmp_path)
+    writer.save(1, state(1))
+    read, left = module.read_checkpoint, [3]
+
+    def slow(path):
+        if left[0]:
+            left[0] -= 1
+            for _ in range(2):
+                writer.save(writer.load(writer.latest()).step + 1, state())
+        return read(path)
+
+    def patched(path):
+        monkeypatch.setattr(module, "read_checkpoint", read)
+        try:
+            return slow(path)
+        finally:
+            monkeypatch.setattr(module, "read_checkpoint", patched)
+
+    monkeypatch.setattr(module, "read_checkpoint", patched)
+    assert keeper.load().step == 7  # 1, and three times two more
+
+
+# ---- views
+
+
+def acting_policy(seed=0):
+    spec = PolicySpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), PolicyConfig(hidden_sizes=(4,)))
+    return make_policy(spec, seed=seed, backend="numpy")
+
+
+def equal(one, other):
+    return all(np.array_equal(value, other.get_weights()[name]) for name, value in one.get_weights().items())
+
+
+def test_policy_and_trainer_state_of_an_epoch_are_one_checkpoint(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    policy = acting_policy(1)
+    record = keeper.save_policy(policy, 3, {"note": "first", "score": 1.5})
+    assert (record.policy, record.epoch, record.metadata) == (policy, 3, {"note": "first", "score": 1.5})
+    keeper.save_trainer_state(640, 3, {"step": 5, "mean": np.arange(3.0)})
+    assert len(keeper.all()) == 1
+    trainer = keeper.load_trainer_state()
+    assert (trainer.agent_step, trainer.epoch, trainer.optimizer_state["step"]) == (640, 3, 5)
+    assert trainer.optimizer_state["mean"].tolist() == [0, 1, 2]
+    for given in (None, trainer, trainer.path, str(trainer.path), keeper.load()):
+        found = keeper.load_policy(given)
+        assert equal(found.policy, policy)
+        assert (found.epoch, found.path, found.metadata) == (3, trainer.path, {"note": "first", "score": 1.5})
+
+
+def test_a_kill_between_the_two_leaves_a_pair_that_fits(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save_trainer_state(1, 1, {})
+    keeper.save_policy(acting_policy(1), 1)
+    keeper.save_policy(acting_policy(2), 2)  # and killed
+    trainer = keeper.load_trainer_state()
+    assert trainer.epoch == 1
+    assert equal(keeper.load_policy(trainer).policy, acting_policy(1))
+    assert equal(keeper.load_policy().policy, acting_policy(2))  # the latest
+
+
+def test_optimisers_of_torch_come_back_as_they_were(tmp_path):
+    import torch
+
+    def step(optimizer, parameter):
+        optimizer.zero_grad()
+        parameter.square().sum().backward()
+        optimizer.step()
+
+    one, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.Adam([one], lr=0.1)
+    step(optimizer, one)
+    TrainingCheckpointer(tmp_path / "unused").save_trainer_state(5, 1, optimizer.state_dict(), run_dir=tmp_path / "run")
+    found = TrainingCheckpointer(tmp_path / "unused").load_trainer_state(tmp_path / "run")
+    assert found.path.parent == tmp_path / "run" / "checkpoints"
+    again = torch.optim.Adam([other], lr=9.0)
+    with torch.no_grad():
+        other.copy_(one)
+    again.load_state_dict(found.optimizer_state)
+    for _ in range(3):
+        step(optimizer, one)
+        step(again, other)
+    assert one.tolist() == other.tolist()
+
+
+def test_the_trainer_state_of_a_trainers_run(tmp_path):
+    # What a PPOTrainer saves has its own names for the same things.
+    run = {"learner": {"updates": 7}, "collector": {"env_steps": 640}, "state": {"iteration": 5}}
+    path = TrainingCheckpointer(tmp_path / "run" / "checkpoints").save(5, run)
+    found = TrainingCheckpointer(tmp_path / "unused").load_trainer_state(tmp_path / "run")
+    assert (found.agent_step, found.epoch, found.optimizer_state, found.path) == (640, 5, {"updates": 7}, path)
+
+
+def test_nothing_there_is_never_a_fresh_start(tmp_path):
+    keeper = TrainingCheckpointer(tmp_path / "nowhere")
+    for ask in (keeper.load_policy, keeper.load_trainer_state):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            ask()
+    keeper.save_trainer_state(1, 1, {})
+    with pytest.raises(FileNotFoundError, match=r"nowhere holds a policy"):
+        keeper.load_policy()
+    with pytest.raises(CorruptFileError, match="holds no policy"):
+        keeper.load_policy(keeper.latest())
+    other = TrainingCheckpointer(tmp_path / "elsewhere")
+    other.save_policy(acting_policy(), 1)
+    with pytest.raises(FileNotFoundError, match=r"elsewhere holds a trainer state"):
+        other.load_trainer_state()
+
+
+def test_a_policy_is_checked_against_its_environment(tmp_path):
+    import gymnasium as gym
+
+    keeper = TrainingCheckpointer(tmp_path)
+    keeper.save_policy(acting_policy(), 1)
+    for env in (gym.make("CartPole-v1"), gym.make_vec("CartPole-v1", 2)):
+        for given in (None, keeper.latest()):
+            with pytest.raises(SpaceError, match=r"was made for the observation space .*\(3,\).*but the environment has .*\(4,\)"):
+                keeper.load_policy(given, env=env)
+
+
+def test_a_network_of_ones_own_has_no_such_file(tmp_path):
+    with pytest.raises(ConfigError, match="only built-in networks"):
+        TrainingCheckpointer(tmp_path).save_policy(object(), 1)

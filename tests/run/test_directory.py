@@ -1,0 +1,260 @@
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.run import directory as versions_module
+from inchworm.run.directory import NotExactWarning, Run, config_changes, create_run, load_config, open_run, versions
+
+
+def config_in(directory: Path, name: str | None = None, env: str = "CartPole-v1", **ppo: object) -> TrainingConfig:
+    return TrainingConfig.from_dict({"env": {"id": env}, "ppo": ppo, "run": {"name": name, "directory": str(directory / "runs")}})
+
+
+def with_run(config: TrainingConfig, **changes: object) -> TrainingConfig:
+    return config.replace(run=config.run.replace(**changes))
+
+
+def test_a_new_run_has_a_unique_sortable_name_its_config_and_versions(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    with create_run(config) as first, create_run(config) as second:
+        assert re.fullmatch(r"CartPole-v1-\d{8}-\d{6}-[0-9a-f]{4}", first.name)
+        assert first.name != second.name
+        assert not first.continued
+        assert TrainingConfig.from_yaml(first.path / "config.yaml") == config
+        assert json.loads((first.path / "versions.json").read_text()) == versions()
+        assert first.checkpoints == first.path / "checkpoints"
+        assert (first.policy_path().name, first.policy_path(best=True).name) == ("policy.safetensors", "best_policy.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("env", "stem"), [("ALE/Pong-v5", "ALE-Pong-v5"), ("my_pkg.world:make_env", "my_pkg.world-make_env"), ("../..", "run")]
+)
+def test_names_stay_within_the_directory_whatever_the_environment_is_called(tmp_path: Path, env: str, stem: str) -> None:
+    with create_run(config_in(tmp_path, env=env)) as run:
+        assert run.path.parent == tmp_path / "runs"
+        assert run.name.startswith(f"{stem}-2")
+
+
+def test_a_given_name_continues_that_run(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    with create_run(config) as again:
+        assert again.continued
+        assert again.path == tmp_path / "runs" / "mine"
+
+
+def test_another_config_is_refused_with_the_differences(tmp_path: Path) -> None:
+    create_run(config_in(tmp_path, "mine")).close()
+    other = config_in(tmp_path, "mine", gamma=0.9, minibatch_size=64)
+    with pytest.raises(ConfigError, match=r"ppo\.gamma: 0\.99 → 0\.9, ppo\.minibatch_size: None → 64; leave that as it was"):
+        create_run(other)
+    create_run(config_in(tmp_path, "mine")).close()  # the refusal left neither the lock nor a changed config behind
+
+
+def test_fields_that_do_not_touch_the_past_may_change_and_are_kept(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    longer = with_run(config, total_timesteps=200_000, keep_checkpoints=5)
+    create_run(longer).close()
+    assert open_run(tmp_path / "runs" / "mine").config == longer
+
+
+def test_another_device_goes_on_with_a_warning(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    with pytest.warns(NotExactWarning, match=r"run\.threads: 1 → 2: the run goes on, but not bit for bit"):
+        create_run(with_run(config, threads=2)).close()
+
+
+def test_other_versions_go_on_with_a_warning_each(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    with create_run(config) as run:
+        (run.path / "versions.json").write_text(json.dumps({**versions(), "torch": "1.0"}))
+    with pytest.warns(NotExactWarning, match=r"torch: 1\.0 → "):
+        create_run(config).close()
+    (run.path / "versions.json").write_text("{")
+    with pytest.warns(NotExactWarning, match="cannot compare versions"):
+        create_run(config).close()
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"is no run .* but holds thesis\.tex"):
+        create_run(config_in(tmp_path, "mine"))
+
+
+def test_a_directory_left_by_a_kill_before_the_config_was_written_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "lock").touch()
+    with create_run(config_in(tmp_path, "mine")) as run:
+        assert not run.continued
+
+
+def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConfigError, match=r"cannot make a run in run\.directory="):
+        create_run(config_in(tmp_path, "mine"))
+
+
+def test_a_second_trainer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    with create_run(config) as run:
+        run.lock()  # who holds it may ask again
+        with pytest.raises(InchwormError, match=rf"runs/mine is in use by process {os.getpid()}; wait for it"):
+            create_run(config)
+        with pytest.raises(InchwormError, match="in use by process"):
+            open_run(run.path).lock()
+    create_run(config).close()
+
+
+def test_the_lock_of_a_killed_trainer_counts_no_more(tmp_path: Path) -> None:
+    create_run(config_in(tmp_path, "mine")).close()
+    path = tmp_path / "runs" / "mine" / "lock"
+    code = (
+        f"import fcntl, os, time; f = open({str(path)!r}, 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(InchwormError, match="in use"):
+            create_run(config_in(tmp_path, "mine"))
+        holder.kill()
+    create_run(config_in(tmp_path, "mine")).close()
+
+
+def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_run(config_in(tmp_path, "mine")).close()
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "runs/mine", tmp_path / "runs" / "mine"):
+        assert open_run(name).path.resolve() == tmp_path / "runs" / "mine"
+    assert open_run("mine", directory=tmp_path / "runs").name == "mine"
+
+
+def test_an_unknown_run_is_answered_with_the_nearest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="there is no run cartpole, and none in runs; inchworm train ENV makes one"):
+        open_run("cartpole")
+    for name in ("cartpole-1", "acrobot-1"):
+        create_run(config_in(tmp_path, name)).close()
+    with pytest.raises(ConfigError, match="there is no run cartpole; nearest in runs: cartpole-1"):
+        open_run("cartpole")
+
+
+def test_code_to_import_is_never_taken_from_a_file(tmp_path: Path) -> None:
+    create_run(config_in(tmp_path, "mine", env="my_module:make_env")).close()
+    path = tmp_path / "runs" / "mine"
+    with pytest.raises(ConfigError, match=r"names code to import \(my_module:make_env\).* type: --env my_module:make_env$"):
+        open_run(path)
+    with pytest.raises(ConfigError, match="names code to import"):
+        load_config(path / "config.yaml", env="my_module:other")
+    assert open_run(path, env="my_module:make_env").config.env.id == "my_module:make_env"
+
+
+def test_changes_name_nested_fields() -> None:
+    before = TrainingConfig.from_dict({"env": {"kwargs": {"gravity": 9.8}}})
+    after = TrainingConfig.from_dict({"env": {"kwargs": {"gravity": 5.0, "wind": True}}})
+    assert config_changes(before, after) == {
+        "env.kwargs.gravity": "env.kwargs.gravity: 9.8 → 5.0",
+        "env.kwargs.wind": "env.kwargs.wind: None → True",
+    }
+    assert config_changes(before, before) == {}
+
+
+def test_versions_name_what_decides_a_result() -> None:
+    found = versions()
+    assert found.keys() >= {"python", "inchworm", "numpy", "torch", "gymnasium", "platform", "cpu"}
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_versions_that_cannot_be_found_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError
+
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(versions_module, "_versions", versions_module._versions.__wrapped__)
+    found = versions()
+    assert found["torch"] is None
+    assert found["cpu"] == platform.machine()
+
+
+def test_the_lock_is_released_by_close(tmp_path: Path) -> None:
+    run: Run = create_run(config_in(tmp_path, "mine"))
+    run.close()
+    with (run.path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    run.close()
+
+
+def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    path = tmp_path / "runs" / "mine"
+    (path / "checkpoints" / ".tmp-half").mkdir(parents=True)
+    (path / "checkpoints" / ".tmp-half" / "state.json").write_text("{")
+    (path / ".tmp-policy").write_text("half")
+    create_run(config).close()
+    assert sorted(entry.name for entry in path.rglob("*")) == ["checkpoints", "config.yaml", "lock", "versions.json"]
+
+
+def test_a_kill_while_the_first_files_are_written_does_not_spoil_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "mine"
+    path.mkdir(parents=True)
+    (path / ".tmp-config.yaml-0").write_text("env:")
+    with create_run(config_in(tmp_path, "mine")) as run:
+        assert not run.continued
+        assert not list(path.glob(".tmp-*"))
+
+
+def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".tmp-of-somebody").write_text("x")
+    (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
+    with pytest.raises(InchwormError, match="checkpoints is a link"):
+        create_run(config)
+    assert (elsewhere / ".tmp-of-somebody").exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff"])
+def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    (tmp_path / "runs" / "mine" / "versions.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.warns(NotExactWarning, match=r"cannot compare versions: .*versions\.json"):
+        create_run(config).close()
+
+
+def test_a_pipe_for_a_record_of_versions_does_not_hang(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    path = tmp_path / "runs" / "mine" / "versions.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.warns(NotExactWarning, match="no regular file"):
+        create_run(config).close()
+
+
+@pytest.mark.parametrize("name", ["1e5", "12", "1_0", "0x1f", "true", "null", "1:30", "2001-01-01", "-1e-3"])
+def test_a_run_whose_name_looks_like_something_else_can_be_continued(tmp_path: Path, name: str) -> None:
+    config = config_in(tmp_path, name)
+    create_run(config).close()
+    with create_run(config) as run:
+        assert run.continued
+        assert run.config.run.name == name

@@ -1,0 +1,66 @@
+"""What of a run's parts can be brought back, and who is given what."""
+
+from typing import Any
+
+import pytest
+from gymnasium import spaces
+
+from inchworm import PolicyConfig, PolicySpec
+from inchworm.core.errors import ConfigError
+from inchworm.run.saver import FORMAT, SAYS_NOTHING, check_parts, inexactness, states_of
+from inchworm.train.callbacks import BaseCallback, FunctionCallback
+
+
+class Remembers(BaseCallback):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.number = state["number"]
+
+    def __call__(self, state: Any, metrics: Any) -> None: ...
+
+
+def test_only_what_remembers_is_saved_with_its_place_and_name() -> None:
+    parts = [BaseCallback(), Remembers(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Remembers(2))]
+    assert states_of(parts) == [
+        {"place": 1, "name": "Remembers", "state": {"number": 1}},
+        {"place": 3, "name": "Remembers", "state": {"number": 2}},
+    ]
+
+
+class Says:
+    def __init__(self, *sentences: str) -> None:
+        self.inexact = list(sentences)
+
+
+class Exact:
+    def __init__(self, exact: Any) -> None:
+        self.exact = exact
+
+
+def test_environments_are_asked_and_silence_is_no_promise() -> None:
+    def ask(*envs: Any) -> list[str]:
+        return inexactness(envs)
+
+    assert ask(Says(), Says()) == []
+    assert ask(Says("a clock"), Says("a clock", "a thread")) == ["a clock", "a thread"]
+    assert ask(Exact(True)) == []
+    assert ask(Exact(False)) == ask(Exact(1)) == ask(object(), object()) == [SAYS_NOTHING]
+
+
+def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:
+    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig())
+    before, now = spec.to_dict(), spec.to_dict()
+    del before["config"]["central_critic"], before["config"]["memory_size"]
+    parts = {"format": FORMAT, "config": {}, "weights": {}, "learner": {}, "collector": {}, "callbacks": [], "trackers": []}
+    state = {**parts, "state": {"iteration": 3}, "spec": before}
+    check_parts(state, 3, now)
+    check_parts({**state, "spec": {"policies": {"red": before, "bot": None}}}, 3, {"policies": {"red": now, "bot": None}})
+    other = PolicySpec(spec.observation_space, spec.action_space, PolicyConfig(hidden_sizes=(3,))).to_dict()
+    for wrong, ours in ((before, other), ({"policies": {"red": before}}, {"policies": {"red": other}})):
+        with pytest.raises(ConfigError, match="of another network"):
+            check_parts({**state, "spec": wrong}, 3, ours)

@@ -1,0 +1,724 @@
+"""A run kept safe: saves that fail, saves beside training, all that a run is, and what is left of it after a kill."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.policy.file import load_policy, read_policy
+from inchworm.run import checkpoint as checkpoint_module
+from inchworm.run import saver as run_files_module
+from inchworm.run import saver as saving
+from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
+from inchworm.run.directory import NotExactWarning
+from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
+from inchworm.train.callbacks import BaseCallback
+from inchworm.train.loop import TrainingState
+from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import ActionReward, Corridor
+
+STEPS, LANES = 8, 2
+BATCH = STEPS * LANES
+SMALL = PolicyConfig(hidden_sizes=(8,))
+
+
+def config(*, iterations: int = 6, evaluation: EvalConfig | None = None, **run: Any) -> TrainingConfig:
+    return TrainingConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=LANES),
+        policy=SMALL,
+        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
+        evaluation=evaluation or EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(**{"total_timesteps": iterations * BATCH, "checkpoint_interval": 2, "backend": "numpy", **run}),
+    )
+
+
+def trainer_for(run_dir: Path, env: Any = "CartPole-v1", settings: TrainingConfig | None = None, **more: Any) -> PPOTrainer:
+    return PPOTrainer(SMALL, env, settings or config(), run_dir=run_dir, **more)
+
+
+def steps(run_dir: Path) -> list[int]:
+    return [int(path.name[5:17]) for path in TrainingCheckpointer(run_dir / "checkpoints").all()]
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(tree, none_is_leaf=True)]
+
+
+def outcome(trainer: PPOTrainer) -> dict[str, Any]:
+    assert trainer.run_dir is not None
+    return {"state": bits(trainer.full_state()), METRICS: (trainer.run_dir / METRICS).read_bytes()}
+
+
+def undisturbed(run_dir: Path, settings: TrainingConfig | None = None, **more: Any) -> dict[str, Any]:
+    with trainer_for(run_dir, settings=settings, **more) as trainer:
+        trainer.train()
+        return outcome(trainer)
+
+
+# ---- saves that fail
+
+
+class FullDisk:
+    """The functions that write refuse while it is full; what each of them was asked for is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int, *points: tuple[Any, str]) -> None:
+        self.code, self.full, self.asked = code, False, 0
+        for owner, name in points:
+            monkeypatch.setattr(owner, name, self._guarded(getattr(owner, name)))
+
+    def _guarded(self, function: Any) -> Any:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            if self.full:
+                self.asked += 1
+                raise OSError(self.code, os.strerror(self.code))
+            return function(*arguments, **options)
+
+        return guarded
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("point", ["write_tensor_file", "write_synced", "sync_directory"])
+def test_a_failed_save_is_told_once_and_tried_after_each_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
+) -> None:
+    disk = FullDisk(monkeypatch, code, (checkpoint_module, point))
+    there: list[tuple[int, list[int]]] = []
+
+    def watch(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        there.append((state.iteration, steps(tmp_path)))
+        disk.full = 4 <= state.iteration <= 6  # before the save of that iteration
+
+    with trainer_for(tmp_path, settings=config(iterations=9, checkpoint_interval=4)) as trainer:
+        with pytest.warns(UserWarning, match="a save failed") as caught:
+            trainer.train(callback=watch)
+        assert trainer.state.iteration == 9
+    told = [str(warning.message) for warning in caught if "a save failed" in str(warning.message)]
+    assert len(told) == 1
+    assert f"[Errno {code}] {os.strerror(code)} while saving the checkpoint of iteration 4" in told[0]
+    assert "step-000000000004'; training goes on and tries again" in told[0]
+    assert disk.asked == 3  # after 4, 5 and 6
+    assert there[6:] == [(7, []), (8, [7]), (9, [7, 8])]  # after 7 it works, and the interval goes on as before
+    assert steps(tmp_path) == [8, 9]
+    assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+    monkeypatch.undo()
+    assert undisturbed(tmp_path / "whole", config(iterations=9, checkpoint_interval=4))[METRICS] == (tmp_path / METRICS).read_bytes()
+
+
+def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch, errno.ENOSPC, (checkpoint_module, "write_synced"))
+
+    def fill(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        disk.full = state.iteration >= 5
+
+    with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="a save failed"):  # noqa: PT031
+        with pytest.raises(InchwormError, match=r"the last save of the run failed.*\[Errno 28\].*step-000000000006"):
+            trainer.train(callback=fill)
+        assert steps(tmp_path) == [2, 4]
+        disk.full = False
+        trainer.train()  # nothing is left but the save
+    assert steps(tmp_path) == [4, 6]
+    assert not list(tmp_path.rglob(".tmp*"))
+
+
+def test_rows_wait_and_no_checkpoint_is_newer_than_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inchworm.tracking import jsonl as rows_module
+
+    disk = FullDisk(monkeypatch, errno.ENOSPC, (rows_module, "_write_all"))
+    there: list[tuple[int, list[int], int]] = []
+
+    def watch(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        there.append((state.iteration, steps(tmp_path), len(read_rows(tmp_path / METRICS))))
+        disk.full = 3 <= state.iteration <= 5
+
+    with trainer_for(tmp_path, settings=config(iterations=8)) as trainer, pytest.warns(UserWarning, match=r"metrics\.jsonl"):
+        trainer.train(callback=watch)
+    assert there[4:7] == [(5, [2], 2), (6, [2], 2), (7, [2, 6], 6)]
+    assert [row["iteration"] for row in read_rows(tmp_path / METRICS)] == list(range(1, 9))
+    assert [row["iteration"] for row in read_rows(tmp_path / TIMING)] == list(range(1, 9))
+
+
+def test_rows_are_synced_before_the_checkpoint_that_knows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events, sync, rename = list[str](), os.fsync, Path.rename
+
+    def record_sync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def record_rename(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return rename(self, target)
+
+    with trainer_for(tmp_path, settings=config(iterations=2)) as trainer:
+        monkeypatch.setattr(os, "fsync", record_sync)
+        monkeypatch.setattr(Path, "rename", record_rename)
+        trainer.train()
+    before = events[: events.index("rename")]
+    assert before.index(METRICS) < before.index(TIMING) < min(at for at, name in enumerate(before) if "arrays.safetensors" in name)
+    manifest = TrainingCheckpointer(tmp_path / "checkpoints").load().manifest
+    assert manifest["rows"] == {METRICS: 2, TIMING: 2}
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "best_policy.safetensors"])
+def test_a_policy_file_that_cannot_be_written_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    save, left = run_files_module.save_policy, [3]
+
+    def refuse(path: Path, *arguments: Any) -> Path:
+        if path.name == name and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(path, *arguments)
+
+    monkeypatch.setattr(run_files_module, "save_policy", refuse)
+    scores = EvalConfig(interval=2, episodes=1, final_episodes=0, num_envs=1)
+    with trainer_for(tmp_path, ActionReward, config(evaluation=scores)) as trainer:
+        with pytest.warns(UserWarning, match=rf"\[Errno 28\] No space left on device while writing: .*/{name}'; training goes on"):
+            trainer.train()
+        assert trainer.state.iteration == 6
+    assert left == [0]
+    best = name.startswith("best")
+    version = load_policy(tmp_path / name).policy_version
+    assert version == (trainer.state.best_iteration if best else 6)
+
+
+def test_a_policy_file_that_can_never_be_written_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Path:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(run_files_module, "save_policy", refuse)
+    with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="Permission denied"):  # noqa: PT031
+        with pytest.raises(InchwormError, match=r"the last save .*policy\.safetensors"):
+            trainer.train()
+        with pytest.raises(OSError, match=r"policy\.safetensors"):
+            trainer.save_checkpoint()
+    assert steps(tmp_path) == [4, 6]  # the checkpoints are whole
+
+
+def test_an_error_that_is_not_the_disks_is_not_hidden(tmp_path: Path) -> None:
+    class Broken(BaseCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"x": object()}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    with trainer_for(tmp_path, callbacks=[Broken()]) as trainer, pytest.raises(TypeError, match="callbacks/0/state/x is object"):
+        trainer.train()
+
+
+# ---- beside training
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every save but the first goes to the thread."""
+    monkeypatch.setattr(saving, "PAYS", 0)
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_what_is_written_beside_training_is_the_moment_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Training goes on while the writer sleeps: had it shared an array, the checkpoint would hold the future."""
+    import threading
+    import time
+
+    write, threads, taken = checkpoint_module.write_tensor_file, list[str](), dict[int, list[bytes]]()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        time.sleep(0.2)
+        return write(*arguments, **options)
+
+    class Look(BaseCallback):
+        trainer: PPOTrainer
+
+        def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+            taken[state.iteration] = bits(self.trainer.full_state())
+
+    monkeypatch.setattr(checkpoint_module, "write_tensor_file", slow)
+    look = Look()
+    whole = config(iterations=9, checkpoint_interval=3, keep_checkpoints=9, backend=backend).replace(
+        policy=PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
+    )
+    with PPOTrainer(whole.policy, "CartPole-v1", whole, run_dir=tmp_path / "run", callbacks=[look]) as trainer:
+        look.trainer = trainer
+        trainer.train()
+    assert threads == ["MainThread", "inchworm-save", "inchworm-save"]
+    for step in (3, 6, 9):
+        found = TrainingCheckpointer(tmp_path / "run" / "checkpoints").load(tmp_path / f"run/checkpoints/step-{step:012d}")
+        assert bits(found.state) == taken[step]
+    assert read_policy(tmp_path / "run" / "policy.safetensors")[1]["policy_version"] == 9
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_run_saved_beside_training_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole = undisturbed(tmp_path / "whole")
+    for stop in (1, 3, 4):
+        short = config(max_iterations=stop, checkpoint_interval=1)
+        with trainer_for(tmp_path / str(stop), settings=short) as trainer:
+            trainer.train()
+        with trainer_for(tmp_path / str(stop)) as trainer:
+            trainer.load_checkpoint()
+            trainer.train()
+            assert outcome(trainer) == whole
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_save_that_fails_beside_training_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch, errno.ENOSPC, (checkpoint_module, "write_synced"))
+
+    def fill(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        disk.full = 4 <= state.iteration <= 6
+
+    with trainer_for(tmp_path, settings=config(iterations=10)) as trainer, pytest.warns(UserWarning, match="a save failed") as caught:
+        trainer.train(callback=fill)
+    assert len([warning for warning in caught if "a save failed" in str(warning.message)]) == 1
+    assert steps(tmp_path) == [8, 10]
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_last_save_that_fails_beside_training_is_an_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch, errno.EIO, (checkpoint_module, "write_synced"))
+
+    def fill(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        disk.full = state.iteration == 6
+
+    with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="a save failed"):  # noqa: SIM117
+        with pytest.raises(InchwormError, match=r"the last save .*\[Errno 5\]"):
+            trainer.train(callback=fill)
+    assert steps(tmp_path)[0] == 2
+
+
+# ---- the best
+
+
+def test_the_best_by_evaluation_is_kept_also_off_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inchworm.evaluate.evaluator import PolicyEvaluator
+    from inchworm.evaluate.stats import EvalStats
+
+    scores = [1.0, 5.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+
+    def evaluate(self: Any, actor: Any, episodes: int, deterministic: Any = None) -> EvalStats:
+        ones = np.ones(episodes)
+        return EvalStats(returns=ones * scores.pop(0), lengths=ones, seeds=ones, infos={})
+
+    monkeypatch.setattr(PolicyEvaluator, "evaluate", evaluate)
+    settings = config(iterations=9, checkpoint_interval=4, evaluation=EvalConfig(interval=1, episodes=2, final_episodes=0))
+    with trainer_for(tmp_path, settings=settings) as trainer:
+        trainer.train()
+        assert (trainer.state.best_score, trainer.state.best_iteration) == (5.0, 2)
+    keeper = TrainingCheckpointer(tmp_path / "checkpoints")
+    assert steps(tmp_path) == [2, 8, 9]
+    best = keeper.best()
+    assert best is not None
+    assert best.name == "step-000000000002"
+    manifest = json.loads((best / "manifest.json").read_text())["manifest"]
+    assert (manifest["best"], manifest["score"]) == (True, 5.0)
+    assert load_policy(tmp_path / "best_policy.safetensors").policy_version == 2
+    (tmp_path / "best_policy.safetensors").unlink()
+    with trainer_for(tmp_path, settings=settings) as trainer:
+        trainer.load_checkpoint()
+        assert (trainer.state.iteration, trainer.state.best_score) == (9, 5.0)
+    assert load_policy(tmp_path / "best_policy.safetensors").policy_version == 2  # from the checkpoint
+
+
+def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
+    scores = EvalConfig(interval=1, episodes=1, final_episodes=0, num_envs=1)
+    with trainer_for(tmp_path, ActionReward, config(iterations=5, evaluation=scores, keep_best=False)) as trainer:
+        trainer.train()
+    assert steps(tmp_path) == [4, 5]
+    assert (tmp_path / "best_policy.safetensors").exists()
+
+
+# ---- the policy file is a copy of the checkpoint
+
+
+@pytest.mark.parametrize("left", ["an older one", "none", "half a one", "a newer one"])
+def test_a_policy_file_that_is_not_of_the_checkpoint_is_written_again(tmp_path: Path, left: str) -> None:
+    path = tmp_path / "policy.safetensors"
+    with trainer_for(tmp_path, settings=config(max_iterations=2)) as trainer:
+        trainer.train()
+        older = path.read_bytes()
+        trainer.train()
+    with trainer_for(tmp_path, settings=config(max_iterations=4)) as trainer:
+        trainer.load_checkpoint()
+        trainer.train()
+    expect = path.read_bytes()
+    if left == "none":
+        path.unlink()
+    elif left == "a newer one":
+        with trainer_for(tmp_path, settings=config()) as trainer:
+            trainer.load_checkpoint()
+            trainer.train()
+        shutil.rmtree(tmp_path / "checkpoints" / "step-000000000006")
+    else:
+        path.write_bytes(older if left == "an older one" else expect[:100])
+    with trainer_for(tmp_path) as trainer:
+        trainer.load_checkpoint()
+    assert path.read_bytes() == expect
+
+
+# ---- what else a run is
+
+
+class Patience(BaseCallback):
+    """Stops after so many calls: a stop rule with a memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.calls = limit, 0
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool:
+        self.calls += 1
+        return self.calls < self.limit
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, "seen": np.arange(self.calls)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = int(state["calls"])
+        assert state["seen"].tolist() == list(range(self.calls))
+
+
+class Counting:
+    """The same as a mere callable."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, state: TrainingState, metrics: Mapping[str, float]) -> bool:
+        self.calls += 1
+        return self.calls < 5
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize("where", ["trainer", "train", "callable"])
+def test_callbacks_that_remember_go_on_with_the_run(tmp_path: Path, where: str) -> None:
+    def go(run_dir: Path, limit: int | None = None) -> int:
+        rule: Any = Counting() if where == "callable" else Patience(5)
+        given = {"callbacks": [lambda state, metrics: None, rule]} if where == "trainer" else {}
+        settings = config(max_iterations=limit, checkpoint_interval=1)
+        with trainer_for(run_dir, settings=settings, **given) as trainer:
+            if (run_dir / "checkpoints").exists():
+                trainer.load_checkpoint()
+            trainer.train(callback=None if where == "trainer" else rule)
+            return trainer.state.iteration
+
+    assert go(tmp_path / "whole") == 5
+    assert go(tmp_path / "parts", 3) == 3
+    assert go(tmp_path / "parts") == 5
+    assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
+
+
+def test_a_callback_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
+    class Other(Patience): ...
+
+    with trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)) as trainer:
+        trainer.train()
+    for others, found in (([], "none"), ([Other(9)], "a Other"), ([BaseCallback()], "a BaseCallback")):
+        with trainer_for(tmp_path, callbacks=others) as trainer:
+            trainer.load_checkpoint()
+            with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but there is {found} in its place"):
+                trainer.train(2 * BATCH)
+        shutil.rmtree(tmp_path / "checkpoints")
+        with trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)) as trainer, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.train()
+
+
+def test_trackers_that_remember_go_on_too(tmp_path: Path) -> None:
+    class Tracking:
+        def __init__(self) -> None:
+            self.run_id = ""
+
+        def log(self, metrics: Mapping[str, float], step: int) -> None:
+            self.run_id = self.run_id or "abc"
+
+        def log_params(self, params: Mapping[str, Any]) -> None: ...
+
+        def log_artifact(self, path: Path) -> None: ...
+
+        def close(self) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"run_id": self.run_id}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.run_id = state["run_id"]
+
+    with trainer_for(tmp_path, trackers=[Tracking()], settings=config(max_iterations=1)) as trainer:
+        trainer.train()
+    tracker = Tracking()
+    with trainer_for(tmp_path, trackers=[tracker]) as trainer:
+        trainer.load_checkpoint()
+    assert tracker.run_id == "abc"
+
+
+def test_a_run_that_was_stopped_and_then_killed_only_ends(tmp_path: Path) -> None:
+    """The stop rule had decided; what was left was the last evaluation."""
+
+    def stop(state: TrainingState, metrics: Mapping[str, float]) -> bool:
+        return state.iteration < 3
+
+    settings = config(checkpoint_interval=1, evaluation=EvalConfig(interval=0, final_episodes=2, num_envs=1))
+    with trainer_for(tmp_path / "whole", settings=settings) as trainer:
+        trainer.train(callback=stop)
+        expect = outcome(trainer)
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with trainer_for(tmp_path / "killed", settings=settings) as trainer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(trainer.evaluator), "evaluate", kill)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=stop)
+    with trainer_for(tmp_path / "killed", settings=settings) as trainer:
+        trainer.load_checkpoint()
+        trainer.train()
+        assert trainer.state.iteration == 3
+        assert outcome(trainer) == expect
+        trainer.train(callback=lambda state, metrics: False)  # whoever asks again goes on
+        assert trainer.state.iteration == 4
+
+
+def test_the_last_evaluation_is_taken_once(tmp_path: Path) -> None:
+    settings = config(iterations=2, evaluation=EvalConfig(interval=0, final_episodes=2, num_envs=1))
+    with trainer_for(tmp_path, settings=settings) as trainer:
+        trainer.train()
+        trainer.train()
+        assert len(trainer.state.evaluations) == 1
+    with trainer_for(tmp_path, settings=settings) as trainer:
+        trainer.load_checkpoint()
+        trainer.train()
+        assert trainer.state.evaluations == []
+        assert [row["iteration"] for row in read_rows(tmp_path / METRICS)] == [1, 2, 2]
+        trainer.train(3 * BATCH)
+        assert len(trainer.state.evaluations) == 1
+    assert [row["iteration"] for row in read_rows(tmp_path / METRICS)] == [1, 2, 2, 3, 3]
+
+
+def test_a_run_killed_after_the_row_of_its_last_evaluation_has_that_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(iterations=2, evaluation=EvalConfig(interval=0, final_episodes=2, num_envs=1))
+    with trainer_for(tmp_path / "whole", settings=settings) as trainer:
+        trainer.train()
+        expect = outcome(trainer)
+    commit, saves = TrainingCheckpointer.commit, [0]
+
+    def dies(self: Any, prepared: Any) -> Path:
+        saves[0] += 1
+        if saves[0] == 2:  # the one after the evaluation
+            raise SystemError("power cut")
+        return commit(self, prepared)
+
+    with trainer_for(tmp_path / "killed", settings=settings) as trainer, monkeypatch.context() as patch:
+        patch.setattr(TrainingCheckpointer, "commit", dies)
+        with pytest.raises(SystemError):
+            trainer.train()
+    assert len(read_rows(tmp_path / "killed" / METRICS)) == 3
+    with trainer_for(tmp_path / "killed", settings=settings) as trainer:
+        trainer.load_checkpoint()
+        assert len(read_rows(tmp_path / "killed" / METRICS)) == 2
+        trainer.train()
+        assert outcome(trainer) == expect
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_the_generators_of_the_process_go_on_too(tmp_path: Path, backend: str) -> None:
+    """A world that draws from Python's and NumPy's own, and a callback that draws from torch's."""
+    import torch
+
+    def draw(state: TrainingState, metrics: Any) -> None:
+        metrics["drawn"] = random.random() + np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+
+    def seed() -> None:
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.manual_seed(1)
+
+    seed()
+    with trainer_for(tmp_path / "whole", settings=config(backend=backend)) as trainer:
+        expect = trainer.train(callback=draw)["drawn"]
+    seed()
+    with trainer_for(tmp_path / "parts", settings=config(backend=backend, max_iterations=3)) as trainer:
+        first = trainer.train(callback=draw)["drawn"]
+    random.random()
+    np.random.rand()  # noqa: NPY002
+    torch.manual_seed(99)
+    with trainer_for(tmp_path / "parts", settings=config(backend=backend)) as trainer:
+        trainer.load_checkpoint()
+        assert first + trainer.train(callback=draw)["drawn"] == expect
+
+
+# ---- loading
+
+
+def damage(run_dir: Path, change: Any) -> None:
+    """Change the state of the newest checkpoint, with all checksums in order."""
+    keeper = TrainingCheckpointer(run_dir / "checkpoints")
+    checkpoint = keeper.load()
+    change(checkpoint.state)
+    shutil.rmtree(checkpoint.path)
+    keeper.save(checkpoint.step, checkpoint.state)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda state: state.update(format=3), "no checkpoint of a trainer that this inchworm knows"),
+        (lambda state: state.update(format=1), "no checkpoint of a trainer"),
+        (lambda state: state.pop("callbacks"), "no checkpoint of a trainer"),
+        (lambda state: state.update(more=1), "no checkpoint of a trainer"),
+        (lambda state: state["state"].update(iteration=1), "of iteration 2 says of itself that it is of iteration 1"),
+        (lambda state: state["spec"]["config"].update(activation="relu"), "another network"),
+        (lambda state: state["config"]["ppo"].update(gamma=0.5), r"ppo\.gamma: 0\.5 → 0\.99"),
+    ],
+)
+def test_a_state_that_is_not_this_runs_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    with trainer_for(tmp_path, settings=config(iterations=2)) as trainer:
+        trainer.train()
+        expect = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    damage(tmp_path, change)
+    with trainer_for(tmp_path) as trainer, pytest.raises(ConfigError, match=words):
+        trainer.load_checkpoint()
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == expect
+
+
+def test_one_of_the_format_before_goes_on(tmp_path: Path) -> None:
+    whole = undisturbed(tmp_path / "whole")
+
+    def older(state: dict[str, Any]) -> None:
+        for name in ("spec", "callbacks", "trackers"):
+            del state[name]
+        state["format"], state["config"] = 1, config(max_iterations=4).to_dict()
+        state["state"] = {name: state["state"][name] for name in ("iteration", "best_score")}
+
+    with trainer_for(tmp_path / "parts", settings=config(max_iterations=4)) as trainer:
+        trainer.train()
+    damage(tmp_path / "parts", older)
+    with trainer_for(tmp_path / "parts") as trainer:
+        trainer.load_checkpoint()
+        trainer.train()
+        ours = outcome(trainer)
+    assert ours[METRICS] == whole[METRICS]
+
+
+def test_what_a_checkpoint_is_bound_to_is_what_may_not_change(tmp_path: Path) -> None:
+    with trainer_for(tmp_path) as trainer:
+        recorded = trainer.full_state()["config"]
+    assert "total_timesteps" not in recorded["run"]
+    assert recorded["run"]["seed"] == 0
+    assert recorded["ppo"]["gamma"] == 0.99
+
+
+def other_manifest(run_dir: Path, **changes: Any) -> None:
+    path = TrainingCheckpointer(run_dir / "checkpoints").all()[-1] / "manifest.json"
+    manifest = json.loads(path.read_text())["manifest"]
+    manifest |= {name: value for name, value in changes.items() if name != "versions"}
+    manifest["versions"] |= changes.get("versions", {})
+    path.write_text(manifest_text(manifest))
+
+
+def test_other_versions_threads_and_processors_are_told_once(tmp_path: Path) -> None:
+    import torch
+
+    settings = config(iterations=2, threads=0, backend="torch")
+    with trainer_for(tmp_path, settings=settings) as trainer:
+        trainer.train()
+    other_manifest(tmp_path, versions={"numpy": "1.0", "simd": "SSE"}, threads=99, cpu_capability="NEON")
+    with trainer_for(tmp_path, settings=settings) as trainer, pytest.warns(NotExactWarning) as caught:
+        trainer.load_checkpoint()
+    told = sorted(str(warning.message) for warning in caught)
+    assert [line.split(":")[0] for line in told] == ["cpu_capability", "numpy", "simd", "threads"]
+    assert told[1] == f"numpy: 1.0 → {np.__version__}: the run goes on, but not bit for bit"
+    assert told[3].startswith(f"threads: 99 → {torch.get_num_threads()}: ")
+
+
+def test_what_is_not_exact_is_in_the_manifest_and_told(tmp_path: Path) -> None:
+    from inchworm.env.source import make_vector_env
+
+    def world() -> Any:
+        env: Any = make_vector_env(Corridor, LANES)
+        env.mark_inexact("it has a clock")
+        return env
+
+    with pytest.warns(NotExactWarning, match="will not have the bits of this one: it has a clock"):  # at once
+        trainer = trainer_for(tmp_path, world())
+    assert trainer.inexact == ["it has a clock"]
+    with trainer, warnings.catch_warnings():
+        warnings.simplefilter("error", NotExactWarning)  # and not again
+        trainer.train()
+    assert TrainingCheckpointer(tmp_path / "checkpoints").load().manifest["exact"] == ["it has a clock"]
+    with trainer_for(tmp_path, make_vector_env(Corridor, LANES)) as trainer, pytest.warns(NotExactWarning, match="it has a clock"):
+        trainer.load_checkpoint()
+
+
+def test_a_run_without_its_checkpoints_says_that_it_begins_again(tmp_path: Path) -> None:
+    expect = undisturbed(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with trainer_for(tmp_path / "run") as trainer:
+        with pytest.warns(UserWarning, match=r"rows up to iteration 6 but no checkpoint \(its checkpoints have gone\): it begins again"):
+            trainer.train()
+        assert outcome(trainer) == expect
+
+
+def test_missing_rows_are_told(tmp_path: Path) -> None:
+    with trainer_for(tmp_path, settings=config(max_iterations=4)) as trainer:
+        trainer.train()
+    (tmp_path / METRICS).write_bytes(b"".join((tmp_path / METRICS).read_bytes().splitlines(keepends=True)[:1]))
+    with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="has 1 rows, and had 4 when the checkpoint was written"):
+        trainer.load_checkpoint()
+
+
+def test_a_checkpoint_from_elsewhere_does_not_take_over_a_run(tmp_path: Path) -> None:
+    for name, iterations in (("one", 2), ("two", 4)):
+        with trainer_for(tmp_path / name, settings=config(max_iterations=iterations)) as trainer:
+            trainer.train()
+    rows = (tmp_path / "two" / METRICS).read_bytes()
+    with trainer_for(tmp_path / "two") as trainer:
+        trainer.load_checkpoint(tmp_path / "one" / "checkpoints")
+        with pytest.raises(ConfigError, match="holds a run already"):
+            trainer.train()
+    assert (tmp_path / "two" / METRICS).read_bytes() == rows
+    with trainer_for(tmp_path / "three") as trainer:  # an empty one is no run yet
+        trainer.load_checkpoint(tmp_path / "one" / "checkpoints")
+        trainer.train()
+        assert trainer.state.iteration == 6
+    assert [row["iteration"] for row in read_rows(tmp_path / "three" / METRICS)] == [3, 4, 5, 6]
+
+
+def test_a_factory_of_another_name_goes_on(tmp_path: Path) -> None:
+    def short_corridor() -> Corridor:
+        return Corridor(4)
+
+    def the_same_corridor() -> Corridor:
+        return Corridor(4)
+
+    with trainer_for(tmp_path, short_corridor, settings=config(max_iterations=2)) as trainer:
+        trainer.train()
+        assert ":" in trainer.config.env.id  # it names code
+    with trainer_for(tmp_path, the_same_corridor) as trainer:
+        trainer.load_checkpoint()
+        assert trainer.state.iteration == 2
+
+
+def test_a_checkpoint_records_what_was_chosen_not_what_was_asked(tmp_path: Path) -> None:
+    asked = config(backend="torch")
+    asked = asked.replace(ppo=asked.ppo.replace(compile="auto"))
+    with trainer_for(tmp_path, settings=asked) as trainer:
+        path = trainer.save_checkpoint()
+        assert trainer.config.ppo.compile != "auto"
+        recorded = TrainingCheckpointer(path.parent).load().state["config"]
+        assert recorded["ppo"]["compile"] == trainer.config.ppo.compile
