@@ -125,5 +125,3 @@ def _score(state: TrainingState, config: TrainingConfig) -> str:
     if low is None or high is None:
         return f"{last['mean_return']:.5g} mean return over {count}{wins}"
     return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"
-
-
