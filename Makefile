@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PYTHON ?= python3.11 python3 python3.12 python3.13 python
 JOBS ?= 2
-CODE := src tests examples benchmarks docs
+CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
 .PHONY: help train test browser lint format bench guard teams learning faults docs clean
@@ -97,7 +97,7 @@ learning: $(VENV)/installed-dev
 IDS ?=
 FACTOR ?=
 faults: $(VENV)/installed-dev
-	PYTHONPATH=tests $(BIN)/python -m faults $(IDS) $(if $(FACTOR),--factor $(FACTOR))
+	PYTHONPATH=.:tests $(BIN)/python -m faults $(IDS) $(if $(FACTOR),--factor $(FACTOR))
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

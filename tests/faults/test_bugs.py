@@ -8,8 +8,9 @@ import pytest
 
 import inchworm
 from faults import bugs, bugs_mutants
-from faults.bugs_copy import ROOT, Verdict
+from faults.bugs_copy import Verdict
 from faults.bugs_data import BUGS, Bug, Edit, Form
+from faults.programme import ROOT
 
 SOURCE = Path(inchworm.__file__).parent
 needs_mutmut = pytest.mark.skipif(not bugs._has_mutmut(), reason="needs mutmut")

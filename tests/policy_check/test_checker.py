@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from tests.faults.right_memory import ACTIONS, SIZE, LstmPolicy
 from torch import nn
 
 from doubles import policies
 from doubles.policies import Careful, world
+from faults.right_memory import ACTIONS, SIZE, LstmPolicy
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, PolicyConfig

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from faults import results
-from faults.programme import Procedure, load_all
+from faults.programme import ROOT, Procedure, load_all
 
-PAGE = results.ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "reliability.md"
 
 HEAD = """# Reliability
 
-What a run survives, measured. `make faults` runs the programme of `tests/faults/`, keeps what it measured in
-`tests/faults/results/`, and writes this page; `make faults IDS="A1 C7"` runs some of it again and leaves the rest as it is,
+What a run survives, measured. `make faults` runs the programme of `faults/`, keeps what it measured in
+`faults/results/`, and writes this page; `make faults IDS="A1 C7"` runs some of it again and leaves the rest as it is,
 `make faults FACTOR=1` takes the full counts. Most procedures are in the fast suite (`make test`) too, with a small count.
 What is promised, and what is not, is in [SECURITY.md](../SECURITY.md) and [runs.md](runs.md).
 """

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
+from faults.programme import child_environment
+
 WORLD = "faults.processes_worlds:Pole"
 LIMIT_SECONDS = 90.0
 """No trainer of these procedures may take longer."""
@@ -31,12 +32,6 @@ def train_command(*flags: str, entrance: str = "inchworm", workers: int = 4, upd
         *("--ppo.minibatch-size", "128", "--ppo.update-epochs", "4", "--env.max-episode-steps", "200"),
         *("--evaluation.interval", "0", "--evaluation.final-episodes", "0", "--quiet", *flags),
     ]
-
-
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a child: ours, with this directory importable and one thread each."""
-    path = os.pathsep.join(part for part in (str(TESTS), os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
 
 
 @dataclass
@@ -75,7 +70,7 @@ def started(command: Sequence[str], directory: Path, stdout: int | None = None, 
         process = subprocess.Popen(
             command,
             cwd=directory,
-            env=environment(**variables),
+            env=child_environment(**variables),
             stdin=subprocess.DEVNULL,
             stdout=out if stdout is None else stdout,
             stderr=errors,

@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from faults.results import ROOT
+from faults.programme import ROOT
 
 
 def benchmark(name: str) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.results import ROOT
+from faults.programme import child_environment
 
 BEFORE_DIGEST = '{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'
 
@@ -83,8 +83,7 @@ class Opener:
     """The process that opens hostile files; see `hostile_child`."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = child_environment(PYTHONDONTWRITEBYTECODE="1")
         command = [sys.executable, "-m", "faults.hostile_child"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
 

@@ -8,10 +8,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from faults.programme import ROOT
 from inchworm.core.tensor_file import write_atomically
 from inchworm.run.directory import versions
 
-ROOT = Path(__file__).parents[2]
 DIRECTORY = Path(__file__).parent / "results"
 OURS = "inchworm"
 

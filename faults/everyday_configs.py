@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -12,7 +11,7 @@ from typing import Any
 
 from faults.everyday_cases import Case, put, random_case, written
 from faults.everyday_fields import FIELDS, OTHERS, says_what_is_allowed
-from faults.programme import Outcome, Work, procedure
+from faults.programme import Outcome, Work, child_environment, procedure
 
 EXIT_SECONDS = 1.0
 
@@ -69,8 +68,9 @@ def by_command_line(cases: list[tuple[int, Case]], directory: Path, seconds: flo
     for number, case in cases:
         paths[number].write_bytes(case.text)
     command = [sys.executable, "-m", "faults.everyday_cli", *map(str, paths.values())]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    with subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+    with subprocess.Popen(
+        command, cwd=directory, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
         try:
             output, _ = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:

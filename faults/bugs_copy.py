@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[2]
+from faults.programme import ROOT
+
 LONG_AGO = 946_684_800  # 2000-01-01: whatever is written into the copy later has another time than its bytecode says
 SURELY = 300.0  # seconds for tests of which it is not known yet how long they take
 NOT_A_BUG = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError")
@@ -44,21 +45,21 @@ class Verdict:
 
 
 class PackageCopy:
-    """A copy of src, tests and pyproject.toml with a process that tests it. The tree it was copied from is only read."""
+    """A copy of src, tests, faults and pyproject.toml with a process that tests it. The tree it was copied from is only read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "copy"
         self._log = directory / "tests.log"
         self._unbroken: dict[tuple[str, ...], Verdict] = {}
         ignored = shutil.ignore_patterns("__pycache__", "results", ".hypothesis")
-        for part in ("src", "tests"):
+        for part in ("src", "tests", "faults"):
             shutil.copytree(ROOT / part, self.directory / part, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", self.directory)
         for path in self.directory.rglob("*.py"):
             os.utime(path, (LONG_AGO, LONG_AGO))
         environment = {**os.environ, "PYTHONPATH": str(self.directory / "src"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
-        command = [sys.executable, "-P", str(self.directory / "tests" / "faults" / "bugs_server.py")]
+        command = [sys.executable, "-P", str(self.directory / "faults" / "bugs_server.py")]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=self.directory, env=environment, text=True
         )

@@ -3,7 +3,7 @@
 make faults                        every procedure, with its usual count (half an hour)
 make faults IDS="A1 C7"            these alone; what was measured before stays on the page
 make faults FACTOR=1               with the full counts of the programme
-python -m faults --list            what there is (with tests/ on PYTHONPATH)
+python -m faults --list            what there is (with . and tests on PYTHONPATH)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from faults import page, results
-from faults.programme import PEERS, Procedure, Work, as_data, load_all
+from faults.programme import PEERS, ROOT, Procedure, Work, as_data, child_environment, load_all
 
 LIMIT_SECONDS = 4 * 3600.0
 console = Console()
@@ -50,7 +50,7 @@ def main() -> int:
     fine = _run_all(chosen, options)
     page.write()
     minutes = (time.monotonic() - began) / 60
-    console.print(f"{len(fine)} procedures in {minutes:.1f} minutes; {sum(fine)} fine; the page is {page.PAGE.relative_to(results.ROOT)}")
+    console.print(f"{len(fine)} procedures in {minutes:.1f} minutes; {sum(fine)} fine; the page is {page.PAGE.relative_to(ROOT)}")
     return 0 if all(fine) else 1
 
 
@@ -135,9 +135,8 @@ def _run_one(entry: Procedure, peer_name: str, options: argparse.Namespace, prog
 
 def _follow(command: list[str], log: Path, progress: Progress, task: TaskID) -> dict[str, Any]:
     """The outcome of a procedure's process; one that ends without an outcome has failed."""
-    environment = {**os.environ, "PYTHONPATH": str(results.ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process:
+    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=child_environment()) as process:
         assert process.stdout is not None
         for line in process.stdout:
             message = json.loads(line)

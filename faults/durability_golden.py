@@ -1,6 +1,6 @@
-"""A9: files that earlier formats wrote. `python -m faults.durability_golden` (with tests/ on PYTHONPATH) writes today's.
+"""A9: files that earlier formats wrote. `python -m faults.durability_golden` (with . and tests on PYTHONPATH) writes today's.
 
-A set is a directory of tests/faults/golden, named after its formats; it is written once and never changed.
+A set is a directory of faults/golden, named after its formats; it is written once and never changed.
 """
 
 from __future__ import annotations

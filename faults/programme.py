@@ -16,15 +16,23 @@ is another function, `@peer("A7", "Stable-Baselines3")`. To add to the programme
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("durability", "hostile", "processes", "bad_data", "right", "bugs", "resume", "everyday")
 """Where procedures are: A, B, C, D, E1 to E5, E6, F, G."""
 
 KEPT_FAILURES = 20
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a child process: this package and the doubles of the tests are importable, and BLAS uses one thread."""
+    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
 
 
 @dataclass

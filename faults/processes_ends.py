@@ -22,7 +22,6 @@ from faults.processes_tools import (
     Child,
     children,
     count_descriptors,
-    environment,
     finished,
     fresh,
     is_gone,
@@ -35,7 +34,7 @@ from faults.processes_tools import (
     workers_of,
 )
 from faults.processes_worlds import BEAT, BEATS, MISDEED, STEP_SECONDS
-from faults.programme import Outcome, Work, procedure
+from faults.programme import Outcome, Work, child_environment, procedure
 
 STATES = ("idle", "stepping", "hung")
 HANGS_AT = 150  # after the rehearsal of a resume, which takes up to 64 steps
@@ -220,7 +219,7 @@ def _left_at_exit(scratch: Path) -> str:
     names = shared_names()
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=scratch, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT], cwd=scratch, env=child_environment(), capture_output=True, text=True, timeout=60, check=False
     )
     took = time.monotonic() - began
     pids = [int(part) for part in done.stdout.split()]

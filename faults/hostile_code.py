@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.programme import Outcome, Work, procedure
-from faults.results import ROOT
+from faults.programme import ROOT, Outcome, Work, procedure
 
 BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle", "jsonpickle", "dbm"}
 BANNED_CALLS = {
