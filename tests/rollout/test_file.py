@@ -77,8 +77,8 @@ def test_empty_rollouts_too(tmp_path):
         (lambda a, h: h["fields"]["dict"].pop("context"), "context"),
         (lambda a, h: h["fields"]["dict"]["episodes"]["list"][0]["dict"].pop("seed"), "seed"),
         (lambda a, h: h.pop("fields"), "fields"),
-        (lambda a, h: h.update(fields=3), "no valid rollout"),
-        (lambda a, h: h["fields"]["dict"].update(rewards=5), "no valid rollout"),
+        (lambda a, h: h.update(fields=3), "valid rollout"),
+        (lambda a, h: h["fields"]["dict"].update(rewards=5), "valid rollout"),
     ],
 )
 def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change, words):
@@ -100,7 +100,7 @@ def test_episodes_are_made_of_numbers(tmp_path, change):
     for key, value in change.items():
         episode[key] = {"dict": value} if isinstance(value, dict) else value
     write_tensor_file(path, arrays, kind="rollout", version=2, header=header)
-    with pytest.raises(CorruptFileError, match="x holds no valid rollout"):
+    with pytest.raises(CorruptFileError, match="x does not hold a valid rollout"):
         Rollout.load(path)
 
 

@@ -241,7 +241,7 @@ def test_empty_rollouts_are_legal(shape):
 
 T32 = np.zeros((3, 2))
 REFUSED = {
-    "missing": (lambda d: d.pop("actions"), "lacks actions; needed are observations"),
+    "missing": (lambda d: d.pop("actions"), "lacks actions; required are observations"),
     "typo": (lambda d: d.update(log_prob=T32), "unknown rollout key 'log_prob'; did you mean log_probs?"),
     "obs": (lambda d: d.update(obs=T32), "did you mean observations"),
     "dones": (lambda d: d.update(dones=T32), "give terminated"),
@@ -264,7 +264,7 @@ REFUSED = {
         r"observations: got float64\[2, 2, 2\], expected numbers\[3, 2, …\]",
     ),
     "leaf shape": (lambda d: d.update(actions={"x": np.ones((3, 1))}), r"actions\.x: got float64\[3, 1\]"),
-    "empty tree": (lambda d: d.update(actions=()), "actions: there is no array"),
+    "empty tree": (lambda d: d.update(actions=()), "actions: contains no array"),
     "tree keys": (lambda d: d.update(actions={1: T32}), "keys of a tree must be text"),
     "successors": (lambda d: d.update(terminated=np.zeros((3, 2), bool)), "add next_observations"),
     "truncation": (lambda d: d.update(truncated=np.eye(3, 2, dtype=bool)), "add next_observations"),
@@ -280,14 +280,14 @@ REFUSED = {
         lambda d: d.update(next_observations=np.ones((3, 2, 2)), observations=np.ones((3, 2, 2), np.uint8)),
         r"cut_observations: got float64\[2, 2\], expected uint8\[2, 2\]",
     ),
-    "twice": (lambda d: d.update(next_observations=T32, cut_rows=T32), "say the same thing twice"),
+    "twice": (lambda d: d.update(next_observations=T32, cut_rows=T32), "hold the same data"),
     "cut rows alone": (lambda d: d.update(cut_rows=T32.astype(int)), "has cut_rows but lacks cut_observations"),
     "cuts alone": (lambda d: d.update(cut_observations=T32), "has cut_observations but lacks cut_rows"),
     "cut dtype": (lambda d: d.update(cut_rows=T32, cut_observations=T32), r"cut_rows: got float64\[3, 2\], expected int32\[K, 2\]"),
     "cut missing": (lambda d: d.update(cut_rows=[[2, 0]], cut_observations=np.ones((1, 2), "f")), r"cut_rows: \(t=2, b=1\) is missing"),
     "cut doubled": (
         lambda d: d.update(cut_rows=[[2, 0], [2, 0], [2, 1]], cut_observations=np.ones((3, 2), "f")),
-        r"cut_rows: \(t=2, b=0\) stands there twice",
+        r"cut_rows: \(t=2, b=0\) is listed twice",
     ),
     "cut outside": (lambda d: d.update(cut_rows=[[2, 2]], cut_observations=np.ones((1, 2), "f")), "outside the rollout of 3 steps"),
     "cut count": (lambda d: d.update(cut_rows=[[2, 0], [2, 1]], cut_observations=np.ones((1, 2))), "one row for each of cut_rows"),
@@ -297,8 +297,8 @@ REFUSED = {
     "global state": (lambda d: d.update(global_state=np.ones((3, 3))), "3 env copies do not divide 2 lanes"),
     "context": (lambda d: d.update(context=np.ones((3, 2))), r"context: expected \(table"),
     "context index": (lambda d: d.update(context=(np.ones(2), np.full((3, 2), 2))), "whole numbers from 0 to 1"),
-    "episode lane": (lambda d: d.update(episodes=[EpisodeRecord(1.0, 1, 2, 0)]), "is no EpisodeRecord of one of 2 lanes"),
-    "episode keys": (lambda d: d.update(episodes=[{"reward": 1.0}]), "episodes: .* is no EpisodeRecord"),
+    "episode lane": (lambda d: d.update(episodes=[EpisodeRecord(1.0, 1, 2, 0)]), "is not an EpisodeRecord of one of 2 lanes"),
+    "episode keys": (lambda d: d.update(episodes=[{"reward": 1.0}]), "episodes: .* is not an EpisodeRecord"),
 }
 
 

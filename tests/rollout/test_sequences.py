@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from inchworm.core.errors import RolloutError
 from inchworm.rollout.sequences import (
+    insert_reset_rows,
     iter_minibatches,
-    make_room,
     num_sequences,
     select_sequences,
     sequence_states,
@@ -78,7 +78,7 @@ def test_a_known_spacing_refuses_sequences_that_begin_elsewhere():
     assert sequence_states(memory, 100, 64, 32)[:, 0].tolist() == [0, 64]
     assert sequence_states(memory, 100, 100, 32)[:, 0].tolist() == [0]
     for length in (28, 16, 48):
-        with pytest.raises(RolloutError, match=f"no sequences of {length} steps begin there"):
+        with pytest.raises(RolloutError, match=f"does not fit sequences of {length} steps"):
             sequence_states(memory, 100, length, 32)
     assert len(sequence_states(memory, 100, 28)) == 4  # nobody has told: it may be so
 
@@ -137,11 +137,11 @@ def test_select_takes_the_same_columns_of_every_leaf():
 
 def test_room_is_made_before_each_row_that_forgets_but_the_first():
     starts = np.array([[True, False], [False, False], [True, False], [True, True]])  # [L 4, N 2]
-    room = make_room(starts)
-    assert room.depth == 4 + 4  # two more rows in the first column, one in the second; rounded up to four
+    plan = insert_reset_rows(starts)
+    assert plan.depth == 4 + 4  # two more rows in the first column, one in the second; rounded up to four
     rows = np.full((8, 2), -1)
-    rows.reshape(-1)[room.places] = np.arange(8)
-    rows.reshape(-1)[room.emptied] = -9
+    rows.reshape(-1)[plan.places] = np.arange(8)
+    rows.reshape(-1)[plan.inserted] = -9
     np.testing.assert_array_equal(rows.T, [[0, 2, -9, 4, -9, 6, -1, -1], [1, 3, 5, -9, 7, -1, -1, -1]])
     assert starts[0, 0]  # not written to
 
@@ -150,4 +150,4 @@ def test_room_is_made_before_each_row_that_forgets_but_the_first():
 def test_room_is_round(resets, added):
     starts = np.zeros((200, 1), np.bool_)
     starts[1 : resets + 1] = True
-    assert make_room(starts).depth == 200 + added
+    assert insert_reset_rows(starts).depth == 200 + added

@@ -1,4 +1,4 @@
-"""Serves learning without a world: made-up rollouts that keep every rule, for tests, examples and measurements."""
+"""Random rollouts that satisfy every check, to learn from without an environment: for tests, examples and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inchworm.core.types import EpisodeRecord, Tree
 from inchworm.rollout.checks import action_dtype
 from inchworm.rollout.rollout import Rollout
 
-_WIDE = 1e6  # a bound beyond this is no scale to draw by
+_WIDE = 1e6  # a Box with a bound beyond this counts as unbounded
 
 
 def create_fake_rollout(
@@ -28,10 +28,10 @@ def create_fake_rollout(
     memory: Tree = (),
     sequence_length: int = 1,
 ) -> Rollout:
-    """Random data in the form of a rollout: legal observations and actions, episodes that terminate or are truncated, all masks true.
+    """Make a rollout of random data: legal observations and actions, episodes that terminate or are truncated, all masks true.
 
-    Actions are uniform over choices or standard normal, and `log_probs` says so. For a policy with memory, `memory` is
-    `policy.initial_state(1)`: numbers of that form are recorded every `sequence_length` rows.
+    Actions are uniform over choices or standard normal, with matching `log_probs`. For a policy with memory, `memory` is
+    `policy.initial_state(1)`: random states of that form are recorded every `sequence_length` rows.
     """
     rng = make_stream(seed, "fake rollout")
     shape = (num_steps, num_lanes)
@@ -43,7 +43,11 @@ def create_fake_rollout(
     cut_rows = np.argwhere(needed).astype(np.int32)  # [K, 2]
     actions, log_probs = _actions(action_space, shape, rng)
     rewards = rng.standard_normal(shape).astype(np.float32)
-    state, cut_state = (_memories(memory, leading, rng) for leading in ((-(-num_steps // sequence_length), num_lanes), (len(cut_rows),)))
+
+    def memories(*leading: int) -> Tree:
+        return optree.tree_map(lambda leaf: rng.uniform(-1, 1, (*leading, *leaf.shape[1:])).astype(leaf.dtype), memory)
+
+    state, cut_state = memories(-(-num_steps // sequence_length), num_lanes), memories(len(cut_rows))
     return Rollout.from_dict(
         {
             "observations": _observations(observation_space, shape, rng),
@@ -71,13 +75,8 @@ def _observations(space: Space, leading: tuple[int, ...], rng: np.random.Generat
     return build_tree(space, one)
 
 
-def _memories(example: Tree, leading: tuple[int, ...], rng: np.random.Generator) -> Tree:
-    """Numbers from -1 to 1 in the form of a memory [1, *mem], as [*leading, *mem]."""
-    return optree.tree_map(lambda leaf: rng.uniform(-1, 1, (*leading, *leaf.shape[1:])).astype(leaf.dtype), example)
-
-
 def _draw(leaf: Space, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Legal values of a leaf space, uniform where it is bounded."""
+    """Draw legal values of a leaf space, uniform where it is bounded."""
     if isinstance(leaf, spaces.Discrete):
         return rng.integers(leaf.start, leaf.start + leaf.n, shape).astype(leaf_dtype(leaf))
     if isinstance(leaf, spaces.MultiDiscrete):
@@ -94,7 +93,7 @@ def _draw(leaf: Space, shape: tuple[int, ...], rng: np.random.Generator) -> np.n
 
 
 def _actions(space: Space, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Tree, np.ndarray]:
-    """Actions [T, B, *act] and the log-probability [T, B] f32 of having drawn them."""
+    """Draw actions [T, B, *act]; return them with their log-probs [T, B] f32."""
     log_probs = np.zeros(shape)
     for _, leaf in leaves(space):
         log_probs -= np.log(mask_sizes(leaf)).sum() if mask_sizes(leaf) else 0.0
@@ -113,9 +112,9 @@ def _actions(space: Space, shape: tuple[int, int], rng: np.random.Generator) -> 
 
 
 def _episodes(rewards: np.ndarray, ended: np.ndarray, length: int, seed: int) -> tuple[EpisodeRecord, ...]:
-    """The records of episodes that lie wholly inside the rollout."""
-    whole = [(row, lane) for row, lane in np.argwhere(ended).tolist() if row >= length - 1]
+    """Return the records of the episodes that lie completely inside the rollout."""
     return tuple(
         EpisodeRecord(float(rewards[row - length + 1 : row + 1, lane].sum()), length, lane, derive_seed(seed, "fake", lane, row))
-        for row, lane in whole
+        for row, lane in np.argwhere(ended).tolist()
+        if row >= length - 1
     )

@@ -1,4 +1,4 @@
-"""Serves the rollout, between steps 5 and 6: a rollout's fields to one file and back, without pickle."""
+"""A rollout's fields as one safetensors file, without pickle."""
 
 from __future__ import annotations
 
@@ -15,40 +15,37 @@ from inchworm.rollout.checks import check_fields, freeze, valid_at_cuts
 
 KIND, VERSION = "rollout", 2
 _SINCE_2: dict[str, Any] = {"cut_global_state": (), "state_every": 0}
-"""Fields that files of version 1 lack; and `cut_valid`."""
+"""Defaults of fields that files of version 1 lack, apart from `cut_valid`, which is derived."""
 
 
 def save_fields(path: str | Path, fields: Mapping[str, Any]) -> Path:
-    """Write a rollout's fields to one file, whole or not at all."""
-    episodes = [{**_shallow(episode), "info": dict(episode.info)} for episode in fields["episodes"]]
+    """Write a rollout's fields to one file atomically."""
+    names = [field.name for field in dataclasses.fields(EpisodeRecord)]
+    episodes = [{name: getattr(episode, name) for name in names} | {"info": dict(episode.info)} for episode in fields["episodes"]]
     arrays, structure = flatten_tree({**fields, "episodes": episodes})
     return write_tensor_file(path, arrays, kind=KIND, version=VERSION, header={"fields": structure})
 
 
-def _shallow(episode: EpisodeRecord) -> dict[str, Any]:
-    return {field.name: getattr(episode, field.name) for field in dataclasses.fields(episode)}
-
-
 def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """The fields that `save_fields` wrote, checked and read-only."""
+    """Read the fields that `save_fields` wrote, check them and make them read-only."""
     arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
     freeze(arrays)
-    with distrusted(f"{path} holds no valid rollout"):
+    with distrusted(f"{path} does not hold a valid rollout"):
         fields: dict[str, Any] = _SINCE_2 | unflatten_tree(arrays, header["fields"])
         if "cut_valid" not in fields:
             fields["cut_valid"] = freeze(valid_at_cuts(fields))
         if set(fields) != set(names):
-            raise RolloutError(f"the fields {sorted(set(fields) ^ set(names))} are missing or unknown")
+            raise RolloutError(f"missing or unknown fields: {sorted(set(fields) ^ set(names))}")
         fields["episodes"] = tuple(_episode(episode) for episode in fields["episodes"])
         check_fields(fields)
     return fields
 
 
 def _episode(data: Any) -> EpisodeRecord:
-    """A record of plain numbers, as the collector makes them."""
+    """Rebuild a record, which must consist of plain numbers."""
     episode = EpisodeRecord(**data)
     whole = (episode.length, episode.lane, episode.seed)
     numbers = (episode.episode_return, *episode.info.values())
     if any(type(number) is not int for number in whole) or any(type(number) not in (int, float) for number in numbers):
-        raise RolloutError(f"the episode {data!s:.200} is not made of numbers")
+        raise RolloutError(f"the episode {data!s:.200} contains something other than numbers")
     return episode

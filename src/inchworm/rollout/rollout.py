@@ -1,4 +1,4 @@
-"""Between steps 5 and 6 of 9: the rollout, the one value that passes from collect to learn, and how rollouts are joined and split."""
+"""Between steps 5 and 6 of 9: the rollout, the one value that passes from collect to learn; combining rollouts, selecting lanes."""
 
 from __future__ import annotations
 
@@ -16,55 +16,15 @@ from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import Space
 from inchworm.core.types import Array, EpisodeRecord, Tree
 from inchworm.rollout import checks
-from inchworm.rollout.checks import check_structure, named_leaves
 from inchworm.rollout.file import load_fields, save_fields
-from inchworm.rollout.from_dict import complete_fields
-
-
-def check_alike(rollouts: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse rollouts that cannot stand side by side: all but the number of lanes and of cut rows must agree."""
-    if not rollouts:
-        raise RolloutError("there is no rollout to combine; give at least one")
-    first = rollouts[0]
-    for number, other in enumerate(rollouts[1:], 1):
-        if other["rewards"].shape[0] != first["rewards"].shape[0]:
-            steps = f"{other['rewards'].shape[0]} steps, not {first['rewards'].shape[0]} as rollout 0"
-            raise RolloutError(f"rollout {number} has {steps}; combine rollouts of equal length")
-        for name in ("observations", "actions", "policy_state", "global_state", "cut_state", "cut_global_state"):
-            _check_alike(other, first, name, f"rollout {number}: {name}")
-        check_structure(other["context"], first["context"], f"rollout {number}: context", "rollout 0")
-        if _lanes_per_copy(other) != _lanes_per_copy(first):
-            raise RolloutError(
-                f"rollout {number}: global_state has {_lanes_per_copy(other)} lanes per env copy, rollout 0 {_lanes_per_copy(first)}"
-            )
-    spacings = {fields["state_every"] for fields in rollouts} - {0}
-    if len(spacings) > 1:
-        raise RolloutError(f"memory is recorded every {sorted(spacings)} rows; combine rollouts of one ppo.sequence_length")
-
-
-def _check_alike(other: Mapping[str, Any], first: Mapping[str, Any], name: str, words: str) -> None:
-    lane_axis = 0 if name.startswith("cut_") else 1
-    check_structure(other[name], first[name], words, "rollout 0")
-    for (leaf_name, leaf), (_, model) in zip(named_leaves(other[name], words), named_leaves(first[name], words)):
-        shape, expected = list(leaf.shape), list(model.shape)
-        shape[lane_axis] = expected[lane_axis] = 0
-        if shape != expected or leaf.dtype != model.dtype:
-            raise RolloutError(f"{leaf_name}: {leaf.dtype}{list(leaf.shape)} does not fit {model.dtype}{list(model.shape)} of rollout 0")
-
-
-def _lanes_per_copy(fields: Mapping[str, Any]) -> int:
-    found = optree.tree_leaves(fields["global_state"])
-    return int(fields["rewards"].shape[1] // max(1, found[0].shape[1])) if found else 0
-
-
-_OPINIONS = {"values", "next_values", "advantages", "returns"}
+from inchworm.rollout.from_dict import LEARNER_FIELDS, complete_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rollout:
-    """What the world and the behaviour policy did in T steps of B lanes: facts, never written again.
+    """What the environment and the behaviour policy did in T steps of B lanes; read-only.
 
-    It also reads as a mapping: `rollout["rewards"]`, `"rewards" in rollout`, `dict(rollout)`.
+    It can also be used as a mapping: `rollout["rewards"]`, `"rewards" in rollout`, `dict(rollout)`.
     """
 
     observations: Tree  # [T, B, *obs]      raw; may hold the key "action_mask"
@@ -73,14 +33,14 @@ class Rollout:
     rewards: Array  # [T, B] f32            as the environment gave them
     terminated: Array  # [T, B] bool        this step ended the episode: nothing follows
     truncated: Array  # [T, B] bool         this step was cut off: something would have followed
-    episode_starts: Array  # [T, B] bool    this observation opens an episode, or an agent joins: forget before reading it
-    valid: Array  # [T, B] bool             False where the lane had no living agent
+    episode_starts: Array  # [T, B] bool    this observation opens an episode, or an agent joins: memory is reset before it is read
+    valid: Array  # [T, B] bool             False where the lane had no agent
     policy_state: Tree = ()  # [ceil(T/S), B, *mem]  memory BEFORE reading the observation, every S rows
-    state_every: int = 0  #                 S; 0 if nobody has told, or there is no memory
+    state_every: int = 0  #                 S; 0 if it is unknown, or there is no memory
     cut_rows: Array  # [K, 2] i32           (t, b) of every truncated row and of each lane's last row, sorted
     cut_observations: Tree  # [K, *obs]     the TRUE successor there, before any reset
     cut_state: Tree = ()  # [K, *mem]       memory after reading observations[t, b]; empty where an agent joins there
-    cut_valid: Array  # [K] bool            False where the successor has no living agent
+    cut_valid: Array  # [K] bool            False where the successor has no agent
     global_state: Tree = ()  # [T, E, *]    for a central critic, once per env copy
     cut_global_state: Tree = ()  # [K, *]   at the true successor of each cut row
     context: Tree = ()  # (table [C, …], index [T, B])  task context that the behaviour policy was given
@@ -90,32 +50,32 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """T"""
+        """Number of steps T."""
         return int(self.rewards.shape[0])
 
     @property
     def num_lanes(self) -> int:
-        """B"""
+        """Number of lanes B."""
         return int(self.rewards.shape[1])
 
     @property
     def lanes_per_copy(self) -> int:
-        """How many adjacent lanes share a row of `global_state`; 1 if there is none."""
+        """Number of adjacent lanes that share a row of `global_state`; 1 if there is none."""
         found = optree.tree_leaves(self.global_state)
         return self.num_lanes // max(1, int(found[0].shape[1])) if found else 1
 
     @property
     def num_valid(self) -> int:
-        """Steps of living agents: what `env_steps` counts."""
+        """Number of valid rows: what `env_steps` counts."""
         return int(self.valid.sum())
 
     @property
     def nbytes(self) -> int:
-        """Memory of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(int(leaf.nbytes) for name in ARRAY_FIELDS for leaf in optree.tree_leaves(self[name]))
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the fields."""
+        """Return the names of the fields."""
         return FIELDS
 
     def __iter__(self) -> Iterator[str]:
@@ -126,35 +86,39 @@ class Rollout:
 
     def __getitem__(self, name: str) -> Any:
         if name not in FIELDS:
-            raise KeyError(_no_such_field(name))
+            if name in LEARNER_FIELDS:
+                raise KeyError(f"a rollout does not hold {name}; compute_advantages(policy, rollout, config) computes it")
+            near = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(FIELDS)}"
+            raise KeyError(f"a rollout has no field {name!r}; {hint}")
         return getattr(self, name)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields under their names; the arrays are shared, not copied."""
+        """Return the fields by name; the arrays are shared, not copied."""
         return {name: getattr(self, name) for name in FIELDS}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """A rollout from data of any origin: another process, `torch.load`, or made up.
+        """Make a rollout from data of any origin: another process, `torch.load`, or made up.
 
-        Needed: observations, actions, log_probs, rewards, terminated, all [T, B, …], and the true successors of truncated
-        and last rows, either as `next_observations` [T, B, *obs] or as `cut_rows` and `cut_observations`. They may be left out
+        Required: observations, actions, log_probs, rewards, terminated, all [T, B, …], and the true successors of truncated
+        and last rows, either as `next_observations` [T, B, *obs] or as `cut_rows` and `cut_observations`. They may be omitted
         if every lane's last row is terminated and no row is truncated. All other fields have defaults.
-        NumPy arrays, lists and CPU tensors are taken. The input is neither changed nor shared.
+        NumPy arrays, lists and CPU tensors are accepted. The input is neither changed nor shared.
         """
         return cls(**complete_fields(data, FIELDS))
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """The rollout with `function` applied to every array, such as a transfer to a device; episodes stay."""
+        """Apply `function`, such as a transfer to a device, to every array; episodes are kept."""
         fields: dict[str, Any] = {name: optree.tree_map(function, self[name]) for name in ARRAY_FIELDS}
         return dataclasses.replace(self, **fields)
 
     def select_lanes(self, lanes: Sequence[int] | np.ndarray) -> Rollout:
-        """The rollout of some lanes, in this order."""
+        """Return the rollout of some lanes, in this order."""
         return select_lanes(self, lanes)
 
     def validate(self, observation_space: Space | None = None, action_space: Space | None = None) -> None:
-        """Raise `RolloutError` or `BadNumberError` naming what breaks the contract, also of these spaces if they are given."""
+        """Raise `RolloutError` or `BadNumberError` naming what is wrong, also against these spaces if they are given."""
         checks.check_fields(self.to_dict())
         if observation_space is not None:
             checks.check_space(self.observations, observation_space, "observations")
@@ -164,112 +128,116 @@ class Rollout:
         checks.check_finite(self.to_dict())
 
     def save(self, path: str | Path) -> Path:
-        """Write the rollout to one file, whole or not at all."""
+        """Write the rollout to one file atomically."""
         return save_fields(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The rollout that `save` wrote; a damaged file is refused with `CorruptFileError`."""
+        """Read a rollout that `save` wrote; a damaged file raises `CorruptFileError`."""
         return cls(**load_fields(path, FIELDS))
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
 ARRAY_FIELDS = tuple(name for name in FIELDS if name not in checks.PLAIN)
 _CUTS = ("cut_observations", "cut_state", "cut_valid", "cut_global_state")  # each [K, …]
-_FLAT = ("log_probs", "rewards", "terminated", "truncated", "episode_starts", "valid")  # each [T, B]
-
-
-def _no_such_field(name: object) -> str:
-    if name in _OPINIONS:
-        return f"{name}: a rollout holds facts only; compute_advantages(policy, rollout, config) gives values, advantages and returns"
-    near = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.4)
-    return f"a rollout has no field {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(FIELDS)}")
 
 
 def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """Rollouts side by side, as one with all their lanes. Right for parallel workers and for rollouts taken one after another.
+    """Concatenate rollouts along lanes. Right for parallel workers and for rollouts taken one after another.
 
-    Each must have the same number of steps and the same trees, shapes and dtypes. Lanes of episodes and cut rows are re-based.
+    Each must have the same number of steps and the same trees, shapes and dtypes. Lanes of episodes and cut rows are renumbered.
     """
     rollouts = tuple(rollouts)
-    check_alike([rollout.to_dict() for rollout in rollouts])
+    _check_combinable(rollouts)
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]
-    order = sorted_rows(cut_rows)
-    fields = {name: _join(rollouts, name, axis=1) for name in ("observations", "actions", *_FLAT, "policy_state", "global_state")}
-    cuts = {name: _take(_join(rollouts, name, axis=0), order) for name in _CUTS}
+    order = checks.sort_cut_rows(cut_rows)
+
+    def join(name: str, axis: int) -> Tree:
+        trees = [rollout[name] for rollout in rollouts]
+        return checks.freeze(optree.tree_map(lambda *leaves: np.concatenate(leaves, axis), *trees))
+
+    context: Tree = ()
+    if rollouts[0].context != ():
+        tables = [rollout.context[0] for rollout in rollouts]
+        first_row = np.cumsum([0, *(optree.tree_leaves(table)[0].shape[0] for table in tables)])
+        table = optree.tree_map(lambda *leaves: np.concatenate(leaves), *tables)  # [sum C, …]
+        index = np.concatenate([rollout.context[1] + row for rollout, row in zip(rollouts, first_row)], 1)  # [T, B]
+        context = checks.freeze((table, index.astype(rollouts[0].context[1].dtype)))
     return Rollout(
-        **fields,
-        **cuts,
+        **{name: join(name, axis=1) for name in ("observations", "actions", *checks.FLAT_DTYPES, "policy_state", "global_state")},
+        **{name: _take(join(name, axis=0), order) for name in _CUTS},
         state_every=min(rollout.state_every for rollout in rollouts),
         cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
-        context=_join_contexts(rollouts),
-        policy_version=_join(rollouts, "policy_version", axis=0),
-        weights_fingerprint=_join(rollouts, "weights_fingerprint", axis=0),
-        episodes=tuple(_rebased(episode, int(lane)) for rollout, lane in zip(rollouts, first_lane) for episode in rollout.episodes),
+        context=context,
+        policy_version=join("policy_version", axis=0),
+        weights_fingerprint=join("weights_fingerprint", axis=0),
+        episodes=tuple(
+            dataclasses.replace(episode, lane=episode.lane + int(lane))
+            for rollout, lane in zip(rollouts, first_lane)
+            for episode in rollout.episodes
+        ),
     )
 
 
-def _join(rollouts: Sequence[Rollout], name: str, axis: int) -> Tree:
-    trees = [rollout[name] for rollout in rollouts]
-    return checks.freeze(optree.tree_map(lambda *leaves: np.concatenate(leaves, axis), *trees))
-
-
-def _join_contexts(rollouts: Sequence[Rollout]) -> Tree:
-    if rollouts[0].context == ():
-        return ()
-    tables = [rollout.context[0] for rollout in rollouts]
-    first_row = np.cumsum([0, *(optree.tree_leaves(table)[0].shape[0] for table in tables)])
-    table = optree.tree_map(lambda *leaves: np.concatenate(leaves), *tables)  # [sum C, …]
-    index = np.concatenate([rollout.context[1] + row for rollout, row in zip(rollouts, first_row)], 1)  # [T, B]
-    return checks.freeze((table, index.astype(rollouts[0].context[1].dtype)))
-
-
-def _rebased(episode: EpisodeRecord, first_lane: int) -> EpisodeRecord:
-    return dataclasses.replace(episode, lane=episode.lane + first_lane)
+def _check_combinable(rollouts: Sequence[Rollout]) -> None:
+    """Reject rollouts that differ in more than the number of lanes and of cut rows."""
+    if not rollouts:
+        raise RolloutError("there is no rollout to combine; give at least one")
+    first = rollouts[0]
+    for number, other in enumerate(rollouts[1:], 1):
+        if other.num_steps != first.num_steps:
+            raise RolloutError(
+                f"rollout {number} has {other.num_steps} steps, not {first.num_steps} as rollout 0; combine rollouts of equal length"
+            )
+        for name in ("observations", "actions", "policy_state", "global_state", "cut_state", "cut_global_state"):
+            where = f"rollout {number}: {name}"
+            checks.check_structure(other[name], first[name], where, "rollout 0")
+            lane_axis = 0 if name.startswith("cut_") else 1
+            for (leaf_name, leaf), model in zip(checks.named_leaves(other[name], where), optree.tree_leaves(first[name])):
+                shapes = [[size for axis, size in enumerate(array.shape) if axis != lane_axis] for array in (leaf, model)]
+                if shapes[0] != shapes[1] or leaf.dtype != model.dtype:
+                    raise RolloutError(
+                        f"{leaf_name}: {leaf.dtype}{list(leaf.shape)} does not fit {model.dtype}{list(model.shape)} of rollout 0"
+                    )
+        checks.check_structure(other.context, first.context, f"rollout {number}: context", "rollout 0")
+        if other.lanes_per_copy != first.lanes_per_copy:
+            raise RolloutError(
+                f"rollout {number}: global_state has {other.lanes_per_copy} lanes per env copy, rollout 0 {first.lanes_per_copy}"
+            )
+    spacings = {rollout.state_every for rollout in rollouts} - {0}
+    if len(spacings) > 1:
+        raise RolloutError(f"memory is recorded every {sorted(spacings)} rows; combine rollouts of one ppo.sequence_length")
 
 
 def _take(tree: Tree, rows: np.ndarray) -> Tree:
     return checks.freeze(optree.tree_map(lambda leaf: leaf[rows], tree))
 
 
-def sorted_rows(cut_rows: np.ndarray) -> np.ndarray:
-    """The order [K] that sorts cut rows by (t, b)."""
-    return np.lexsort((cut_rows[:, 1], cut_rows[:, 0]))
-
-
 def select_lanes(rollout: Rollout, lanes: Sequence[int] | np.ndarray) -> Rollout:
-    """The rollout of some lanes (numbers in any order, or a bool per lane); cut rows and episodes follow, renumbered."""
+    """Return the rollout of some lanes (numbers in any order, or a bool per lane), with their cut rows and episodes renumbered."""
     chosen = checks.lane_numbers(lanes, rollout.num_lanes)  # [n]
-    new_lane = np.full(rollout.num_lanes, -1)  # [B] the lane's new number, -1 where it is left out
+    new_lane = np.full(rollout.num_lanes, -1)  # [B] the lane's new number, -1 where it is not chosen
     new_lane[chosen] = np.arange(len(chosen))
     kept = np.flatnonzero(new_lane[rollout.cut_rows[:, 1]] >= 0)
     cut_rows = np.stack([rollout.cut_rows[kept, 0], new_lane[rollout.cut_rows[kept, 1]]], 1)
-    order = sorted_rows(cut_rows)
+    order = checks.sort_cut_rows(cut_rows)
 
-    def columns(tree: Tree) -> Tree:
+    def columns(tree: Tree, chosen: np.ndarray = chosen) -> Tree:
         return checks.freeze(optree.tree_map(lambda leaf: leaf[:, chosen], tree))
 
+    # A row of global_state per env copy if every copy keeps equally many adjacent lanes, else one per lane.
+    copies = chosen // max(1, rollout.lanes_per_copy)  # [n] the env copy of each chosen lane
+    starts = np.flatnonzero(np.diff(copies, prepend=-1))
+    lengths = np.diff(starts, append=len(copies))
     return Rollout(
-        **{name: columns(rollout[name]) for name in ("observations", "actions", *_FLAT, "policy_state")},
+        **{name: columns(rollout[name]) for name in ("observations", "actions", *checks.FLAT_DTYPES, "policy_state")},
         **{name: _take(rollout[name], kept[order]) for name in _CUTS},
         state_every=rollout.state_every,
         cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
-        global_state=_select_copies(rollout.global_state, rollout.num_lanes, chosen),
+        global_state=columns(rollout.global_state, copies[starts] if len(set(lengths.tolist())) == 1 else copies),
         context=rollout.context if rollout.context == () else (rollout.context[0], columns(rollout.context[1])),
         policy_version=_take(rollout.policy_version, chosen),
         weights_fingerprint=_take(rollout.weights_fingerprint, chosen),
         episodes=tuple(dataclasses.replace(e, lane=int(new_lane[e.lane])) for e in rollout.episodes if new_lane[e.lane] >= 0),
     )
-
-
-def _select_copies(global_state: Tree, num_lanes: int, chosen: np.ndarray) -> Tree:
-    """The env copies of the chosen lanes: once each if every copy keeps equally many adjacent lanes, else once per lane."""
-    leaves = optree.tree_leaves(global_state)
-    if not leaves:
-        return global_state
-    copies = chosen // max(1, num_lanes // max(1, leaves[0].shape[1]))  # [n] the env copy of each chosen lane
-    starts = np.flatnonzero(np.diff(copies, prepend=-1))
-    lengths = np.diff(starts, append=len(copies))
-    rows = copies[starts] if len(set(lengths.tolist())) == 1 else copies
-    return checks.freeze(optree.tree_map(lambda leaf: leaf[:, rows], global_state))

@@ -1,6 +1,6 @@
 """Step 7 of 9: [T, B] rows become [L, N] sequences, and shuffled columns of them become minibatches.
 
-Leaves are only reshaped, swapped and indexed, so NumPy arrays and every backend's tensors pass alike. Column
+Leaves are only reshaped, swapped and indexed, so NumPy arrays and every backend's tensors work. Column
 `chunk * B + lane` holds the rows `chunk * L … chunk * L + L - 1` of one lane.
 """
 
@@ -21,26 +21,26 @@ from inchworm.rollout.rollout import Rollout
 
 
 def num_sequences(num_steps: int, num_lanes: int, length: int) -> int:
-    """N: how many sequences a rollout makes."""
+    """Return N, the number of sequences of a rollout."""
     return -(-num_steps // length) * num_lanes
 
 
 def split_into_sequences(tree: Tree, length: int) -> Tree:
-    """Every leaf [T, B, …] as [L, ceil(T / L) * B, …]; a short last chunk repeats its last row, which `split_valid` marks."""
+    """Reshape every leaf [T, B, …] to [L, ceil(T / L) * B, …]; a short last chunk is padded with its last row (see `split_valid`)."""
     return optree.tree_map(lambda leaf: _columns(_padded(leaf, length), length), tree)
 
 
 def split_valid(valid: Array, length: int) -> Array:
-    """`valid` [T, B] as [L, N], False where `split_into_sequences` repeated a row."""
+    """Reshape `valid` [T, B] to [L, N], False where `split_into_sequences` padded."""
     num_steps = valid.shape[0]
     rows = _padded(valid, length)
     if rows.shape[0] != num_steps:
-        rows[num_steps:] = False  # indexing by an array made a copy: the rollout is not written to
+        rows[num_steps:] = False  # a copy, made by indexing with an array
     return _columns(rows, length)
 
 
 def _padded(leaf: Any, length: int) -> Any:
-    """[T, B, …] -> [ceil(T / L) * L, B, …], the last row repeated."""
+    """Pad [T, B, …] to [ceil(T / L) * L, B, …] by repeating the last row."""
     num_steps = leaf.shape[0]
     rows = -(-num_steps // length) * length
     return leaf if rows == num_steps else leaf[np.minimum(np.arange(rows), num_steps - 1)]
@@ -53,27 +53,27 @@ def _columns(leaf: Any, length: int) -> Any:
 
 
 def join_sequences(leaf: Any, num_steps: int, num_lanes: int) -> Any:
-    """The way back: [L, ceil(T / L) * B, …] -> [T, B, …], without the padding."""
+    """Undo `split_into_sequences`: [L, ceil(T / L) * B, …] -> [T, B, …], without the padding."""
     length, rest = leaf.shape[0], tuple(leaf.shape[2:])
     by_chunk = leaf.reshape((length, leaf.shape[1] // num_lanes, num_lanes, *rest)).swapaxes(0, 1)  # [T/L, L, B, …]
     return by_chunk.reshape((by_chunk.shape[0] * length, num_lanes, *rest))[:num_steps]
 
 
 def sequence_states(policy_state: Tree, num_steps: int, length: int, spacing: int = 0) -> Tree:
-    """The memory recorded every S rows, [ceil(T / S), B, *mem], as [N, *mem]: what each sequence begins with. S must divide L.
+    """Select the initial memory [N, *mem] of each sequence from what was recorded every S rows, [ceil(T / S), B, *mem].
 
-    `spacing` is S; 0 if it is not known, and then any that so many rows may have been recorded at.
+    `spacing` is S, which must divide L; 0 if it is unknown: then it is any value that gives this number of records.
     """
 
     def columns(leaf: Any) -> Any:
-        chosen = leaf[:: _every(leaf.shape[0], num_steps, length, spacing)]
+        chosen = leaf[:: _state_stride(leaf.shape[0], num_steps, length, spacing)]
         return chosen.reshape((chosen.shape[0] * chosen.shape[1], *chosen.shape[2:]))
 
     return optree.tree_map(columns, policy_state)
 
 
-def _every(recorded: int, num_steps: int, length: int, known: int) -> int:
-    """Which of so many recorded memories are those of sequences' first rows: every first, second, …"""
+def _state_stride(recorded: int, num_steps: int, length: int, known: int) -> int:
+    """Return n if every n-th recorded memory is the one of a sequence's first row."""
     needed = -(-num_steps // length)
     if needed == 1 or (recorded == needed and not known):
         return max(1, recorded // max(1, needed))
@@ -81,48 +81,41 @@ def _every(recorded: int, num_steps: int, length: int, known: int) -> int:
         if length % spacing == 0 and -(-num_steps // spacing) == recorded:
             return length // spacing
     raise RolloutError(
-        f"the rollout's memory is recorded {recorded} times in {num_steps} steps, so that no sequences of {length} steps begin there; "
-        "set ppo.sequence_length to a multiple of what it was when the rollout was collected"
+        f"the rollout's memory was recorded {recorded} times in {num_steps} steps, which does not fit sequences of {length} steps; "
+        "set ppo.sequence_length to a multiple of its value when the rollout was collected"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Sequences [L, N] with one row more before each that forgets, and some at the end.
-
-    There are D rows then, a round number more than L: kernels are prepared anew for every shape that they meet.
-    """
+class ResetRows:
+    """Sequences [L, N] with an extra row inserted before each row that resets the memory, padded to D rows."""
 
     depth: int
-    """D"""
+    """D: L plus a round number, because kernels are prepared anew for every shape."""
     places: np.ndarray
-    """[L · N] where in the D · N rows each row went."""
-    emptied: np.ndarray
-    """[K] which of the D · N rows stand before one that forgets."""
+    """[L · N] the index of each row among the D · N rows."""
+    inserted: np.ndarray
+    """[K] the indices of the inserted rows among the D · N rows."""
 
 
-def make_room(starts: np.ndarray) -> Room:
-    """Room to forget in, where `starts` [L, N] is true; what a sequence begins with is known, so its first row needs none."""
+def insert_reset_rows(starts: np.ndarray) -> ResetRows:
+    """Plan a reset row before each row where `starts` [L, N] is true, except the first, whose initial memory is given."""
     length, count = starts.shape
-    forgets = starts.copy()
-    forgets[0] = False
-    moved = np.cumsum(forgets, axis=0)  # [L, N] rows later than before
+    resets = starts.copy()
+    resets[0] = False
+    moved = np.cumsum(resets, axis=0)  # [L, N] by how many rows each row moves down
     places = (moved + np.arange(length)[:, None]) * count + np.arange(count)
-    return Room(length + _rounded(int(moved[-1].max())), places.reshape(-1), places[forgets] - count)
-
-
-def _rounded(number: int) -> int:
-    """Up to a multiple of 4, or of the eighth part of the power of two below it: at most an eighth is added to what is large."""
-    step = max(4, 1 << max(0, number.bit_length() - 4))
-    return -(-number // step) * step
+    extra = int(moved[-1].max())
+    step = max(4, 1 << max(0, extra.bit_length() - 4))  # a multiple of 4, or of 1/8 of the power of two below: large numbers grow by <= 1/8
+    return ResetRows(length + -(-extra // step) * step, places.reshape(-1), places[resets] - count)
 
 
 @functools.lru_cache(maxsize=16)
 def minibatch_places(num_sequences: int, num_minibatches: int) -> tuple[np.ndarray, np.ndarray]:
-    """How an epoch is cut: for each minibatch which places of the shuffle it takes, [m, n] int64, and which of them are real, [m, n].
+    """Split an epoch: the places of the shuffle in each minibatch, [m, n] int64, and which of them are real, [m, n] bool.
 
     Minibatches differ by at most one sequence and are padded to one shape n; padding repeats a place and is not real.
-    More minibatches than sequences make as many minibatches as sequences.
+    There are at most as many minibatches as sequences.
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches} must be 1 or more")
@@ -135,29 +128,29 @@ def minibatch_places(num_sequences: int, num_minibatches: int) -> tuple[np.ndarr
     starts = np.cumsum(sizes) - sizes
     places, real = starts[:, None] + within % sizes[:, None], within < sizes[:, None]
     for array in (places, real):
-        array.flags.writeable = False  # they are kept for the next epoch
+        array.flags.writeable = False  # cached for the next epoch
     return places, real
 
 
 def iter_minibatches(num_sequences: int, num_minibatches: int, permutation: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch as (columns [n] int64, real [n] bool), every sequence exactly once, in the order of `permutation`."""
+    """Iterate over one epoch as (columns [n] int64, real [n] bool), every sequence exactly once, in the order of `permutation`."""
     order = np.asarray(permutation, np.int64)
     if order.shape != (num_sequences,) or not np.array_equal(np.sort(order), np.arange(num_sequences)):
-        raise ValueError(f"the shuffle must hold each of 0 … {num_sequences - 1} once; use rng.permutation({num_sequences})")
+        raise ValueError(f"permutation must contain each of 0 … {num_sequences - 1} once; use rng.permutation({num_sequences})")
     places, real = minibatch_places(num_sequences, num_minibatches)
     yield from zip(order[places], real)
 
 
 def select_sequences(tree: Tree, columns: Any) -> Tree:
-    """These columns of every leaf: [L, N, …] -> [L, n, …]; `columns` is an index that the leaves understand."""
+    """Select columns of every leaf: [L, N, …] -> [L, n, …]; `columns` is any index that the leaves accept."""
     return optree.tree_map(lambda leaf: leaf[:, columns], tree)
 
 
 def successor_observations(rollout: Rollout) -> Tree:
-    """What each step led to, [T, B, *obs]: the next row's observation, and at cut rows the true successor.
+    """Return the observation after each step, [T, B, *obs]: the next row's, and at cut rows the true successor.
 
-    Where a row is terminated and not its lane's last, this is the first observation of the lane's next episode: nothing
-    followed, so nothing there may be used. Leaves are only indexed, so a backend's tensors pass as arrays do.
+    Do not use the rows that are terminated: they hold the first observation of the lane's next episode.
+    Leaves are only indexed, so tensors work as well as arrays.
     """
     time, lane = rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]
     following = np.minimum(np.arange(1, rollout.num_steps + 1), rollout.num_steps - 1)  # [T]
@@ -171,37 +164,36 @@ def successor_observations(rollout: Rollout) -> Tree:
 
 
 def harmless(rollout: Rollout) -> Rollout:
-    """The rollout with a living row's observation, action and log-prob wherever no agent lived: no forward pass meets garbage.
+    """Fill invalid rows with a valid row's observation, action and log-prob, so that networks never see unset data.
 
     Zeros would not do: a space need not contain them (`Discrete(3, start=1)`), and a mask of zeros forbids every action.
-    Rewards stay there, if they are numbers: a recursion may run through such rows.
+    Finite rewards are kept, because the advantages of a central critic run through invalid rows.
     """
     valid = rollout.valid
     if valid.all() or not valid.any():
         return rollout
-    alive = tuple(np.argwhere(valid)[0])  # (t, b) of the first living row
+    first = tuple(np.argwhere(valid)[0])  # (t, b) of the first valid row
+
+    def fill(tree: Tree, keep: np.ndarray, source: Tree) -> Tree:
+        return optree.tree_map(
+            lambda leaf, rows: np.where(keep.reshape(*keep.shape, *[1] * (rows.ndim - 2)), leaf, rows[first]), tree, source
+        )
+
+    changed = {name: fill(rollout[name], valid, rollout[name]) for name in ("observations", "actions", "log_probs")}
     read_at_cuts = valid[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]] | rollout.cut_valid  # [K] an agent may join there
-    read = {name: getattr(rollout, name) for name in ("observations", "actions", "log_probs")}
-    rows = {name: optree.tree_map(lambda leaf: leaf[alive], tree) for name, tree in read.items()}
-    changed = {name: _filled(tree, valid, rows[name]) for name, tree in read.items()}
-    changed["cut_observations"] = _filled(rollout.cut_observations, read_at_cuts, rows["observations"])
+    changed["cut_observations"] = fill(rollout.cut_observations, read_at_cuts, rollout.observations)
     changed["rewards"] = np.where(valid | np.isfinite(rollout.rewards), rollout.rewards, np.float32(0))
     return dataclasses.replace(rollout, **changed)
 
 
-def _filled(tree: Tree, keep: np.ndarray, row: Tree) -> Tree:
-    """The tree with `row` wherever `keep` is false."""
-    return optree.tree_map(lambda leaf, fill: np.where(keep.reshape(*keep.shape, *[1] * np.ndim(fill)), leaf, fill), tree, row)
-
-
 WORLD, PLACE = "world", "place"
-"""What a central critic is told: the state of a lane's copy, and which of the copy's lanes it is."""
+"""Inputs of a central critic: the state of a lane's env copy, and the lane's number within the copy."""
 
 
 def lane_states(rollout: Rollout) -> Tree:
-    """What a central critic reads for each lane: {world: [T, B, *] the state of its copy, place: [T, B] its number there}, or `()`.
+    """Return a central critic's input for each lane: {world: [T, B, *] its copy's state, place: [T, B] its number there}, or `()`.
 
-    Leaves are only indexed, so a backend's tensors pass, too; places are an array.
+    Leaves are only indexed, so tensors work as well as arrays; places are a NumPy array.
     """
     if not optree.tree_leaves(rollout.global_state):
         return ()
@@ -211,7 +203,7 @@ def lane_states(rollout: Rollout) -> Tree:
 
 
 def cut_lane_states(rollout: Rollout) -> Tree:
-    """The same at the true successors of the cut rows, each leaf [K, …]."""
+    """Return the same at the true successors of the cut rows, each leaf [K, …]."""
     if not optree.tree_leaves(rollout.global_state):
         return ()
     return {WORLD: rollout.cut_global_state, PLACE: rollout.cut_rows[:, 1] % rollout.lanes_per_copy}

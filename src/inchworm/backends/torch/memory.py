@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from inchworm.backends.torch.encoding import to_tensor
 from inchworm.core.types import Array, Tree
 from inchworm.policy.memory import MemoryLayout
-from inchworm.rollout.sequences import make_room
+from inchworm.rollout.sequences import insert_reset_rows
 
 
 class GruLayer(torch.autograd.Function):
@@ -120,12 +120,12 @@ class Memory(nn.ModuleDict):
         begin = self._begin(state, ~starts[0] if resets[0].any() else None, rows)
         if not resets[1:].any():
             return self._run(rows, begin)[0]
-        room, width = make_room(resets), rows.shape[1]
-        places = torch.from_numpy(room.places).to(rows.device)
-        spread = rows.new_zeros((room.depth * width, rows.shape[2] + 1))
+        plan, width = insert_reset_rows(resets), rows.shape[1]
+        places = torch.from_numpy(plan.places).to(rows.device)
+        spread = rows.new_zeros((plan.depth * width, rows.shape[2] + 1))
         spread[:, :-1].index_copy_(0, places, rows.flatten(0, 1))
-        spread[torch.from_numpy(room.emptied).to(rows.device), -1] = 1.0
-        features = self._run_forgetting(spread.reshape(room.depth, width, -1), begin)
+        spread[torch.from_numpy(plan.inserted).to(rows.device), -1] = 1.0
+        features = self._run_forgetting(spread.reshape(plan.depth, width, -1), begin)
         return features.flatten(0, 1).index_select(0, places).reshape(*starts.shape, -1)
 
     def _begin(self, state: Tree, keep: Tensor | None, rows: Tensor) -> list[Tensor]:
