@@ -10,7 +10,7 @@ from gymnasium import spaces
 from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
 from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.loss import TERMS, loss_slopes, normalize, ppo_loss
+from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
 from inchworm.config.sections import PPOConfig
 from inchworm.core.types import Evaluation, Minibatch
 from inchworm.policy.layout import action_layout
@@ -164,33 +164,6 @@ def test_saturated_tanh_actions_have_finite_gradients(make_policy):
     for name, parameter in policy.named_parameters():
         if parameter.grad is not None:
             assert torch.isfinite(parameter.grad).all(), name
-
-
-@pytest.mark.parametrize("clip_vloss", [False, True])
-def test_the_slopes_by_hand_are_autograds(clip_vloss):
-    rng = torch.Generator().manual_seed(0)
-    row = lambda: torch.randn(2, 40, generator=rng, dtype=torch.float64)  # noqa: E731
-    said = [row().requires_grad_() for _ in range(3)]
-    valid = torch.rand(2, 40, generator=rng) > 0.2
-    minibatch = Minibatch(
-        observations=row(),
-        actions=row(),
-        log_probs=row(),
-        advantages=row(),
-        returns=row(),
-        values=row(),
-        valid=valid,
-        episode_starts=~valid,
-    )
-    evaluation = Evaluation(*said, torch.tensor(1.7, dtype=torch.float64))
-    for coefficients in (LossCoefficients(0.3, 0.5, 0.1, clip_vloss), LossCoefficients(0.3, 0.5, 0.0, clip_vloss)):
-        terms = ppo_loss(evaluation, minibatch, coefficients, valid.sum())
-        expected = torch.autograd.grad(terms["loss"], said, allow_unused=True, materialize_grads=True)
-        slopes = {id(output): slope for output, slope in loss_slopes(evaluation, minibatch, coefficients, valid.sum())}
-        assert len(slopes) == (3 if coefficients.ent_coef else 2)
-        for output, slope in zip(said, expected):
-            torch.testing.assert_close(slopes.get(id(output), torch.zeros_like(slope)), slope, rtol=0, atol=1e-14)
-        assert 0 < float(terms["clip_fraction"]) < 1
 
 
 def test_the_terms_are_named_once():

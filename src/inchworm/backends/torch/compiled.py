@@ -23,8 +23,8 @@ from torch.func import functional_call
 from inchworm.backends.learner import Table
 from inchworm.backends.numpy.learner import BETA_MEAN, BETA_SQUARE
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.backends.torch.adam import Adam
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
+from inchworm.backends.torch.optimizer import Adam
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import InchwormError

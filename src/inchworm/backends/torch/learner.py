@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -19,11 +18,11 @@ from torch import Tensor, nn
 from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.learner import BaseLearner, Table, check_global_state, check_memory
 from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.backends.torch.adam import Adam
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.encoding import to_tensor, to_tensors
 from inchworm.backends.torch.gae import compute_advantages
-from inchworm.backends.torch.loss import loss_slopes, normalize, ppo_loss
+from inchworm.backends.torch.loss import normalize, ppo_loss
+from inchworm.backends.torch.optimizer import Adam, UserOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
@@ -157,152 +156,7 @@ def micro_batches(minibatch: Minibatch, pieces: int) -> Iterator[Minibatch]:
 
 
 Row = dict[str, Tensor]
-"""What one minibatch step gave: scalars under their metric names, and the flags `bad` and `empty`."""
-
-
-class MinibatchStep(ABC):
-    """One optimiser step on one minibatch, or none at all where its loss or gradient is not finite."""
-
-    def __init__(self, policy: Policy, config: PPOConfig, parameters: Sequence[nn.Parameter]) -> None:
-        self._policy, self._config, self._parameters = policy, config, list(parameters)
-
-    def __call__(self, minibatch: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss]) -> Row:
-        """Move the weights once and say what happened."""
-        count = minibatch.valid.sum()
-        row: Row = {}
-        for micro in micro_batches(minibatch, self._config.gradient_accumulation):
-            terms = self._backward(self._forward(micro), micro, coefficients, losses, count, add=bool(row))
-            row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
-        for loss in losses:
-            if f"gradient/{loss.name}" in row:
-                row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
-        row["grad_norm"] = self._clip()
-        row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
-        row["empty"] = count == 0
-        self._move_unless(row["bad"] | row["empty"])
-        return row
-
-    def _forward(self, micro: Minibatch) -> Evaluation:
-        return self._policy.evaluate(micro)
-
-    @abstractmethod
-    def _backward(
-        self,
-        evaluation: Evaluation,
-        micro: Minibatch,
-        coefficients: LossCoefficients,
-        losses: Sequence[CustomLoss],
-        count: Tensor,
-        *,
-        add: bool,
-    ) -> Row:
-        """The loss terms of one micro-batch, which are its share of the minibatch's; their gradient replaces the old one or adds to it."""
-
-    @abstractmethod
-    def _clip(self) -> Tensor:
-        """The norm of the whole gradient, which is then no longer than the config allows."""
-
-    @abstractmethod
-    def _move_unless(self, skip: Tensor) -> None:
-        """Neither weights nor moments move on a bad minibatch."""
-
-    def _terms(
-        self, evaluation: Evaluation, micro: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss], count: Tensor
-    ) -> Row:
-        terms = ppo_loss(evaluation, micro, coefficients, count)
-        if not losses:
-            return terms
-        share = micro.valid.sum().to(evaluation.values.dtype) / count.clamp(min=1)
-        custom = self._custom_terms(losses, micro, evaluation, share)
-        for loss in losses:
-            terms["loss"] = terms["loss"] + custom[f"loss/{loss.name}"]
-        return terms | custom
-
-    def _custom_terms(self, losses: Sequence[CustomLoss], micro: Minibatch, evaluation: Evaluation, share: Tensor) -> Row:
-        """Each custom loss by name, with its own gradient as one vector; both add up over micro-batches, a norm would not."""
-        terms: Row = {}
-        for loss in losses:
-            value = _scalar(loss, loss(self._policy, micro, evaluation)) * share
-            terms[f"loss/{loss.name}"] = value
-            if value.requires_grad:
-                parts = torch.autograd.grad(value, self._parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-                terms[f"gradient/{loss.name}"] = torch.cat([part.flatten() for part in parts])
-        return terms
-
-
-class OwnStep(MinibatchStep):
-    """With the built-in Adam, which decides on the device whether to move: nothing waits for the host."""
-
-    def __init__(self, policy: Policy, config: PPOConfig, adam: Adam) -> None:
-        super().__init__(policy, config, adam.parameters)
-        self._adam = adam
-
-    def _backward(
-        self,
-        evaluation: Evaluation,
-        micro: Minibatch,
-        coefficients: LossCoefficients,
-        losses: Sequence[CustomLoss],
-        count: Tensor,
-        *,
-        add: bool,
-    ) -> Row:
-        if losses:
-            terms = self._terms(evaluation, micro, coefficients, losses, count)
-            outputs, slopes = [terms["loss"]], None
-        else:  # PPO's own loss is derived by hand as far as the policy's outputs, by autograd from there
-            with torch.no_grad():
-                terms = self._terms(evaluation, micro, coefficients, losses, count)
-            outputs, slopes = map(list, zip(*loss_slopes(evaluation, micro, coefficients, count)))
-        parts = torch.autograd.grad(outputs, self._parameters, slopes, allow_unused=True, materialize_grads=True)
-        self._adam.put_gradient(parts, add=add)
-        return terms
-
-    def _clip(self) -> Tensor:
-        return self._adam.clip(self._config.max_grad_norm)
-
-    def _move_unless(self, skip: Tensor) -> None:
-        self._adam.step(skip)
-
-
-class ForeignStep(MinibatchStep):
-    """With an optimiser that somebody brings: of it nothing is known, so the host decides. It may hold parameters of a loss, too."""
-
-    def __init__(self, policy: Policy, config: PPOConfig, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(policy, config, parameters)
-        self._optimizer = optimizer
-
-    def _backward(
-        self,
-        evaluation: Evaluation,
-        micro: Minibatch,
-        coefficients: LossCoefficients,
-        losses: Sequence[CustomLoss],
-        count: Tensor,
-        *,
-        add: bool,
-    ) -> Row:
-        if not add:
-            self._optimizer.zero_grad(set_to_none=True)
-        terms = self._terms(evaluation, micro, coefficients, losses, count)
-        terms["loss"].backward()  # type: ignore[no-untyped-call]
-        return terms
-
-    def _clip(self) -> Tensor:
-        limit = self._config.max_grad_norm
-        return nn.utils.clip_grad_norm_(self._parameters, float("inf") if limit is None else limit)
-
-    def _move_unless(self, skip: Tensor) -> None:
-        if not bool(skip):
-            self._optimizer.step()
-
-
-def _scalar(loss: CustomLoss, value: Any) -> Tensor:
-    """What a custom loss returned, refused where it is no scalar tensor."""
-    if not isinstance(value, Tensor) or value.shape != ():
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
-    return value
+"""The results of one minibatch step: scalars under their metric names, and the flags `bad` and `empty`."""
 
 
 class PPOOptimizer(BaseLearner):
@@ -331,10 +185,9 @@ class PPOOptimizer(BaseLearner):
         self.device = pick_device(device)
         policy.to(self.device)
         parameters = trainable(policy)
-        self._adam = None if optimizer is not None else self._make_adam(parameters)
-        self.optimizer: Adam | torch.optim.Optimizer = self._adam or cast(torch.optim.Optimizer, optimizer)
-        self._initial_rates = [] if optimizer is None else [float(group["lr"]) for group in optimizer.param_groups]
-        self._step = self._make_step(list(parameters.values()))
+        rates = {"learning_rate": self.config.learning_rate, "eps": self.config.adam_eps, "weight_decay": self.config.weight_decay}
+        self._updater = Adam(parameters, **rates) if optimizer is None else UserOptimizer(optimizer, parameters)
+        self.optimizer: Adam | torch.optim.Optimizer = optimizer if optimizer is not None else cast(Adam, self._updater)
         self._compiled = self._make_compiled() if self.config.compile == "on" else None
 
     def compute_ppo_loss(
@@ -390,14 +243,54 @@ class PPOOptimizer(BaseLearner):
     def _steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> Table:
-        if self._adam is not None:
-            self._adam.learning_rate = self.config.learning_rate * rate_factor
-        for group, initial in zip(self._foreign_groups(), self._initial_rates):
-            group["lr"] = initial * rate_factor
-        if self._compiled is not None:
-            refuse_losses(losses)
-            return self._compiled.run(minibatches, coefficients)
-        return as_table([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
+        self._updater.scale_learning_rate(rate_factor)
+        if self._compiled is None:
+            return as_table([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
+        if losses:
+            raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
+        return self._compiled.run(minibatches, coefficients)
+
+    def _step(self, minibatch: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss]) -> Row:
+        """Take one optimiser step on one minibatch, or none where its loss or gradient is not finite or no row is valid."""
+        count = minibatch.valid.sum()
+        row: Row = {}
+        self._updater.zero_grad()
+        for micro in micro_batches(minibatch, self.config.gradient_accumulation):
+            terms = self._backward(self._forward(micro), micro, coefficients, losses, count)
+            row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
+        for loss in losses:
+            if f"gradient/{loss.name}" in row:
+                row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
+        row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
+        row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
+        row["empty"] = count == 0
+        self._updater.step(row["bad"] | row["empty"])
+        return row
+
+    def _forward(self, micro: Minibatch) -> Evaluation:
+        return self.policy.evaluate(micro)
+
+    def _backward(
+        self, evaluation: Evaluation, micro: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss], count: Tensor
+    ) -> Row:
+        """Add the gradient of a micro-batch's share of the loss to the optimiser's, and return the loss terms.
+
+        A custom loss also returns its own gradient, as one vector: vectors add up over micro-batches, their norms would not.
+        """
+        terms = ppo_loss(evaluation, micro, coefficients, count)
+        for loss in losses:
+            value = loss(self.policy, micro, evaluation)
+            if not isinstance(value, Tensor) or value.shape != ():
+                found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
+            value = value * (micro.valid.sum().to(evaluation.values.dtype) / count.clamp(min=1))
+            if value.requires_grad:
+                parts = torch.autograd.grad(value, self._updater.parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+                terms[f"gradient/{loss.name}"] = torch.cat([part.flatten() for part in parts])
+            terms[f"loss/{loss.name}"] = value
+            terms["loss"] = terms["loss"] + value
+        terms["loss"].backward()  # type: ignore[no-untyped-call]
+        return terms
 
     def _ratio_error(self, minibatch: Minibatch) -> float:
         with torch.no_grad():
@@ -423,41 +316,23 @@ class PPOOptimizer(BaseLearner):
         """Forward, backward and step are functions of their own, unless they are one graph."""
         if self._compiled is not None:
             return [*super().seams(), ("compiled step", self._compiled, "run")]
-        step = self._step
-        inside = [
-            ("forward", step, "_forward"),
-            ("backward", step, "_backward"),
-            ("optimiser", step, "_clip"),
-            ("optimiser", step, "_move_unless"),
+        inside: list[Seam] = [
+            ("forward", self, "_forward"),
+            ("backward", self, "_backward"),
+            ("optimiser", self._updater, "clip"),
+            ("optimiser", self._updater, "step"),
         ]
         return [*super().seams(), *inside]
 
     def _moments(self) -> dict[str, Any]:
-        packed = self.optimizer.state_dict()
-        if self._adam is not None:
-            return packed
-        return {str(index): {name: _to_plain(value) for name, value in entry.items()} for index, entry in packed["state"].items()}
+        return self._updater.state_dict()
 
     def _load_moments(self, moments: Mapping[str, Any]) -> None:
-        if self._adam is not None:
-            self._adam.load_state_dict(moments)
-            return
-        groups = self.optimizer.state_dict()["param_groups"]
-        state = {int(index): {name: _from_plain(value) for name, value in entry.items()} for index, entry in moments.items()}
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-    def _make_adam(self, parameters: Mapping[str, nn.Parameter]) -> Adam:
-        config = self.config
-        return Adam(parameters, learning_rate=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay)
-
-    def _make_step(self, parameters: list[nn.Parameter]) -> MinibatchStep:
-        if self._adam is not None:
-            return OwnStep(self.policy, self.config, self._adam)
-        return ForeignStep(self.policy, self.config, parameters, cast(torch.optim.Optimizer, self.optimizer))
+        self._updater.load_state_dict(moments)
 
     def _make_compiled(self) -> CompiledStep:
         obstacle = None
-        if self._adam is None:
+        if not isinstance(self._updater, Adam):
             obstacle = "an optimizer that was brought along"
         elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
             obstacle = "a network or policy that was brought along"
@@ -467,16 +342,7 @@ class PPOOptimizer(BaseLearner):
             obstacle = f"ppo.gradient_accumulation={self.config.gradient_accumulation}"
         if obstacle is not None:
             raise ConfigError(f"ppo.compile=on compiles built-in policies with the built-in optimiser, not {obstacle}; set ppo.compile=off")
-        return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._adam))
-
-    def _foreign_groups(self) -> list[dict[str, Any]]:
-        return [] if isinstance(self.optimizer, Adam) else self.optimizer.param_groups
-
-
-def refuse_losses(losses: Sequence[CustomLoss]) -> None:
-    """A compiled step knows its own loss only."""
-    if losses:
-        raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
+        return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._updater))
 
 
 def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
@@ -511,14 +377,6 @@ def as_table(rows: Sequence[Row]) -> Table:
     whole = torch.cat([numbers, flagged]).cpu().numpy()
     columns = np.hstack([part.reshape(len(rows), -1) for part in np.split(whole, [len(numbers)])])  # [n, names]
     return dict(zip((*names, *flags), columns.T))
-
-
-def _to_plain(value: Any) -> Any:
-    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
-
-
-def _from_plain(value: Any) -> Any:
-    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
 def generator_state() -> str:

@@ -44,36 +44,6 @@ def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoe
     }
 
 
-def loss_slopes(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """How `ppo_loss` moves with each log-prob, value and entropy, as (what the policy said, slope [L, N]).
-
-    A dozen small operations that autograd need neither record nor walk back through: from here on it derives the network alone.
-    """
-    c = coefficients
-    with torch.no_grad():
-        weight = minibatch.valid.to(evaluation.values.dtype) / count.clamp(min=1)  # [L, N]
-        ratio = (evaluation.log_probs - minibatch.log_probs).exp()
-        gain = ratio * minibatch.advantages  # d r / d log p = r
-        bound = ratio.clamp(1 - c.clip_coef, 1 + c.clip_coef) * minibatch.advantages
-        slopes = [(evaluation.log_probs, -(gain * (gain <= bound) * weight))]  # within the clip both sides are the same number
-        slopes.append((evaluation.values, value_slope(evaluation, minibatch, coefficients) * (c.vf_coef * weight)))
-        if c.ent_coef:
-            slopes.append((evaluation.entropy, -c.ent_coef * weight))
-    return [(said, slope) for said, slope in slopes if said.requires_grad]
-
-
-def value_slope(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> Tensor:
-    """How `value_errors` moves with V, per sample: (V - R) / scale²; with clipping, of the worse side, where a held V does not move."""
-    values, returns, scale = evaluation.values, minibatch.returns, evaluation.value_scale
-    slope: Tensor = (values - returns) / (scale * scale)
-    if coefficients.clip_vloss:
-        away, reach = values - minibatch.values, coefficients.clip_coef * scale
-        held = minibatch.values + away.clamp(-reach, reach)
-        held_is_worse = (held - returns).square() > (values - returns).square()
-        slope = torch.where(held_is_worse, (away.abs() <= reach) * (held - returns) / (scale * scale), slope)
-    return slope
-
-
 def weighted_sum(samples: Tensor, weight: Tensor) -> Tensor:
     """Of samples [L, N] with weights [L · N], as one operation."""
     return torch.dot(samples.flatten().to(weight.dtype), weight)
