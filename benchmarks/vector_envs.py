@@ -1,4 +1,4 @@
-"""How fast are vector envs? One process, workers, two alternating groups and Gymnasium's AsyncVectorEnv step the same copies, in turns.
+"""How fast are vector envs? One process, workers and Gymnasium's AsyncVectorEnv step the same copies, in turns.
 
     python benchmarks/vector_envs.py                          # 8 copies of CartPole-v1 and of HalfCheetah-v5
     python benchmarks/vector_envs.py --repeats 5 --seconds 0.05
@@ -24,19 +24,19 @@ from rich.console import Console
 from rich.table import Table
 
 from inchworm.config.sections import EnvConfig
-from inchworm.env.groups import make_groups
+from inchworm.env.source import make_vector_env
 
 COPIES = 8
 WORLDS = ("CartPole-v1", "HalfCheetah-v5")
 ONE, WORKER, HELPED, WORKERS, ASYNC, NATIVE = "one process", "1 worker", "1 worker helped", "2 workers", "AsyncVectorEnv", "native"
-ACT_ONE, ACT_HELPED, ACT_GROUPS = "acting, one process", "acting, 1 worker helped", "acting, two groups"
+ACT_ONE, ACT_HELPED = "acting, one process", "acting, 1 worker helped"
 
 Step = Callable[[], None]
 """One step of all copies."""
 
 TARGETS = {
     "CartPole-v1": {"workers / AsyncVectorEnv": 5.0},
-    "HalfCheetah-v5": {"1 worker helped / one process": 1.4, "workers / AsyncVectorEnv": 1.3, "two groups / one process, acting": 1.6},
+    "HalfCheetah-v5": {"1 worker helped / one process": 1.4, "workers / AsyncVectorEnv": 1.3},
 }
 
 
@@ -84,7 +84,6 @@ def _ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
         "2 workers / one process": ratio(ONE, times[WORKERS]),
         "2 workers / AsyncVectorEnv": ratio(ASYNC, times[WORKERS]),
         "1 worker helped / one process, acting": ratio(ACT_ONE, times[ACT_HELPED]),
-        "two groups / one process, acting": ratio(ACT_ONE, times[ACT_GROUPS]),
     }
     return ratios | ({"native / one process": ratio(ONE, times[NATIVE])} if NATIVE in times else {})
 
@@ -96,9 +95,8 @@ def _sides(world: str) -> dict[str, Callable[[], contextlib.AbstractContextManag
         HELPED: lambda: _ours(world, 1, helped=True),
         WORKERS: lambda: _ours(world, 2),
         ASYNC: lambda: _gymnasium(world),
-        ACT_ONE: lambda: _acting(world, 0, 1),
-        ACT_HELPED: lambda: _acting(world, 1, 1, helped=True),
-        ACT_GROUPS: lambda: _acting(world, 2, 2),
+        ACT_ONE: lambda: _acting(world, 0),
+        ACT_HELPED: lambda: _acting(world, 1, helped=True),
     }
     if world == "CartPole-v1":
         sides[NATIVE] = lambda: _ours(world, 0, native=True)
@@ -108,7 +106,7 @@ def _sides(world: str) -> dict[str, Callable[[], contextlib.AbstractContextManag
 @contextlib.contextmanager
 def _ours(world: str, workers: int, *, native: bool = False, helped: bool = False) -> Iterator[Step]:
     """Random actions, chosen beforehand."""
-    (env,) = make_groups(EnvConfig(id=world, num_envs=COPIES, native=native, num_workers=workers, help_workers=helped))
+    env = make_vector_env(EnvConfig(id=world, num_envs=COPIES, native=native, num_workers=workers, help_workers=helped))
     env.action_space.seed(0)
     actions = [np.stack([env.action_space.sample() for _ in range(COPIES)]) for _ in range(64)]
     env.reset()
@@ -138,22 +136,19 @@ def _cycle(step: Callable[[Any], Any], actions: list[Any]) -> Step:
 
 
 @contextlib.contextmanager
-def _acting(world: str, workers: int, groups: int, *, helped: bool = False) -> Iterator[Step]:
-    """A small network acts on what it sees; with two groups, while the other group's copies step."""
+def _acting(world: str, workers: int, *, helped: bool = False) -> Iterator[Step]:
+    """A small network acts on what it sees."""
     config = EnvConfig(id=world, num_envs=COPIES, native=False, num_workers=workers, help_workers=helped)
-    envs = make_groups(config, groups=groups)
-    act = _network(envs[0].observation_space, envs[0].action_space)
-    for env in envs:
-        env.send(act(env.reset().observations))
+    env = make_vector_env(config)
+    act = _network(env.observation_space, env.action_space)
+    env.send(act(env.reset().observations))
 
     def step() -> None:
-        for env in envs:
-            env.send(act(env.recv().observations))
+        env.send(act(env.recv().observations))
 
     yield step
-    for env in envs:
-        env.recv()
-        env.close()
+    env.recv()
+    env.close()
 
 
 def _network(observation_space: Any, action_space: Any) -> Callable[[np.ndarray], np.ndarray]:

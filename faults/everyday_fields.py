@@ -93,7 +93,6 @@ FIELDS: dict[str, Field] = {
     "policy.memory_layers": _int(1, 1, 2, high=100),
     "policy.memory_place": _choice("before", "after"),
     "policy.central_critic": Field("bool", usual=(False,)),  # it needs a world with state()
-    "collect.groups": Field("choice", options=(1, 2), usual=(1, 2)),
     "collect.max_replay_steps": _int(0, 0, 10, 100_000),
     "opponent.mode": Field("choice", options=("none", "random", "heuristic", "pool", "self_play"), usual=("none",)),
     "opponent.skill": Field("float", 0, 1, usual=(1.0, 0.5)),

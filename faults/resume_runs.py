@@ -63,8 +63,7 @@ class Rule:
             wide = min(0.05 + 0.01 * self.level, 0.2)
             pendulum = "Pendulum" in self._trainer.config.env.id
             options = {"x_init": wide, "y_init": wide} if pendulum else {"low": -wide, "high": wide}
-            for env in self._trainer.envs:
-                env.set_reset_options(options)
+            self._trainer.env.set_reset_options(options)
         state.metrics["rule/level"] = float(self.level)
         return self.seen < self._updates
 

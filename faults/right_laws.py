@@ -116,7 +116,7 @@ def lanes_know_no_order(world: World, backend: str) -> str:
         env = make_env(world, 5)
         try:
             collector = RolloutCollector(env, First())
-            collector._see(collector._groups[0], env.reset(seeds=[int(seed) for seed in seeds]))
+            collector._now = env.reset(seeds=[int(seed) for seed in seeds])
             rollouts.append(collector.collect(4))  # one episode of each lane; the next ones have the copies' own seeds
         finally:
             env.close()

@@ -1,5 +1,6 @@
 """Collect alone: a scripted vector env whose every number says where it belongs, and policies that are stubs."""
 
+import dataclasses
 import functools
 from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from gymnasium import spaces
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
-from inchworm.core.errors import BadNumberError, ConfigError
-from inchworm.core.seeding import episode_seed, make_stream
+from inchworm.core.errors import BadNumberError, ConfigError, RolloutError
+from inchworm.core.seeding import episode_seed
 from inchworm.core.types import EndedEpisode, EnvStep, PolicyStep, Tree
 from inchworm.env.source import make_vector_env
 from inchworm.policy.file import fingerprint
@@ -570,7 +571,7 @@ def test_a_collector_goes_on_bit_for_bit_from_its_saved_state(env: Any, workers:
     undisturbed, resumed = collector(), collector()
     undisturbed.collect(11)
     state = undisturbed.state_dict()
-    assert undisturbed._groups[0].lengths.any()  # in the middle of episodes
+    assert undisturbed.state_dict()["lengths"].any()  # in the middle of episodes
     expect = [undisturbed.collect(9), undisturbed.collect(9)]
     resumed.load_state_dict(state)
     for rollout in expect:
@@ -630,186 +631,41 @@ def test_a_lane_that_replay_does_not_bring_back_counts_from_zero() -> None:
     assert [(e.length, e.episode_return) for e in rollout.episodes] == [(6, 21.0)]  # 1 + … + 6: nothing of the lost episode
 
 
-# ---- groups that take turns
+def test_a_state_of_several_groups_is_refused() -> None:
+    collector = RolloutCollector(ScriptedEnv(), Stub())
+    state = collector.state_dict()
+    with pytest.raises(ConfigError, match=r"2 alternating groups of environments \(collect.groups\), which were removed"):
+        collector.load_state_dict(state | {"vector_env": [state["vector_env"]] * 2})
 
 
-class Turns(ScriptedEnv):
-    """A scripted env that writes down when it is sent a step and when it is asked for it."""
+def test_a_pending_step_is_drained_when_writing_fails() -> None:
+    class Shapeless(Stub):
+        def act(self, *given: Any, **named: Any) -> PolicyStep:
+            step = super().act(*given, **named)
+            return dataclasses.replace(step, log_probs=step.log_probs[:1]) if self.calls == 3 else step
 
-    def __init__(self, name: str, diary: list[str], lengths: Sequence[int] = LENGTHS) -> None:
-        super().__init__(lengths)
-        self.name, self.diary = name, diary
-
-    def send(self, actions: Tree) -> None:
-        super().send(actions)
-        self.diary.append(f"send {self.name}")
-
-    def recv(self) -> EnvStep:
-        self.diary.append(f"recv {self.name}")
-        return super().recv()
-
-
-def test_one_group_steps_while_the_policy_acts_for_the_other() -> None:
-    diary: list[str] = []
-    collector = RolloutCollector((Turns("a", diary), Turns("b", diary)), Stub())
-    collector.collect(3)
-    turn = ["recv a", "send a", "recv b", "send b"]
-    assert diary == ["send a", "send b", *turn, *turn, "recv a", "recv b"]  # and nothing is under way afterwards
-    collector.collect(1)
-    assert diary[-4:] == ["send a", "send b", "recv a", "recv b"]
-
-
-def test_lanes_of_groups_stand_side_by_side() -> None:
-    first, second = ScriptedEnv(LENGTHS), ScriptedEnv((2, 3))
-    rollout = RolloutCollector([first, second], Stub()).collect(9)
-    alone = [RolloutCollector(ScriptedEnv(lengths), Stub()).collect(9) for lengths in (LENGTHS, (2, 3))]
-    for name in ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid", "policy_state"):
-        assert np.array_equal(rollout[name], np.concatenate([part[name] for part in alone], 1)), name
-    assert np.array_equal(rollout.global_state["joint"], np.concatenate([part.global_state["joint"] for part in alone], 1))
-    # The stub's k-th act is for group k % 2, so row t holds acts 2 t and 2 t + 1; lanes are counted within the group.
-    assert rollout.actions[..., 0].tolist() == [[20 * t, 20 * t + 1, 20 * t + 2, 20 * t + 10, 20 * t + 11] for t in range(9)]
-    assert np.array_equal(np.array(second.received)[1], [[1], [1]])
-    assert cuts(rollout) == {
-        **{(t, b): row for (t, b), row in cuts(alone[0]).items()},
-        **{(t, b + 3): row for (t, b), row in cuts(alone[1]).items()},
-    }
-    # Row by row, then lane by lane: the order that one vector env of five lanes would give.
-    ends = sorted((t, b) for t, b in np.argwhere(rollout.terminated | rollout.truncated).tolist())
-    assert [episode.lane for episode in rollout.episodes] == [b for _, b in ends]
-    returns = {(episode.lane - 3, episode.episode_return) for episode in rollout.episodes if episode.lane > 2}
-    assert returns == {(episode.lane, episode.episode_return) for episode in alone[1].episodes}
-
-
-def test_groups_act_as_in_lockstep() -> None:
-    """The same numbers as a loop in which nothing overlaps: act for both groups, then step both."""
-    envs = [make_vector_env("CartPole-v1", copies, seed=4, first_copy=first) for copies, first in ((4, 0), (3, 4))]
-    policy = NumpyPolicy(spec_of(envs[0]), seed=1)
-    rollout = RolloutCollector(envs, policy, seed=6).collect(40)
-    stream = make_stream(6, "sampling")
-    again = [make_vector_env("CartPole-v1", copies, seed=4, first_copy=first) for copies, first in ((4, 0), (3, 4))]
-    shown = [env.reset() for env in again]
-    for row in range(40):
-        seen = np.concatenate([step.observations for step in shown])
-        acted = [policy.act(np.array(step.observations), (), np.array(step.episode_starts), stream) for step in shown]
-        shown = [env.step(step.env_actions) for env, step in zip(again, acted)]
-        assert rollout.observations[row].tobytes() == seen.tobytes()
-        assert rollout.log_probs[row].tobytes() == np.concatenate([step.log_probs for step in acted]).tobytes()
-        assert rollout.rewards[row].tobytes() == np.concatenate([step.rewards for step in shown]).tobytes()
-    assert rollout.episodes
-    assert [e.seed for e in rollout.episodes if e.lane == 5] == [episode_seed(4, 5, n) for n in range(len(rollout.episodes))][
-        : sum(e.lane == 5 for e in rollout.episodes)
-    ]
-
-
-@pytest.mark.slow
-def test_workers_do_not_change_a_bit_of_groups() -> None:
-    def collected(workers: int) -> list[Rollout]:
-        with make_vector_env(IN_PROCESS, 2, workers, seed=9) as one, make_vector_env(IN_PROCESS, 2, workers, seed=9, first_copy=2) as two:
-            collector = RolloutCollector((one, two), NumpyPolicy(spec_of(one), seed=2), seed=9)
-            return [collector.collect(60), collector.collect(60)]
-
-    reference = collected(0)
-    for workers in (1, 2):
-        for expect, found in zip(reference, collected(workers), strict=True):
-            assert_equal(expect, found)
-    assert reference[1].episodes
-
-
-IN_PROCESS = EnvConfig(id="CartPole-v1", native=False)
-
-
-def grouped(sizes: Sequence[int] = (3, 1)) -> RolloutCollector:
-    firsts = np.cumsum([0, *sizes]).tolist()
-    envs = [make_vector_env(functools.partial(Counter, 7, truncate=True), n, seed=1, first_copy=first) for n, first in zip(sizes, firsts)]
-    return RolloutCollector(envs, NumpyPolicy(spec_of(envs[0]), seed=1), seed=1)
-
-
-def test_groups_go_on_bit_for_bit_from_their_saved_state() -> None:
-    undisturbed, resumed = grouped(), grouped()
-    undisturbed.collect(11)
-    state = undisturbed.state_dict()
-    assert len(state["vector_env"]) == 2
-    assert (state["returns"].shape, state["lengths"].tolist()) == ((4,), [4] * 4)
-    expect = [undisturbed.collect(9), undisturbed.collect(9)]
-    resumed.load_state_dict(state)
-    for rollout in expect:
-        assert_equal(resumed.collect(9), rollout)
-    assert (resumed.env_steps, resumed.episodes, resumed.recent) == (undisturbed.env_steps, undisturbed.episodes, undisturbed.recent)
-
-
-def test_the_memory_of_groups_is_saved_as_one() -> None:
-    undisturbed, resumed = (RolloutCollector((ScriptedEnv(), ScriptedEnv((2,))), Stub()) for _ in range(2))
-    undisturbed.collect(7)
-    state = undisturbed.state_dict()
-    assert state["policy_state"].tolist() == [1, 3, 2, 1]
-    resumed.load_state_dict(state)
-    assert resumed.collect(1).policy_state.tolist() == undisturbed.collect(1).policy_state.tolist() == [[1, 3, 2, 1]]
-
-
-def test_a_state_of_other_groups_is_refused() -> None:
-    state = grouped().state_dict()
-    with pytest.raises(ConfigError, match=r"2 groups of environments, but there are 1; set collect.groups=2"):
-        grouped((4,)).load_state_dict(state)
-    with pytest.raises(ConfigError, match="1 groups of environments, but there are 2"):
-        grouped().load_state_dict(grouped((4,)).state_dict())
-
-
-def test_one_group_is_a_vector_env_like_any_other() -> None:
     env = ScriptedEnv()
-    collector = RolloutCollector((env,), Stub())
-    assert collector.vector_env is env
-    assert collector.state_dict()["vector_env"].keys() == {"episode", "taken"}
-    assert_equal(collector.collect(5), RolloutCollector(ScriptedEnv(), Stub()).collect(5))
-    with pytest.raises(ConfigError, match="2 groups of environments; use vector_envs"):
-        grouped().vector_env  # noqa: B018
-
-
-def test_groups_must_show_the_same_world() -> None:
-    with pytest.raises(ConfigError, match="given none"):
-        RolloutCollector((), Stub())
-    other = ScriptedEnv()
-    other.action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
-    with pytest.raises(ConfigError, match="group 1 has the action_space"):
-        RolloutCollector((ScriptedEnv(), other), Stub())
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_a_step_under_way_is_taken_back_when_another_group_fails(broken: int) -> None:
-    envs = [ScriptedEnv(), ScriptedEnv()]
-    collector = RolloutCollector(envs, Stub())
-    collector.collect(2)
-    envs[broken].poison[4, "reward"] = np.nan
-    with pytest.raises(BadNumberError, match=f"reward of lane {3 * broken + 1} is not finite at step 4"):
+    collector = RolloutCollector(env, Shapeless())
+    with pytest.raises(RolloutError, match="log_probs"):
         collector.collect(5)
-    assert not any(env.under_way for env in envs)
-    assert collector.env_steps == 6 * 3 + 3 * broken  # three whole rows, and of the fourth what came before the bad number
+    assert not env.under_way
     rollout = collector.collect(3)
-    assert [env.resets for env in envs] == [2, 2]
+    assert env.resets == 2
     assert rollout.episode_starts[0].all()
     assert not rollout.policy_state[0].any()
 
 
-def test_the_first_error_is_the_one_that_is_told() -> None:
+def test_the_first_error_is_the_one_that_is_reported() -> None:
     class Dying(ScriptedEnv):
         def recv(self) -> EnvStep:
-            raise OSError("the other group is gone as well")
+            raise OSError("gone as well")
 
-    envs = [ScriptedEnv(), Dying()]
-    envs[0].poison[1, "reward"] = np.inf
-    with pytest.raises(BadNumberError, match="reward of lane 1"):
-        RolloutCollector(envs, Stub()).collect(2)
+    class Shapeless(Stub):
+        def act(self, *given: Any, **named: Any) -> PolicyStep:
+            return dataclasses.replace(super().act(*given, **named), log_probs=np.zeros(1, np.float32))
 
-
-def test_close_closes_every_group() -> None:
-    class Stuck(ScriptedEnv):
-        def close(self) -> None:
-            super().close()
-            raise OSError("stuck")
-
-    envs = [ScriptedEnv(), Stuck(), ScriptedEnv()]
-    with pytest.raises(OSError, match="stuck"):
-        RolloutCollector(envs, Stub()).close()
-    assert all(env.closed for env in envs)
+    with pytest.raises(RolloutError, match="log_probs"):
+        RolloutCollector(Dying(), Shapeless()).collect(2)
 
 
 # ---- what actors may do
@@ -834,18 +690,17 @@ class Thrifty(Stub):
         return PolicyStep(self.actions, self.actions, self.log_probs, observations)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_an_actor_may_keep_its_observation_and_reuse_its_arrays(groups: int) -> None:
-    rollout = RolloutCollector([ScriptedEnv() for _ in range(groups)], Thrifty()).collect(6)
+def test_an_actor_may_keep_its_observation_and_reuse_its_arrays() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Thrifty()).collect(6)
     assert np.array_equal(rollout.policy_state[1:], rollout.observations[:-1])  # the memory before row t + 1 is what row t showed
     assert (rollout.policy_state[0] == -1).all()
-    calls = np.arange(6 * groups).reshape(6, groups).repeat(3, 1)  # [T, B]: which act it was
+    calls = np.arange(6)[:, None].repeat(3, 1)  # [T, B]: which act it was
     assert np.array_equal(rollout.actions[..., 0], calls)
     assert np.array_equal(rollout.log_probs, -calls)
 
 
 def test_the_sections_of_a_profile_are_methods_that_collect_calls() -> None:
-    collector = RolloutCollector((ScriptedEnv(), ScriptedEnv()), Stub())
+    collector = RolloutCollector(ScriptedEnv(), Stub())
     called: Counts[tuple[str, int, str]] = Counts()
 
     def watched(key: tuple[str, int, str], function: Any, *given: Any) -> Any:
@@ -855,6 +710,5 @@ def test_the_sections_of_a_profile_are_methods_that_collect_calls() -> None:
     for section, target, method in collector.seams():
         setattr(target, method, functools.partial(watched, (section, id(target), method), getattr(target, method)))
     collector.collect(5)
-    one, two = map(id, collector.vector_envs)
-    expect = {("env", env, method): count for env in (one, two) for method, count in (("reset", 1), ("send", 5), ("recv", 5))}
-    assert called == expect | {("act", id(collector.policy), "act"): 10}
+    env = id(collector.vector_env)
+    assert called == {("env", env, "reset"): 1, ("env", env, "send"): 5, ("env", env, "recv"): 5, ("act", id(collector.policy), "act"): 5}

@@ -233,7 +233,6 @@ def test_a_source_that_remembers_is_saved_with_the_env():
     other = OpponentVectorEnv(Teams(), Remembering(), team_lanes(4, 4))
     other.load_state_dict(env.state_dict())
     assert other.opponent.loaded == len(env.opponent.results) > 0
-    assert OpponentVectorEnv(Teams(), Remembering(), team_lanes(4, 4), keeps_source=False).state_dict()["source"] is None
 
 
 @pytest.mark.parametrize(

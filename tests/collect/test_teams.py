@@ -18,7 +18,6 @@ from inchworm.collect.opponents import OpponentVectorEnv
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.types import PolicyStep
-from inchworm.env.groups import make_groups
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, combine_rollouts
@@ -115,16 +114,6 @@ def test_save_load_combine_and_select(tmp_path: Path):
     middle = twice.select_lanes([1, 4])  # one agent of each copy of the first
     assert np.array_equal(middle.global_state, rollout.global_state)
     assert np.array_equal(middle.cut_global_state, rollout.cut_global_state[[1, 4, 7, 10]])
-
-
-def test_groups_are_the_same_lanes():
-    whole, _ = collected(JOINS, 7, copies=3, global_state=True)
-    groups = make_groups(lambda: Comings(JOINS), 3, 0, 2, global_state=True)
-    parted = RolloutCollector(groups, Memory()).collect(7)
-    for name in whole:
-        if name not in ("episodes", "context"):
-            assert np.array_equal(parted[name], whole[name]), name
-    assert sorted(parted.episodes, key=lambda e: (e.lane, e.seed)) == sorted(whole.episodes, key=lambda e: (e.lane, e.seed))
 
 
 @pytest.mark.parametrize("plan", [DEATHS, JOINS])

@@ -437,8 +437,8 @@ def test_names_and_paths_that_no_file_system_takes():
         (lambda: RunConfig(total_timesteps=10**400), r"run.total_timesteps=1000+\.\.\. must be from 1 to"),
         (lambda: PolicyConfig(hidden_sizes=(10**30,)), r"policy.hidden_sizes\[0\]=10+ must be from 1 to 1000000"),
         (lambda: PolicyConfig(cnn_filters=((32, 10**9, 4),)), r"policy.cnn_filters\[0\]=.* each from 1 to 10000"),
-        (lambda: CollectConfig.from_dict({"groups": True}), "collect.groups=True must be one of 1, 2"),
-        (lambda: CollectConfig.from_dict({"groups": 1.0}), "collect.groups=1.0 must be one of 1, 2"),
+        (lambda: CollectConfig.from_dict({"groups": True}), "collect.groups=True is not supported"),
+        (lambda: TrainingConfig.from_dict({"collect": {"groups": 2}}), "collect.groups=2 is not supported: .* delete it"),
         (lambda: EnvConfig(kwargs={"when": {1, 2}}), "env.kwargs.when is set; a config holds plain data"),
         (lambda: EnvConfig(kwargs={"a": [{"b": b"x"}]}), r"env.kwargs.a\[0\].b is bytes"),
         (lambda: EnvConfig(kwargs={"a": {1: 2}}), "env.kwargs.a has the key 1; its keys must be text"),
@@ -455,3 +455,8 @@ def test_text_in_a_config_stays_text(text: str) -> None:
     data = {"a": text, "list": [text, 1e-05, 1e5, 7, None, True]}
     if text.isprintable():
         assert load_yaml(dump_yaml(data)) == data
+
+
+def test_one_group_of_an_earlier_config_is_dropped() -> None:
+    assert CollectConfig.from_dict({"groups": 1, "max_replay_steps": 7}) == CollectConfig(max_replay_steps=7)
+    assert TrainingConfig.from_dict({"collect": {"groups": 1}}) == TrainingConfig()

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.config.sections import CollectConfig, EnvConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.env import trial as rehearsal
 from inchworm.env.source import make_vector_env
 from inchworm.env.trial import rehearse_resume
 from inchworm.env.vector_env import LaneVectorEnv
-from inchworm.train.resolve import resolve_envs
+from inchworm.train.resolve import resolve_env
 
 
 class Walk(gym.Env):
@@ -160,11 +160,11 @@ def test_slow_environments_are_made_once_and_take_few_steps(monkeypatch):
 def resolved(env, *, rehearse=True, **changes):
     given = {"id": env} if isinstance(env, str) else {}
     config = TrainingConfig(env=EnvConfig(**{"num_envs": 2, "num_workers": 0, **given, **changes}))
-    return resolve_envs(env, config, rehearse=rehearse)
+    return resolve_env(env, config, rehearse=rehearse)
 
 
 def test_the_trainers_environments_are_marked():
-    (env,) = resolved(OwnStream)
+    env = resolved(OwnStream)
     assert isinstance(env, LaneVectorEnv)
     (why,) = env.inexact
     assert "is not exactly resumable" in why
@@ -172,18 +172,12 @@ def test_the_trainers_environments_are_marked():
     Walk.made = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert resolved(Walk)[0].exact
+        assert resolved(Walk).exact
         assert Walk.made == 4  # two that train, two to rehearse with
-        assert resolved(OwnStream, rehearse=False)[0].exact  # nobody asked
-        assert resolved(OwnStream(), num_envs=1)[0].exact  # handed over: it cannot be copied
-        assert resolved("CartPole-v1")[0].exact
-        assert resolved("Acrobot-v1", frame_stack=2, max_episode_steps=9)[0].exact
-
-
-def test_every_group_is_marked():
-    config = TrainingConfig(env=EnvConfig(num_envs=4, num_workers=0), collect=CollectConfig(groups=2))
-    envs = resolve_envs(OwnStream, config, rehearse=True)
-    assert [env.exact for env in envs] == [False, False]
+        assert resolved(OwnStream, rehearse=False).exact  # nobody asked
+        assert resolved(OwnStream(), num_envs=1).exact  # handed over: it cannot be copied
+        assert resolved("CartPole-v1").exact
+        assert resolved("Acrobot-v1", frame_stack=2, max_episode_steps=9).exact
 
 
 def test_proven_environments_are_not_rehearsed(monkeypatch):
@@ -203,7 +197,7 @@ def test_what_was_to_stay_in_workers_is_tried_in_one():
 
             os._exit(3)
 
-    (env,) = resolved(Dies, num_workers=1)
+    env = resolved(Dies, num_workers=1)
     (why,) = env.inexact
     assert "could not be tested: WorkerError" in why
     env.close()

@@ -270,25 +270,21 @@ def steps_of(t: int, lanes: range) -> tuple[EnvStep, PolicyStep, EnvStep]:
     return before, PolicyStep(mine["actions"], mine["actions"], mine["log_probs"], ()), after
 
 
-def test_groups_of_lanes_are_written_each_at_its_own_pace():
-    groups = (range(4), range(4, 6))
-    buffer = RolloutBuffer.create(3, 6, BOX, CHOICE, global_state=np.zeros(3, np.float32), group_sizes=(4, 2))
-    for group, rows in zip(groups, buffer.rows):  # one group is done before the other begins
-        for t in range(3):
-            before, acted, after = steps_of(t, group)
-            observations, episode_starts, valid = rows.seen(before, ())
-            np.testing.assert_array_equal(observations[:, 0], 100 * t + np.array(group))
-            assert episode_starts.shape == valid.shape == (len(group),)
-            rows.acted(acted)
-            assert len(rows) == t
-            rows.moved(after)
-            assert len(rows) == t + 1
-            before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
-            if t == 1 and group.start:
-                rows.add_cut(1, np.array([5.0, 55.0]), (), np.float32(555))  # lane 1 of this group is lane 5
-        if group.start == 0:
-            with pytest.raises(RolloutError, match="holds 0 of 3 rows"):
-                buffer.get(last_observations=last_observations(6))
+def test_a_row_is_written_in_three_parts():
+    lanes = range(6)
+    buffer = RolloutBuffer.create(3, 6, BOX, CHOICE, global_state=np.zeros(3, np.float32))
+    for t in range(3):
+        before, acted, after = steps_of(t, lanes)
+        observations, episode_starts, valid = buffer.seen(before, ())
+        np.testing.assert_array_equal(observations[:, 0], 100 * t + np.array(lanes))
+        assert episode_starts.shape == valid.shape == (6,)
+        buffer.acted(acted)
+        assert len(buffer) == t
+        buffer.moved(after)
+        assert len(buffer) == t + 1
+        before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
+        if t == 1:
+            buffer.add_cut(5, np.array([5.0, 55.0]), (), np.float32(555))
     rollout = buffer.get(last_observations=last_observations(6), last_global_state=np.array([1, 2, 3], np.float32))
     number = 100 * np.arange(3)[:, None] + np.arange(6)
     np.testing.assert_array_equal(rollout.observations, np.stack([number, -number], -1))
@@ -299,14 +295,6 @@ def test_groups_of_lanes_are_written_each_at_its_own_pace():
     assert rollout.cut_rows.tolist() == [[1, 5]] + [[2, lane] for lane in range(6)]
     assert rollout.cut_observations[:, 0].tolist() == [5, 9000, 9001, 9002, 9003, 9004, 9005]
     assert rollout.cut_global_state.tolist() == [555, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_buffer_for_groups_is_written_by_groups():
-    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE, group_sizes=(1, 1))
-    with pytest.raises(RolloutError, match="2 groups of lanes; write each through its own `rows`"):
-        buffer.add(**row(0, 2))
-    buffer.reset()
-    assert len(buffer.rows) == 2  # fresh arrays, the same groups
 
 
 def test_a_rollout_that_nobody_keeps_is_let_go():

@@ -60,24 +60,20 @@ def test_policy_files_are_players_named_by_their_weights(tmp_path):
         make_opponent(config_of("pool", policies=[str(path)]), SPACES[1], SPACES[1])
 
 
-def test_sides_and_groups_are_numbered_over_the_whole_run():
-    groups = with_opponents([Teams(3, 4), Teams(3, 4)], config_of("self_play"))
-    assert groups[0].opponent is groups[1].opponent
-    # copies 0 to 2 play sides 0, 1, 0 and copies 3 to 5 sides 1, 0, 1
-    assert groups[0].lanes.tolist() == [0, 1, 6, 7, 8, 9]
-    assert groups[1].lanes.tolist() == [2, 3, 4, 5, 10, 11]
-    assert groups[0].state_dict()["source"] is not None
-    assert groups[1].state_dict()["source"] is None
-    assert with_opponents([Teams(2, 4)], config_of("random", sides="second"))[0].lanes.tolist() == [2, 3, 6, 7]
-    assert with_opponents([Teams(2, 4)], config_of("random", sides="first"))[0].lanes.tolist() == [0, 1, 4, 5]
+def test_sides():
+    alternating = with_opponents(Teams(3, 4), config_of("self_play"))  # copies 0 to 2 play sides 0, 1, 0
+    assert alternating.lanes.tolist() == [0, 1, 6, 7, 8, 9]
+    assert alternating.state_dict()["source"] is not None
+    assert with_opponents(Teams(2, 4), config_of("random", sides="second")).lanes.tolist() == [2, 3, 6, 7]
+    assert with_opponents(Teams(2, 4), config_of("random", sides="first")).lanes.tolist() == [0, 1, 4, 5]
     alone = Teams(2, 4)
-    assert with_opponents([alone], config_of("none"))[0] is alone
+    assert with_opponents(alone, config_of("none")) is alone
 
 
 def test_worlds_without_two_teams_are_refused():
     for world, agents in ((Teams(2, 3), 3), (Teams(2, 1), 1)):
         with pytest.raises(ConfigError, match=f"needs a world with two teams, but a copy of Teams-v0 has {agents} agent"):
-            with_opponents([world], config_of("random"))
+            with_opponents(world, config_of("random"))
     with pytest.raises(ConfigError, match="a copy of CartPole-v1 has 1 agent"):
         PPOTrainer("mlp", "CartPole-v1", TrainingConfig(opponent=OpponentConfig(mode="random")))
 
@@ -92,18 +88,18 @@ def test_a_missing_package_is_told_before_anything_is_made(monkeypatch):
 
 
 def test_self_play_needs_weights():
-    envs = with_opponents([Teams(2, 4)], config_of("self_play"))
+    env = with_opponents(Teams(2, 4), config_of("self_play"))
     with pytest.raises(ConfigError, match="Always only acts"):
-        bind_pool(envs, Always(1))
-    bind_pool(with_opponents([Teams(2, 4)], config_of("random")), Always(1))
+        bind_pool(env, Always(1))
+    bind_pool(with_opponents(Teams(2, 4), config_of("random")), Always(1))
 
 
 def test_what_was_handed_over_cannot_be_rated():
     rated = config_of("self_play", rating_interval=1)
-    envs = with_opponents([Teams(2, 4)], rated)
+    env = with_opponents(Teams(2, 4), rated)
     with pytest.warns(UserWarning, match="nobody is rated"):
-        opponent_callbacks(envs, lambda: Always(1), rated, None)
-    assert opponent_callbacks(with_opponents([Teams(2, 4)], config_of("random")), lambda: Always(1), config_of("random"), None) == []
+        opponent_callbacks(env, lambda: Always(1), rated, None)
+    assert opponent_callbacks(with_opponents(Teams(2, 4), config_of("random")), lambda: Always(1), config_of("random"), None) == []
 
 
 def test_a_run_against_its_past_selves_resumes_bit_for_bit(tmp_path):
@@ -142,9 +138,9 @@ def test_self_play_learns_to_choose_the_greatest_action(tmp_path):
 def test_the_parts_without_a_trainer_have_opponents_too():
     config = config_of("self_play")
     parts = create_training_components(config.replace(run=config.run.replace(backend="numpy")), "mlp", Teams(6, 4))
-    assert isinstance(parts.collector.vector_envs[0], OpponentVectorEnv)
+    assert isinstance(parts.collector.vector_env, OpponentVectorEnv)
     assert type(parts.callbacks[0]).__name__ == "SelfPlayCallback"
-    assert list(parts.collector.vector_envs[0].opponent.selves) == ["self-0"]
+    assert list(parts.collector.vector_env.opponent.selves) == ["self-0"]
     parts.collector.close()
 
 

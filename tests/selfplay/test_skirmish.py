@@ -1,4 +1,4 @@
-"""Every mode in the world it is for: training, scoring, ratings, resumed runs with memory and groups, and the ratio that must be 1."""
+"""Every mode in the world it is for: training, scoring, ratings, resumed runs with memory, and the ratio that must be 1."""
 
 import json
 
@@ -14,13 +14,12 @@ from inchworm.train.trainer import PPOTrainer
 SMALL = {"units": ["scout", "soldier"], "max_steps": 20, "wall_pairs": 0}
 
 
-def config_of(mode, *, iterations=4, policy=None, groups=1, **opponent):
+def config_of(mode, *, iterations=4, policy=None, **opponent):
     fields = {"mode": mode, "snapshot_interval": 1, "pool_size": 2, "rating_interval": 2, "rating_episodes": 2, **opponent}
     data = {
         "env": {"id": "Skirmish-v0", "num_envs": 4, "num_workers": 0, "kwargs": SMALL},
         "policy": {"hidden_sizes": [8], **(policy or {})},
         "ppo": {"rollout_steps": 16, "update_epochs": 1, "num_minibatches": 2},
-        "collect": {"groups": groups},
         "opponent": fields,
         "evaluation": {"interval": 0, "final_episodes": 4, "num_envs": 2},
         "run": {"max_iterations": iterations, "total_timesteps": 10**9, "checkpoint_interval": 2},
@@ -52,12 +51,12 @@ def test_a_run_in_each_mode_is_scored_by_its_wins(mode, options, tmp_path):
     assert ("rating" in rows[1]) == (mode == "pool")
 
 
-@pytest.mark.parametrize(("policy", "groups"), [({}, 1), ({"kind": "gru", "memory_size": 6}, 1), ({}, 2)])
-def test_self_play_resumes_bit_for_bit(policy, groups, tmp_path):
+@pytest.mark.parametrize("policy", [{}, {"kind": "gru", "memory_size": 6}])
+def test_self_play_resumes_bit_for_bit(policy, tmp_path):
     """Past selves, their memory, who plays where, and the ratings all come back."""
-    whole = train(tmp_path / "whole", config_of("self_play", policy=policy, groups=groups))
-    train(tmp_path / "half", config_of("self_play", policy=policy, groups=groups, iterations=2))
-    rest = train(tmp_path / "half", config_of("self_play", policy=policy, groups=groups))
+    whole = train(tmp_path / "whole", config_of("self_play", policy=policy))
+    train(tmp_path / "half", config_of("self_play", policy=policy, iterations=2))
+    rest = train(tmp_path / "half", config_of("self_play", policy=policy))
     assert whole.failures == rest.failures == []
     for name, value in whole.policy.get_weights().items():
         assert np.array_equal(value, rest.policy.get_weights()[name]), name

@@ -86,10 +86,10 @@ def _env(known: Run, policy: Policy, num_envs: int | None, seed: int) -> VectorE
     env = make_vector_env(world.replace(num_envs=copies, num_workers=workers), seed=seed, global_state=run.policy.central_critic)
     try:
         unrated = run.replace(run=run.run.replace(seed=seed), opponent=run.opponent.replace(rating_interval=0))
-        envs = with_opponents((env,), unrated)
-        bind_pool(envs, policy)
-        return envs[0]
-    except BaseException:  # there are no opponents for it, or somebody pressed Ctrl-C
+        with_others = with_opponents(env, unrated)
+        bind_pool(with_others, policy)
+        return with_others
+    except BaseException:  # there are no opponents for it, or Ctrl-C was pressed
         env.close()
         raise
 

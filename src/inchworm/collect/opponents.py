@@ -256,11 +256,10 @@ class OpponentVectorEnv:
         seed: int = 0,
         first_copy: int = 0,
         deterministic: bool = False,
-        keeps_source: bool = True,
     ) -> None:
         """`lanes` are ours among the inner env's, equally many in each copy. `deterministic` opponents act greedily.
 
-        Copies are numbered from `first_copy`. Where several share one source that is saved, one of them `keeps_source`.
+        Copies are numbered from `first_copy`.
         """
         if not isinstance(inner, TeamVectorEnv):
             raise EnvError(f"{type(inner).__name__} does not say how many lanes a copy has (lanes_per_copy, num_envs), so it has no teams")
@@ -275,7 +274,7 @@ class OpponentVectorEnv:
         self.opponent = _as_source(opponent, self)
         both = (self.observation_space, self.action_space)
         self._opposition = Opposition(self.opponent, both, theirs, seed=seed, first_copy=first_copy, deterministic=deterministic)
-        self._saved_source = self.opponent if keeps_source and isinstance(self.opponent, Stateful) else None
+        self._saved_source = self.opponent if isinstance(self.opponent, Stateful) else None
         self._place = np.full(inner.num_lanes, -1)  # [B'] which of ours each lane is
         self._place[self.lanes] = np.arange(self.num_lanes)
         self._now: EnvStep | None = None  # of all lanes, while there is something to act on

@@ -36,7 +36,7 @@ def modern_names(config: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
         return _ppo(data, reports, ""), reports
     if config == "TrainingConfig":
         return _training(data, reports), reports
-    return dict(data), reports
+    return _without_groups(data) if config == "CollectConfig" else dict(data), reports
 
 
 def _ppo(data: Mapping[str, Any], reports: list[str], where: str) -> dict[str, Any]:
@@ -62,6 +62,17 @@ def _ppo(data: Mapping[str, Any], reports: list[str], where: str) -> dict[str, A
     return modern
 
 
+def _without_groups(collect: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop `collect.groups: 1` of earlier versions; alternating groups were removed."""
+    groups = collect.get("groups", 1)
+    if type(groups) is not int or groups != 1:
+        raise ConfigError(
+            f"collect.groups={groups!r} is not supported: alternating groups were removed; delete it, and use env.num_workers with "
+            "env.help_workers=true to step faster"
+        )
+    return {name: value for name, value in collect.items() if name != "groups"}
+
+
 def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
     """A whole config: legacy `experiment_name`, `agent` and `trainer` find their sections."""
     modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
@@ -69,6 +80,8 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
         _move(modern, "run", "name", modern.pop("experiment_name"), "experiment_name", reports)
     _agent(modern, reports)
     _trainer(modern, reports)
+    if isinstance(modern.get("collect"), dict):
+        modern["collect"] = _without_groups(modern["collect"])
     ppo = modern.get("ppo")
     if isinstance(ppo, dict):
         _batch_to_steps(modern, ppo, reports)

@@ -342,8 +342,6 @@ class PPOConfig(ConfigBase):
 class CollectConfig(ConfigBase):
     """How rollouts are gathered."""
 
-    groups: Literal[1, 2] = 1
-    """Groups of copies that act and step in turns: with 2 and workers, one half steps while the policy acts for the other."""
     max_replay_steps: int = 100_000
     """Actions of a running episode that are kept for replay; a longer episode starts afresh after a resume."""
 

@@ -19,7 +19,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check import acting, learning
 from inchworm.policy_check.findings import Findings, PolicyReport, Subject, observation_pool
 from inchworm.rollout.rollout import Rollout, combine_rollouts
-from inchworm.train.resolve import resolve_choices, resolve_config, resolve_envs, resolve_policy
+from inchworm.train.resolve import resolve_choices, resolve_config, resolve_env, resolve_policy
 
 _METHODS = ("policy_version", "initial_state", "act", "value", "evaluate", "update_statistics", "get_weights", "set_weights")
 _COPIES = 4
@@ -42,7 +42,7 @@ def check_policy(
     many = 1 if isinstance(env, gym.Env) else min(_COPIES, asked.env.num_envs)
     lanes = asked.env.num_envs if isinstance(env, VectorEnv | gym.vector.VectorEnv) else many
     config, _ = resolve_choices(policy, env, asked.replace(env=asked.env.replace(num_workers=0, num_envs=lanes)))
-    (vector_env,) = resolve_envs(env, config)
+    vector_env = resolve_env(env, config)
     try:
         chosen = resolve_policy(policy, config, vector_env)
         if _can_learn(chosen, found):

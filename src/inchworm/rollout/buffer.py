@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -38,9 +37,9 @@ class Column:
         """Fresh arrays of that many rows; nothing is filled in, because every row will be."""
         self._arrays = self._empty(rows)
 
-    def targets(self, place: int, part: Any = ()) -> list[Target]:
-        """Where the leaves go of what stands at `place` in the values of `write_row`: into these arrays, or this part of them."""
-        return self._aim(place, [array[part] for array in self._arrays])
+    def targets(self, place: int) -> list[Target]:
+        """Where the leaves of the value at `place` in `write_row`'s values go: into these arrays."""
+        return self._aim(place, self._arrays)
 
     def copied(self, row: Tree) -> Tree:
         """A checked copy of one row, to be written later."""
@@ -133,77 +132,19 @@ _ACTED = ("actions", "log_probs")
 _MOVED = ("rewards", "terminated", "truncated")
 
 
-class LaneRows:
-    """Writes the rows of some adjacent lanes as they become known: what was `seen`, how the policy `acted`, how the world `moved`."""
-
-    def __init__(self, buffer: RolloutBuffer, columns: dict[str, Column], cuts: Cuts, lanes: slice, copies: slice) -> None:
-        self._num_steps, self._state_every, self._row = buffer.num_steps, buffer.state_every, 0
-        self._cuts, self._lanes = cuts, lanes
-        part = {name: (slice(None), copies if name == "global_state" else lanes) for name in columns}
-        self._seen, self._acted, self._moved = (
-            [target for place, name in enumerate(names) for target in columns[name].targets(place, part[name])]
-            for names in (_SEEN, _ACTED, _MOVED)
-        )
-        self._memory = columns["policy_state"].targets(0, part["policy_state"])
-        self._observations = columns["observations"]
-        self._episode_starts, self._terminated, self._valid = (
-            columns[name].tree(part[name]) for name in ("episode_starts", "terminated", "valid")
-        )
-
-    def __len__(self) -> int:
-        """Rows so far."""
-        return self._row
-
-    def seen(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:
-        """Begin the next row: what there is to act on, and the memory [B, *mem] before that is read.
-
-        Returns the row's own observations, episode_starts and valid, which nobody overwrites.
-        """
-        row = self._row
-        if row == self._num_steps:
-            raise _full(row)
-        write_row(self._seen, row, (before.observations, before.episode_starts, before.valid, before.global_state))
-        if self._memory and row % self._state_every == 0:
-            write_row(self._memory, row // self._state_every, (state,))
-        return self._observations.tree((row, self._lanes)), self._episode_starts[row], self._valid[row]
-
-    def acted(self, step: PolicyStep) -> None:
-        """Write what the policy did."""
-        write_row(self._acted, self._row, (step.actions, step.log_probs))
-
-    def moved(self, after: EnvStep) -> None:
-        """Finish the row: what came of it."""
-        write_row(self._moved, self._row, (after.rewards, after.terminated, after.truncated))
-        self._row += 1
-
-    def add_cut(self, lane: int, observation: Tree, state: Tree = (), global_state: Tree = (), *, valid: bool = True) -> None:
-        """The true successor [*obs] of the row just finished, in a lane (counted from the first of these) whose episode ended there."""
-        row, lanes = self._row - 1, self._valid.shape[1]
-        if row < 0 or not 0 <= lane < lanes:
-            raise RolloutError(f"add_cut: there is no row of lane {lane} yet ({self._row} rows of {lanes} lanes); call add first")
-        key = (row, self._lanes.start + lane)
-        if key in self._cuts:
-            raise RolloutError(f"add_cut: lane {lane} already has its successor at row {row}; call it once")
-        if row < self._num_steps - 1 and self._terminated[row, lane]:
-            return  # nothing follows a terminated row, so only a lane's last row keeps it
-        self._cuts.add(key, observation, state, global_state, valid)
-
-
 class RolloutBuffer:
-    """Rows in, one rollout out. Private to a collector, which calls `add` each step, `add_cut` where an episode ended, then `get`."""
+    """Rows in, one rollout out. Private to a collector, which calls `add` each step, `add_cut` where an episode ended, then `get`.
 
-    def __init__(
-        self, num_steps: int, num_lanes: int, examples: dict[str, Tree], state_every: int, group_sizes: tuple[int, ...] = ()
-    ) -> None:
+    `add` writes a whole row; `seen`, `acted` and `moved` write its parts as they become known.
+    """
+
+    def __init__(self, num_steps: int, num_lanes: int, examples: dict[str, Tree], state_every: int) -> None:
         self.num_steps, self.num_lanes, self.state_every = num_steps, num_lanes, state_every
         self._columns = {name: Column(name, example) for name, example in examples.items()}
         self._one_lane = [_one_lane(examples[name]) for name in ("observations", "policy_state", "global_state")]
         copies = len((optree.tree_leaves(examples["global_state"]) or [range(num_lanes)])[0])
         self._lanes_per_copy = max(1, num_lanes // max(1, copies))
         self._all_valid = np.ones(num_lanes, np.bool_)
-        self._group_sizes = group_sizes or (num_lanes,)
-        self.rows: list[LaneRows] = []
-        """One writer for each group of lanes, at its own pace; empty once the arrays are handed over."""
         self.reset()
 
     @classmethod
@@ -217,12 +158,8 @@ class RolloutBuffer:
         state: Tree = (),
         state_every: int = 1,
         global_state: Tree = (),
-        group_sizes: tuple[int, ...] = (),
     ) -> Self:
-        """A buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row of theirs.
-
-        With `group_sizes`, adjacent groups of that many lanes are written each through its own `rows`, instead of `add`.
-        """
+        """A buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row of theirs."""
         if num_steps < 0 or num_lanes < 0 or state_every < 1:
             raise RolloutError(f"a buffer of num_steps={num_steps}, num_lanes={num_lanes}, state_every={state_every} cannot be made")
         examples = {
@@ -232,23 +169,46 @@ class RolloutBuffer:
             "policy_state": optree.tree_map(np.asarray, state),
             "global_state": optree.tree_map(np.asarray, global_state),
         }
-        return cls(num_steps, num_lanes, examples, state_every, group_sizes)
+        return cls(num_steps, num_lanes, examples, state_every)
 
     def __len__(self) -> int:
         """Rows so far."""
-        return min((len(rows) for rows in self.rows), default=self.num_steps)
+        return self._row
 
     def reset(self) -> None:
-        """Forget everything and begin with fresh arrays; a rollout that was handed over keeps its own."""
-        for column in self._columns.values():
+        """Discard all rows and begin with fresh arrays; a rollout that was returned keeps its own."""
+        columns = self._columns
+        for column in columns.values():
             column.allocate(self.num_steps)
-        self._columns["policy_state"].allocate(-(-self.num_steps // self.state_every))
-        self._cuts = Cuts(*self._one_lane)
-        width = self._lanes_per_copy
-        self.rows = [
-            LaneRows(self, self._columns, self._cuts, slice(first, end), slice(first // width, end // width))
-            for first, end in pairwise(accumulate(self._group_sizes, initial=0))
-        ]
+        columns["policy_state"].allocate(-(-self.num_steps // self.state_every))
+        self._row, self._cuts = 0, Cuts(*self._one_lane)
+        self._seen, self._acted, self._moved = (
+            [target for place, name in enumerate(names) for target in columns[name].targets(place)] for names in (_SEEN, _ACTED, _MOVED)
+        )
+        self._memory = columns["policy_state"].targets(0)
+        self._episode_starts, self._terminated, self._valid = (columns[name].tree() for name in ("episode_starts", "terminated", "valid"))
+
+    def seen(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:
+        """Begin the next row: what there is to act on, and the memory [B, *mem] before that is read.
+
+        Returns the row's own observations, episode_starts and valid, which are not written again.
+        """
+        row = self._row
+        if row == self.num_steps:
+            raise _full(row)
+        write_row(self._seen, row, (before.observations, before.episode_starts, before.valid, before.global_state))
+        if self._memory and row % self.state_every == 0:
+            write_row(self._memory, row // self.state_every, (state,))
+        return self._columns["observations"].tree(row), self._episode_starts[row], self._valid[row]
+
+    def acted(self, step: PolicyStep) -> None:
+        """Write what the policy did."""
+        write_row(self._acted, self._row, (step.actions, step.log_probs))
+
+    def moved(self, after: EnvStep) -> None:
+        """Finish the row with its result."""
+        write_row(self._moved, self._row, (after.rewards, after.terminated, after.truncated))
+        self._row += 1
 
     def add(
         self,
@@ -265,12 +225,11 @@ class RolloutBuffer:
         global_state: Tree = (),
     ) -> None:
         """Copy the next row in, every leaf [B, …]. `state` is the memory before `observations` was read."""
-        rows = self._all_lanes()
         valid = self._all_valid if valid is None else valid
         step = EnvStep(observations, rewards, terminated, truncated, episode_starts, valid, global_state=global_state)
-        rows.seen(step, state)
-        rows.acted(PolicyStep(actions, actions, log_probs, state))
-        rows.moved(step)
+        self.seen(step, state)
+        self.acted(PolicyStep(actions, actions, log_probs, state))
+        self.moved(step)
 
     def add_cut(self, lane: int, observation: Tree, state: Tree = (), global_state: Tree = (), *, valid: bool = True) -> None:
         """The true successor [*obs] of the row just added, in a lane whose episode ended there, before the reset.
@@ -278,7 +237,16 @@ class RolloutBuffer:
         Call it for every lane that ended; `state` [*mem] is the lane's memory after reading its last observation, `global_state` [*] its
         copy's, at the successor, where the lane's agent lives if it is `valid`.
         """
-        self._all_lanes().add_cut(lane, observation, state, global_state, valid=valid)
+        row = self._row - 1
+        if not self._seen:
+            raise _full(self._row)
+        if row < 0 or not 0 <= lane < self.num_lanes:
+            raise RolloutError(f"add_cut: there is no row of lane {lane} yet ({self._row} rows of {self.num_lanes} lanes); call add first")
+        if (row, lane) in self._cuts:
+            raise RolloutError(f"add_cut: lane {lane} already has its successor at row {row}; call it once")
+        if row < self.num_steps - 1 and self._terminated[row, lane]:
+            return  # nothing follows a terminated row, so only a lane's last row keeps it
+        self._cuts.add((row, lane), observation, state, global_state, valid)
 
     def get(
         self,
@@ -300,7 +268,8 @@ class RolloutBuffer:
         if len(self) != self.num_steps:
             raise RolloutError(f"the buffer holds {len(self)} of {self.num_steps} rows; add the rest before get()")
         self._check_cuts()
-        self.rows = []  # they would keep the arrays alive
+        self._seen, self._acted, self._moved, self._memory = [], [], [], []  # they would keep the arrays alive
+        self._episode_starts = self._terminated = self._valid = None
         alive = self._all_valid if last_valid is None else last_valid
         last = (last_observations, last_state, repeat_copies(last_global_state, self._lanes_per_copy), alive)
         remembers = optree.tree_leaves(self._one_lane[1])
@@ -312,13 +281,6 @@ class RolloutBuffer:
             weights_fingerprint=freeze(np.full(self.num_lanes, weights_fingerprint, np.uint64)),
             episodes=tuple(episodes),
         )
-
-    def _all_lanes(self) -> LaneRows:
-        if not self.rows:
-            raise _full(self.num_steps)
-        if len(self.rows) > 1:
-            raise RolloutError(f"this buffer was made for {len(self.rows)} groups of lanes; write each through its own `rows`")
-        return self.rows[0]
 
     def _check_cuts(self) -> None:
         """A row that ended without its successor would be bootstrapped from the next episode."""

@@ -151,7 +151,7 @@ FREE_FIELDS = frozenset(
 """What may differ when a run goes on: how long it runs, what it writes and how often, how it is scored, how its copies are
 stepped. None of it changes what has been learnt so far. (A schedule is stretched to a new total_timesteps from here on.)"""
 
-BIT_FIELDS = frozenset({"run.backend", "run.device", "run.threads", "ppo.compile", "collect.groups"})
+BIT_FIELDS = frozenset({"run.backend", "run.device", "run.threads", "ppo.compile"})
 """What may differ too, with a warning: the run goes on, but not with the bits it would have had."""
 
 

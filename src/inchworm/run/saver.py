@@ -64,15 +64,11 @@ class Moment:
         return int(self.state["state"]["iteration"])
 
 
-def inexactness(envs: Sequence[VectorEnv]) -> list[str]:
-    """What of the environments a checkpoint cannot bring back, a sentence each, none twice."""
-    sentences: list[str] = []
-    for env in envs:
-        if isinstance(env, SaysInexact):
-            sentences += env.inexact
-        elif not (isinstance(env, SaysExact) and env.exact is True):
-            sentences.append(SAYS_NOTHING)
-    return list(dict.fromkeys(sentences))
+def inexactness(env: VectorEnv) -> list[str]:
+    """What of the environments a checkpoint cannot restore, a sentence each, none twice."""
+    if isinstance(env, SaysInexact):
+        return list(dict.fromkeys(env.inexact))
+    return [] if isinstance(env, SaysExact) and env.exact is True else [SAYS_NOTHING]
 
 
 def binding_config(config: TrainingConfig) -> dict[str, Any]:
@@ -519,7 +515,7 @@ class Keeper:
         """That, and what its record must say of it."""
         run, state = self._trainer.config.run, self._trainer.state
         note = Note(
-            exact=inexactness(self._trainer.envs),
+            exact=inexactness(self._trainer.env),
             score=state.best_score if state.best_iteration == state.iteration else None,
             scored=state.scored == state.iteration,
             rows=self._files.row_counts(),

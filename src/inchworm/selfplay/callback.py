@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,20 +139,13 @@ class LadderCallback:
         """Nothing left to do."""
 
 
-def with_opponents(envs: Sequence[VectorEnv], config: TrainingConfig) -> tuple[VectorEnv, ...]:
-    """The environments that train, the other team played by whom the config says. Groups share one source; the first one saves it."""
+def with_opponents(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
+    """The environments that train, with the other team played by the config's opponent."""
     if config.opponent.mode == "none":
-        return tuple(envs)
-    teams = [_check_teams(env, config) for env in envs]
-    source = make_opponent(config, teams[0].observation_space, teams[0].action_space)
-    wrapped: list[OpponentVectorEnv] = []
-    first = 0
-    for env in teams:
-        lanes = _our_lanes(env, config.opponent, first)
-        keeps = not wrapped
-        wrapped.append(OpponentVectorEnv(env, source, lanes, seed=config.run.seed, first_copy=first, keeps_source=keeps))
-        first += env.num_envs
-    return tuple(wrapped)
+        return env
+    teams = _check_teams(env, config)
+    source = make_opponent(config, teams.observation_space, teams.action_space)
+    return OpponentVectorEnv(teams, source, _our_lanes(teams, config.opponent), seed=config.run.seed)
 
 
 def _check_teams(env: VectorEnv, config: TrainingConfig) -> TeamVectorEnv:
@@ -165,8 +158,8 @@ def _check_teams(env: VectorEnv, config: TrainingConfig) -> TeamVectorEnv:
     return env
 
 
-def _our_lanes(env: TeamVectorEnv, config: OpponentConfig, first_copy: int) -> np.ndarray:
-    sides: Any = {"first": 0, "second": 1, "alternate": (first_copy + np.arange(env.num_envs)) % 2}[config.sides]
+def _our_lanes(env: TeamVectorEnv, config: OpponentConfig) -> np.ndarray:
+    sides: Any = {"first": 0, "second": 1, "alternate": np.arange(env.num_envs) % 2}[config.sides]
     return team_lanes(env.num_envs, env.lanes_per_copy, sides)
 
 
@@ -230,7 +223,7 @@ class MatchEvaluator(PolicyEvaluator):
         config = self._training
         teams = _check_teams(inner, config)
         actor = make_actor(str(evaluation_opponent(config)), teams.action_space, config.env.id, config.env.kwargs)
-        return OpponentVectorEnv(teams, actor, _our_lanes(teams, config.opponent, 0), seed=config.evaluation.seed)
+        return OpponentVectorEnv(teams, actor, _our_lanes(teams, config.opponent), seed=config.evaluation.seed)
 
     def close(self) -> None:
         """Close the environments; the next evaluation makes new ones."""
@@ -238,9 +231,9 @@ class MatchEvaluator(PolicyEvaluator):
         super().close()
 
 
-def bind_pool(envs: Sequence[VectorEnv], policy: Actor) -> None:
+def bind_pool(env: VectorEnv, policy: Actor) -> None:
     """Tell a pool among the environments' opponents whose past selves it keeps; `policy` is who acts."""
-    pool = _pool_of(envs)
+    pool = _pool_of(env)
     if pool is None or not pool.keep_selves:
         return
     if not isinstance(policy, Policy):
@@ -249,13 +242,13 @@ def bind_pool(envs: Sequence[VectorEnv], policy: Actor) -> None:
 
 
 def opponent_callbacks(
-    envs: Sequence[VectorEnv], actor: Callable[[], Actor], config: TrainingConfig, source: Any, directory: Path | None = None
+    env: VectorEnv, actor: Callable[[], Actor], config: TrainingConfig, source: Any, directory: Path | None = None
 ) -> list[Callback]:
     """Who watches the opponents during training; `source` is where environments for ratings come from, None if there is nowhere."""
-    pool, opponent = _pool_of(envs), config.opponent
+    pool, opponent = _pool_of(env), config.opponent
     if pool is None:
-        ladders = [env.opponent for env in envs[:1] if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, SkillLadder)]
-        return [LadderCallback(ladder.metrics) for ladder in ladders]
+        ladder = env.opponent if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, SkillLadder) else None
+        return [] if ladder is None else [LadderCallback(ladder.metrics)]
     games = None
     if opponent.rating_interval and source is None:
         warnings.warn(
@@ -277,8 +270,7 @@ def opponent_callbacks(
     ]
 
 
-def _pool_of(envs: Sequence[VectorEnv]) -> OpponentPool | None:
-    env = envs[0]
+def _pool_of(env: VectorEnv) -> OpponentPool | None:
     return env.opponent if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, OpponentPool) else None
 
 

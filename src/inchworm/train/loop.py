@@ -19,7 +19,7 @@ from inchworm.core.types import EpisodeRecord
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
-from inchworm.train.resolve import evaluation_source, resolve_choices, resolve_envs, resolve_policy
+from inchworm.train.resolve import evaluation_source, resolve_choices, resolve_env, resolve_policy
 
 
 @dataclass
@@ -95,17 +95,16 @@ def create_training_components(
     """The parts of a run, made from its config. `policy` and `env` are whatever `PPOTrainer` takes; by default env is the config's."""
     source = config.env if env is None else env
     config, _ = resolve_choices(policy, source, config)
-    envs = resolve_envs(source, config)
+    vector_env = resolve_env(source, config)
     try:
-        policy = resolve_policy(policy, config, envs[0])
+        policy = resolve_policy(policy, config, vector_env)
         learner = make_learner(policy, config)
         length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)
-        collector = RolloutCollector(envs, acting_policy(policy), seed=config.run.seed, sequence_length=length)
-        bind_pool(envs, collector.policy)
-        watching = opponent_callbacks(envs, lambda: collector.policy, config, evaluation_source(source, config))
+        collector = RolloutCollector(vector_env, acting_policy(policy), seed=config.run.seed, sequence_length=length)
+        bind_pool(vector_env, collector.policy)
+        watching = opponent_callbacks(vector_env, lambda: collector.policy, config, evaluation_source(source, config))
     except BaseException:
-        for group in envs:
-            group.close()
+        vector_env.close()
         raise
     return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), (*watching, *callbacks))
 

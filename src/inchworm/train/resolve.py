@@ -16,7 +16,6 @@ from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.protocols import Actor, HasTeams, Policy, SharesState, VectorEnv, lanes_per_copy, reads_global_state
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, form_of, in_one_line
-from inchworm.env.groups import make_groups
 from inchworm.env.make import dress_given, make_from
 from inchworm.env.source import make_vector_env
 from inchworm.env.teams import is_team_env
@@ -172,14 +171,13 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[Trai
     return settle(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
 
 
-def resolve_envs(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> tuple[VectorEnv, ...]:
-    """The environments that train: one vector env, or one for each group; with `rehearse` it is tried whether they can be resumed."""
+def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
+    """The environments that train, as one vector env; with `rehearse` it is tried whether they can be resumed."""
     world = config.env
-    envs = make_groups(
+    vector_env = make_vector_env(
         _source(env, world),
         world.num_envs,
         world.num_workers,
-        config.collect.groups,
         seed=config.run.seed,
         worker_timeout=world.worker_timeout,
         worker_restarts=world.worker_restarts,
@@ -188,19 +186,19 @@ def resolve_envs(env: Any, config: TrainingConfig, *, rehearse: bool = False) ->
     )
     try:
         if rehearse:
-            _rehearse(env, config, envs)
-        return with_opponents(envs, config)
-    except BaseException:  # there are no opponents for it, or somebody pressed Ctrl-C
-        for group in envs:
-            if group is not env:  # somebody else's stays open
-                group.close()
+            _rehearse(env, config, vector_env)
+        return with_opponents(vector_env, config)
+    except BaseException:  # there are no opponents for it, or Ctrl-C was pressed
+        if vector_env is not env:  # the caller's own stays open
+            vector_env.close()
         raise
 
 
-def _rehearse(env: Any, config: TrainingConfig, envs: tuple[VectorEnv, ...]) -> None:
+def _rehearse(env: Any, config: TrainingConfig, vector_env: VectorEnv) -> None:
     """Mark environments that cannot be resumed exactly. One that was handed over cannot be copied to find out."""
-    ours = [group for group in envs if isinstance(group, LaneVectorEnv) and not isinstance(group, NativeCartPole)]
-    if not ours or isinstance(env, gym.Env | VectorEnv | gym.vector.VectorEnv) or is_team_env(env):
+    if not isinstance(vector_env, LaneVectorEnv) or isinstance(vector_env, NativeCartPole):
+        return
+    if isinstance(env, gym.Env | VectorEnv | gym.vector.VectorEnv) or is_team_env(env):
         return
     world = config.env.replace(num_envs=1, num_workers=0, help_workers=False)
     source = _source(env, world)
@@ -210,8 +208,7 @@ def _rehearse(env: Any, config: TrainingConfig, envs: tuple[VectorEnv, ...]) -> 
     options["global_state"] = config.policy.central_critic
     flaw = rehearse_resume(lambda: cast(LaneVectorEnv, make_vector_env(source, 1, apart, **options)), world.id, once=bool(apart))
     if flaw is not None:
-        for group in ours:
-            group.mark_inexact(flaw)
+        vector_env.mark_inexact(flaw)
 
 
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:

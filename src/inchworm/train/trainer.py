@@ -30,7 +30,7 @@ from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback, interruptible
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
 from inchworm.train.profile import Profile
-from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_envs, resolve_policy
+from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_env, resolve_policy
 
 NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
 
@@ -113,18 +113,17 @@ class PPOTrainer:
         self.config, self.choices = resolve_choices(policy, env, asked)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
-        self.envs = resolve_envs(env, self.config, rehearse=run is not None)
+        self.env = resolve_env(env, self.config, rehearse=run is not None)
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
         except BaseException:
-            for group in self.envs:
-                if group is not env:  # somebody else's stays open
-                    group.close()
+            if self.env is not env:  # the caller's own stays open
+                self.env.close()
             raise
         length = self.config.ppo.sequence_length_for(self.config.ppo.rollout_steps, memory=True)  # read only if there is memory
-        self.collector = RolloutCollector(self.envs, acting_policy(self.policy), seed=self.config.run.seed, sequence_length=length)
-        bind_pool(self.envs, self.collector.policy)
+        self.collector = RolloutCollector(self.env, acting_policy(self.policy), seed=self.config.run.seed, sequence_length=length)
+        bind_pool(self.env, self.collector.policy)
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
@@ -134,14 +133,9 @@ class PPOTrainer:
             self.files.warn_of_inexact(self.inexact)
         source = evaluation_source(env, self.config)
         self.evaluator = make_evaluator(source, self.config) if source is not None else None
-        self.opponents = opponent_callbacks(self.envs, lambda: self.collector.policy, self.config, source, self.run_dir)
+        self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, source, self.run_dir)
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
-
-    @property
-    def env(self) -> VectorEnv:
-        """The environments that train; with groups, those of the first."""
-        return self.envs[0]
 
     @cached_property
     def learner(self) -> Learner:
@@ -178,7 +172,7 @@ class PPOTrainer:
     @property
     def inexact(self) -> list[str]:
         """What of the environments a checkpoint cannot bring back, a sentence each."""
-        return inexactness(self.envs)
+        return inexactness(self.env)
 
     @property
     def failures(self) -> list[str]:

@@ -18,8 +18,7 @@ from doubles.stepping import assert_equal_steps, frozen, random_actions, run
 
 pytest.importorskip("pettingzoo")
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
-from inchworm.env.groups import make_groups
+from inchworm.core.errors import WorkerError, WorkerRestartWarning
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
 from inchworm.env.trial import rehearse_resume
 from inchworm.env.workers.auto import choose_num_workers, step_seconds
@@ -55,16 +54,6 @@ def test_without_a_global_state_too():
     with WorkerVectorEnv(make("deaths"), COPIES, 2, seed=3) as env:
         assert env.global_state_space is None
         assert_equal_steps(run(env, 14), undisturbed("deaths", global_state=False))
-
-
-def test_groups_have_the_seeds_that_their_copies_have_without():
-    one, two = make_groups(make("joins"), 3, 1, 2, seed=3)
-    with one, two, InProcessVectorEnv(make("joins"), COPIES, seed=3) as whole:
-        assert (one.num_lanes, two.num_lanes) == (3, 6)
-        expected, parts = whole.reset().observations["observation"].copy(), [one.reset(), two.reset()]
-        assert np.array_equal(np.concatenate([part.observations["observation"] for part in parts]), expected)
-    with pytest.raises(EnvError, match="cannot be split into groups"):
-        make_groups(Comings(), 2, 0, 2)
 
 
 @pytest.mark.parametrize("moment", ["idle", "sent", "reset", "options"])
