@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the docstrings of `inchworm.config.sections`, where every field is documented, once.
+"""Write docs/config.md from `inchworm.config.sections`, where every field is documented.
 
 python docs/make_config_table.py
 """
@@ -11,47 +11,43 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from inchworm.cli.show import field_comments
+from inchworm.config.reading import field_docs
 from inchworm.config.sections import TrainingConfig
 
 PAGE = Path(__file__).with_name("config.md")
 
 HEAD = """# Config
 
-A run is described by a `TrainingConfig` of six sections. Every field has a default; `inchworm config ENV` prints all of them with
+A run is described by a `TrainingConfig` of seven sections. Every field has a default; `inchworm config ENV` prints all of them with
 the environment's preset filled in, as YAML that `inchworm train --config` reads. On the command line a field is a flag,
-`--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`; both are checked, and a misspelt name is answered with the
-nearest one. Configs are frozen: `config.replace(…)` makes a changed one. `from_dict` and `from_yaml` also read the names of older trainers
-(see [migration](migration.md)).
+`--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`. Both are validated, and the error for a misspelt name
+suggests the nearest one. Configs are frozen: `config.replace(…)` returns a changed copy. `from_dict` and `from_yaml` also accept
+the names of older trainers (see [migration](migration.md)).
 
-This page is made from the source by `make docs`.
+This page is generated from the source by `make docs`.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     hints = typing.get_type_hints(TrainingConfig)
     return HEAD + "".join(section(field.name, hints[field.name]) for field in dataclasses.fields(TrainingConfig))
 
 
 def section(name: str, config: type[Any]) -> str:
-    """One section: its config class and a table of its fields."""
-    comments, defaults = field_comments(config), config().to_dict()
-    rows = [f"| `{key}` | {kind(config, key)} | {value(defaults[key])} | {cell(comments[key])} |" for key in defaults]
+    """Return one section: its config class and a table of its fields."""
+    comments, defaults = field_docs(config), config().to_dict()
+    hints = typing.get_type_hints(config)
+    rows = [f"| `{key}` | {cell(readable(hints[key]))} | {value(defaults[key])} | {cell(comments[key])} |" for key in defaults]
     title = f"\n## {name}\n\n`{config.__name__}`: {inspect.getdoc(config)}\n\n"
     return title + "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def kind(config: type[Any], key: str) -> str:
-    """A field's type as people read it."""
-    return cell(readable(typing.get_type_hints(config)[key]))
-
-
 def readable(hint: Any) -> str:
-    """`int or "auto"`, `float or none`, `list of int`."""
+    """Return a type as people read it: `int or auto`, `float or null`, `list of int`."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is type(None):
-        return "none"
+        return "null"
     if origin is typing.Literal:
         return ", ".join(str(choice) for choice in inner)
     if origin is tuple:
@@ -64,14 +60,14 @@ def readable(hint: Any) -> str:
 
 
 def value(default: Any) -> str:
-    """A default as it is written in YAML."""
+    """Return a default as it is written in YAML."""
     if default is None:
-        return "none"
+        return "null"
     return f"`{str(default).lower()}`" if isinstance(default, bool) else f"`{default}`"
 
 
 def cell(text: str) -> str:
-    """Text that does not break a table."""
+    """Escape text for a table."""
     return text.replace("|", "\\|")
 
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from inchworm.cli.show import commented_yaml, field_comments
+from inchworm.cli.show import commented_yaml
 from inchworm.config.presets import PRESETS, config_for
-from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, TrainingConfig
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Taxi-v3"])
@@ -18,9 +18,6 @@ def test_what_is_printed_is_what_train_would_use(cli: Any, tmp_path: Path, env: 
 
 
 def test_every_field_has_its_comment() -> None:
-    comments = field_comments(PPOConfig)
-    assert comments["gamma"] == "Discount of the next step's value."
-    assert all(comments.values())
     assert "  gamma: 0.98  # Discount of the next step's value." in commented_yaml(config_for("CartPole-v1")).splitlines()
 
 

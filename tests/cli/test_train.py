@@ -77,7 +77,7 @@ def test_a_given_name_that_is_finished_says_how_to_go_on(cli: Any, small: list[s
         (["no_such_module:make"], "there is no module no_such_module"),
         (["CartPole-v1", "--env.kwargs", "{gravitty: 5}"], "gravitty"),
         (["CartPole-v1", "--ppo.minibatch-size", "100000"], "larger than the rollout"),
-        (["CartPole-v1", "--run.name", "../x"], "is no plain name"),
+        (["CartPole-v1", "--run.name", "../x"], "is not a valid name"),
     ],
 )
 def test_wrong_use_is_one_line_and_leaves_nothing_behind(cli: Any, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -129,8 +129,8 @@ def test_legacy_names_in_a_file_are_reported_in_one_line_each(cli: Any, small: l
     result = cli("config", "--config", "old.yaml")
     assert result.code == 0
     assert result.err.splitlines() == [
-        "warning: ppo.lr is called ppo.learning_rate here; taken as such",
-        "warning: ppo.clip_range is called ppo.clip_coef here; taken as such",
+        "warning: ppo.lr is called ppo.learning_rate here; accepted",
+        "warning: ppo.clip_range is called ppo.clip_coef here; accepted",
     ]
 
 

@@ -48,9 +48,9 @@ def test_names_mean_actors():
     assert isinstance(make_actor("random", Teams.action_space, "Any-v0"), RandomActor)
     assert read_opponent("heuristic:0.25") == ("heuristic", 0.25)
     assert read_opponent("heuristic") == ("heuristic", 1.0)
-    for name, words in (("nobody", "no opponent called"), ("heuristic", "Any-v0 has no heuristic")):
+    for name, words in (("nobody", "unknown opponent"), ("heuristic", "Any-v0 has no heuristic")):
         with pytest.raises(ConfigError, match=words):
             make_actor(name, Teams.action_space, "Any-v0")
     for text in ("2", "x", "nan", "-0.1", ""):
-        with pytest.raises(ConfigError, match="no skill from 0 to 1"):
+        with pytest.raises(ConfigError, match="the skill must be from 0 to 1"):
             read_opponent(f"heuristic:{text}")

@@ -135,7 +135,7 @@ def test_a_memory_that_cannot_be_is_refused(wrong, words):
 
 
 def test_numpy_acts_and_does_not_learn():
-    with pytest.raises(ConfigError, match=r"policy.kind=gru learns in torch only.*run.backend=torch"):
+    with pytest.raises(ConfigError, match=r"policy.kind=gru can be trained only with torch.*run.backend=torch"):
         TrainingConfig(policy=PolicyConfig(kind="gru"), run=RunConfig(backend="numpy"))
     from inchworm.backends.numpy.learner import NumpyOptimizer
 

@@ -91,7 +91,7 @@ def test_a_length_of_1_is_taken_at_its_word_and_auto_is_never_1() -> None:
 
 
 def test_what_memory_cannot_do_is_said_at_the_door() -> None:
-    with pytest.raises(ConfigError, match=r"policy.kind=lstm learns in torch only.*run.backend=torch"):
+    with pytest.raises(ConfigError, match=r"policy.kind=lstm can be trained only with torch.*run.backend=torch"):
         PPOTrainer("lstm", "CartPole-v1", backend="numpy")
     with pytest.raises(ConfigError, match="use mlp, cnn, lstm or gru"):
         PPOTrainer("rnn", "CartPole-v1")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import errno
 import inspect
-import itertools
 import sys
 import tempfile
 import textwrap
@@ -25,6 +22,7 @@ from inchworm.cli.arguments import UsageError, config_from, parse, parse_over, s
 from inchworm.cli.main import OK
 from inchworm.cli.train import TrainOptions
 from inchworm.config.presets import PRESETS
+from inchworm.config.reading import field_docs
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.tensor_file import read_bytes, write_atomically
@@ -49,7 +47,7 @@ def commented_yaml(config: TrainingConfig) -> str:
     hints = typing.get_type_hints(TrainingConfig)
     for name, section in config.to_dict().items():
         lines += ["", f"# {inspect.getdoc(hints[name])}", f"{name}:"]
-        comments = field_comments(hints[name])
+        comments = field_docs(hints[name])
         for key, value in section.items():
             lines.append(textwrap.indent(f"{_entry(key, value)}  # {comments[key]}", "  "))
     return "\n".join(lines) + "\n"
@@ -67,18 +65,6 @@ def _entry(key: str, value: Any) -> str:
     """`key: value` on one line; the flow style keeps nested values there too."""
     text = yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=10**6)
     return text.strip()[1:-1]
-
-
-def field_comments(config: type[Any]) -> dict[str, str]:
-    """What stands under each field of a config class, which is where fields are documented."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(config)))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    comments = {field.name: "" for field in dataclasses.fields(config)}
-    for node, after in itertools.pairwise(body):
-        is_field = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if is_field and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            comments[node.target.id] = " ".join(str(after.value.value).split())  # type: ignore[attr-defined]
-    return comments
 
 
 PROG_REPLAY = "inchworm replay"

@@ -1,6 +1,6 @@
-"""Names of older trainers and their names here, for configs that come as plain data. Serves `config.from_dict` alone.
+"""Names of older trainers, translated for configs that come as plain data (`from_dict`, `from_yaml`).
 
-Where two trainers meant different things by one name (`batch_size`), the other keys beside it decide.
+Where two trainers gave one name different meanings (`batch_size`), the keys next to it decide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
 
 def modern_names(config: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`data` under today's names for the config class named `config`, and a line for every name that was changed."""
+    """Return `data` under current names for the config class `config`, and a message for each name that was changed."""
     reports: list[str] = []
     if not isinstance(data, Mapping):
         raise ConfigError(f"{config}.from_dict needs a mapping of names to values, not {type(data).__name__}")
@@ -51,13 +51,13 @@ def _ppo(data: Mapping[str, Any], reports: list[str], where: str) -> dict[str, A
             name = "minibatch_size"
             if "minibatch_size" in data:
                 raise ConfigError(
-                    f"{where}batch_size={value} beside minibatch_size means transitions per update; "
-                    f"write rollout_steps = {value} / lanes instead"
+                    f"{where}batch_size={value} with minibatch_size means transitions per update; "
+                    f"use rollout_steps = {value} / lanes instead"
                 )
         if name in modern or (name != key and name in data):
-            raise ConfigError(f"{where}{key} and {where}{name} say the same thing twice; keep {where}{name}")
+            raise ConfigError(f"{where}{key} and {where}{name} are the same setting; keep {where}{name}")
         if name != key:
-            reports.append(f"{where}{key} is called {where}{name} here; taken as such")
+            reports.append(f"{where}{key} is called {where}{name} here; accepted")
         modern[name] = value
     return modern
 
@@ -74,14 +74,26 @@ def _without_groups(collect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
-    """A whole config: legacy `experiment_name`, `agent` and `trainer` find their sections."""
+    """Translate a whole config: move `experiment_name`, `agent` and `trainer` to their sections."""
     modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     if "experiment_name" in modern:
         _move(modern, "run", "name", modern.pop("experiment_name"), "experiment_name", reports)
-    _agent(modern, reports)
-    _trainer(modern, reports)
     if isinstance(modern.get("collect"), dict):
         modern["collect"] = _without_groups(modern["collect"])
+    agent, trainer = modern.pop("agent", {}), modern.pop("trainer", {})
+    for name, section in (("agent", agent), ("trainer", trainer)):
+        if not isinstance(section, dict):
+            raise ConfigError(f"{name} must be a mapping of names to values, not {section!r}")
+    for key, value in agent.items():
+        if key == "name":
+            _move(modern, "policy", "kind", _POLICY_KINDS.get(str(value), value), "agent.name", reports)
+        elif key == "hidden_size":
+            _move(modern, "policy", "hidden_sizes", [value, value], "agent.hidden_size", reports)
+        else:
+            raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
+    for key, value in trainer.items():
+        section, name = ("evaluation", "interval") if key == "evaluate_interval" else (_TRAINER.get(key, "ppo"), key)
+        _move(modern, section, name, value, f"trainer.{key}", reports)
     ppo = modern.get("ppo")
     if isinstance(ppo, dict):
         _batch_to_steps(modern, ppo, reports)
@@ -89,45 +101,18 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
     return modern
 
 
-def _agent(modern: dict[str, Any], reports: list[str]) -> None:
-    for key, value in _section(modern, "agent").items():
-        if key == "name":
-            _move(modern, "policy", "kind", _POLICY_KINDS.get(str(value), value), "agent.name", reports)
-        elif key == "hidden_size":
-            _move(modern, "policy", "hidden_sizes", [value, value], "agent.hidden_size", reports)
-        else:
-            raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
-
-
-def _trainer(modern: dict[str, Any], reports: list[str]) -> None:
-    for key, value in _section(modern, "trainer").items():
-        if key == "evaluate_interval":
-            _move(modern, "evaluation", "interval", value, "trainer.evaluate_interval", reports)
-        elif key in _TRAINER:
-            _move(modern, _TRAINER[key], key, value, f"trainer.{key}", reports)
-        else:
-            _move(modern, "ppo", key, value, f"trainer.{key}", reports)
-
-
-def _section(modern: dict[str, Any], name: str) -> dict[str, Any]:
-    section = modern.pop(name, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{name} must be a mapping of names to values, not {section!r}")
-    return section
-
-
 def _move(modern: dict[str, Any], section: str, name: str, value: Any, old: str, reports: list[str]) -> None:
     target = modern.setdefault(section, {})
     if not isinstance(target, dict):
         raise ConfigError(f"{section} must be a mapping of names to values, not {target!r}")
     if name in target:
-        raise ConfigError(f"{old} and {section}.{name} say the same thing twice; keep {section}.{name}")
+        raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
     target[name] = value
-    reports.append(f"{old} is called {section}.{name} here; taken as such")
+    reports.append(f"{old} is called {section}.{name} here; accepted")
 
 
 def _batch_to_steps(modern: dict[str, Any], ppo: dict[str, Any], reports: list[str]) -> None:
-    """`batch_size` beside `minibatch_size` counted transitions per update: with the lanes known, that is rollout_steps."""
+    """`batch_size` next to `minibatch_size` counts transitions per update: divided by the lanes, it is rollout_steps."""
     if "batch_size" not in ppo or "minibatch_size" not in ppo:
         return
     env = modern.get("env")
@@ -135,6 +120,6 @@ def _batch_to_steps(modern: dict[str, Any], ppo: dict[str, Any], reports: list[s
     batch = ppo.pop("batch_size")
     whole = isinstance(batch, int) and isinstance(lanes, int) and lanes > 0 and batch % lanes == 0
     if "rollout_steps" in ppo or not whole:
-        raise ConfigError(f"ppo.batch_size={batch} transitions per update do not make whole steps of {lanes} lanes; give ppo.rollout_steps")
+        raise ConfigError(f"ppo.batch_size={batch} transitions per update is not a multiple of {lanes} lanes; use ppo.rollout_steps")
     ppo["rollout_steps"] = batch // lanes
-    reports.append(f"ppo.batch_size={batch} is ppo.rollout_steps={batch // lanes} for {lanes} lanes here; taken as such")
+    reports.append(f"ppo.batch_size={batch} is ppo.rollout_steps={batch // lanes} for {lanes} lanes here; accepted")

@@ -7,9 +7,8 @@ import math
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from inchworm.config.reading import STRICT, ConfigBase, check_range, in_words
+from inchworm.config.reading import FROM_LIST, ConfigBase, config_class, short
 from inchworm.core.errors import ConfigError
 
 __all__ = ["SkirmishConfig"]
@@ -62,24 +61,23 @@ _SPAWN_DEPTH = 3.0
 """No wall stands this close to a team's own side."""
 
 
-@in_words
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@config_class()
 class SkirmishConfig(ConfigBase):
     """The rules of a game: who fights, where, for how long, and what is rewarded."""
 
-    units: Annotated[tuple[str, ...], Field(strict=False)] = ("scout", "soldier", "heavy")
+    units: Annotated[tuple[str, ...], FROM_LIST] = ("scout", "soldier", "heavy")
     """The classes of a team's units, 1 to 10 of scout, soldier and heavy; both teams have the same."""
-    width: float = 16.0
+    width: Annotated[float, Field(ge=10, le=48)] = 16.0
     """The arena from one team's side to the other's, in multiples of 1/8."""
-    height: float = 12.0
+    height: Annotated[float, Field(ge=6, le=48)] = 12.0
     """The arena across, in multiples of 1/8."""
-    wall_pairs: int = 3
+    wall_pairs: Annotated[int, Field(ge=0)] = 3
     """Wall blocks on each half, drawn anew for each episode; the other half has the same, turned by 180 degrees."""
-    zone_radius: float = 2.5
+    zone_radius: Annotated[float, Field(ge=0.5)] = 2.5
     """The round zone in the middle of the arena."""
-    zone_target: int = 40
+    zone_target: Annotated[int, Field(ge=1, le=1_000_000)] = 40
     """A team that has held the zone alone for so many steps wins."""
-    max_steps: int = 150
+    max_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 150
     """After so many steps the game is cut off and decided on time."""
     reward_damage: float = 0.5
     """For a hit, per 100 points of health taken from the enemy."""
@@ -100,15 +98,12 @@ class SkirmishConfig(ConfigBase):
         for name in self.units:
             if name not in CLASSES:
                 raise ConfigError(f"units: {name!r} is no class of units; use {', '.join(CLASSES)}")
-        check_range(self, "width", 10.0, 48.0)
-        check_range(self, "height", 6.0, 48.0)
         for name in ("width", "height"):
             if getattr(self, name) * LATTICE % 2:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a multiple of 1/8")
-        check_range(self, "wall_pairs", 0, self.most_wall_pairs)
-        check_range(self, "zone_radius", 0.5, min(self.width, self.height) / 2)
-        check_range(self, "zone_target", 1, 1_000_000)
-        check_range(self, "max_steps", 1, 1_000_000)
+        for name, most in (("wall_pairs", self.most_wall_pairs), ("zone_radius", min(self.width, self.height) / 2)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}={short(getattr(self, name))} must be {most:g} or less in an arena of this size")
 
     @property
     def team_size(self) -> int:

@@ -1,0 +1,108 @@
+"""Names of older trainers, accepted from plain data."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from inchworm.config.reading import LegacyNameWarning
+from inchworm.config.sections import CollectConfig, PPOConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "old, value, new",
+    [
+        ("clip_range", 0.1, "clip_coef"),
+        ("clip_epsilon", 0.1, "clip_coef"),
+        ("n_epochs", 3, "update_epochs"),
+        ("epochs_per_update", 3, "update_epochs"),
+        ("value_coef", 0.1, "vf_coef"),
+        ("entropy_coef", 0.1, "ent_coef"),
+        ("lr", 0.1, "learning_rate"),
+        ("n_steps", 7, "rollout_steps"),
+        ("rollout_length", 7, "rollout_steps"),
+        ("tbptt_chunk_length", 7, "sequence_length"),
+        ("bptt_horizon", 7, "sequence_length"),
+        ("batch_size", 64, "minibatch_size"),
+    ],
+)
+def test_an_older_name_is_accepted_from_plain_data_with_a_warning(old: str, value: float, new: str) -> None:
+    with pytest.warns(LegacyNameWarning, match=f"^{old} is called {new} here; accepted$"):
+        assert getattr(PPOConfig.from_dict({old: value}), new) == value
+    with pytest.warns(LegacyNameWarning, match=f"^ppo.{old} is called ppo.{new} here"):
+        assert getattr(TrainingConfig.from_dict({"ppo": {old: value}}).ppo, new) == value
+    with pytest.raises(ConfigError, match=f"{old} and {new} are the same setting; keep {new}|with minibatch_size"):
+        PPOConfig.from_dict({old: value, new: value})
+    with pytest.raises(ConfigError, match="unknown config key"):
+        PPOConfig(**{old: value})
+
+
+@pytest.mark.parametrize("value, expected", [(True, "minibatch"), (False, "off")])
+def test_norm_adv(value: bool, expected: str) -> None:
+    with pytest.warns(LegacyNameWarning):
+        assert PPOConfig.from_dict({"norm_adv": value}).normalize_advantages == expected
+
+
+def test_batch_size_together_with_minibatch_size_counts_transitions() -> None:
+    # 2048 transitions per update over 16 lanes are 128 steps
+    with pytest.warns(LegacyNameWarning, match=r"ppo.batch_size=2048 is ppo.rollout_steps=128 for 16 lanes here"):
+        config = TrainingConfig.from_dict({"env": {"num_envs": 16}, "ppo": {"batch_size": 2048, "minibatch_size": 64}})
+    assert (config.ppo.rollout_steps, config.ppo.minibatch_size) == (128, 64)
+    with pytest.warns(LegacyNameWarning):
+        assert TrainingConfig.from_dict({"ppo": {"batch_size": 64, "minibatch_size": 8}}).ppo.rollout_steps == 8
+    for env, ppo in (({"num_envs": 3}, {}), ({"num_envs": 0}, {}), ({"num_envs": "8"}, {}), ({}, {"rollout_steps": 4})):
+        with pytest.raises(ConfigError, match=r"ppo.batch_size=2048 transitions per update"):
+            TrainingConfig.from_dict({"env": env, "ppo": {"batch_size": 2048, "minibatch_size": 64, **ppo}})
+    with pytest.raises(ConfigError, match="means transitions per update"):
+        PPOConfig.from_dict({"batch_size": 2048, "minibatch_size": 64})
+
+
+def test_an_older_whole_config() -> None:
+    trainer = {"total_timesteps": 1000, "checkpoint_interval": 5, "seed": 3, "device": "cpu", "evaluate_interval": 7}
+    old = {
+        "experiment_name": "first",
+        "agent": {"name": "simple_mlp", "hidden_size": 32},
+        "trainer": {**trainer, "clip_range": 0.1, "gamma": 0.9},
+    }
+    with pytest.warns(LegacyNameWarning) as caught:
+        config = TrainingConfig.from_dict(old)
+    assert (config.run.name, config.policy.kind, config.policy.hidden_sizes) == ("first", "mlp", (32, 32))
+    assert (config.run.total_timesteps, config.run.checkpoint_interval, config.run.seed, config.run.device) == (1000, 5, 3, "cpu")
+    assert (config.evaluation.interval, config.ppo.clip_coef, config.ppo.gamma) == (7, 0.1, 0.9)
+    messages = {str(warning.message) for warning in caught}
+    assert "trainer.evaluate_interval is called evaluation.interval here; accepted" in messages
+    assert "agent.hidden_size is called policy.hidden_sizes here; accepted" in messages
+    assert old["agent"] == {"name": "simple_mlp", "hidden_size": 32}, "the input is not changed"
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"agent": {"layers": 3}}, "unknown config key agent.layers; the section is called policy here"),
+        ({"agent": 3}, "agent must be a mapping"),
+        ({"agent": {"name": []}}, r"policy.kind=\[\]"),
+        ({"trainer": "x"}, "trainer must be a mapping"),
+        ({"trainer": {"lr": 0.1}, "ppo": {"learning_rate": 0.1}}, "are the same setting"),
+        ({"trainer": {"seed": 1}, "run": {"seed": 1}}, "trainer.seed and run.seed are the same setting; keep run.seed"),
+        ({"trainer": {"seed": 1}, "run": 3}, "run must be a mapping"),
+        ({"ppo": {"norm_adv": "false"}}, "ppo.norm_adv='false' must be true or false"),
+        ({"ppo": {"clip_range": 0.1, "clip_epsilon": 0.1}}, "are the same setting"),
+        ({"collect": {"groups": True}}, "collect.groups=True is not supported"),
+        ({"collect": {"groups": 2}}, "collect.groups=2 is not supported: .* delete it"),
+        (None, "mapping"),
+        ([("ppo", {})], "mapping"),
+    ],
+)
+def test_what_is_wrong_in_an_older_config_is_named(data: Any, message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LegacyNameWarning)
+        with pytest.raises(ConfigError, match=message):
+            TrainingConfig.from_dict(data)
+
+
+def test_one_group_of_an_earlier_config_is_dropped() -> None:
+    assert CollectConfig.from_dict({"groups": 1, "max_replay_steps": 7}) == CollectConfig(max_replay_steps=7)
+    assert TrainingConfig.from_dict({"collect": {"groups": 1}}) == TrainingConfig()
