@@ -176,8 +176,6 @@ NOT_YET = {
     ("inchworm.collect.actors", "inchworm.backends.numpy.policy"),
     ("inchworm.env.source", "inchworm.worlds.cartpole"),
     ("inchworm.env.workers.auto", "inchworm.worlds.cartpole"),
-    ("inchworm.evaluate.matches", "inchworm.run.checkpoint"),
-    ("inchworm.evaluate.matches", "inchworm.run.directory"),
     ("inchworm.policy.composite", "inchworm.rollout.rollout"),
     ("inchworm.policy.spec", "inchworm.rollout.sequences"),
     ("inchworm.run.saver", "inchworm.train.callbacks"),

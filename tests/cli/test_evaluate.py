@@ -43,8 +43,8 @@ def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> 
         (["small", "--episodes", "0"], "evaluation.episodes=0 must be 1 or more"),
         (["small", "--env", "Acrobot-v1"], "was made for the observation space"),
         (["small", "--env", "Nowhere-v1"], "is not registered"),
-        (["small", "--opponent", "heuristic"], "CartPole-v1 has no heuristic, which plays Skirmish-v0 alone"),
-        (["small", "--opponent", "random"], "a match needs two teams in one world"),
+        (["small", "--opponent", "heuristic"], "CartPole-v1 has no heuristic, only Skirmish-v0 has"),
+        (["small", "--opponent", "random"], "a match needs an environment with two teams"),
         (["small", "--skill", "0.5"], "--skill is of a match; add --opponent heuristic"),
         (["small", "--save-replay", "x.json"], "--save-replay is of a match; add --opponent heuristic"),
         (["small", "--opponent", "random", "--skill", "0.5"], "--skill is of --opponent heuristic, not of random"),
@@ -63,11 +63,11 @@ def test_wrong_use_is_one_line(cli: Any, run: Path, arguments: list[str], messag
 
 def test_a_run_without_a_policy_says_so(cli: Any, run: Path) -> None:
     (run / "best_policy.safetensors").unlink()
-    assert "has no best_policy.safetensors yet; leave --best out" in cli("evaluate", "small", "--best").err
+    assert "has no best_policy.safetensors yet; omit --best" in cli("evaluate", "small", "--best").err
     (run / "policy.safetensors").unlink()
     result = cli("evaluate", "small")
     assert result.code == 2
-    assert "inchworm resume runs/small trains it further" in result.err
+    assert "inchworm resume runs/small continues its training" in result.err
 
 
 def test_a_damaged_policy_is_a_failure_in_one_line(cli: Any, run: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("control: []", "suite.yaml: suite control names no environment"),
+        ("control: []", "suite.yaml: suite control is empty"),
         ("control: [Acrobot-v1]", "suite control, Acrobot-v1: the policy was made for the observation space"),
         ("control: [Nowhere-v1]", "suite control, Nowhere-v1: "),
-        ("control: ['x.y:make']", "suite.yaml: suite control names code to import (x.y:make)"),
+        ("control: ['x.y:make']", "suite.yaml: suite control imports code (x.y:make)"),
     ],
 )
 def test_a_suite_that_does_not_fit_is_one_line(cli: Any, run: Path, text: str, message: str) -> None:

@@ -95,10 +95,10 @@ def test_runs_of_different_worlds_meet_in_the_first_ones(cli: Any, skirmish: Non
         (["a"], "a match needs two players"),
         (["a", "nobody"], "there is no run nobody"),
         (["a", "b", "--episodes", "5"], "episodes=5 is odd, but each seed is played once from either side; give 6"),
-        (["a", "b", "--episodes", "0"], "an evaluation of 0 episodes says nothing"),
+        (["a", "b", "--episodes", "0"], "episodes=0 must be 1 or more"),
         (["a", "b", "--num-envs", "0"], "num_envs=0 must be 1 or more"),
         (["a", "heuristic:2"], "from 0 to 1"),
-        (["a", "b", "--env", "CartPole-v1", "--kwargs", "{}"], "a match needs two teams in one world"),
+        (["a", "b", "--env", "CartPole-v1", "--kwargs", "{}"], "a match needs an environment with two teams"),
         (["a", "heuristic", "--env", "CartPole-v1", "--kwargs", "{}"], "CartPole-v1 has no heuristic"),
         (["a", "b", "--env", "Nowhere-v1"], "Nowhere-v1"),
         (["a", "b", "--kwargs", "[1]"], "must be a mapping of names to values"),
@@ -117,7 +117,7 @@ def test_a_run_without_a_policy_says_so(cli: Any, skirmish: None) -> None:
     Path("runs/b/policy.safetensors").unlink()
     result = cli("match", "a", "b")
     assert result.code == 2
-    assert "the run runs/b has no policy.safetensors yet; inchworm resume runs/b trains it further" in result.err
+    assert "the run runs/b has no policy.safetensors yet; inchworm resume runs/b continues its training" in result.err
 
 
 def test_evaluate_meets_an_opponent(cli: Any, skirmish: None) -> None:

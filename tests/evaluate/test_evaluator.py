@@ -107,35 +107,29 @@ def test_the_same_policy_gets_the_same_numbers_each_time_greedy_and_sampled() ->
     assert first.seeds.tolist() == sampled.seeds.tolist()
 
 
-def test_another_seed_is_other_episodes() -> None:
+def test_seeds_are_derived_or_given() -> None:
     assert evaluate_policy(Coin(), SeedWorld, 4, seed=1).seeds.tolist() != evaluate_policy(Coin(), SeedWorld, 4, seed=2).seeds.tolist()
-
-
-def test_explicit_seeds_are_used_in_order() -> None:
     expect(evaluate_policy(Coin(), SeedWorld, 5, seeds=[3, 1, 4, 1, 59], num_envs=2), [3, 1, 4, 1, 59])
 
 
 def test_seeds_and_episodes_must_agree() -> None:
     with pytest.raises(ConfigError, match="got 3 seeds for 5 episodes; give one seed per episode"):
         evaluate_policy(Coin(), SeedWorld, 5, seeds=[1, 2, 3])
-
-
-def test_no_episode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="evaluation of 0 episodes"):
+    with pytest.raises(ConfigError, match="episodes=0 must be 1 or more"):
         evaluate_policy(Coin(), SeedWorld, 0)
 
 
-def test_a_hundred_episodes_unless_told_otherwise_and_the_seeds_decide_too() -> None:
+def test_a_hundred_episodes_unless_counts_otherwise_and_the_seeds_decide_too() -> None:
     assert evaluate_policy(Coin(), SeedWorld).episodes == 100
     assert evaluate_policy(Coin(), SeedWorld, seeds=range(7)).episodes == 7
 
 
 def test_progress_counts_finished_episodes() -> None:
-    told: list[int] = []
+    counts: list[int] = []
     with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=2, episodes=5)) as evaluator:
-        evaluator.evaluate(Coin(), progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 5
+        evaluator.evaluate(Coin(), progress=counts.append)
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
 
 
 def test_environments_are_made_once_and_closed() -> None:

@@ -1,10 +1,71 @@
+"""Results of an evaluation: summaries by hand, intervals against published tables and closed forms."""
+
+import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from inchworm.evaluate.stats import EvalStats
+from inchworm.evaluate.stats import EvalStats, MatchStats, t_quantile_975, wilson_interval95
+
+# The 97.5 % column of the usual tables, to all the digits they print.
+TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000}
+
+
+@pytest.mark.parametrize("degrees", TABLE)
+def test_t_quantiles_equal_the_printed_table(degrees: int) -> None:
+    assert t_quantile_975(degrees) == pytest.approx(TABLE[degrees], abs=5.1e-4)
+
+
+def test_t_of_one_and_two_degrees_have_closed_forms() -> None:
+    # df 1 is Cauchy: tan(pi * (0.975 - 0.5)); df 2: 2 * (p - 0.5) * sqrt(2 / (4 p (1 - p))) with p = 0.975
+    assert t_quantile_975(1) == pytest.approx(math.tan(math.pi * 0.475), rel=1e-12)
+    assert t_quantile_975(2) == pytest.approx(2 * 0.475 * math.sqrt(2 / (4 * 0.975 * 0.025)), rel=1e-12)
+
+
+@pytest.mark.parametrize("degrees", [3, 8, 37, 100, 101, 250])
+def test_t_97_5_percent_of_the_density_lies_below(degrees: int) -> None:
+    t = np.linspace(0.0, t_quantile_975(degrees), 20_001)
+    log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
+    density = np.exp(log_scale - (degrees + 1) / 2 * np.log1p(t * t / degrees))
+    assert 0.5 + np.trapezoid(density, t) == pytest.approx(0.975, abs=1e-8)
+
+
+def test_the_t_series_for_many_degrees_meets_the_exact_sums_and_the_normal_limit() -> None:
+    values = [t_quantile_975(degrees) for degrees in range(95, 106)]
+    assert all(a > b for a, b in itertools.pairwise(values))
+    assert values[5] - values[6] == pytest.approx((values[4] - values[5] + values[6] - values[7]) / 2, rel=1e-3)
+    assert t_quantile_975(10**9) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_no_degree_of_freedom_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 degree of freedom"):
+        t_quantile_975(0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "expected"),
+    [
+        # z² / n = 3.84146 / 10 = 0.384146; middle = (0.8 + 0.192073) / 1.384146 = 0.716740
+        # half = 1.959964 / 1.384146 * sqrt(0.8 * 0.2 / 10 + 0.384146 / 40) = 1.416010 * sqrt(0.0256037) = 0.226577
+        (0.8, 10, (0.490163, 0.943317)),
+        (1.0, 20, (0.838875, 1.0)),  # 1 / (1 + z² / n) = 1 / 1.192073
+        (0.0, 20, (0.0, 0.161125)),  # the mirror image: 0.192073 / 1.192073
+        (0.5, 1_000_000, (0.49902, 0.50098)),  # the usual standard error: 1.96 * sqrt(0.25 / 1e6) = 0.00098
+    ],
+)
+def test_wilson_intervals(rate: float, count: int, expected: tuple[float, float]) -> None:
+    low, high = wilson_interval95(rate, count)
+    assert (low, high) == pytest.approx(expected, abs=2e-6)
+    assert 0.0 <= low <= high <= 1.0
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.5, 0), (1.5, 3), (-0.1, 3), (float("nan"), 3)])
+def test_an_invalid_rate_is_rejected(rate: float, count: int) -> None:
+    with pytest.raises(ValueError, match="a rate"):
+        wilson_interval95(rate, count)
 
 
 def make(returns: list[float], **fields: object) -> EvalStats:
@@ -40,11 +101,6 @@ def test_success_and_win_rates_come_from_infos_and_skip_episodes_without_them() 
     assert (won.win_rate, won.success_rate) == (1.0, 0.0)
 
 
-def test_rates_are_none_where_the_environment_says_nothing() -> None:
-    stats = make([1.0, 2.0])
-    assert (stats.success_rate, stats.win_rate, stats.mean_hp_margin) == (None, None, None)
-
-
 def test_plain_data_has_finite_floats_or_none() -> None:
     stats = make([1.0, 2.0], infos={"speed": [math.inf, 3.0]})
     data = stats.to_dict()
@@ -78,13 +134,10 @@ def test_str_is_one_line_with_the_interval() -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("fields", [{"lengths": [1]}, {"seeds": [1, 2, 3]}, {"infos": {"x": [1.0]}}])
-def test_columns_of_different_length_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="as many entries"):
+@pytest.mark.parametrize("fields", [{"lengths": [1]}, {"seeds": [1, 2, 3]}, {"infos": {"x": [1.0]}}, {"agent_returns": [[1.0, 2.0]]}])
+def test_columns_of_different_length_are_rejected(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="arrays of equal length"):
         make([1.0, 2.0], **fields)
-
-
-def test_no_episode_is_refused() -> None:
     with pytest.raises(ValueError, match="1 episode or more"):
         make([])
 
@@ -109,23 +162,45 @@ def test_episodes_that_say_nothing_of_winning_are_not_counted() -> None:
 
 def test_no_win_rate_no_interval_and_success_says_its_own() -> None:
     silent = make([1.0, 2.0])
-    assert silent.win_interval95 is None
+    assert (silent.success_rate, silent.win_rate, silent.win_interval95, silent.mean_hp_margin) == (None, None, None, None)
     assert silent.win_text == ""
     assert silent.to_dict()["win_interval95"] is None
     success = make([1.0, 2.0], infos={"is_success": [1.0, 0.0]})
     assert success.win_interval95 is not None
     assert "win_interval95_low" not in success.metrics()
     assert "win rate" not in str(success)
-    points = make([1.0, 2.0], infos={"win": [3.0, 0.0]})  # somebody's points: no share of anything
+    points = make([1.0, 2.0], infos={"win": [3.0, 0.0]})  # points, not a rate
     assert points.win_interval95 is None
     assert points.win_text == "win rate 1.50"
 
 
-def test_each_agents_return_is_kept_beside_the_teams() -> None:
+def test_each_agents_return_is_kept() -> None:
     stats = make([3.0, 7.0], agent_returns=[[1.0, 2.0], [3.0, 4.0]])
     assert stats.to_dict()["agent_returns"] == [[1.0, 2.0], [3.0, 4.0]]
     assert stats.mean_return == 5.0
     alone = make([3.0, 7.0])
     assert alone.agent_returns.tolist() == [[3.0], [7.0]]
-    with pytest.raises(ValueError, match="as many entries"):
-        make([3.0, 7.0], agent_returns=[[1.0, 2.0]])
+
+
+def match(wins: list[float], **fields: Any) -> MatchStats:
+    ones = np.ones(len(wins))
+    return MatchStats(returns=ones, lengths=ones * 12, seeds=ones, infos={"win": wins, "hp_margin": ones * 0.25}, **fields)  # type: ignore[dict-item]
+
+
+def test_a_match_is_one_line() -> None:
+    # 8 of 10 by 7 wins and 2 draws: [0.49, 0.94], as above
+    stats = match([1.0] * 7 + [0.5, 0.5, 0.0])
+    assert str(stats) == (
+        "win rate 0.80 [0.49, 0.94] (7 won, 2 drawn, 1 lost of 10 greedy episodes), health margin 0.250, mean return 1, mean length 12"
+    )
+    silent = MatchStats(returns=[1.0, 2.0], lengths=[1, 1], seeds=[1, 1])  # type: ignore[arg-type]
+    assert str(silent).startswith("mean return 1.5")
+    assert (silent.wins, silent.draws, silent.losses, silent.win_rate_on(0)) == (0, 0, 0, None)
+
+
+def test_a_match_is_plain_data() -> None:
+    stats = match([1.0, 0.5, 0.0, 1.0], players=("a", "b"), replay={"frames": []})
+    data = stats.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert (data["players"], data["wins"], data["draws"], data["losses"], data["sides"]) == (["a", "b"], 2, 1, 1, [0, 1, 0, 1])
+    assert "replay" not in data

@@ -87,7 +87,7 @@ def test_returns_among_other_scores_are_pointed_out() -> None:
     stats = SuiteStats({"a": {"x": simple(30.0), "y": simple(0.5, wins=True)}})
     assert stats.groups["a"]["x"].measure == "mean_return"
     assert stats.mixed
-    assert "give a score_range" in str(stats)
+    assert "add score_range" in str(stats)
     assert not SuiteStats({"a": {"x": simple(30.0)}}).mixed
 
 
@@ -99,8 +99,8 @@ def test_environments_and_opponents_are_played() -> None:
         ],
         "alone": [{"env": Steps, "episodes": 5}, Simulation(env=Pays, episodes=3, score_range=(0.0, 60.0))],
     }
-    told: list[int] = []
-    stats = PolicyEvaluator(config=EvalConfig(num_envs=2)).evaluate_suites(Plays(3), suites, progress=told.append)
+    counts: list[int] = []
+    stats = PolicyEvaluator(config=EvalConfig(num_envs=2)).evaluate_suites(Plays(3), suites, progress=counts.append)
     lengths = stats.groups["alone"]["Steps"].stats.lengths
     # 3 beats 1 and loses to 4; Steps pays 3 a step; Pays pays 30, which is 0.5 on a scale to 60
     assert stats.groups["duels"]["weak"].stats.episodes == 4
@@ -113,8 +113,8 @@ def test_environments_and_opponents_are_played() -> None:
         "alone/score": (3 * lengths.mean() + 0.5) / 2,
         "overall": (0.5 + (3 * lengths.mean() + 0.5) / 2) / 2,
     }
-    assert told == sorted(told)
-    assert told[-1] == 4 + 2 + 5 + 3 == count_episodes(read_suites(suites))
+    assert counts == sorted(counts)
+    assert counts[-1] == 4 + 2 + 5 + 3 == count_episodes(read_suites(suites))
 
 
 def test_copies_do_not_change_the_episodes_and_numbers_repeat() -> None:
@@ -125,7 +125,7 @@ def test_copies_do_not_change_the_episodes_and_numbers_repeat() -> None:
 
 
 def test_an_evaluator_of_suites_alone_has_no_environment() -> None:
-    with pytest.raises(ConfigError, match="this evaluator was given no environment"):
+    with pytest.raises(ConfigError, match="this evaluator has no environment"):
         PolicyEvaluator().evaluate(Plays(1))
 
 
@@ -139,14 +139,13 @@ def test_entries_are_read_and_named() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({}, "a suite names no environment; give groups"),
-        ([], "a suite names no environment; give groups"),
-        ({"a": []}, "suite a names no environment; give one, such as CartPole-v1, or leave a out"),
+        ({}, "the suite is empty; give groups"),
+        ({"a": []}, "suite a is empty; give an environment, such as CartPole-v1, or remove a"),
         ({"a": None}, "suite a must be a list of environments, not None"),
         ({"a": "CartPole-v1"}, "suite a must be a list of environments, not 'CartPole-v1'"),
-        ({"a": [{"episodes": 3}]}, "suite a, entry 1 names no environment; give env, such as env: CartPole-v1"),
-        ({"a": ["X-v1", {"env": ""}]}, "suite a, entry 2 names no environment"),
-        ({"a": [None]}, "suite a, entry 1 names no environment"),
+        ({"a": [{"episodes": 3}]}, "suite a, entry 1 has no environment; give env, such as env: CartPole-v1"),
+        ({"a": ["X-v1", {"env": ""}]}, "suite a, entry 2 has no environment"),
+        ({"a": [None]}, "suite a, entry 1 has no environment"),
         ({"a": [{"env": "X-v1", "episode": 3}]}, "suite a, entry 1: unknown key episode; did you mean episodes?"),
         ({"a": [{"env": "X-v1", "zzz": 3}]}, "suite a, entry 1: unknown key zzz; known names: env, opponent"),
         ({"a": [{"env": {"id": "X-v1", "num_env": 3}}]}, "suite a, entry 1: unknown config key env.num_env; did you mean env.num_envs?"),
@@ -155,10 +154,10 @@ def test_entries_are_read_and_named() -> None:
         ({"a": [{"env": "X-v1", "opponent": "random", "episodes": 3}]}, "suite a, entry 1: episodes=3 is odd"),
         ({"a": [{"env": "X-v1", "opponent": 3}]}, "suite a, entry 1: opponent=3 must be heuristic"),
         ({"a": [{"env": "X-v1", "name": 3}]}, "suite a, entry 1: name=3 must be text"),
-        ({"a": [{"env": "X-v1", "name": "score"}]}, "suite a: no simulation can be called score"),
+        ({"a": [{"env": "X-v1", "name": "score"}]}, "suite a: a simulation cannot be called score"),
         ({"a": [{"env": "X-v1", "score_range": [1]}]}, "suite a, entry 1: score_range=.* must be two different numbers"),
         ({"a": [{"env": "X-v1", "score_range": [1, 1]}]}, "suite a, entry 1: score_range=.* must be two different numbers"),
-        ({"a": ["X-v1", "X-v1"]}, "suite a has two simulations called X-v1; give each a name of its own"),
+        ({"a": ["X-v1", "X-v1"]}, "suite a has two simulations called X-v1; give them different names"),
     ],
 )
 def test_what_is_wrong_with_a_suite_is_one_line(data: Any, message: str) -> None:
@@ -174,7 +173,7 @@ def test_what_does_not_fit_names_suite_and_environment() -> None:
         evaluate_suites(Plays(1), {"a": ["Nowhere-v1"]})
     with pytest.raises(ConfigError, match=r"^suite a, CartPole-v1 vs heuristic: CartPole-v1 has no heuristic"):
         evaluate_suites(Plays(1), {"a": [{"env": "CartPole-v1", "opponent": "heuristic"}]})
-    with pytest.raises(ConfigError, match=r"^suite a, Steps vs random: a match needs two teams"):
+    with pytest.raises(ConfigError, match=r"^suite a, Steps vs random: a match needs an environment with two teams"):
         evaluate_suites(Plays(1), {"a": [{"env": Steps, "opponent": "random"}]})
     with pytest.raises(
         ConfigError, match=r"^suite a, Steps vs nobody: there is no run nobody.*a player is a run, a policy file, heuristic"
@@ -193,10 +192,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a suite names no environment"),
-        ("a: []", "suite a names no environment"),
+        ("", "the suite is empty"),
+        ("a: []", "suite a is empty"),
         ("a: [", "cannot read the suite .*suite.yaml"),
-        ("a: ['my.module:make_env']", r"suite a names code to import \(my.module:make_env\).* type: --env my.module:make_env"),
+        ("a: ['my.module:make_env']", r"suite a imports code \(my.module:make_env\).* add --env my.module:make_env"),
         ("a: [{env: CartPole-v1, env: X-v1}]", "cannot read the suite .*twice"),
     ],
 )

@@ -28,14 +28,13 @@ from inchworm.evaluate.matches import (
     even_copies,
     is_built_in,
     make_player,
-    named_policy,
     pair_seeds,
     play_match,
-    player_run,
 )
 from inchworm.evaluate.stats import EvalStats, MatchStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.run.directory import Run
+from inchworm.run.policies import load_named_policy, open_player
 from inchworm.selfplay.callback import evaluation_opponent, make_evaluator
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
@@ -168,7 +167,7 @@ def _player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, str]:
     """The player, and what it is called in the result: where its policy is, or the name of one without."""
     if is_built_in(name):
         return make_player(name, world, env), name
-    policy, path = named_policy(name, env=env.id)
+    policy, path = load_named_policy(name, env=env.id)
     return policy, str(path)
 
 
@@ -185,7 +184,7 @@ def tell(stats: MatchStats, env: EnvConfig, *, as_json: bool) -> None:
 def _world(options: MatchOptions) -> EnvConfig:
     """The world that the options name, else that of the first run among the players."""
     names = [name for name in (options.first, options.second) if not is_built_in(name) and not Path(name).is_file()]
-    runs = [player_run(name, env=options.env) for name in names]
+    runs = [open_player(name, env=options.env) for name in names]
     worlds = [run.config.env if options.env is None else run.config.env.replace(id=options.env) for run in runs]
     if not worlds and options.env is None:
         raise UsageError("neither player is a run, so the world is not known; add --env Skirmish-v0")

@@ -34,16 +34,16 @@ def as_typed(run: Run) -> str:
 
 def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
     """The run's latest policy, or its best, and where it is."""
-    from inchworm.evaluate.matches import run_policy
+    from inchworm.run.policies import load_run_policy
 
-    return run_policy(run, best=best)
+    return load_run_policy(run, best=best)
 
 
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies from here: its config names one, and who plays which lane is said in Python."""
-    from inchworm.evaluate.matches import parts_of
+    from inchworm.run.policies import policy_names
 
-    parts = parts_of(run)
+    parts = policy_names(run)
     if parts:
         raise UsageError(
             f"the run {run.path} trains several policies ({', '.join(parts)}), which a command cannot name; go on in Python: "

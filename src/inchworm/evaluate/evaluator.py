@@ -1,4 +1,4 @@
-"""Scoring a policy on environments of its own, by seeded episodes. Serves the loop, which never learns from what is seen here."""
+"""Scoring a policy by seeded episodes, on environments separate from those of training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from inchworm.evaluate.suites import SuiteStats, evaluate_suites
 class PolicyEvaluator:
     """Plays evaluation episodes. The environments are made at the first evaluation and kept until `close`.
 
-    The same policy gets the same numbers each time: episodes and sampled actions come from `config.seed` alone. Nothing is
-    shared with training, and a policy only acts here, so its normalisers stay as they are.
+    Results are reproducible: episodes and sampled actions depend on `config.seed` only. Nothing is shared with training, and
+    the policy's normaliser statistics are not updated.
     """
 
     def __init__(self, env: Any = None, config: EvalConfig | None = None) -> None:
-        """`env` is whatever `make_vector_env` takes. An environment or a `VectorEnv` that is given as such stays open.
-
-        An evaluator of suites alone needs none: those name their own.
-        """
+        """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`."""
         self.config = config or EvalConfig()
         self._source = env
         self._env: VectorEnv | None = None
@@ -40,20 +37,24 @@ class PolicyEvaluator:
         seeds: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> EvalStats:
-        """Play `episodes` episodes (the config's number by default), greedily or sampled, with derived seeds or with these."""
+        """Play `episodes` episodes (default: the config's), greedily or sampled, with the given seeds or derived ones."""
         greedy = self.config.deterministic if deterministic is None else deterministic
         count = self.config.episodes if episodes is None else episodes
         check_episodes(count)
-        env = self.vector_env
+        if seeds is not None and len(seeds) != count:
+            raise ConfigError(f"evaluation got {len(seeds)} seeds for {count} episodes; give one seed per episode, or no seeds")
+        env, seed = self.vector_env, self.config.seed
+        copies = num_copies(env)
         try:
-            game = Game(env, _episode_seeds(self.config.seed, count, num_copies(env), seeds), self.config.seed)
-            return game.play(policy, make_stream(self.config.seed, "evaluation"), greedy, progress)
-        except BaseException:  # a broken or half-stepped environment is no ground for the next evaluation
+            if seeds is None:  # episode i is number i // copies of copy i % copies
+                seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
+            return Game(env, [int(one) for one in seeds], seed).play(policy, make_stream(seed, "evaluation"), greedy, progress)
+        except BaseException:  # do not reuse an environment that is broken or in the middle of a step
             self.close()
             raise
 
     def evaluate_suites(self, policy: Actor, suites: Mapping[str, Sequence[Any]], *, progress: Progress | None = None) -> SuiteStats:
-        """Score a policy on named groups of environments and opponents, with the config's seed, copies and way to act."""
+        """Score a policy on named groups of environments and opponents, with the config's `seed`, `num_envs` and `deterministic`."""
         config = self.config
         return evaluate_suites(
             policy, suites, deterministic=config.deterministic, num_envs=config.num_envs, seed=config.seed, progress=progress
@@ -61,9 +62,9 @@ class PolicyEvaluator:
 
     @property
     def vector_env(self) -> VectorEnv:
-        """The environments that are played; made when first asked for."""
+        """The environments that are played, made at the first access."""
         if self._source is None:
-            raise ConfigError("this evaluator was given no environment; PolicyEvaluator(env) has one, and evaluate_suites needs none")
+            raise ConfigError("this evaluator has no environment; use PolicyEvaluator(env), or call evaluate_suites")
         if isinstance(self._source, VectorEnv):
             return self._source
         if self._env is None:
@@ -93,18 +94,9 @@ def evaluate_policy(
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
 ) -> EvalStats:
-    """Score a policy on an environment: 100 episodes unless told otherwise, with derived seeds or with one given seed per episode."""
+    """Score a policy on an environment: 100 episodes by default, with derived seeds or one given seed per episode."""
     if episodes is None:
         episodes = 100 if seeds is None else len(seeds)
     config = EvalConfig(episodes=max(1, episodes), num_envs=max(1, min(num_envs, episodes)), deterministic=deterministic, seed=seed)
     with PolicyEvaluator(env, config) as evaluator:
         return evaluator.evaluate(policy, episodes, seeds=seeds)
-
-
-def _episode_seeds(seed: int, episodes: int, copies: int, given: Sequence[int] | None) -> list[int]:
-    """One seed per episode; episode i is number i // copies of copy i % copies."""
-    if given is None:
-        return [episode_seed(seed, index % copies, index // copies) for index in range(episodes)]
-    if len(given) != episodes:
-        raise ConfigError(f"evaluation got {len(given)} seeds for {episodes} episodes; give one seed per episode, or no seeds")
-    return [int(one) for one in given]

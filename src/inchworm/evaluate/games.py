@@ -1,8 +1,8 @@
-"""The episodes of one evaluation while they are played. Serves the evaluator, matches and suites.
+"""Seeded evaluation episodes, and the environments they are played in.
 
-An episode is one game of one copy of the environment, however many lanes the copy has. Episode i belongs to copy i % n and has a
-seed of its own, and every copy plays exactly its share: a copy whose games are short does not play more of them, so short games count
-no more than long ones.
+An episode is one game of one copy of the environment, however many lanes the copy has. Episode i belongs to copy i % n and has its
+own seed, and every copy plays a fixed share of the episodes: if the next free copy took the next episode, short games would be
+over-represented.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from pettingzoo.utils import BaseParallelWrapper
 
 from inchworm.collect.opponents import TeamVectorEnv
 from inchworm.config.sections import EnvConfig, WrapperConfig
@@ -27,27 +26,27 @@ from inchworm.evaluate.stats import EvalStats
 from inchworm.worlds.cartpole import SKIRMISH, native_pays
 
 Progress = Callable[[int], None]
-"""Told how many episodes are finished, whenever one is."""
+"""Called with the number of finished episodes whenever one ends."""
 
 
 def lanes_of_a_copy(env: VectorEnv) -> int:
-    """How many adjacent lanes each copy has; one where the environment does not say."""
+    """Return the number of adjacent lanes of each copy; 1 if the environment does not define it."""
     return env.lanes_per_copy if isinstance(env, TeamVectorEnv) else 1
 
 
 def num_copies(env: VectorEnv) -> int:
-    """How many games run side by side."""
+    """Return the number of copies, which is the number of simultaneous games."""
     return env.num_lanes // lanes_of_a_copy(env)
 
 
 def check_episodes(episodes: int) -> None:
-    """Refuse an evaluation of nothing."""
+    """Reject an evaluation without episodes."""
     if episodes < 1:
-        raise ConfigError(f"an evaluation of {episodes} episodes says nothing; give 1 or more")
+        raise ConfigError(f"episodes={episodes} must be 1 or more")
 
 
 class Game:
-    """The games of one evaluation: `seeds` has one per episode. A copy without one left gets some fixed seed derived from `idle_seed`."""
+    """The games of one evaluation, one for each of `seeds`. A copy without an episode left is idle, with a seed from `idle_seed`."""
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int], idle_seed: int) -> None:
         self.env = env
@@ -58,11 +57,11 @@ class Game:
         self.returns = np.zeros((len(seeds), self.width))  # [episodes, k]
         self.lengths = np.zeros(len(seeds), np.int64)  # [episodes]
         self.infos: list[Mapping[str, float]] = [{} for _ in seeds]
-        self.playing = np.arange(self.copies)  # [E] which episode each copy plays; past the last one it idles
+        self.playing = np.arange(self.copies)  # [E] the episode that each copy plays; past the last one it is idle
         self.finished = 0
 
     def play(self, policy: Actor, rng: np.random.Generator, deterministic: bool, progress: Progress | None = None) -> EvalStats:
-        """Step all copies together until every episode is over. Idle copies step along, because the batch must stay the same."""
+        """Step all copies until every episode has ended. Idle copies are stepped too: another batch size would change the last bits."""
         step = self._reset(range(self.copies))
         state = policy.initial_state(self.env.num_lanes)
         while self.finished < len(self.seeds):
@@ -74,9 +73,6 @@ class Game:
             self.lengths[self.playing[counts]] += 1
             if step.ended:
                 step = self._end(step, progress)
-        return self._stats(deterministic)
-
-    def _stats(self, deterministic: bool) -> EvalStats:
         names = {name for info in self.infos for name in info}
         return EvalStats(
             returns=self.returns.sum(axis=1),
@@ -88,7 +84,7 @@ class Game:
         )
 
     def _end(self, step: EnvStep, progress: Progress | None) -> EnvStep:
-        """Book the episodes that ended and begin the next ones of their copies, with the seeds planned for them."""
+        """Record the episodes that ended and start the next ones of their copies."""
         by_copy: dict[int, list[EndedEpisode]] = {}
         for ended in step.ended:
             by_copy.setdefault(ended.lane // self.width, []).append(ended)
@@ -97,7 +93,12 @@ class Game:
             episode = int(self.playing[copy])
             if episode >= len(self.seeds):
                 continue
-            self._check_finite(episode, copy)
+            for place, value in enumerate(self.returns[episode].tolist()):
+                if not np.isfinite(value):
+                    raise BadNumberError(
+                        f"the return of evaluation episode {episode} (lane {copy * self.width + place}, seed {self.seeds[episode]}) is "
+                        f"{value}; run inchworm check-env to find the step"
+                    )
             self.infos[episode] = mean_info([lane.info for lane in lanes])
             self.playing[copy] += self.copies
             self.finished += 1
@@ -107,23 +108,15 @@ class Game:
             progress(self.finished)
         return self._reset(again) if again else step
 
-    def _check_finite(self, episode: int, copy: int) -> None:
-        for place, value in enumerate(self.returns[episode].tolist()):
-            if not np.isfinite(value):
-                raise BadNumberError(
-                    f"the return of evaluation episode {episode} (lane {copy * self.width + place}, seed {self.seeds[episode]}) is "
-                    f"{value}; inchworm check-env looks for the step"
-                )
-
     def _reset(self, copies: Sequence[int]) -> EnvStep:
-        """New episodes in these copies; a copy without one left gets some fixed seed, so that nothing depends on chance."""
+        """Start new episodes in these copies; idle copies get a fixed seed, so that results do not depend on chance."""
         playing = [(copy, int(self.playing[copy])) for copy in copies]
         seeds = [self.seeds[e] if e < len(self.seeds) else episode_seed(self.idle_seed, copy, 0) for copy, e in playing]
         return self.env.reset(seeds, list(copies))
 
 
 def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
-    """The mean of each number over the lanes that gave it; where all gave the same, exactly that."""
+    """Average each number over the lanes that report it; equal numbers are returned exactly."""
     if len(infos) == 1:
         return dict(infos[0])
     numbers: dict[str, list[float]] = {}
@@ -134,14 +127,14 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
 
 
 def make_world(source: Any, num_envs: int, seed: int) -> VectorEnv:
-    """`num_envs` copies of whatever `make_vector_env` takes; of a single environment there is one, and it is left open for its owner."""
+    """Make `num_envs` copies of anything that `make_vector_env` accepts; an instance is used as the only copy and not closed."""
     copies = 1 if isinstance(source, gym.Env) or is_team_env(source) else num_envs
     return make_vector_env(for_evaluation(source, num_envs), copies, seed=seed)
 
 
 @contextmanager
 def opened(source: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
-    """The environments while they are needed; a `VectorEnv` is taken as it is and stays open."""
+    """Make the environments and close them at the end; a `VectorEnv` is used as it is and stays open."""
     if isinstance(source, VectorEnv):
         yield source
         return
@@ -153,25 +146,28 @@ def opened(source: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
 
 
 def for_evaluation(source: Any, num_envs: int) -> Any:
-    """A run's env config as evaluation needs it: its own number of copies, and no more workers than those."""
+    """Adapt an env source to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
     if isinstance(source, gym.Env):
         return _Borrowed(source)
     if is_team_env(source):
-        from inchworm.evaluate.games import borrowed_team  # which imports PettingZoo
+        from pettingzoo.utils import BaseParallelWrapper  # an extra, installed where there is such an environment
 
-        return borrowed_team(source)
+        class BorrowedTeam(BaseParallelWrapper):  # type: ignore[misc]
+            def close(self) -> None:
+                """Leave the environment open."""
+
+        team = as_team(source)
+        return Team(BorrowedTeam(team.env), team.max_steps)
     if not isinstance(source, EnvConfig):
         return source
-    if source.id == SKIRMISH and native_pays(source):  # all arenas step as one here: workers would change no number, and take longer
+    if source.id == SKIRMISH and native_pays(source):  # vectorised: workers would only slow it down
         return source.replace(num_envs=num_envs, num_workers=0, help_workers=False)
     workers = source.num_workers if source.num_workers == "auto" else min(source.num_workers, num_envs)
     helps = source.help_workers and workers != "auto" and 1 <= workers < num_envs
     env = source.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
-    return _whole_games(env) if env.atari else env
-
-
-def _whole_games(env: EnvConfig) -> EnvConfig:
-    """Atari as it is scored: training cuts games at lost lives and keeps only the signs of rewards, a score counts neither."""
+    if not env.atari:
+        return env
+    # Training ends Atari episodes at lost lives and clips rewards to their signs; scores are of whole games with the true rewards.
     preprocessing = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "grayscale_obs": True, "terminal_on_life_loss": False}
     limit = env.max_episode_steps
     wrappers = (
@@ -183,18 +179,7 @@ def _whole_games(env: EnvConfig) -> EnvConfig:
 
 
 class _Borrowed(gym.Wrapper[Any, Any, Any, Any]):
-    """Somebody's environment: played, and left open for them."""
+    """The caller's environment, which is not closed."""
 
     def close(self) -> None:
-        """Not ours to close."""
-
-
-class _BorrowedTeam(BaseParallelWrapper):  # type: ignore[misc]
-    def close(self) -> None:
-        """Not ours to close."""
-
-
-def borrowed_team(env: Any) -> Team:
-    """The environment as a team that stays open."""
-    team = as_team(env)
-    return Team(_BorrowedTeam(team.env), team.max_steps)
+        """Leave the environment open."""

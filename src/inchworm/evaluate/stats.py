@@ -1,4 +1,4 @@
-"""What an evaluation found: every episode, and summaries that are computed from them. Serves the loop's evaluation."""
+"""Results of an evaluation or a match: every episode, and the summaries and confidence intervals computed from them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from typing import Any
 import numpy as np
 
 _Z = 1.959963984540054
-"""The normal distribution's 97.5 % point, t's limit for many samples."""
-
-_EXACT_UP_TO = 100
-"""Degrees of freedom from which on the series in 1/df is exact to nine digits."""
+"""The normal distribution's 97.5 % quantile."""
 
 
 @lru_cache(maxsize=256)
 def t_quantile_975(degrees: int) -> float:
-    """The point below which 97.5 % of Student's t with `degrees` degrees of freedom lies: half the width of a 95 % interval."""
+    """Return the 97.5 % quantile of Student's t with `degrees` degrees of freedom."""
     if degrees < 1:
         raise ValueError(f"Student's t needs 1 degree of freedom or more, not {degrees}")
-    if degrees > _EXACT_UP_TO:
-        return _large_degrees(degrees)
+    if degrees > 100:  # the expansion around the normal quantile, Abramowitz and Stegun 26.7.5, is then accurate to nine digits
+        z = _Z
+        terms = (
+            (z**3 + z) / 4,
+            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        )
+        return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # bisection in the angle, whose range is finite; 60 halvings leave less than a float's spacing
+    for _ in range(60):  # bisection over the angle, down to less than a float's spacing
         middle = (low + high) / 2
         low, high = (middle, high) if _central_probability(middle, degrees) < 0.95 else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """P(|t| < sqrt(degrees) tan(angle)), the finite sums of Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
+    """Compute P(|t| < sqrt(degrees) tan(angle)) by the finite sums of Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     term, total = (cosine, 0.0) if odd else (1.0, 0.0)
@@ -42,23 +46,11 @@ def _central_probability(angle: float, degrees: int) -> float:
     return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
-def _large_degrees(degrees: int) -> float:
-    """The expansion around the normal point, Abramowitz and Stegun 26.7.5."""
-    z = _Z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / degrees ** (power + 1) for power, term in enumerate(terms))
-
-
 def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
-    """Where the true rate lies with 95 % confidence, if `count` independent games had the mean score `rate` (Wilson 1927).
+    """Return the 95 % confidence interval of a rate, if `count` independent games had the mean score `rate` (Wilson 1927).
 
-    Unlike rate ± 2 standard errors it stays within 0 and 1 and says something after 20 wins of 20. A draw that scores 0.5 enters as half
-    a win: scores between 0 and 1 spread at most as much as wins and losses with the same mean, so with draws it is rather too wide.
+    Unlike rate ± 2 standard errors it stays within 0 and 1 and is informative after 20 wins of 20. A draw counts as half a win;
+    draws have less variance than wins and losses of the same mean, so with them the interval is conservative.
     """
     if count < 1:
         raise ValueError(f"a rate needs 1 game or more, not {count}")
@@ -76,10 +68,10 @@ _WIN = ("win", *_SUCCESS)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EvalStats:
-    """The episodes of one evaluation, in order; whatever else there is to know is a property of them.
+    """The episodes of one evaluation, in order, with summaries as properties.
 
-    A spread needs two episodes: with one, `std_return` and `interval95` are NaN (None in `to_dict`). Where several agents play in one
-    copy of the environment, an episode is the game of the copy, and its return is the team's.
+    With a single episode `std_return` and `interval95` are NaN (None in `to_dict`). Where several agents play in one copy of the
+    environment, an episode is the copy's game, and its return is the sum over its agents.
     """
 
     returns: np.ndarray
@@ -87,16 +79,16 @@ class EvalStats:
     lengths: np.ndarray
     """[episodes] i64, in steps."""
     seeds: np.ndarray
-    """[episodes] i64, what each episode was reset with."""
+    """[episodes] i64, the seed of each episode's reset."""
     infos: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """name -> [episodes] f64, the numbers of each episode's last `info` (the mean over agents); NaN where an episode lacked one."""
+    """name -> [episodes] f64, the numbers of each episode's last `info` (the mean over agents); NaN where missing."""
     deterministic: bool = True
     """Whether the policy acted greedily."""
     agent_returns: np.ndarray = field(default_factory=lambda: np.empty(0))
-    """[episodes, k] f64, the return of each of a copy's k agents; with one agent, and where it is not given, `returns` as a column."""
+    """[episodes, k] f64, the return of each of a copy's k agents; by default `returns` as a column."""
 
     def __post_init__(self) -> None:
-        """Bring everything to one dtype and length, and lock it."""
+        """Convert and check the arrays, and make them read-only."""
         for name, dtype in (("returns", np.float64), ("lengths", np.int64), ("seeds", np.int64)):
             object.__setattr__(self, name, _locked(getattr(self, name), dtype))
         agents = np.asarray(self.agent_returns, np.float64)
@@ -104,16 +96,16 @@ class EvalStats:
         object.__setattr__(self, "infos", {name: _locked(self.infos[name], np.float64) for name in sorted(self.infos)})
         columns = [self.lengths, self.seeds, *self.infos.values(), self.agent_returns[..., 0]]
         if self.episodes < 1 or any(column.shape != self.returns.shape for column in columns):
-            raise ValueError(f"EvalStats needs 1 episode or more and as many entries everywhere, not {[len(c) for c in columns]}")
+            raise ValueError(f"EvalStats needs 1 episode or more and arrays of equal length, not {[len(c) for c in columns]}")
 
     @property
     def episodes(self) -> int:
-        """How many episodes were played."""
+        """Number of episodes."""
         return int(self.returns.shape[0])
 
     @property
     def mean_return(self) -> float:
-        """The score."""
+        """Mean over episodes: the score."""
         return float(self.returns.mean())
 
     @property
@@ -123,22 +115,22 @@ class EvalStats:
 
     @property
     def min_return(self) -> float:
-        """The worst episode."""
+        """Return of the worst episode."""
         return float(self.returns.min())
 
     @property
     def max_return(self) -> float:
-        """The best episode."""
+        """Return of the best episode."""
         return float(self.returns.max())
 
     @property
     def median_return(self) -> float:
-        """The episode in the middle."""
+        """Median over episodes."""
         return float(np.median(self.returns))
 
     @property
     def interval95(self) -> tuple[float, float]:
-        """Where the policy's true mean return lies with 95 % confidence (Student's t)."""
+        """95 % confidence interval of the mean return (Student's t)."""
         if self.episodes < 2:
             return math.nan, math.nan
         half = t_quantile_975(self.episodes - 1) * self.std_return / math.sqrt(self.episodes)
@@ -151,22 +143,22 @@ class EvalStats:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of episodes whose last info said `is_success` (or `success`); None where the environment says neither."""
+        """Mean of the last info's `is_success` (or `success`); None if the environment reports neither."""
         return self._info_mean(*_SUCCESS)
 
     @property
     def win_rate(self) -> float | None:
-        """Share of episodes that were won, by info `win`, else by `is_success`; None where the environment says neither."""
+        """Mean of the last info's `win`, else of `is_success`; None if the environment reports neither."""
         return self._info_mean(*_WIN)
 
     @property
     def win_interval95(self) -> tuple[float, float] | None:
-        """Where the true win rate lies with 95 % confidence (Wilson's score, a draw being half a win); None without a win rate."""
+        """95 % confidence interval of the win rate (Wilson; a draw is half a win); None without a win rate."""
         return self._rate_interval(*_WIN)
 
     @property
     def mean_hp_margin(self) -> float | None:
-        """Mean of info `hp_margin`; None where the environment does not give it."""
+        """Mean of the last info's `hp_margin`; None if the environment does not report it."""
         return self._info_mean("hp_margin")
 
     def _info_mean(self, *names: str) -> float | None:
@@ -174,7 +166,7 @@ class EvalStats:
         return float(np.nanmean(values)) if values.size else None
 
     def _info_values(self, *names: str) -> np.ndarray:
-        """The first of these info numbers that any episode has, [episodes] with NaN where one lacked it; empty if none has any."""
+        """Return the first of these info numbers that any episode has, [episodes] with NaN where missing; empty if there is none."""
         for name in names:
             values = self.infos.get(name, np.empty(0))
             if not np.isnan(values).all():
@@ -182,15 +174,15 @@ class EvalStats:
         return np.empty(0)
 
     def _rate_interval(self, *names: str) -> tuple[float, float] | None:
-        """The interval of a share; None where there is none, or where the numbers are no shares."""
+        """Return the interval of a rate; None if there are no values, or they are not within 0 and 1."""
         values = self._info_values(*names)
-        told = values[~np.isnan(values)]
-        if not told.size or told.min() < 0 or told.max() > 1:
+        known = values[~np.isnan(values)]
+        if not known.size or known.min() < 0 or known.max() > 1:
             return None
-        return wilson_interval95(float(told.mean()), told.size)
+        return wilson_interval95(float(known.mean()), known.size)
 
     def metrics(self) -> dict[str, float]:
-        """The summaries as a flat mapping of finite floats, and the mean of every info number as `info/<name>`."""
+        """Return the summaries as a flat mapping of finite floats, with the mean of every info number as `info/<name>`."""
         low, high = self.interval95
         win_low, win_high = self._rate_interval("win") or (None, None)
         summaries = {
@@ -204,7 +196,7 @@ class EvalStats:
             "mean_episode_length": self.mean_episode_length,
             "episodes": float(self.episodes),
             "success_rate": self.success_rate,
-            "win_rate": self._info_mean("win"),  # where success stands for it, success_rate says it already
+            "win_rate": self._info_mean("win"),  # not by success, which success_rate reports
             "win_interval95_low": win_low,
             "win_interval95_high": win_high,
             "mean_hp_margin": self.mean_hp_margin,
@@ -213,7 +205,7 @@ class EvalStats:
         return {name: value for name, value in summaries.items() if value is not None and math.isfinite(value)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a file: finite floats or None."""
+        """Return plain data for a file: finite floats or None."""
         low, high = self.interval95
         return {
             "episodes": self.episodes,
@@ -251,7 +243,7 @@ class EvalStats:
 
     @property
     def win_text(self) -> str:
-        """The win rate as people read it: `win rate 0.83 [0.77, 0.88]`; empty without one."""
+        """The win rate with its interval, `win rate 0.83 [0.77, 0.88]`; empty without one."""
         if self.win_rate is None:
             return ""
         interval = self.win_interval95
@@ -270,25 +262,25 @@ def _plain(value: float | None) -> float | None:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MatchStats(EvalStats):
-    """The games of one match, in order, from the first player's side: `returns`, `infos` and rates are the first player's.
+    """The games of one match, in order: `returns`, `infos` and rates are those of the first player.
 
-    Episodes 2i and 2i + 1 are a pair: the same seed, played from side 0 and then from side 1. The interval of the win rate takes
-    games for independent; the two of a pair often are not, and where one side is better off the pairing makes it rather too wide.
+    Episodes 2i and 2i + 1 are a pair: the same seed, played from side 0 and then from side 1. The interval of the win rate assumes
+    independent games; the two games of a pair often are not, so where one side has an advantage the interval is conservative.
     """
 
     players: tuple[str, str] = ("first", "second")
-    """What the two are called."""
+    """Names of the two players."""
     replay: Mapping[str, Any] | None = None
-    """The first game as plain data, if it was asked for."""
+    """The first game as plain data, if requested."""
 
     @property
     def sides(self) -> np.ndarray:
-        """[episodes] i64, which side the first player had: 0, 1, 0, 1, …"""
+        """[episodes] i64, the first player's side: 0, 1, 0, 1, …"""
         return np.arange(self.episodes) % 2
 
     @property
     def wins(self) -> int:
-        """Games that the first player won; 0 where the environment does not say."""
+        """Games that the first player won; 0 if the environment does not report `win`."""
         return int((self._info_values("win") == 1.0).sum())
 
     @property
@@ -298,18 +290,17 @@ class MatchStats(EvalStats):
 
     @property
     def draws(self) -> int:
-        """Games that neither won: a `win` between 0 and 1."""
+        """Games with a `win` between 0 and 1."""
         values = self._info_values("win")
         return int(((values > 0.0) & (values < 1.0)).sum())
 
     def win_rate_on(self, side: int) -> float | None:
-        """The win rate from one side alone; None where the environment says none."""
-        values = self._info_values("win")
-        told = values[side::2][~np.isnan(values[side::2])]
-        return float(told.mean()) if told.size else None
+        """Return the win rate from one side; None if the environment does not report `win`."""
+        values = self._info_values("win")[side::2]
+        return float(np.nanmean(values)) if not np.isnan(values).all() else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for a file: finite floats or None."""
+        """Return plain data for a file: finite floats or None."""
         counts = {"wins": self.wins, "draws": self.draws, "losses": self.losses}
         return {"players": list(self.players), **super().to_dict(), **counts, "sides": self.sides.tolist()}
 

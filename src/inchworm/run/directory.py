@@ -299,16 +299,16 @@ def _continue(run: Run, config: TrainingConfig) -> None:
     run.check_versions()
 
 
-def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: str | None = None) -> Run:
-    """An existing run by its path, or by its name in `directory`. Not locked; `env` as for `load_config`."""
+def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: str | None = None, hint: str = "") -> Run:
+    """An existing run by its path, or by its name in `directory`. Not locked; `env` as for `load_config`; `hint` ends the error message."""
     for path in (Path(path_or_name), Path(directory) / path_or_name):
         if (path / CONFIG).is_file():
             return Run(path, load_config(path / CONFIG, env=env), continued=True)
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
     if not names:
-        raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one")
+        raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one{hint}")
     near = difflib.get_close_matches(Path(path_or_name).name, names, n=3, cutoff=0.3) or names[-3:]
-    raise ConfigError(f"there is no run {path_or_name}; nearest in {directory}: {', '.join(near)}")
+    raise ConfigError(f"there is no run {path_or_name}; nearest in {directory}: {', '.join(near)}{hint}")
 
 
 def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env {id}") -> TrainingConfig:
