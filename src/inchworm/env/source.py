@@ -16,7 +16,7 @@ from inchworm.env.local import Block, warn_of
 from inchworm.env.make import Env, make_env
 from inchworm.env.teams import is_team_env
 from inchworm.env.vector_env import LaneVectorEnv
-from inchworm.env.workers.pool import HelpedPool, WorkerPool
+from inchworm.env.workers.pool import WorkerPool
 from inchworm.worlds.cartpole import SKIRMISH, NativeCartPole, native_pays
 
 __all__ = ["InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "make_vector_env"]
@@ -78,8 +78,8 @@ class WorkerVectorEnv(LaneVectorEnv):
         if not 1 <= num_workers <= most:
             beside = ", beside the share of this process," if help_workers else ""
             raise EnvError(f"num_workers={num_workers}{beside} must be from 1 to {most}, because num_envs={num_envs}")
-        kind = HelpedPool if help_workers else WorkerPool
-        engine = kind(make, num_envs, num_workers, worker_timeout, worker_restarts, global_state=global_state)
+        parts: dict[str, Any] = {"help_workers": help_workers, "global_state": global_state}
+        engine = WorkerPool(make, num_envs, num_workers, worker_timeout, worker_restarts, **parts)
         super().__init__(engine, **options)
         engine.rebuild_from(self._ledger)
 

@@ -1,4 +1,4 @@
-"""Environment copies in processes of their own: the worker's program, its messages, the pool, rebuilding after a crash.
+"""Environment copies in worker processes: the worker's program, its messages, the pool, and rebuilding after a crash.
 
 May import what `env` may. A worker process imports no learning framework.
 """

@@ -1,8 +1,8 @@
-"""Step 1 of 9, in a process of its own: `python -m inchworm.env.workers.program` steps some copies and writes their rows to shared memory.
+"""Step 1 of 9, in a worker process: `python -m inchworm.env.workers.program` steps some copies and writes their rows to shared memory.
 
-A worker is a fresh interpreter: it never imports the user's script nor a learning framework. Whatever happens in it, from
-the constructor on, goes back as text with its traceback; a worker dies with its parent. What a worker holds can be rebuilt
-without it (`rebuild.py`), so it may end at any moment.
+A worker is a fresh interpreter: it imports neither the user's script nor a learning framework. Every error in it, from the constructor
+on, is sent to the parent as text with its traceback, and it exits when its parent does. It holds nothing that `rebuild.py` cannot
+recreate, so it may die at any moment.
 """
 
 from __future__ import annotations
@@ -16,87 +16,78 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import cloudpickle
 import gymnasium as gym
-import numpy as np
 
 from inchworm.core.errors import EnvError, InchwormError
-from inchworm.core.spaces import build_tree, leaf_dtype, leaf_shape, leaves, space_to_dict
-from inchworm.env.episodes import Replay
+from inchworm.core.spaces import space_to_dict
 from inchworm.env.local import Block
 from inchworm.env.restore import Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import map_shared
-from inchworm.env.workers import messages as channel
-from inchworm.env.workers.messages import Message
+from inchworm.env.workers import messages
+from inchworm.env.workers.messages import Message, unpack_replay
 from inchworm.env.workers.process import Waiter
 
 _TEXT_LIMIT = 10_000
-_BEAT_SECONDS = 1.0
-_AWAKE_SECONDS = 200e-6
-"""How long a worker waits for its next step before it sleeps: longer than a policy needs to act for some tens of lanes."""
+_ALIVE_SECONDS = 1.0
+"""How often a worker reports during a long replay that it is alive."""
+_SPIN_SECONDS = 200e-6
+"""How long a worker spins before it blocks: longer than a policy needs to act for some tens of lanes."""
 
 
 class Worker:
-    """Answers the messages of one vector env until it is told to close or the other side is gone."""
+    """Steps the copies of one worker process, as the messages of a vector env demand."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._waiter = Waiter(_AWAKE_SECONDS)
-        self._waiter.watch(connection.fileno())
-        self._descriptors = 1  # that may still come: the shared memory's
+        self._waiter = Waiter(_SPIN_SECONDS)
+        self._waiter.register(connection.fileno())
+        self._descriptors = 1  # still expected: that of the shared memory
         self._block: Block | None = None
-        self._last_beat = time.monotonic()
+        self._last_alive = time.monotonic()
 
     def run(self) -> None:
-        """Serve."""
+        """Answer messages until `CLOSE` arrives or the parent is gone."""
+        kind = b""
         try:
-            while self._answer(self._next()):
-                pass
+            while kind != messages.CLOSE:
+                self._waiter.wait()
+                message = messages.receive(self._connection, descriptors=self._descriptors)
+                kind = message.kind
+                try:
+                    answer = self._HANDLERS[kind](self, message)
+                except (SystemExit, MemoryError) as error:  # not an error in the environment's code: a new process may succeed
+                    with contextlib.suppress(OSError, MemoryError):
+                        self._connection.sendall(messages.pack(messages.EXITING, self._report(error)))
+                    os._exit(1)
+                except BaseException as error:  # also a KeyboardInterrupt that an environment raises
+                    answer = messages.pack(messages.ERROR, self._report(error))
+                self._connection.sendall(answer)
         except (EOFError, ConnectionError):
             if self._block is not None:
                 self._block.close(BaseException)
 
-    def _next(self) -> Message:
-        self._waiter.wait()
-        return channel.receive(self._connection, descriptors=self._descriptors)
-
-    def _answer(self, message: Message) -> bool:
-        """Do what the message says; False once there is nothing left to do."""
-        try:
-            answer = self._HANDLERS[message.kind](self, message)
-        except (SystemExit, MemoryError) as error:  # no fault of the environment's code: another process may get further
-            self._die(error)
-        except BaseException as error:  # also a KeyboardInterrupt that an environment raises
-            answer = channel.pack(channel.ERROR, self._report(error))
-        self._connection.sendall(answer)
-        return message.kind != channel.CLOSE
-
-    def _die(self, error: BaseException) -> NoReturn:
-        """End at once, with a last word if there is memory for one."""
-        with contextlib.suppress(OSError, MemoryError):
-            self._connection.sendall(channel.pack(channel.GONE, self._report(error)))
-        os._exit(1)
-
-    def _setup(self, message: Message) -> bytes:
-        sys.path[:] = message.header["path"]
+    def setup(self, message: Message) -> bytes:
+        """Create the copies and describe them."""
+        header = message.header
+        sys.path[:] = header["path"]
         make, specs = cloudpickle.loads(message.raw)  # from our own parent, over a private socket
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
-        header = message.header
-        self._block = found = Block(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
-        shared = found.global_state_space
+        self._block = block = Block(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
         described = [
-            space_to_dict(found.observation_space),
-            space_to_dict(found.action_space),
-            found.keeps_states,
-            found.lanes_per_copy,
-            None if shared is None else space_to_dict(shared),
+            space_to_dict(block.observation_space),
+            space_to_dict(block.action_space),
+            block.keeps_states,
+            block.lanes_per_copy,
+            None if block.global_state_space is None else space_to_dict(block.global_state_space),
         ]
-        return channel.pack(channel.HELLO, described)
+        return messages.pack(messages.HELLO, described)
 
-    def _attach(self, message: Message) -> bytes:
+    def attach(self, message: Message) -> bytes:
+        """Map the shared memory whose descriptor came with the message."""
         if not message.descriptors:
             raise EnvError("the shared memory could not be opened: too many open files; raise ulimit -n")
         (descriptor,) = message.descriptors
@@ -104,120 +95,108 @@ class Worker:
             memory = map_shared(descriptor)
         finally:
             os.close(descriptor)
-        block, num_copies = self._made(), message.header["num_copies"]
-        rows, _ = block.carve(num_copies, memory)
+        block = self._created()
+        rows, _ = block.carve(message.header["num_copies"], memory)
         block.attach(rows)
         self._descriptors = 0
-        return channel.pack(channel.DONE)
+        return messages.pack(messages.DONE)
 
-    def _reset(self, message: Message) -> bytes:
-        self._made().reset(message.header["copies"], message.header["seeds"])
-        return channel.pack(channel.DONE)
+    def reset(self, message: Message) -> bytes:
+        """Begin episodes."""
+        self._created().reset(message.header["copies"], message.header["seeds"])
+        return messages.pack(messages.DONE)
 
-    def _step(self, _: Message) -> bytes:
-        ended = self._made().step()
-        return channel.pack(channel.ENDED, ended) if ended else channel.STEPPED
+    def step(self, _: Message) -> bytes:
+        """Step every copy with the actions in shared memory."""
+        ended = self._created().step()
+        return messages.pack(messages.ENDED, ended) if ended else messages.STEPPED
 
-    def _options(self, message: Message) -> bytes:
-        self._made().set_options(message.header["copies"], message.header["options"])
-        return channel.pack(channel.DONE)
+    def set_options(self, message: Message) -> bytes:
+        """Set the options of the copies' next resets."""
+        self._created().set_options(message.header["copies"], message.header["options"])
+        return messages.pack(messages.DONE)
 
-    def _replay(self, message: Message) -> bytes:
-        header, taken = message.header, 0
-        results = []
-        for copy, seed, options, length in zip(header["copies"], header["seeds"], header["options"], header["lengths"]):
-            actions, taken = self._actions(message.raw, taken, length)
-            results.append(self._made().replay(Replay(copy, seed, options, actions), self._beat))
-        return channel.pack(channel.ENDED, results)
+    def replay(self, message: Message) -> bytes:
+        """Replay episodes and return (return, steps) of each."""
+        block = self._created()
+        jobs = unpack_replay(message, block.action_space, block.lanes_per_copy)
+        return messages.pack(messages.ENDED, [block.replay(job, self._report_alive) for job in jobs])
 
-    def _actions(self, raw: bytes, start: int, length: int) -> tuple[Any, int]:
-        """The next `length` actions of a message, leaf after leaf, and where the following ones begin."""
-        parts, width = {}, self._made().lanes_per_copy
-        for path, space in leaves(self._made().action_space):
-            shape, dtype = (length, *([] if width == 1 else [width]), *leaf_shape(space)), leaf_dtype(space)
-            parts[path] = np.frombuffer(raw, dtype, int(np.prod(shape)), start).reshape(shape)
-            start += parts[path].nbytes
-        return build_tree(self._made().action_space, lambda path, _: parts[path]), start
+    def get_states(self, _: Message) -> bytes:
+        """Return the states that environments offer themselves."""
+        return messages.pack(messages.STATES, *pack_tree(self._created().get_states()))
 
-    def _get_states(self, _: Message) -> bytes:
-        return channel.pack(channel.STATES, *pack_tree(self._made().get_states()))
-
-    def _set_states(self, message: Message) -> bytes:
+    def set_states(self, message: Message) -> bytes:
+        """Begin episodes and restore their environments' own states."""
         jobs = zip(*(message.header[name] for name in ("copies", "seeds", "options")), unpack_tree(message.header, message.raw))
-        self._made().set_states([Restore(*job) for job in jobs])
-        return channel.pack(channel.DONE)
+        self._created().set_states([Restore(*job) for job in jobs])
+        return messages.pack(messages.DONE)
 
-    def _close(self, _: Message) -> bytes:
-        return channel.pack(channel.CLOSED, self._block.close(BaseException) if self._block is not None else [])
+    def close(self, _: Message) -> bytes:
+        """Close every environment and return what went wrong."""
+        return messages.pack(messages.CLOSED, self._block.close(BaseException) if self._block is not None else [])
 
-    def _beat(self) -> None:
-        """Say now and then that a long replay is under way."""
-        if time.monotonic() - self._last_beat > _BEAT_SECONDS:
-            self._last_beat = time.monotonic()
-            self._connection.sendall(channel.ALIVE)
+    _HANDLERS: dict[bytes, Callable[[Worker, Message], bytes]] = {  # noqa: RUF012
+        messages.STEP: step,
+        messages.SETUP: setup,
+        messages.ATTACH: attach,
+        messages.RESET: reset,
+        messages.OPTIONS: set_options,
+        messages.REPLAY: replay,
+        messages.GET_STATES: get_states,
+        messages.SET_STATES: set_states,
+        messages.CLOSE: close,
+    }
 
-    def _made(self) -> Block:
+    def _created(self) -> Block:
         if self._block is None:
             raise RuntimeError("the worker has no environments yet")
         return self._block
+
+    def _report_alive(self) -> None:
+        if time.monotonic() - self._last_alive > _ALIVE_SECONDS:
+            self._last_alive = time.monotonic()
+            self._connection.sendall(messages.ALIVE)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
         failed = self._block.failed if self._block is not None else None
         return {
             "type": type(error).__name__,
             "text": _text(error)[:_TEXT_LIMIT],
-            "traceback": "" if isinstance(error, InchwormError) else _frames(error)[-2 * _TEXT_LIMIT :],
+            "traceback": "" if isinstance(error, InchwormError) else _traceback(error)[-2 * _TEXT_LIMIT :],
             "lane": None if failed is None else failed.lane,
             "seed": None if failed is None else failed.seed,
         }
 
-    _HANDLERS: dict[bytes, Callable[[Worker, Message], bytes]] = {  # noqa: RUF012
-        channel.STEP: _step,
-        channel.SETUP: _setup,
-        channel.ATTACH: _attach,
-        channel.RESET: _reset,
-        channel.OPTIONS: _options,
-        channel.REPLAY: _replay,
-        channel.GET_STATES: _get_states,
-        channel.SET_STATES: _set_states,
-        channel.CLOSE: _close,
-    }
-
 
 def _text(error: BaseException) -> str:
-    """What an error says, even if it cannot say it."""
     try:
         return str(error)
     except Exception:
-        return "(its text cannot be made)"
+        return "(its __str__ raised an error)"
 
 
-def _frames(error: BaseException) -> str:
-    """The tracebacks of an error and its causes, innermost cause first, each text cut short."""
+def _traceback(error: BaseException) -> str:
+    """Format the tracebacks of an error and its causes, innermost cause first, with long messages cut."""
     parts: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None and len(parts) < 5:
-        notes = "".join(f"\n{note}" for note in getattr(seen, "__notes__", ()))
-        parts.append(f"{''.join(traceback.format_tb(seen.__traceback__))}{type(seen).__name__}: {_text(seen)[:1000]}{notes}")
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    current: BaseException | None = error
+    while current is not None and len(parts) < 5:
+        notes = "".join(f"\n{note}" for note in getattr(current, "__notes__", ()))
+        parts.append(f"{''.join(traceback.format_tb(current.__traceback__))}{type(current).__name__}: {_text(current)[:1000]}{notes}")
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "\n\n".join(reversed(parts))
 
 
-def _die_with(parent: int) -> None:
-    """Ask the kernel (Linux) to kill this process when the parent dies, even if an environment never returns."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os._exit(1)
-
-
 def main(arguments: list[str]) -> None:
-    """`worker DESCRIPTOR PARENT`: serve the socket; PARENT is the process to die with, or 0."""
+    """Serve the socket `DESCRIPTOR`; `PARENT` is the process to exit with, or 0."""
     descriptor, parent = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if parent:
-        _die_with(parent)
+        if sys.platform == "linux":  # the kernel kills this process when the parent dies, even if an environment never returns
+            pr_set_pdeathsig = 1
+            ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before that call
+            os._exit(1)
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection:
         Worker(connection).run()
