@@ -136,8 +136,7 @@ def play(env, steps, disturb=lambda env, moment, number: None):
 
 
 def processes(env):
-    engine = env._engine
-    return getattr(engine, "_pool", engine)._processes
+    return env._engine._workers
 
 
 def end(env, index, wait=True):

@@ -79,7 +79,7 @@ def cli_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == "training CartPole-v1 for 256 steps, seed 0, run runs/x"
-    assert lines[1] == "no workers: all 8 copies of CartPole-v1 are stepped as one"
+    assert lines[1] == "no worker processes: all 8 copies of CartPole-v1 are stepped together"
     assert lines[2] == "ppo.compile=off, because run.backend=numpy has nothing to compile"
     assert lines[3] == "a rollout is 8 lanes x 64 steps, 18.6 kB; numpy learns from it"
     assert "where the time went" in out

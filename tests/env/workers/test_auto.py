@@ -54,11 +54,11 @@ def test_the_arithmetic_of_a_lockstep(costs):
 
 
 def test_the_reason_is_a_sentence_with_the_figures(costs):
-    words = "1 worker and this process: a step takes 52 µs, 8 copies one after another 416 µs, together about 248 µs"
+    words = "using 1 worker process plus this one: about 248 µs per vector step instead of 416 µs"
     assert choose_by_step(52e-6, 8, 2) == WorkerChoice(1, words, help_workers=True)
-    words = "no workers: a step takes 9 µs, 8 copies one after another 72 µs, and in 1 worker and this process about 76 µs"
+    words = "no worker processes: 72 µs per vector step in this process, about 76 µs with 1 worker process"
     assert choose_by_step(9e-6, 8, 2) == WorkerChoice(0, words)
-    assert choose_by_step(2e-3, 8, 2).reason.endswith("8 copies one after another 16 ms, together about 8.04 ms")
+    assert choose_by_step(2e-3, 8, 2).reason.endswith("about 8.04 ms per vector step instead of 16 ms")
 
 
 def test_a_small_gain_is_not_taken(costs):
@@ -95,22 +95,22 @@ def test_a_world_that_is_slower_than_the_look_is_looked_at_once():
 def test_answers_that_need_no_measuring(monkeypatch):
     monkeypatch.setattr(choice, "step_seconds", lambda make: pytest.fail("measured"))
     for config, env, cores, workers, words in (
-        (EnvConfig(num_workers=3), None, 8, 3, "3 workers: env.num_workers says so"),
-        (EnvConfig(num_workers=0), None, 8, 0, "no workers: env.num_workers says so"),
-        (EnvConfig(), None, 8, 0, "no workers: all 8 copies of CartPole-v1 are stepped as one"),
-        (EnvConfig(), Counter(), 8, 0, "no workers: an environment that was handed over stays in this process"),
-        (EnvConfig(id="envpool:Pong-v5"), None, 8, 0, "no workers: EnvPool steps its copies in threads of its own"),
-        (EnvConfig(id="Acrobot-v1"), None, 1, 0, "no workers: there is one core"),
-        (EnvConfig(id="Acrobot-v1", num_envs=1), None, 8, 0, "no workers: there is one copy"),
+        (EnvConfig(num_workers=3), None, 8, 3, "3 worker processes (env.num_workers=3)"),
+        (EnvConfig(num_workers=0), None, 8, 0, "no worker processes (env.num_workers=0)"),
+        (EnvConfig(), None, 8, 0, "no worker processes: all 8 copies of CartPole-v1 are stepped together"),
+        (EnvConfig(), Counter(), 8, 0, "no worker processes: an environment instance stays in this process"),
+        (EnvConfig(id="envpool:Pong-v5"), None, 8, 0, "no worker processes: EnvPool steps its copies in threads"),
+        (EnvConfig(id="Acrobot-v1"), None, 1, 0, "no worker processes: there is only one core"),
+        (EnvConfig(id="Acrobot-v1", num_envs=1), None, 8, 0, "no worker processes: there is only one copy"),
     ):
         assert choose_num_workers(config, env, cores=cores) == WorkerChoice(workers, words)
 
 
 def test_configs_and_factories_are_measured(monkeypatch):
-    monkeypatch.setattr(choice, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(choice, "_MEASURE_SECONDS", 0.05)
     assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
     monkeypatch.setattr(choice, "_EXCHANGE_SECONDS", 0.01)  # so long that no step of a quick one comes near it on a slow machine either
     assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0
     quick = choose_num_workers(EnvConfig(id="CartPole-v1", num_envs=2, native=False), cores=2)
     assert quick.num_workers == 0
-    assert quick.reason.startswith("no workers: a step takes ")
+    assert quick.reason.startswith("no worker processes: ")

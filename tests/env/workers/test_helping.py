@@ -33,7 +33,7 @@ def test_the_numbers_are_those_of_one_process(copies, workers):
         expected = rows_of(alone)
     with make_vector_env(config.replace(num_workers=workers, help_workers=True), seed=7) as helped:
         assert isinstance(helped, WorkerVectorEnv)
-        assert len(helped._engine._block.copies) == copies - copies * workers // (workers + 1) >= 1  # a share of its own
+        assert len(helped._engine._local.copies) == copies - copies * workers // (workers + 1) >= 1  # a share of its own
         assert rows_of(helped) == expected
 
 
@@ -58,7 +58,7 @@ def test_options_and_single_resets_reach_both_sides():
             vector_env.set_reset_options({"start": 5}, indices=[1, 3])
         assert env.state_dict()["copies"] == alone.state_dict()["copies"]
         np.testing.assert_array_equal(env.reset(indices=[0, 3]).observations, alone.reset(indices=[0, 3]).observations)
-        assert env._engine._block.copies[-1].next_options == {"start": 5}
+        assert env._engine._local.copies[-1].next_options == {"start": 5}
 
 
 class Breaks(Counter):
@@ -89,14 +89,14 @@ def test_an_error_here_is_told_and_the_workers_stay_usable():
             env.step(actions)
         with pytest.raises(ZeroDivisionError, match="broken on purpose"):
             env.step(actions)
-        env._engine._block.copies[1].env.after = 10**6
+        env._engine._local.copies[1].env.after = 10**6
         env.reset()  # nothing of the last exchange is left over
         env.step(actions)
 
 
 def test_an_error_in_a_worker_is_a_worker_error():
     with WorkerVectorEnv(lambda: Breaks(2), 2, 1, help_workers=True) as env:
-        env._engine._block.copies[0].env.after = 10**6
+        env._engine._local.copies[0].env.after = 10**6
         env.reset()
         actions = np.zeros((2, *env.action_space.shape), env.action_space.dtype)
         env.step(actions)

@@ -113,7 +113,7 @@ def test_a_worker_that_comes_back_as_somebody_else_is_noticed(tmp_path):
             env.reset()
             env.step(np.zeros(3, np.int64))
             end(env, 0)
-            with pytest.raises(WorkerError, match="lane 0 could not be brought back"):
+            with pytest.raises(WorkerError, match="cannot rebuild lane 0"):
                 env.set_reset_options(None)
 
 
@@ -154,7 +154,7 @@ def test_a_state_goes_from_one_layout_to_another(global_state: bool):
 def test_the_choice_of_workers_looks_at_a_team_as_at_anything():
     assert 0 < step_seconds(make("joins")) < 0.1
     given = choose_num_workers(EnvConfig(num_envs=1), Comings())
-    assert (given.num_workers, given.reason) == (0, "no workers: an environment that was handed over stays in this process")
+    assert (given.num_workers, given.reason) == (0, "no worker processes: an environment instance stays in this process")
 
 
 def test_a_team_is_rehearsed_like_anything():

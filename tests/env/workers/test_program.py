@@ -79,7 +79,7 @@ def test_a_whole_conversation(monkeypatch):
         assert (ended.kind, ended.header) == (channel.ENDED, [[0, {"total": 2.0}], [1, {"total": 4.0}]])
         assert rows.observations.tolist() == [[7, 0], [8, 0]]
         assert rows.final_observations.tolist() == [[5, 2], [6, 2]]
-        monkeypatch.setattr(worker, "_BEAT_SECONDS", -1.0)
+        monkeypatch.setattr(worker, "_ALIVE_SECONDS", -1.0)
         header = {"copies": [0, 1], "seeds": [3, 4], "options": [None, None], "lengths": [0, 1]}
         answer = ask(connection, channel.REPLAY, header, np.array([2]).tobytes())
         assert answer.kind == channel.ALIVE  # one step, so one sign of life
@@ -120,32 +120,23 @@ def test_a_worker_closes_its_environments_when_the_other_side_is_gone(monkeypatc
         pass
 
 
-def test_main_ignores_ctrl_c_and_serves(monkeypatch):
-    monkeypatch.setattr(worker, "_die_with", lambda parent: parents.append(parent))
-    parents = []
+def test_main_ignores_ctrl_c_and_serves_unless_its_parent_is_gone(monkeypatch):
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda *args, **kwargs: type("Libc", (), {"prctl": staticmethod(lambda *numbers: 0)}))
+    monkeypatch.setattr(worker.os, "_exit", sys.exit)
     before = signal.getsignal(signal.SIGINT)
     ours, theirs = socket.socketpair()
     try:
+        with pytest.raises(SystemExit):
+            worker.main([str(theirs.fileno()), str(os.getppid() + 1)])
         ours.sendall(channel.pack(channel.CLOSE))
-        worker.main([str(theirs.detach()), "123"])
+        worker.main([str(theirs.detach()), str(os.getppid())])
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-    assert parents == [123]
     assert channel.receive(ours).kind == channel.CLOSED
     with pytest.raises(EOFError):
         channel.receive(ours)
     ours.close()
-
-
-def test_a_worker_whose_parent_is_gone_ends(monkeypatch):
-    codes = []
-    monkeypatch.setattr(worker.ctypes, "CDLL", lambda *args, **kwargs: type("Libc", (), {"prctl": staticmethod(lambda *numbers: 0)}))
-    monkeypatch.setattr(worker.os, "_exit", codes.append)
-    worker._die_with(os.getppid())
-    assert codes == []
-    worker._die_with(-1)
-    assert codes == [1]
 
 
 def test_messages_survive_being_cut_into_pieces():

@@ -22,14 +22,14 @@ def pipe():
 def looks(monkeypatch):
     """How often the core was given away, which is how often somebody awake looked in vain."""
     counted = []
-    monkeypatch.setattr(waiting, "_give_way", lambda: counted.append(1))
-    monkeypatch.setattr(waiting, "_CROWDED_SECONDS", 1e9)  # whatever else this machine does
+    monkeypatch.setattr(waiting, "_yield_cpu", lambda: counted.append(1))
+    monkeypatch.setattr(waiting, "_BUSY_CORE_SECONDS", 1e9)  # whatever else this machine does
     return counted
 
 
 def waiter(pipe, awake):
     made = Waiter(awake)
-    made.watch(pipe[0])
+    made.register(pipe[0])
     return made
 
 
@@ -89,12 +89,12 @@ def test_who_gets_the_core_back_late_sleeps_for_many_waits(pipe, monkeypatch):
         calls.append(1)
         time.sleep(0.003)  # somebody else computed for 3 ms
 
-    monkeypatch.setattr(waiting, "_give_way", crowded)
+    monkeypatch.setattr(waiting, "_yield_cpu", crowded)
     made = waiter(pipe, 0.002)
     made.wait(0.0)
     assert len(calls) == 1
     os.write(pipe[1], b"x")
-    for _ in range(waiting._CROWDED_WAITS):
+    for _ in range(waiting._BUSY_CORE_WAITS):
         assert made.wait(1.0)
     os.read(pipe[0], 1)
     assert len(calls) == 1
