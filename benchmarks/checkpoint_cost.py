@@ -87,11 +87,11 @@ def measure(name: str, iterations: int, saves: int = SAVES) -> dict[str, float]:
 def _watching(trainer: Any, profile: Any, steps: int) -> float:
     """The share of everything about checkpoints but the save itself, which is taken out of the profile."""
     saving: list[float] = []
-    save = trainer.files.job
+    save = trainer.saver.prepare
 
-    def timed(moment: Any, directory: Any = None) -> Callable[[], Path]:
+    def timed(taken: Any, directory: Any = None) -> Callable[[], Path]:
         began = time.perf_counter()
-        job = save(moment, directory)
+        job = save(taken, directory)
         saving.append(time.perf_counter() - began)
 
         def run() -> Path:
@@ -102,9 +102,9 @@ def _watching(trainer: Any, profile: Any, steps: int) -> float:
 
         return run
 
-    trainer.files.job = timed
+    trainer.saver.prepare = timed
     trainer.train(steps, profile=profile)
-    del trainer.files.job
+    del trainer.saver.prepare
     seconds = {section: spent for section, spent, _, _ in profile.rows()}
     return max(0.0, seconds.get("checkpoints", 0.0) - sum(saving)) / sum(seconds.values())
 

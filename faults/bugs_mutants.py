@@ -136,7 +136,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 ONLY = {"collect/collector.py": ("state_dict", "load_state_dict")}
 """Of these modules, the functions that a resume depends on."""
 
-SILENT = ("warn", "_refuse", "_refusal", "add_note", "distrusted")
+SILENT = ("warn", "_refuse", "_refusal", "add_note", "untrusted")
 """Functions whose arguments are texts for people."""
 
 

@@ -71,7 +71,7 @@ class Phases:
         ):
             setattr(owner, method, self._around(getattr(owner, method), phase))
         importlib.import_module("inchworm.train.trainer")
-        for module in [module for name, module in sys.modules.items() if name.startswith("inchworm.train")]:
+        for module in [module for name, module in sys.modules.items() if name.startswith(("inchworm.run", "inchworm.train"))]:
             if "save_policy" in vars(module):
                 vars(module)["save_policy"] = self._around(vars(module)["save_policy"], "save")
 
@@ -172,7 +172,7 @@ def main() -> int:
     if mode == "kill":
         killer = Killer(options[0], int(options[1]), int(options[2]), Path(options[3]))
         if "beside" in options:
-            importlib.import_module("inchworm.run.saver").PAYS = 0  # type: ignore[attr-defined]
+            importlib.import_module("inchworm.run.saver").BACKGROUND_RATIO = 0  # type: ignore[attr-defined]
         phases = Phases(killer.enter, killer.leave)
     elif mode == "fill":
         filler = Filler(int(options[0]), int(options[1]), Path(options[2]))

@@ -15,7 +15,7 @@ from faults.durability_strace import CALLS, Point, inject, points, trace
 from faults.programme import Outcome, Work
 
 UPDATES = 3
-BEGINS_AGAIN = "begins again"
+BEGINS_AGAIN = "starting over"
 """What a run may say that was killed before its first checkpoint."""
 REMOVALS = ("unlink", "unlinkat", "rmdir")
 

@@ -126,13 +126,15 @@ def put(tree: Any, path: Path_, how: str) -> Any:
 
 def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, how: str, data: Mapping[str, Any]) -> dict[str, str]:
     """The bits of a run that goes on from a valid checkpoint with one value changed."""
-    from inchworm.run.checkpoint import Note, TrainingCheckpointer
+    from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer
 
     shutil.copytree(stopped, directory)
     shutil.rmtree(directory / "checkpoints")
     whole = put({"state": checkpoint.state, "process": checkpoint.process}, path, how) if path else {"state": checkpoint.state}
     manifest = checkpoint.manifest
-    note = Note(rows=manifest["rows"], threads=manifest["threads"], cpu_capability=manifest["cpu_capability"], exact=manifest["exact"])
+    note = ManifestNote(
+        rows=manifest["rows"], threads=manifest["threads"], cpu_capability=manifest["cpu_capability"], exact=manifest["exact"]
+    )
     TrainingCheckpointer(directory / "checkpoints").save(
         checkpoint.step, whole["state"], process=whole.get("process", checkpoint.process), note=note
     )

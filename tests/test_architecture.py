@@ -178,7 +178,6 @@ NOT_YET = {
     ("inchworm.env.workers.auto", "inchworm.worlds.cartpole"),
     ("inchworm.policy.composite", "inchworm.rollout.rollout"),
     ("inchworm.policy.spec", "inchworm.rollout.sequences"),
-    ("inchworm.run.saver", "inchworm.train.callbacks"),
 }
 """Imports that still point upwards; this set only shrinks."""
 

@@ -230,7 +230,7 @@ def test_a_checkpoint_of_another_lane_map_is_refused(tmp_path: Path) -> None:
     other = dataclasses.replace(SEVERAL, lane_map=["blue", "red"])
     with (
         PPOTrainer(other, "CartPole-v1", PPO, num_envs=4, run_dir=tmp_path) as trainer,
-        pytest.raises(ConfigError, match="another network"),
+        pytest.raises(ConfigError, match="a different network"),
     ):
         trainer.load_checkpoint()
     with pytest.raises(ConfigError, match="is of learners for red, but blue learn here"):

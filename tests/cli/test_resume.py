@@ -70,7 +70,7 @@ def test_where_every_checkpoint_is_damaged_nothing_begins_again(cli: Any, small:
     for arguments in (["resume", "small", "--total-timesteps", 512], ["train", "CartPole-v1", *small, "--run.name=small"]):
         result = cli(*arguments)
         assert result.code != 0
-        assert "no checkpoint is undamaged" in result.err
+        assert "every checkpoint is damaged" in result.err
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "lock"}
     assert {path.name for path in before if after.get(path) != before[path]} <= {"config.yaml"}  # the new target
     assert after.keys() == before.keys()
@@ -117,7 +117,7 @@ def test_checkpoints_that_have_gone_are_told(cli: Any, run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     result = cli("resume", "small", "--quiet")
     assert result.code == 0
-    assert result.err == ("warning: runs/small has rows up to iteration 4 but no checkpoint (its checkpoints have gone): it begins again\n")
+    assert result.err == ("warning: runs/small has rows up to iteration 4 but no checkpoint (its checkpoints are gone); starting over\n")
 
 
 def spoil(run: Path) -> None:
@@ -138,7 +138,7 @@ def replace_by_link(run: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (spoil, "no checkpoint is undamaged"),
+        (spoil, "every checkpoint is damaged"),
         (replace_by_file, "cannot be read"),
         (replace_by_link, "is a link, and nothing is written through one"),
     ],
@@ -172,7 +172,7 @@ def test_a_last_save_that_fails_is_one_line_and_no_success(
     told = result.err.splitlines()
     assert len(told) == 2
     assert told[0].startswith("warning: a save failed: [Errno 28] No space left on device while saving the checkpoint of iteration 2")
-    assert told[1].startswith("inchworm: the last save of the run failed; what was saved before is whole.")
+    assert told[1].startswith("inchworm: the last save of the run failed; earlier checkpoints are intact.")
     assert "step-000000000004" in told[1]
     assert list((tmp_path / "runs" / "full" / "checkpoints").iterdir()) == []
     assert cli("resume", "full", "--quiet").code == 0

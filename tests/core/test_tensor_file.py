@@ -16,12 +16,12 @@ from safetensors.numpy import load_file, save_file
 from inchworm.core import tensor_file as files
 from inchworm.core.errors import ConfigError, CorruptFileError
 from inchworm.core.tensor_file import (
-    distrusted,
     json_pieces,
     make_directory,
     read_bytes,
     read_json,
     read_tensor_file,
+    untrusted,
     write_atomically,
     write_tensor_file,
 )
@@ -330,12 +330,12 @@ def test_a_bool_is_one_of_two_bytes(tmp_path):
     "error", [KeyError("k"), IndexError(), TypeError(), AttributeError(), OverflowError(), AssertionError(), RecursionError()]
 )
 def test_whatever_wrong_data_lead_to_is_one_error(error):
-    with pytest.raises(CorruptFileError, match=f"the file x: {type(error).__name__}"), distrusted("the file x"):
+    with pytest.raises(CorruptFileError, match=f"the file x: {type(error).__name__}"), untrusted("the file x"):
         raise error
 
 
 def test_a_defect_of_the_machine_is_not_blamed_on_the_file():
-    with pytest.raises(OSError, match="disk"), distrusted("the file x"):
+    with pytest.raises(OSError, match="disk"), untrusted("the file x"):
         raise OSError("disk")
 
 
@@ -360,5 +360,5 @@ def test_an_error_of_writing_names_the_file_and_leaves_nothing(tmp_path, monkeyp
 
 
 def test_errors_that_are_kept_stay_what_they_are():
-    with pytest.raises(ConfigError, match=r"^set it$"), distrusted("a file", keep=(ConfigError,)):
+    with pytest.raises(ConfigError, match=r"^set it$"), untrusted("a file", keep=(ConfigError,)):
         raise ConfigError("set it")

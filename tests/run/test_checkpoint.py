@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, S
 from inchworm.core.seeding import make_stream, stream_state
 from inchworm.policy.spec import PolicySpec
 from inchworm.run import checkpoint as module
-from inchworm.run.checkpoint import Note, TrainingCheckpointer, prepare
+from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer
 
 
 def state(number: int = 0):
@@ -148,7 +149,7 @@ def test_a_damaged_one_is_passed_over_with_a_warning_that_names_it(tmp_path, cas
     keeper.save(1, state(1))
     newest = keeper.save(2, state(2))
     DAMAGE[case](newest)
-    with pytest.warns(UserWarning, match="step-000000000002 is damaged.*going on from step-000000000001"):
+    with pytest.warns(UserWarning, match="step-000000000002 is damaged.*using step-000000000001"):
         assert keeper.load().step == 1
     with pytest.raises(CorruptFileError, match="step-000000000002"):
         keeper.load(newest)
@@ -158,7 +159,7 @@ def test_none_undamaged(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
     for step in (1, 2):
         damage_flip(keeper.save(step, state()))
-    with pytest.raises(CorruptFileError, match=r"no checkpoint is undamaged.*000002.*arrays.safetensors.*000001"):
+    with pytest.raises(CorruptFileError, match=r"every checkpoint is damaged.*000002.*arrays.safetensors.*000001"):
         keeper.load()
 
 
@@ -233,15 +234,19 @@ def test_what_cannot_be_saved_leaves_nothing(tmp_path):
 
 
 def test_a_failed_prune_is_a_warning(tmp_path, monkeypatch):
-    keeper = TrainingCheckpointer(tmp_path)
+    keeper, rename = TrainingCheckpointer(tmp_path), Path.rename
+    keeper.save(1, state())
+    keeper.save(2, state())
 
-    def fail(self, newest):
-        raise OSError(5, "Input/output error")
+    def fail(self, target):
+        if self.name == "step-000000000001":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
 
-    monkeypatch.setattr(TrainingCheckpointer, "_prune", fail)
+    monkeypatch.setattr(Path, "rename", fail)
     with pytest.warns(UserWarning, match="could not be removed.*Input/output"):
-        keeper.save(1, state())
-    assert keeper.load().step == 1
+        keeper.save(3, state())
+    assert keeper.load().step == 3
 
 
 def test_a_stale_directory_that_cannot_be_removed_stops_no_save(tmp_path, monkeypatch):
@@ -342,7 +347,7 @@ def manifest_of(path):
 
 
 def test_the_manifest_lists_every_array_and_what_made_it(tmp_path):
-    note = Note(exact=["the world has a clock"], score=12.5, rows={"metrics.jsonl": 3}, threads=2, cpu_capability="AVX2")
+    note = ManifestNote(exact=["the world has a clock"], score=12.5, rows={"metrics.jsonl": 3}, threads=2, cpu_capability="AVX2")
     keeper = TrainingCheckpointer(tmp_path)
     path = keeper.save(1, state(), process={"generators": [1, 2]}, note=note)
     manifest = manifest_of(path)
@@ -361,7 +366,7 @@ def test_the_manifest_lists_every_array_and_what_made_it(tmp_path):
 
 def test_a_score_that_is_no_number_does_not_make_it_unreadable(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
-    keeper.save(1, state(), note=Note(score=float("nan")))
+    keeper.save(1, state(), note=ManifestNote(score=float("nan")))
     assert (keeper.load().manifest["best"], keeper.load().manifest["score"]) == (True, None)
 
 
@@ -370,7 +375,7 @@ def test_arrays_that_are_not_as_listed_are_refused(tmp_path):
     manifest = manifest_of(path)
     manifest["arrays"]["weights/w"]["shape"] = [2, 2]
     (path / "manifest.json").write_text(module.manifest_text(manifest))
-    with pytest.raises(CorruptFileError, match="the arrays weights/w are not as the manifest lists them"):
+    with pytest.raises(CorruptFileError, match="the arrays weights/w differ from the manifest's list"):
         TrainingCheckpointer(tmp_path).load()
 
 
@@ -404,11 +409,11 @@ def test_a_state_too_large_to_be_read_again_is_refused(tmp_path):
 
 def test_what_is_prepared_shares_nothing_with_whoever_goes_on(tmp_path):
     live = {"w": np.arange(4.0), "seen": [1, 2], "deep": {"m": np.ones((2, 3))[:, ::2]}}
-    prepared = prepare(1, live)
+    commit = TrainingCheckpointer(tmp_path).prepare(1, live)
     live["w"][:] = -1
     live["deep"]["m"][:] = -1
     live["seen"].append(3)
-    TrainingCheckpointer(tmp_path).commit(prepared)
+    commit()
     loaded = TrainingCheckpointer(tmp_path).load().state
     assert loaded["w"].tolist() == [0, 1, 2, 3]
     assert loaded["deep"]["m"].tolist() == [[1, 1], [1, 1]]
@@ -426,7 +431,7 @@ def test_the_best_stays_beside_the_newest_and_is_not_loaded_for_it(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
     assert keeper.best() is None
     for step in range(1, 9):
-        keeper.save(step, state(step), note=Note(score={2: 1.0, 5: 3.0}.get(step)))
+        keeper.save(step, state(step), note=ManifestNote(score={2: 1.0, 5: 3.0}.get(step)))
         best = {1: None, 2: 2, 3: 2, 4: 2}.get(step, 5)
         assert keeper.best() == (None if best is None else tmp_path / f"step-{best:012d}")
         assert steps(keeper) == sorted({step, step - 1, best or step} - {0}), step
@@ -438,8 +443,8 @@ def test_the_best_stays_beside_the_newest_and_is_not_loaded_for_it(tmp_path):
 
 def test_a_best_of_another_history_goes(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
-    keeper.save(1, state(1), note=Note(score=1.0))
-    keeper.save(9, state(9), note=Note(score=9.0))
+    keeper.save(1, state(1), note=ManifestNote(score=1.0))
+    keeper.save(9, state(9), note=ManifestNote(score=9.0))
     keeper.save(2, state(2))
     assert steps(keeper) == [1, 2]
     assert keeper.best() == tmp_path / "step-000000000001"
@@ -447,7 +452,7 @@ def test_a_best_of_another_history_goes(tmp_path):
 
 def test_the_same_step_saved_again_keeps_a_best_before_it(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
-    keeper.save(1, state(1), note=Note(score=1.0))
+    keeper.save(1, state(1), note=ManifestNote(score=1.0))
     keeper.save(1, state(11))
     assert keeper.best() == tmp_path / "step-000000000001"
     assert keeper.load().state["moments"][0]["step"] == 11
@@ -455,7 +460,7 @@ def test_the_same_step_saved_again_keeps_a_best_before_it(tmp_path):
 
 def test_a_damaged_manifest_is_no_best(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
-    path = keeper.save(1, state(1), note=Note(score=1.0))
+    path = keeper.save(1, state(1), note=ManifestNote(score=1.0))
     edit(path / "manifest.json", "numpy", "numpi")
     assert keeper.best() is None
 
@@ -475,7 +480,7 @@ def test_a_file_in_place_of_the_directory_is_said(tmp_path):
 
 def test_a_link_to_nowhere_is_not_an_empty_directory(tmp_path):
     (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
-    with pytest.raises(InchwormError, match="link to nowhere"):
+    with pytest.raises(InchwormError, match="broken symbolic link"):
         TrainingCheckpointer(tmp_path / "checkpoints").latest()
 
 
@@ -503,7 +508,7 @@ def test_files_and_links_among_checkpoints_are_passed_over_and_pruned(tmp_path):
     keeper.save(1, state(1))
     (tmp_path / "step-000000000005").write_text("no directory")
     (tmp_path / "step-000000000006").symlink_to(tmp_path / "gone")
-    with pytest.warns(UserWarning, match="step-00000000000[56].*going on from step-000000000001"):
+    with pytest.warns(UserWarning, match="step-00000000000[56].*using step-000000000001"):
         assert keeper.load().step == 1
     for step in (7, 8, 9):
         keeper.save(step, state(step))

@@ -7,8 +7,8 @@ from gymnasium import spaces
 
 from inchworm import PolicyConfig, PolicySpec
 from inchworm.core.errors import ConfigError
-from inchworm.run.saver import FORMAT, SAYS_NOTHING, check_parts, inexactness, states_of
-from inchworm.train.callbacks import BaseCallback, FunctionCallback
+from inchworm.run.saver import FORMAT, SAYS_NOTHING, check_state, inexactness, states_of
+from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_parts
 
 
 class Remembers(BaseCallback):
@@ -25,7 +25,7 @@ class Remembers(BaseCallback):
 
 
 def test_only_what_remembers_is_saved_with_its_place_and_name() -> None:
-    parts = [BaseCallback(), Remembers(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Remembers(2))]
+    parts = stateful_parts([BaseCallback(), Remembers(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Remembers(2))])
     assert states_of(parts) == [
         {"place": 1, "name": "Remembers", "state": {"number": 1}},
         {"place": 3, "name": "Remembers", "state": {"number": 2}},
@@ -43,13 +43,12 @@ class Exact:
 
 
 def test_environments_are_asked_and_silence_is_no_promise() -> None:
-    def ask(*envs: Any) -> list[str]:
-        return inexactness(envs)
+    def ask(env: Any) -> list[str]:
+        return inexactness(env)
 
-    assert ask(Says(), Says()) == []
-    assert ask(Says("a clock"), Says("a clock", "a thread")) == ["a clock", "a thread"]
-    assert ask(Exact(True)) == []
-    assert ask(Exact(False)) == ask(Exact(1)) == ask(object(), object()) == [SAYS_NOTHING]
+    assert ask(Says()) == ask(Exact(True)) == []
+    assert ask(Says("a clock", "a thread", "a clock")) == ["a clock", "a thread"]
+    assert ask(Exact(False)) == ask(Exact(1)) == ask(object()) == [SAYS_NOTHING]
 
 
 def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:
@@ -58,9 +57,9 @@ def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> No
     del before["config"]["central_critic"], before["config"]["memory_size"]
     parts = {"format": FORMAT, "config": {}, "weights": {}, "learner": {}, "collector": {}, "callbacks": [], "trackers": []}
     state = {**parts, "state": {"iteration": 3}, "spec": before}
-    check_parts(state, 3, now)
-    check_parts({**state, "spec": {"policies": {"red": before, "bot": None}}}, 3, {"policies": {"red": now, "bot": None}})
+    check_state(state, 3, now)
+    check_state({**state, "spec": {"policies": {"red": before, "bot": None}}}, 3, {"policies": {"red": now, "bot": None}})
     other = PolicySpec(spec.observation_space, spec.action_space, PolicyConfig(hidden_sizes=(3,))).to_dict()
     for wrong, ours in ((before, other), ({"policies": {"red": before}}, {"policies": {"red": other}})):
-        with pytest.raises(ConfigError, match="of another network"):
-            check_parts({**state, "spec": wrong}, 3, ours)
+        with pytest.raises(ConfigError, match="a different network"):
+            check_state({**state, "spec": wrong}, 3, ours)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from inchworm.run.checkpoint import as_arrays, from_arrays
 from inchworm.run.saver import (
-    as_arrays,
     cpu_capability,
-    from_arrays,
     generators_state,
     restore_generators,
     thread_count,
@@ -42,7 +41,8 @@ def test_looking_moves_nothing() -> None:
 def test_torch_is_not_imported_for_it() -> None:
     script = """
 import sys
-from inchworm.run.saver import as_arrays, cpu_capability, generators_state, restore_generators, thread_count
+from inchworm.run.checkpoint import as_arrays
+from inchworm.run.saver import cpu_capability, generators_state, restore_generators, thread_count
 state = generators_state()
 restore_generators(state | {"torch": "00"})  # of a process that had torch: nothing here could draw from it
 assert "torch" not in state and cpu_capability() is None and thread_count(0) is None and thread_count(3) == 3

@@ -18,8 +18,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.policy.file import load_policy, read_policy
 from inchworm.run import checkpoint as checkpoint_module
-from inchworm.run import saver as run_files_module
-from inchworm.run import saver as saving
+from inchworm.run import saver as saver_module
 from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 from inchworm.run.directory import NotExactWarning
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
@@ -106,7 +105,7 @@ def test_a_failed_save_is_told_once_and_tried_after_each_iteration(
     told = [str(warning.message) for warning in caught if "a save failed" in str(warning.message)]
     assert len(told) == 1
     assert f"[Errno {code}] {os.strerror(code)} while saving the checkpoint of iteration 4" in told[0]
-    assert "step-000000000004'; training goes on and tries again" in told[0]
+    assert "step-000000000004'; training continues and retries" in told[0]
     assert disk.asked == 3  # after 4, 5 and 6
     assert there[6:] == [(7, []), (8, [7]), (9, [7, 8])]  # after 7 it works, and the interval goes on as before
     assert steps(tmp_path) == [8, 9]
@@ -171,7 +170,7 @@ def test_rows_are_synced_before_the_checkpoint_that_knows_them(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "best_policy.safetensors"])
 def test_a_policy_file_that_cannot_be_written_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    save, left = run_files_module.save_policy, [3]
+    save, left = saver_module.save_policy, [3]
 
     def refuse(path: Path, *arguments: Any) -> Path:
         if path.name == name and left[0]:
@@ -179,10 +178,10 @@ def test_a_policy_file_that_cannot_be_written_waits(tmp_path: Path, monkeypatch:
             raise OSError(errno.ENOSPC, "No space left on device")
         return save(path, *arguments)
 
-    monkeypatch.setattr(run_files_module, "save_policy", refuse)
+    monkeypatch.setattr(saver_module, "save_policy", refuse)
     scores = EvalConfig(interval=2, episodes=1, final_episodes=0, num_envs=1)
     with trainer_for(tmp_path, ActionReward, config(evaluation=scores)) as trainer:
-        with pytest.warns(UserWarning, match=rf"\[Errno 28\] No space left on device while writing: .*/{name}'; training goes on"):
+        with pytest.warns(UserWarning, match=rf"\[Errno 28\] No space left on device while writing: .*/{name}'; training continues"):
             trainer.train()
         assert trainer.state.iteration == 6
     assert left == [0]
@@ -195,7 +194,7 @@ def test_a_policy_file_that_can_never_be_written_ends_in_an_error(tmp_path: Path
     def refuse(*_: Any) -> Path:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(run_files_module, "save_policy", refuse)
+    monkeypatch.setattr(saver_module, "save_policy", refuse)
     with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="Permission denied"):  # noqa: PT031
         with pytest.raises(InchwormError, match=r"the last save .*policy\.safetensors"):
             trainer.train()
@@ -221,7 +220,7 @@ def test_an_error_that_is_not_the_disks_is_not_hidden(tmp_path: Path) -> None:
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every save but the first goes to the thread."""
-    monkeypatch.setattr(saving, "PAYS", 0)
+    monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", 0)
 
 
 @pytest.mark.usefixtures("beside")
@@ -431,7 +430,7 @@ def test_a_callback_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
     for others, found in (([], "none"), ([Other(9)], "a Other"), ([BaseCallback()], "a BaseCallback")):
         with trainer_for(tmp_path, callbacks=others) as trainer:
             trainer.load_checkpoint()
-            with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but there is {found} in its place"):
+            with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but found {found} in its place"):
                 trainer.train(2 * BATCH)
         shutil.rmtree(tmp_path / "checkpoints")
         with trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)) as trainer, warnings.catch_warnings():
@@ -517,11 +516,11 @@ def test_a_run_killed_after_the_row_of_its_last_evaluation_has_that_row_once(tmp
         expect = outcome(trainer)
     commit, saves = TrainingCheckpointer.commit, [0]
 
-    def dies(self: Any, prepared: Any) -> Path:
+    def dies(self: Any, *prepared: Any) -> Path:
         saves[0] += 1
         if saves[0] == 2:  # the one after the evaluation
             raise SystemError("power cut")
-        return commit(self, prepared)
+        return commit(self, *prepared)
 
     with trainer_for(tmp_path / "killed", settings=settings) as trainer, monkeypatch.context() as patch:
         patch.setattr(TrainingCheckpointer, "commit", dies)
@@ -577,12 +576,12 @@ def damage(run_dir: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: state.update(format=3), "no checkpoint of a trainer that this inchworm knows"),
-        (lambda state: state.update(format=1), "no checkpoint of a trainer"),
-        (lambda state: state.pop("callbacks"), "no checkpoint of a trainer"),
-        (lambda state: state.update(more=1), "no checkpoint of a trainer"),
-        (lambda state: state["state"].update(iteration=1), "of iteration 2 says of itself that it is of iteration 1"),
-        (lambda state: state["spec"]["config"].update(activation="relu"), "another network"),
+        (lambda state: state.update(format=3), "not a trainer checkpoint in a format that this inchworm reads"),
+        (lambda state: state.update(format=1), "not a trainer checkpoint"),
+        (lambda state: state.pop("callbacks"), "not a trainer checkpoint"),
+        (lambda state: state.update(more=1), "not a trainer checkpoint"),
+        (lambda state: state["state"].update(iteration=1), "of iteration 2 holds the state of iteration 1"),
+        (lambda state: state["spec"]["config"].update(activation="relu"), "a different network"),
         (lambda state: state["config"]["ppo"].update(gamma=0.5), r"ppo\.gamma: 0\.5 → 0\.99"),
     ],
 )
@@ -654,7 +653,7 @@ def test_what_is_not_exact_is_in_the_manifest_and_told(tmp_path: Path) -> None:
         env.mark_inexact("it has a clock")
         return env
 
-    with pytest.warns(NotExactWarning, match="will not have the bits of this one: it has a clock"):  # at once
+    with pytest.warns(NotExactWarning, match="resuming will not be bit-exact: it has a clock"):  # at once
         trainer = trainer_for(tmp_path, world())
     assert trainer.inexact == ["it has a clock"]
     with trainer, warnings.catch_warnings():
@@ -669,7 +668,7 @@ def test_a_run_without_its_checkpoints_says_that_it_begins_again(tmp_path: Path)
     expect = undisturbed(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with trainer_for(tmp_path / "run") as trainer:
-        with pytest.warns(UserWarning, match=r"rows up to iteration 6 but no checkpoint \(its checkpoints have gone\): it begins again"):
+        with pytest.warns(UserWarning, match=r"rows up to iteration 6 but no checkpoint \(its checkpoints are gone\); starting over"):
             trainer.train()
         assert outcome(trainer) == expect
 
@@ -689,7 +688,7 @@ def test_a_checkpoint_from_elsewhere_does_not_take_over_a_run(tmp_path: Path) ->
     rows = (tmp_path / "two" / METRICS).read_bytes()
     with trainer_for(tmp_path / "two") as trainer:
         trainer.load_checkpoint(tmp_path / "one" / "checkpoints")
-        with pytest.raises(ConfigError, match="holds a run already"):
+        with pytest.raises(ConfigError, match="already holds a run"):
             trainer.train()
     assert (tmp_path / "two" / METRICS).read_bytes() == rows
     with trainer_for(tmp_path / "three") as trainer:  # an empty one is no run yet

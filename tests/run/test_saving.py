@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inchworm.run.saver import PAYS, Saver
+from inchworm.run.saver import BACKGROUND_RATIO, SaveThread
 
 
 class World:
@@ -15,7 +15,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.saver = Saver(lambda: self.now)
+        self.saver = SaveThread(lambda: self.now)
         self.threads: list[str] = []
 
     def save(self, *, after: float, takes: float = 1.0, error: Exception | None = None) -> str:
@@ -38,11 +38,11 @@ class World:
 def test_the_first_is_done_here_and_later_ones_beside_if_twenty_times_as_long_has_passed() -> None:
     world = World()
     assert world.save(after=1000.0) == "MainThread"
-    assert world.save(after=PAYS - 0.1) == "MainThread"  # a save takes 1 second
-    assert world.save(after=PAYS + 0.1) == "inchworm-save"
-    assert world.save(after=PAYS + 0.1, takes=2.0) == "inchworm-save"
-    assert world.save(after=PAYS + 0.1, takes=1.0) == "MainThread"  # the last one took 2
-    assert world.save(after=PAYS + 0.1) == "inchworm-save"
+    assert world.save(after=BACKGROUND_RATIO - 0.1) == "MainThread"  # a save takes 1 second
+    assert world.save(after=BACKGROUND_RATIO + 0.1) == "inchworm-save"
+    assert world.save(after=BACKGROUND_RATIO + 0.1, takes=2.0) == "inchworm-save"
+    assert world.save(after=BACKGROUND_RATIO + 0.1, takes=1.0) == "MainThread"  # the last one took 2
+    assert world.save(after=BACKGROUND_RATIO + 0.1) == "inchworm-save"
 
 
 def test_after_a_failure_the_next_is_done_here() -> None:
@@ -57,7 +57,7 @@ def test_after_a_failure_the_next_is_done_here() -> None:
     assert world.save(after=100.0) == "MainThread"
 
 
-def held(saver: Saver, world: World) -> tuple[threading.Event, list[str]]:
+def held(saver: SaveThread, world: World) -> tuple[threading.Event, list[str]]:
     """A job beside training that waits to be let go."""
     go, done = threading.Event(), list[str]()
 
@@ -89,7 +89,7 @@ def test_what_went_wrong_beside_is_raised_once_by_poll_or_wait() -> None:
     def fails() -> None:
         raise OSError(5, "Input/output error")
 
-    asks: list[Callable[[Saver], Any]] = [Saver.wait, lambda saver: (saver._thread.join(), saver.poll())]  # type: ignore[union-attr, func-returns-value]
+    asks: list[Callable[[SaveThread], Any]] = [SaveThread.wait, lambda saver: (saver._thread.join(), saver.poll())]  # type: ignore[union-attr, func-returns-value]
     for ask in asks:
         world = World()
         world.saver.run(lambda: None)

@@ -140,7 +140,7 @@ def read_bytes(path: str | Path, *, limit: int | None = None) -> bytes:
 
 
 @contextmanager
-def distrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iterator[None]:
+def untrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iterator[None]:
     """Whatever goes wrong inside because data from a file have a wrong name, type, shape or range becomes one `CorruptFileError`.
 
     Errors of the kinds in `keep` stay what they are.
@@ -158,7 +158,7 @@ def distrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iter
 def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and header that `write_tensor_file` wrote. Anything else is refused with `CorruptFileError`."""
     blob = read_bytes(path)
-    with distrusted(f"{path} cannot be read"):
+    with untrusted(f"{path} cannot be read"):
         layout = _verified_layout(blob)
         header = _checked_entry(layout, kind, max_version)
         arrays = load(blob)

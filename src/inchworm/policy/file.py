@@ -12,7 +12,7 @@ import numpy as np
 import optree
 
 from inchworm.core.errors import BadNumberError, InchwormError
-from inchworm.core.tensor_file import distrusted, read_tensor_file, write_tensor_file
+from inchworm.core.tensor_file import read_tensor_file, untrusted, write_tensor_file
 from inchworm.core.types import PolicyStep, Tree
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import PolicyStatistics, popart
@@ -98,7 +98,7 @@ def save_policy(path: str | Path, spec: PolicySpec, weights: Mapping[str, np.nda
 def read_policy(path: str | Path) -> tuple[PolicySpec, dict[str, np.ndarray]]:
     """The spec and weights of a policy file."""
     weights, header = read_tensor_file(Path(path), kind=FILE_KIND, max_version=FILE_VERSION)
-    with distrusted(f"{path} holds no valid policy"):
+    with untrusted(f"{path} holds no valid policy"):
         spec = PolicySpec.from_dict(header["spec"])
         check_weights(spec, weights)
         check_numbers(weights)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inchworm.core.errors import RolloutError
-from inchworm.core.tensor_file import distrusted, read_tensor_file, write_tensor_file
+from inchworm.core.tensor_file import read_tensor_file, untrusted, write_tensor_file
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.core.types import EpisodeRecord
 from inchworm.rollout.checks import check_fields, freeze, valid_at_cuts
@@ -30,7 +30,7 @@ def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
     """Read the fields that `save_fields` wrote, check them and make them read-only."""
     arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
     freeze(arrays)
-    with distrusted(f"{path} does not hold a valid rollout"):
+    with untrusted(f"{path} does not hold a valid rollout"):
         fields: dict[str, Any] = _SINCE_2 | unflatten_tree(arrays, header["fields"])
         if "cut_valid" not in fields:
             fields["cut_valid"] = freeze(valid_at_cuts(fields))

@@ -32,12 +32,12 @@ import numpy as np
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
 from inchworm.core.tensor_file import (
-    distrusted,
     make_directory,
     read_bytes,
     read_json,
     remove_temporaries,
     sync_directory,
+    untrusted,
     write_atomically,
 )
 
@@ -209,7 +209,7 @@ class Run:
     def check_versions(self) -> None:
         """Warn of everything whose version differs from when the run began."""
         try:
-            with distrusted(str(self.path / VERSIONS)):
+            with untrusted(str(self.path / VERSIONS)):
                 before = read_json(read_bytes(self.path / VERSIONS, limit=_VERSIONS_LIMIT).decode())
         except (OSError, CorruptFileError) as error:
             warnings.warn(f"cannot compare versions: {error}", NotExactWarning, stacklevel=2)

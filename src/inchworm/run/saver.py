@@ -1,4 +1,8 @@
-"""Serves the front door: keeps a run safe. Takes all that it is between two iterations, has it written, and brings it back."""
+"""Saving and restoring a training: its complete state as plain data, written in a background thread, restored bit for bit.
+
+`Saver` takes the state of every part between two iterations and writes it as a checkpoint, with the metrics rows synced before it and the
+policy file written after it. Slow, infrequent saves run in a background thread on a private copy of the state.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inchworm.backends.registry import describe_policy, policy_files
-from inchworm.config.sections import RunConfig, TrainingConfig
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError
-from inchworm.core.protocols import Callback, Policy, SaysExact, SaysInexact, Stateful, Tracker, VectorEnv
-from inchworm.core.tensor_file import distrusted, make_directory
+from inchworm.core.protocols import Learner, Policy, SaysExact, SaysInexact, Stateful, Tracker, VectorEnv
+from inchworm.core.tensor_file import make_directory, untrusted
 from inchworm.policy.file import read_policy, save_policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.checkpoint import Checkpoint, Note, TrainingCheckpointer, prepare
+from inchworm.run.checkpoint import MANIFEST, Checkpoint, ManifestNote, TrainingCheckpointer
 from inchworm.run.directory import (
     BEST_POLICY,
     CHECKPOINTS,
@@ -37,31 +42,52 @@ from inchworm.run.directory import (
     write_versions,
 )
 from inchworm.tracking.jsonl import JsonlTracker
-from inchworm.train.callbacks import LAST_SAVE_FAILED, CheckpointCallback, FunctionCallback, SnapshotCallback
 
 if TYPE_CHECKING:
-    from inchworm.train.trainer import PPOTrainer
-
+    from inchworm.train.loop import TrainingState
 
 FORMAT = 2
 _PARTS = {"format", "config", "weights", "learner", "collector", "state"}
 _KEYS = {1: _PARTS, 2: _PARTS | {"spec", "callbacks", "trackers"}}
 
+LAST_SAVE_FAILED = "the last save of the run failed; earlier checkpoints are intact. Free some disk space, then resume"
 SAYS_NOTHING = "this vector env says nothing of its exactness"
+BACKGROUND_RATIO = 20
+"""A save runs in the background if at least this many times its duration has passed since the last one. If saves are closer together, a
+kill could lose several intervals, and little time would be gained."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """All that a run is between two iterations, and what its record must say of it."""
+class TrainerState:
+    """The complete state of a training between two iterations, as plain data, and what the manifest notes about it."""
 
     state: Mapping[str, Any]
     process: Mapping[str, Any]
-    note: Note
+    note: ManifestNote
 
     @property
     def iteration(self) -> int:
-        """How many iterations the run has behind it."""
+        """Number of completed iterations."""
         return int(self.state["state"]["iteration"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerParts:
+    """The parts of a trainer that are saved and restored; functions for those that can be replaced during its life."""
+
+    policy: Policy
+    collector: RolloutCollector
+    state: TrainingState
+    rows: Sequence[JsonlTracker]
+    """Metrics files of the run, cut back to the checkpoint on resume."""
+    trackers: Sequence[Tracker]
+    """Trackers given by the user, whose state is saved."""
+    learner: Callable[[], Learner]
+    config: Callable[[], TrainingConfig]
+    keep_compile: Callable[[str], None]
+    """Called with the checkpoint's `ppo.compile`, before the learner is restored: `auto` is resolved once per run."""
+    inexact: Callable[[], Sequence[str]]
+    """What of the environments cannot be restored exactly, a sentence each."""
 
 
 def inexactness(env: VectorEnv) -> list[str]:
@@ -71,136 +97,64 @@ def inexactness(env: VectorEnv) -> list[str]:
     return [] if isinstance(env, SaysExact) and env.exact is True else [SAYS_NOTHING]
 
 
-def binding_config(config: TrainingConfig) -> dict[str, Any]:
-    """What of a config a checkpoint is bound to: all but what may change while a run goes on."""
-    sections = config.to_dict()
-    return {
-        section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
-        for section, fields in sections.items()
-    }
-
-
-def check_parts(state: Mapping[str, Any], step: int, spec: Mapping[str, Any] | None) -> None:
-    """Refuse a state that is not a trainer's, of another iteration than it says, or of another network."""
+def check_state(state: Mapping[str, Any], step: int, spec: Mapping[str, Any] | None) -> None:
+    """Reject a state that is not a trainer's, belongs to another iteration than `step`, or to another network than `spec`."""
     keys = _KEYS.get(state.get("format"))  # type: ignore[arg-type]
     if keys is None or set(state) != keys:
         raise ConfigError(
-            f"this is no checkpoint of a trainer that this inchworm knows: it holds {', '.join(sorted(state))} in format "
-            f"{state.get('format')}; see TrainingCheckpointer.load_policy for a policy alone"
+            f"not a trainer checkpoint in a format that this inchworm reads: it holds {', '.join(sorted(state))} in format "
+            f"{state.get('format')}; to load only a policy, use TrainingCheckpointer.load_policy"
         )
     if state["state"]["iteration"] != step:
-        raise ConfigError(f"the checkpoint of iteration {step} says of itself that it is of iteration {state['state']['iteration']}")
-    if state.get("spec") is not None and spec is not None and _completed(state["spec"]) != spec:
-        raise ConfigError("the checkpoint is of another network than this trainer's; give the policy that it was made with")
+        raise ConfigError(f"the checkpoint of iteration {step} holds the state of iteration {state['state']['iteration']}")
+    if state.get("spec") is not None and spec is not None and _with_defaults(state["spec"]) != spec:
+        raise ConfigError("the checkpoint holds a different network than this trainer; pass the policy that it was made with")
 
 
-def _completed(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A described network with the fields that came later; a composite's parts each by itself."""
+def _with_defaults(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A saved network description with fields added in later versions; for a composite, of each part."""
     if spec is None:
         return None
     if "policies" in spec:
-        return {**spec, "policies": {name: _completed(part) for name, part in spec["policies"].items()}}
+        return {**spec, "policies": {name: _with_defaults(part) for name, part in spec["policies"].items()}}
     return PolicySpec.from_dict(spec).to_dict()
 
 
 def states_of(parts: Sequence[object]) -> list[dict[str, Any]]:
-    """What callbacks or trackers remember, with their places and names."""
-    held = enumerate(map(_holder, parts))
-    return [{"place": place, "name": type(part).__name__, "state": part.state_dict()} for place, part in held if isinstance(part, Stateful)]
+    """The state of each callback or tracker that has one, with its position and class name."""
+    return [
+        {"place": place, "name": type(part).__name__, "state": part.state_dict()}
+        for place, part in enumerate(parts)
+        if isinstance(part, Stateful)
+    ]
 
 
-def give_states(parts: Sequence[object], saved: Sequence[Mapping[str, Any]], what: str) -> None:
-    """Give back what `states_of` took, each to the part in its place; a place that is filled otherwise is told of."""
+def restore_states(parts: Sequence[object], saved: Sequence[Mapping[str, Any]], what: str) -> None:
+    """Restore what `states_of` returned, by position; warn where a part of another class or none is there."""
     for entry in saved:
-        part = _holder(parts[entry["place"]]) if 0 <= entry["place"] < len(parts) else None
+        part = parts[entry["place"]] if 0 <= entry["place"] < len(parts) else None
         if isinstance(part, Stateful) and type(part).__name__ == entry["name"]:
             part.load_state_dict(entry["state"])
             continue
         found = "none" if part is None else f"a {type(part).__name__}"
         warnings.warn(
-            f"the checkpoint holds the state of {what} {entry['place'] + 1}, a {entry['name']}, but there is {found} in its place: it is "
-            f"left out and the run goes on, but not bit for bit; give the same {what}s in the same order",
+            f"the checkpoint holds the state of {what} {entry['place'] + 1}, a {entry['name']}, but found {found} in its place; "
+            f"ignoring it: results will no longer be bit-identical. Pass the same {what}s in the same order",
             NotExactWarning,
             stacklevel=3,
         )
 
 
-def _holder(part: object) -> object:
-    """Who remembers: behind a plain callable, the callable itself."""
-    return part.function if isinstance(part, FunctionCallback) else part
-
-
-def torch_is_there() -> bool:
-    """Whether this process has imported torch, for whatever reason."""
-    return "torch" in sys.modules
-
-
 def generators_state() -> dict[str, Any]:
-    """The process-wide generators of Python, NumPy and torch, which people's own losses, networks and worlds may draw from."""
+    """State of the process-wide random generators of Python, NumPy and torch, which user code may draw from."""
     version, numbers, gauss = random.getstate()
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - it is other people's
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - user code may use it
     state: dict[str, Any] = {"random": [version, list(numbers), gauss], "numpy": _as_lists(legacy)}
-    if torch_is_there():
+    if "torch" in sys.modules:
         from inchworm.backends.torch.learner import generator_state
 
         state["torch"] = generator_state()
     return state
-
-
-def restore_generators(state: Mapping[str, Any]) -> None:
-    """Put them where `generators_state` found them; torch's only if torch is there, as it is wherever torch learns."""
-    version, numbers, gauss = state["random"]
-    random.setstate((version, tuple(numbers), gauss))
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    if "torch" in state and torch_is_there():
-        from inchworm.backends.torch.learner import restore_generator
-
-        restore_generator(state["torch"])
-
-
-def cpu_capability() -> str | None:
-    """The vector instructions that torch chose for this processor; None without torch in the process."""
-    if not torch_is_there():
-        return None
-    from inchworm.backends.torch.learner import capability
-
-    return capability()
-
-
-def thread_count(threads: int) -> int | None:
-    """With how many threads a run that asks for `threads` learns; 0 asks for what the process has, which only torch knows."""
-    if threads or not torch_is_there():
-        return threads or None
-    from inchworm.backends.torch.learner import num_threads
-
-    return num_threads()
-
-
-def as_arrays(tree: Any) -> Any:
-    """A foreign optimiser's state as plain data: `{"tensor": array}` for a tensor, `{"keys": …, "values": …}` for a dict by number."""
-    if isinstance(tree, Mapping):
-        values = [as_arrays(value) for value in tree.values()]
-        return {"keys": list(tree), "values": values}
-    if isinstance(tree, list | tuple):
-        return [as_arrays(value) for value in tree]
-    if torch_is_there():
-        from inchworm.backends.torch.learner import to_array
-
-        array = to_array(tree)
-        if array is not None:
-            return {"tensor": array}
-    return tree
-
-
-def from_arrays(tree: Any) -> Any:
-    """What `as_arrays` was given; tensors are torch's again."""
-    if isinstance(tree, Mapping) and "tensor" in tree:
-        from inchworm.backends.torch.learner import tensor_of
-
-        return tensor_of(tree["tensor"])
-    if isinstance(tree, Mapping):
-        return {key: from_arrays(value) for key, value in zip(tree["keys"], tree["values"], strict=True)}
-    return [from_arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _as_lists(tree: Any) -> Any:
@@ -210,261 +164,78 @@ def _as_lists(tree: Any) -> Any:
     return tree.tolist() if isinstance(tree, np.ndarray | np.generic) else tree
 
 
-class RunFiles:
-    """What a trainer writes and reads. Without a run directory only checkpoints with a directory of their own can be written."""
+def restore_generators(state: Mapping[str, Any]) -> None:
+    """Restore what `generators_state` returned; torch's only if this process has imported torch."""
+    version, numbers, gauss = state["random"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    if "torch" in state and "torch" in sys.modules:
+        from inchworm.backends.torch.learner import restore_generator
 
-    def __init__(self, run: Path | Run | None, policy: Policy, trackers: Sequence[Tracker], config: TrainingConfig) -> None:
-        """`run` is a directory, which is locked from the first write on, or a `Run` that somebody has locked already."""
-        self.directory = run.path if isinstance(run, Run) else run
-        self._run = Run(run, config, continued=False) if isinstance(run, Path) else run
-        self._lock = self._run if isinstance(run, Path) else None
-        self._policy, self._asked = policy, config
-        self._rows = [tracker for tracker in trackers if isinstance(tracker, JsonlTracker)]
-        self._is_ours = False
-        self._told: set[str] = set()
-        self.saved_iteration = -1
-        self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files that wait for the next attempt, and why
-
-    @property
-    def _config(self) -> TrainingConfig:
-        """What the run is bound to: the config of its directory, or what the trainer was asked for."""
-        return self._asked if self._lock is self._run or self._run is None else self._run.config
-
-    def recorded_config(self, config: TrainingConfig) -> TrainingConfig:
-        """What a checkpoint records: a trainer's own config, unless the run has one that is kept apart from its trainers."""
-        return config if self._lock is self._run else self._config
-
-    def begin(self, iteration: int) -> None:
-        """Take possession: a run directory holds one run, the one that goes on here, or none yet."""
-        self._take_lock()
-        if self.directory is not None and not self._is_ours:
-            there = TrainingCheckpointer(self.directory / CHECKPOINTS).latest()
-            if there is not None:
-                raise ConfigError(
-                    f"{self.directory} holds a run already ({there.name}); go on with load_checkpoint(), or give another run_dir"
-                )
-            self._warn_of_lost_checkpoints()
-            for rows in self._rows:  # of a run that was killed before its first checkpoint
-                rows.truncate_after(iteration)
-        self._is_ours = True
-
-    def row_counts(self) -> dict[str, int] | None:
-        """How many rows of metrics the run has written so far."""
-        return self._rows[0].counts() if self._rows else None
-
-    def job(self, moment: Moment, directory: str | Path | None = None) -> Callable[[], Path]:
-        """Take a moment for the run's directory or the one given; what is returned writes it, in this thread or another.
-
-        In the run's directory the rows of metrics are on disk before the checkpoint, and its policy file comes after.
-        """
-        target = Path(directory) if directory is not None else self._checkpoints("save_checkpoint(directory)")
-        if directory is None:
-            self.begin(moment.iteration)
-        is_run = self._is_here(target)
-        rows = self._rows if is_run else []
-        for tracker in rows:
-            tracker.flush()
-        self.warn_of_inexact(moment.note.exact)
-        _refuse_bad_weights(moment.state["weights"])
-        run = self._config.run
-        keeper = TrainingCheckpointer(target, keep=run.keep_checkpoints, keep_best=run.keep_best)
-        prepared = prepare(moment.iteration, moment.state, process=moment.process, note=moment.note)
-
-        def write() -> Path:
-            for tracker in rows:
-                tracker.sync()
-            path = keeper.commit(prepared)
-            if is_run:
-                self.saved_iteration = moment.iteration
-                self.write_policy(POLICY, moment.state["weights"])
-            return path
-
-        return write
-
-    def read_checkpoint(self, path: str | Path | None = None) -> Checkpoint:
-        """The newest checkpoint of the run, or the one given (or the newest of a directory of them); the run goes on from there."""
-        target = Path(path) if path is not None else self._checkpoints("load_checkpoint(path)")
-        single = (target / "manifest.json").exists()
-        keeper = TrainingCheckpointer(target.parent if single else target)
-        if path is None:
-            self._take_lock()
-        checkpoint = keeper.load(target if single else None)
-        if path is None and "config" in checkpoint.state:  # the run itself goes on; a checkpoint by name may be the start of something else
-            with distrusted(f"the checkpoint {checkpoint.path} has no valid config"):
-                recorded = self._recorded(checkpoint.state["config"])
-            check_config(target.parent, recorded, keep_choices(recorded, self._config))
-        self._warn_of_other_bits(checkpoint)
-        return checkpoint
-
-    def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """The run is now where the checkpoint is: rows of its future go, and policy files are those of its past."""
-        self.saved_iteration = -1
-        self._unwritten.clear()
-        is_run = self._is_here(checkpoint.path.parent)
-        self._is_ours |= is_run or self.directory is None
-        counts = checkpoint.manifest.get("rows") if is_run else None
-        for tracker in self._rows if self._is_ours else ():
-            if counts is None:
-                tracker.truncate_after(checkpoint.step)
-                continue
-            for problem in tracker.truncate_to(counts):
-                warnings.warn(f"{problem}; the others go on", stacklevel=3)
-        if is_run:
-            self._renew_policies(checkpoint)
-
-    def _recorded(self, config: Mapping[str, Any]) -> TrainingConfig:
-        """The config that a checkpoint was made with. Where a factory made the environment its name says little, and is not compared."""
-        free = {section: dict(fields) for section, fields in self._config.to_dict().items()}
-        recorded = TrainingConfig.from_dict({section: free[section] | dict(config[section]) for section in free})
-        return recorded.replace(env=recorded.env.replace(id=self._config.env.id)) if ":" in recorded.env.id else recorded
-
-    def close(self) -> None:
-        """Let others write to the run."""
-        if self._lock is not None:
-            self._lock.close()
-
-    def _take_lock(self) -> None:
-        if self._lock is not None and self.directory is not None:
-            make_directory(self.directory)
-            self._lock.lock()
-            if not (self.directory / VERSIONS).exists():
-                write_versions(self.directory)
-
-    def write_best_policy(self) -> None:
-        """The policy as it is now, as the run's best."""
-        self.write_policy(BEST_POLICY, self._policy.get_weights())
-
-    def write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
-        """A policy file of the run (one for each part of a composite), if there is a run directory and a file can describe the network.
-
-        What cannot be written waits for `retry`: no training ends because of a derived file.
-        """
-        if self.directory is None:
-            return
-        try:
-            for file, (spec, share) in policy_files(self._policy, name, weights).items():
-                save_policy(self.directory / file, spec, share)
-        except OSError as error:
-            problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
-            if name not in self._unwritten:  # once, until it works again
-                warnings.warn(f"{problem}; training goes on and tries again after each iteration", stacklevel=2)
-            self._unwritten[name] = (weights, problem)
-        else:
-            self._unwritten.pop(name, None)
-
-    def retry(self) -> None:
-        """Write the policy files that could not be written before."""
-        for name, (weights, _) in list(self._unwritten.items()):
-            self.write_policy(name, weights)
-
-    def check_all_written(self) -> None:
-        """Raise what keeps a policy file from being written, if one is still waiting."""
-        for _, problem in self._unwritten.values():
-            raise problem
-
-    def warn_of_inexact(self, sentences: Sequence[str]) -> None:
-        """Say what a checkpoint cannot bring back, once."""
-        for sentence in sentences:
-            if sentence not in self._told:
-                warnings.warn(f"a resumed run will not have the bits of this one: {sentence}", NotExactWarning, stacklevel=3)
-        self._told |= set(sentences)
-
-    def _warn_of_other_bits(self, checkpoint: Checkpoint) -> None:
-        manifest = checkpoint.manifest
-        before = dict(manifest["versions"])
-        here: dict[str, Any] = {"cpu_capability": cpu_capability()}
-        if not self._config.run.threads:  # else the configs have been compared
-            here["threads"] = thread_count(0)
-        before |= {name: manifest[name] for name in here if manifest.get(name) is not None and here[name] is not None}
-        (self._run or Run(checkpoint.path, self._config, continued=True)).warn_of_versions(before, versions() | here)
-        self.warn_of_inexact(manifest.get("exact", ()))
-
-    def _warn_of_lost_checkpoints(self) -> None:
-        interval = self._config.run.checkpoint_interval
-        for tracker in self._rows:
-            done = tracker.last_iteration()
-            why = "its checkpoints have gone" if interval and done >= interval else "it ended before its first"
-            if done:
-                warnings.warn(f"{self.directory} has rows up to iteration {done} but no checkpoint ({why}): it begins again", stacklevel=4)
-
-    def _renew_policies(self, checkpoint: Checkpoint) -> None:
-        """A kill between a commit and the policy file leaves an old file, a resume from an older checkpoint a new one: write it again."""
-        self._renew(POLICY, checkpoint.state["weights"])
-        best = TrainingCheckpointer(checkpoint.path.parent).best()
-        if best is not None:
-            self._renew(BEST_POLICY, TrainingCheckpointer(best.parent).load(best).state["weights"])
-
-    def _renew(self, name: str, weights: Mapping[str, Any]) -> None:
-        if self.directory is None:
-            return
-        for file, (_, share) in policy_files(self._policy, name, weights).items():
-            try:
-                _, found = read_policy(self.directory / file)
-            except (OSError, InchwormError):
-                found = {}
-            if found.keys() != share.keys() or any(not np.array_equal(found[key], value) for key, value in share.items()):
-                self.write_policy(name, weights)
-                return
-
-    def _is_here(self, checkpoints: Path) -> bool:
-        """Whether that is where the run's own checkpoints are."""
-        return self.directory is not None and checkpoints.resolve() == (self.directory / CHECKPOINTS).resolve()
-
-    def _checkpoints(self, instead: str) -> Path:
-        if self.directory is None:
-            raise ConfigError(f"this trainer has no run directory; give PPOTrainer(…, run_dir=…) or {instead}")
-        return self.directory / CHECKPOINTS
+        restore_generator(state["torch"])
 
 
-def _refuse_bad_weights(weights: Mapping[str, Any]) -> None:
-    """Whatever made them so, weights that are not finite are never saved over ones that are."""
-    bad = [name for name, array in weights.items() if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all()]
-    if bad:
-        raise BadNumberError(
-            f"the weight {bad[0]} is not finite: nothing is saved; go on from the last checkpoint with a lower learning rate"
-        )
+def cpu_capability() -> str | None:
+    """The vector instructions that torch uses on this processor; None if torch is not imported."""
+    if "torch" not in sys.modules:
+        return None
+    from inchworm.backends.torch.learner import capability
+
+    return capability()
 
 
-PAYS = 20
-"""A save goes to a thread if at least so many times its duration has passed since the last one. With less between them a kill could
-find several intervals unsaved, and little would be gained."""
+def thread_count(threads: int) -> int | None:
+    """Number of learning threads for `run.threads`; 0 is the process's default, which is known only if torch is imported."""
+    if threads or "torch" not in sys.modules:
+        return threads or None
+    from inchworm.backends.torch.learner import num_threads
+
+    return num_threads()
 
 
-class Saver:
-    """Runs one job of writing at a time. The first is done here and timed; later ones beside training where that pays."""
+class SaveThread:
+    """Runs one save at a time: the first in the calling thread, to time it, later ones in the background if that is worthwhile."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """The clock is there to be replaced in tests."""
+        """Tests replace the clock."""
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._seconds: float | None = None  # the last job took
-        self._last = 0.0  # when the last job began
+        self._seconds: float | None = None  # duration of the last job
+        self._started = 0.0  # time the last job started
 
     @property
     def busy(self) -> bool:
-        """Whether a job is under way in the thread."""
+        """Whether a job is running in the background."""
         return self._thread is not None and self._thread.is_alive()
 
     def run(self, job: Callable[[], object]) -> None:
-        """Do a job, after the one before has ended. What goes wrong is raised here, or by `poll` or `wait` later."""
+        """Run a job after the previous one has finished. Errors are raised here, or by `poll` or `wait` later."""
         self.wait()
         now = self._clock()
-        beside = self._seconds is not None and now - self._last >= PAYS * self._seconds
-        self._last = now
-        if not beside:
+        background = self._seconds is not None and now - self._started >= BACKGROUND_RATIO * self._seconds
+        self._started = now
+        if not background:
             self._timed(job)
             return
-        self._thread = threading.Thread(target=self._beside, args=(job,), name="inchworm-save", daemon=True)
+
+        def run_in_background() -> None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they must wake the main thread, which may be blocked
+            try:
+                self._timed(job)
+            except Exception as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run_in_background, name="inchworm-save", daemon=True)
         self._thread.start()
 
     def poll(self) -> None:
-        """Raise what went wrong beside training, if it is known by now."""
+        """Raise the error of a finished background job, without waiting."""
         if not self.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the job that is under way; raises what went wrong in it."""
+        """Wait for the running job and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -472,129 +243,298 @@ class Saver:
         if error is not None:
             raise error
 
-    def _beside(self, job: Callable[[], object]) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread, which may have to be woken
-        try:
-            self._timed(job)
-        except Exception as error:
-            self._error = error
-
     def _timed(self, job: Callable[[], object]) -> None:
-        began, self._seconds = self._clock(), None  # after one that failed the next is done here again, where its end is seen
+        began, self._seconds = self._clock(), None  # after a failure the next job runs in the calling thread again
         job()
         self._seconds = self._clock() - began
 
 
-class Keeper:
-    """What a trainer has to do with its checkpoints. One save is under way at most, and nothing else touches the files meanwhile."""
+class Saver:
+    """Saves a training and restores it. One save runs at a time, and nothing else writes the run's files meanwhile.
 
-    def __init__(self, trainer: PPOTrainer, files: RunFiles, trackers: Sequence[Tracker]) -> None:
-        """`trackers` are those that somebody gave; the run's own remember nothing."""
-        self._trainer, self._files, self._trackers = trainer, files, list(trackers)
-        self._callbacks: list[Callback] = list(trainer.callbacks)
-        self._unclaimed: Sequence[Mapping[str, Any]] = ()
-        self._saver = Saver()
-        self.snapshot = SnapshotCallback(self.moment)
+    Without a run directory, checkpoints can be written only to a directory that the caller names.
+    """
+
+    def __init__(self, run: Path | Run | None, config: TrainingConfig, parts: TrainerParts) -> None:
+        """`run` is a directory, locked from the first write on, or a `Run` that the caller has locked. `config` is the config asked for."""
+        self._asked, self._parts = config, parts
+        self._given_run = run if isinstance(run, Run) else None
+        self._run = Run(run, config, continued=False) if isinstance(run, Path) else run
+        self.directory = None if self._run is None else self._run.path
+        self._thread = SaveThread()
+        self._callbacks: list[object] = []
+        self._callback_states: Sequence[Mapping[str, Any]] = ()  # of a loaded checkpoint, until the callbacks are known
+        self._owns_directory = False
+        self._saved_iteration = -1
+        self._warned: set[str] = set()
+        self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files to be tried again, and the error
+
+    @property
+    def _config(self) -> TrainingConfig:
+        """The config that the run is bound to: that of the given run, or what the trainer was asked for."""
+        return self._given_run.config if self._given_run is not None else self._asked
+
+    def set_callbacks(self, callbacks: Sequence[object]) -> None:
+        """Set the callbacks whose state is saved, and restore what a loaded checkpoint holds of them."""
+        self._callbacks = list(callbacks)
+        restore_states(self._callbacks, self._callback_states, "callback")
+        self._callback_states = ()
 
     def full_state(self) -> dict[str, Any]:
-        """All that the run is at this moment, as plain data and arrays."""
-        trainer = self._trainer
+        """The complete state of the training, as plain data and arrays."""
+        parts = self._parts
+        config = parts.config() if self._given_run is None else self._given_run.config
+        binding = {  # fields that may change on resume are not recorded
+            section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
+            for section, fields in config.to_dict().items()
+        }
         return {
             "format": FORMAT,
-            "config": binding_config(self._files.recorded_config(trainer.config)),
-            "spec": describe_policy(trainer.policy),
-            "weights": trainer.policy.get_weights(),
-            "learner": trainer.learner.state_dict(),
-            "collector": trainer.collector.state_dict(),
-            "state": trainer.state.state_dict(),
+            "config": binding,
+            "spec": describe_policy(parts.policy),
+            "weights": parts.policy.get_weights(),
+            "learner": parts.learner().state_dict(),
+            "collector": parts.collector.state_dict(),
+            "state": parts.state.state_dict(),
             "callbacks": states_of(self._callbacks),
-            "trackers": states_of(self._trackers),
+            "trackers": states_of(parts.trackers),
         }
 
-    def moment(self) -> Moment:
-        """That, and what its record must say of it."""
-        run, state = self._trainer.config.run, self._trainer.state
-        note = Note(
-            exact=inexactness(self._trainer.env),
+    def take(self) -> TrainerState:
+        """The complete state of the training and its process, with the note for the manifest."""
+        parts, state = self._parts, self._parts.state
+        note = ManifestNote(
+            exact=parts.inexact(),
             score=state.best_score if state.best_iteration == state.iteration else None,
             scored=state.scored == state.iteration,
-            rows=self._files.row_counts(),
-            threads=thread_count(run.threads),
+            rows=parts.rows[0].counts() if parts.rows else None,
+            threads=thread_count(parts.config().run.threads),
             cpu_capability=cpu_capability(),
         )
-        return Moment(self.full_state(), {"generators": generators_state()}, note)
+        return TrainerState(self.full_state(), {"generators": generators_state()}, note)
 
-    def begin(self, callbacks: Sequence[Callback]) -> None:
-        """Training begins with these callbacks: they are given what a checkpoint that was loaded remembers of them."""
-        self._callbacks = list(callbacks)
-        give_states(self._callbacks, self._unclaimed, "callback")
-        self._unclaimed = ()
+    # ---- saving
 
-    def callbacks(self, run: RunConfig) -> tuple[CheckpointCallback, SnapshotCallback] | None:
-        """Who saves during training, beside it where that pays; nobody without a run directory."""
-        if self._files.directory is None:
-            return None
+    def claim_directory(self) -> None:
+        """Lock the run directory and make it this training's; reject one that holds another run."""
+        self._take_lock()
+        if self.directory is not None and not self._owns_directory:
+            newest = TrainingCheckpointer(self.directory / CHECKPOINTS).latest()
+            if newest is not None:
+                raise ConfigError(
+                    f"{self.directory} already holds a run ({newest.name}); resume it with load_checkpoint(), or use another run_dir"
+                )
+            interval = self._config.run.checkpoint_interval
+            for rows in self._parts.rows:
+                done = rows.last_iteration()
+                if done:
+                    why = "its checkpoints are gone" if interval and done >= interval else "it ended before the first one"
+                    warnings.warn(
+                        f"{self.directory} has rows up to iteration {done} but no checkpoint ({why}); starting over", stacklevel=3
+                    )
+                rows.truncate_after(self._parts.state.iteration)
+        self._owns_directory = True
 
-        def save() -> None:
-            self._saver.run(self._files.job(self.moment()))
+    def prepare(self, taken: TrainerState, directory: str | Path | None = None) -> Callable[[], Path]:
+        """Copy a state for the run's directory or the given one; the returned function writes it, in this thread or another.
 
-        finish = self._files.check_all_written
-        checkpoint = CheckpointCallback(save, run.checkpoint_interval, keep_best=run.keep_best, settle=self._settle, finish=finish)
-        return checkpoint, self.snapshot
+        In the run's directory the metrics rows are synced before the checkpoint is written, and the policy file follows.
+        """
+        target = Path(directory) if directory is not None else self._checkpoints("save_checkpoint(directory)")
+        if directory is None:
+            self.claim_directory()
+        in_run = self._is_run(target)
+        rows = self._parts.rows if in_run else ()
+        for tracker in rows:
+            tracker.flush()
+        self.warn_inexact(taken.note.exact)
+        weights = taken.state["weights"]
+        for name, array in weights.items():
+            if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all():
+                raise BadNumberError(
+                    f"the weight {name} is not finite; not saved. Resume from the last checkpoint with a lower learning rate"
+                )
+        run = self._config.run
+        checkpointer = TrainingCheckpointer(target, keep=run.keep_checkpoints, keep_best=run.keep_best)
+        commit = checkpointer.prepare(taken.iteration, taken.state, process=taken.process, note=taken.note)
+
+        def write() -> Path:
+            for tracker in rows:
+                tracker.sync()
+            path = commit()
+            if in_run:
+                self._saved_iteration = taken.iteration
+                self._write_policy(POLICY, weights)
+            return path
+
+        return write
 
     def save(self, directory: str | Path | None = None) -> Path:
-        """Write a checkpoint now, into the run's directory or the one given."""
+        """Write a checkpoint now, to the run's directory or the given one."""
         self.wait()
-        path = self._files.job(self.moment(), directory)()
-        self._files.check_all_written()
+        path = self.prepare(self.take(), directory)()
+        self.check_all_written()
         return path
 
-    def save_snapshot(self) -> None:
-        """After an interruption in the middle of an iteration: the last complete one that was kept, unless a later one is written."""
+    def save_in_background(self) -> None:
+        """Take the state and write it, in the background if that is worthwhile; errors are raised here or by `finalize`."""
+        self._thread.run(self.prepare(self.take()))
+
+    def save_snapshot(self, taken: TrainerState | None) -> None:
+        """After an interruption within an iteration: write the last snapshot, unless a later state has been written."""
         self.wait()
-        moment: Moment | None = self.snapshot.taken
-        if self._files.directory is None or moment is None or moment.iteration <= self._files.saved_iteration:
+        if self.directory is None or taken is None or taken.iteration <= self._saved_iteration:
             return
         try:
-            self._files.job(moment)()
+            self.prepare(taken)()
         except OSError as error:
             raise InchwormError(f"{LAST_SAVE_FAILED}: {error}") from error
 
-    def load(self, path: str | Path | None = None) -> None:
-        """Bring the trainer to where a checkpoint is."""
-        self.wait()
-        checkpoint = self._files.read_checkpoint(path)
-        with distrusted(f"the checkpoint {checkpoint.path} does not fit this trainer", keep=(ConfigError, EnvError)):
-            check_parts(checkpoint.state, checkpoint.step, describe_policy(self._trainer.policy) if path is None else None)
-            self._give(checkpoint)
-        self._files.go_on_from(checkpoint)
-
-    def _give(self, checkpoint: Checkpoint) -> None:
-        """Hand every part of the trainer its own."""
-        trainer, state = self._trainer, checkpoint.state
-        trainer.keep_choices(state["config"]["ppo"]["compile"])
-        trainer.policy.set_weights(state["weights"])
-        trainer.learner.load_state_dict(state["learner"])
-        trainer.collector.set_weights(state["weights"])
-        trainer.collector.load_state_dict(state["collector"])
-        trainer.state.load_state_dict(state["state"])
-        trainer.state.best_iteration = checkpoint.step if checkpoint.manifest.get("best") else None
-        trainer.state.scored = checkpoint.step if checkpoint.manifest.get("scored", True) else None  # those from before do not know
-        trainer.state.follow(trainer.collector)
-        give_states(self._trackers, state.get("trackers", ()), "tracker")
-        self._unclaimed = state.get("callbacks", ())  # given when training begins: only then all callbacks are known
-        if "generators" in checkpoint.process:
-            restore_generators(checkpoint.process["generators"])
+    def finalize(self, wait: bool) -> None:
+        """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
+        self._thread.wait() if wait else self._thread.poll()
+        if not self._thread.busy:
+            for name, (weights, _) in list(self._unwritten.items()):
+                self._write_policy(name, weights)
 
     def wait(self) -> None:
-        """Wait for a save that is under way; what went wrong in it is told, and stops nothing."""
+        """Wait for a running save; its error becomes a warning."""
         try:
-            self._saver.wait()
+            self._thread.wait()
         except OSError as error:
             warnings.warn(f"a save failed: {error}", stacklevel=3)
 
-    def _settle(self, wait: bool) -> None:
-        """Raise what went wrong beside training; a policy file that could not be written is tried again."""
-        self._saver.wait() if wait else self._saver.poll()
-        if not self._saver.busy:
-            self._files.retry()
+    def check_all_written(self) -> None:
+        """Raise the error of a policy file that still could not be written."""
+        for _, problem in self._unwritten.values():
+            raise problem
+
+    def write_best_policy(self) -> None:
+        """Write the policy as it is now as the run's best."""
+        self._write_policy(BEST_POLICY, self._parts.policy.get_weights())
+
+    def _write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
+        """Write a policy file of the run (for a composite, one per part), if a file can describe the network.
+
+        A failure is a warning and is retried by `finalize`: training does not end because of a derived file.
+        """
+        if self.directory is None:
+            return
+        try:
+            for file, (spec, share) in policy_files(self._parts.policy, name, weights).items():
+                save_policy(self.directory / file, spec, share)
+        except OSError as error:
+            problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
+            if name not in self._unwritten:  # warn once until it works again
+                warnings.warn(f"{problem}; training continues and retries after each iteration", stacklevel=2)
+            self._unwritten[name] = (weights, problem)
+        else:
+            self._unwritten.pop(name, None)
+
+    def warn_inexact(self, sentences: Sequence[str]) -> None:
+        """Warn about what cannot be restored exactly, once per sentence."""
+        for sentence in sentences:
+            if sentence not in self._warned:
+                warnings.warn(f"resuming will not be bit-exact: {sentence}", NotExactWarning, stacklevel=3)
+        self._warned |= set(sentences)
+
+    # ---- restoring
+
+    def load(self, path: str | Path | None = None) -> None:
+        """Restore the newest checkpoint of the run, or the one given (or the newest in a directory of checkpoints)."""
+        self.wait()
+        checkpoint, parts = self._read(path), self._parts
+        state, manifest = checkpoint.state, checkpoint.manifest
+        with untrusted(f"the checkpoint {checkpoint.path} does not fit this trainer", keep=(ConfigError, EnvError)):
+            check_state(state, checkpoint.step, describe_policy(parts.policy) if path is None else None)
+            parts.keep_compile(state["config"]["ppo"]["compile"])
+            parts.policy.set_weights(state["weights"])
+            parts.learner().load_state_dict(state["learner"])
+            parts.collector.set_weights(state["weights"])
+            parts.collector.load_state_dict(state["collector"])
+            parts.state.load_state_dict(state["state"])
+            parts.state.best_iteration = checkpoint.step if manifest.get("best") else None
+            parts.state.scored = checkpoint.step if manifest.get("scored", True) else None  # early manifests lack it
+            parts.state.follow(parts.collector)
+            restore_states(parts.trackers, state.get("trackers", ()), "tracker")
+            self._callback_states = state.get("callbacks", ())  # restored when training begins and all callbacks are known
+            if "generators" in checkpoint.process:
+                restore_generators(checkpoint.process["generators"])
+        self._rewind_files(checkpoint)
+
+    def _read(self, path: str | Path | None) -> Checkpoint:
+        """Read a checkpoint, compare its config with the run's, and warn about whatever makes a resumed run differ in bits."""
+        target = Path(path) if path is not None else self._checkpoints("load_checkpoint(path)")
+        if path is None:
+            self._take_lock()
+        is_checkpoint = (target / MANIFEST).exists()
+        checkpoint = TrainingCheckpointer(target.parent if is_checkpoint else target).load(target if is_checkpoint else None)
+        manifest, config = checkpoint.manifest, self._config
+        if path is None and "config" in checkpoint.state:  # a checkpoint given by path may start a different run
+            with untrusted(f"the checkpoint {checkpoint.path} has no valid config"):
+                saved = checkpoint.state["config"]
+                recorded = TrainingConfig.from_dict({name: fields | dict(saved[name]) for name, fields in config.to_dict().items()})
+                if ":" in recorded.env.id:  # a factory may have been renamed
+                    recorded = recorded.replace(env=recorded.env.replace(id=config.env.id))
+            check_config(target.parent, recorded, keep_choices(recorded, config))
+        now: dict[str, Any] = {"cpu_capability": cpu_capability()}
+        if not config.run.threads:  # otherwise the configs have been compared
+            now["threads"] = thread_count(0)
+        known = {name: manifest[name] for name in now if manifest.get(name) is not None and now[name] is not None}
+        run = self._run or Run(checkpoint.path, config, continued=True)
+        run.warn_of_versions({**manifest["versions"], **known}, versions() | now)
+        self.warn_inexact(manifest.get("exact", ()))
+        return checkpoint
+
+    def _rewind_files(self, checkpoint: Checkpoint) -> None:
+        """Cut the metrics back to the checkpoint, and rewrite policy files that are not the checkpoint's."""
+        self._saved_iteration = -1
+        self._unwritten.clear()
+        in_run = self._is_run(checkpoint.path.parent)
+        self._owns_directory |= in_run or self.directory is None
+        counts = checkpoint.manifest.get("rows") if in_run else None
+        for rows in self._parts.rows if self._owns_directory else ():
+            if counts is None:
+                rows.truncate_after(checkpoint.step)
+                continue
+            for problem in rows.truncate_to(counts):
+                warnings.warn(f"{problem}; continuing with the rows that are left", stacklevel=3)
+        if not in_run or self.directory is None:
+            return
+        # A kill between a commit and its policy file leaves an old file, resuming from an older checkpoint a newer one.
+        weights = {POLICY: checkpoint.state["weights"]}
+        best = TrainingCheckpointer(checkpoint.path.parent).best()
+        if best is not None:
+            weights[BEST_POLICY] = TrainingCheckpointer(best.parent).load(best).state["weights"]
+        for name, expected in weights.items():
+            for file, (_, share) in policy_files(self._parts.policy, name, expected).items():
+                try:
+                    _, found = read_policy(self.directory / file)
+                except (OSError, InchwormError):
+                    found = {}
+                if found.keys() != share.keys() or any(not np.array_equal(found[key], value) for key, value in share.items()):
+                    self._write_policy(name, expected)
+                    break
+
+    # ---- the directory
+
+    def close(self) -> None:
+        """Release the run's lock, unless the caller holds it."""
+        if self._run is not None and self._given_run is None:
+            self._run.close()
+
+    def _take_lock(self) -> None:
+        if self._run is not None and self._given_run is None:
+            make_directory(self._run.path)
+            self._run.lock()
+            if not (self._run.path / VERSIONS).exists():
+                write_versions(self._run.path)
+
+    def _is_run(self, checkpoints: Path) -> bool:
+        """Whether a directory of checkpoints is the run's own."""
+        return self.directory is not None and checkpoints.resolve() == (self.directory / CHECKPOINTS).resolve()
+
+    def _checkpoints(self, instead: str) -> Path:
+        if self.directory is None:
+            raise ConfigError(f"this trainer has no run directory; use PPOTrainer(…, run_dir=…) or {instead}")
+        return self.directory / CHECKPOINTS

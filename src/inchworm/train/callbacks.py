@@ -17,9 +17,8 @@ from inchworm.core.errors import InchwormError
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.rollout.rollout import Rollout
+from inchworm.run.saver import LAST_SAVE_FAILED
 from inchworm.train.loop import TrainingState
-
-LAST_SAVE_FAILED = "the last save of the run failed; what was saved before is whole. Make room, then go on from there"
 
 SNAPSHOT_SHARE = 0.0025
 """Which share of the time may go into the snapshots that Ctrl-C falls back on: what takes half a millisecond is kept every fifth of a
@@ -58,6 +57,11 @@ def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
     if callable(callback) and not isinstance(callback, BaseCallback) and getattr(callback, "on_iteration", None) is None:
         return FunctionCallback(callback)
     return callback  # type: ignore[return-value]
+
+
+def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
+    """The objects that may hold state: a callback itself, or the function inside a `FunctionCallback`."""
+    return [callback.function if isinstance(callback, FunctionCallback) else callback for callback in callbacks]
 
 
 class EvaluateCallback(BaseCallback):
@@ -109,9 +113,9 @@ class EvaluateCallback(BaseCallback):
 
 
 class CheckpointCallback(BaseCallback):
-    """Saves every so many iterations, whenever an evaluation was the best so far, and at the end.
+    """Saves every `interval` iterations, whenever an evaluation was the best so far, and at the end.
 
-    A save that fails is told of and tried again after the next iteration; only the last one must succeed.
+    A save that fails is a warning and is retried after the next iteration; only the last one must succeed.
     """
 
     def __init__(
@@ -120,56 +124,57 @@ class CheckpointCallback(BaseCallback):
         interval: int,
         *,
         keep_best: bool = False,
-        settle: Callable[[bool], object] = bool,
-        finish: Callable[[], object] = bool,
+        finalize: Callable[[bool], object] = bool,
+        check_all_written: Callable[[], object] = bool,
     ) -> None:
-        """`settle(wait)` raises what went wrong with earlier saves that are done beside training, and waits for them if asked to;
+        """`finalize(wait)` raises the error of an earlier background save, and waits for it if asked to.
 
-        `finish` is called at the end and raises if anything has not been written by then.
+        `check_all_written` is called at the end and raises if anything could not be written by then.
         """
-        self._save, self._interval, self._keep_best, self._settle, self._finish = save, interval, keep_best, settle, finish
+        self._save, self._interval, self._keep_best, self._finalize = save, interval, keep_best, finalize
+        self._check_all_written = check_all_written
         self._saved: tuple[object, ...] | None = None
         self._failed = False
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Save if it is time, or if the last save failed."""
+        """Save if it is due, or if the last save failed."""
         del metrics
-        self._watch(self._settle, False)
+        self._warn_on_error(self._finalize, False)
         is_best = self._keep_best and state.best_iteration == state.iteration
         if self._failed or is_best or (self._interval and state.iteration % self._interval == 0):
-            self._watch(self._save_once, state)
+            self._warn_on_error(self._save_once, state)
         return None
 
-    def secure(self, state: TrainingState) -> None:
+    def flush(self, state: TrainingState) -> None:
         """Save what has not been saved yet, before something long begins."""
-        self._watch(self._save_once, state)
-        self._watch(self._settle, True)
+        self._warn_on_error(self._save_once, state)
+        self._warn_on_error(self._finalize, True)
 
     def on_train_end(self, state: TrainingState) -> None:
-        """Save what has not been saved yet; this one must succeed."""
+        """Save what has not been saved yet; this save must succeed."""
         state.ended = not state.interrupted
-        self._watch(self._settle, True)
+        self._warn_on_error(self._finalize, True)
         try:
             self._save_once(state)
-            self._settle(True)
-            self._finish()
+            self._finalize(True)
+            self._check_all_written()
         except OSError as error:
             raise InchwormError(f"{LAST_SAVE_FAILED}: {error}") from error
 
     def _save_once(self, state: TrainingState) -> None:
-        # The evaluation at the end may have found the best policy yet; and that it was taken must be known, too.
+        # The final evaluation may have found the best policy so far, and the checkpoint must record that it was taken.
         now = (state.iteration, state.best_score, state.scored, state.stopped)
         if self._saved != now:
-            self._watch(self._settle, True)
+            self._warn_on_error(self._finalize, True)
             self._save()
             self._saved, self._failed = now, False
 
-    def _watch(self, part: Callable[[Any], object], argument: Any) -> None:
+    def _warn_on_error(self, part: Callable[[Any], object], argument: Any) -> None:
         try:
             part(argument)
         except OSError as error:
-            if not self._failed:  # once, until it works again
-                warnings.warn(f"a save failed: {error}; training goes on and tries again after each iteration", stacklevel=3)
+            if not self._failed:  # once until it works again
+                warnings.warn(f"a save failed: {error}; training continues and retries after each iteration", stacklevel=3)
             self._saved, self._failed = None, True
 
 
@@ -181,7 +186,7 @@ class SnapshotCallback(BaseCallback):
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
-        self._take_moment = take
+        self._take_state = take
         self._due_at = self._cost = 0.0
         self.taken: Any = None
 
@@ -199,7 +204,7 @@ class SnapshotCallback(BaseCallback):
 
     def _take(self) -> None:
         began = time.monotonic()
-        self.taken = self._take_moment()
+        self.taken = self._take_state()
         now = time.monotonic()
         before, self._cost = self._cost, now - began
         self._due_at = now + min(before, self._cost) / SNAPSHOT_SHARE  # the lesser of two: one that was held up says little

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import gymnasium as gym
 
@@ -24,10 +24,18 @@ from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.saver import Keeper, RunFiles, inexactness
+from inchworm.run.saver import Saver, TrainerParts, inexactness
 from inchworm.selfplay.callback import bind_pool, make_evaluator, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
-from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, as_callback, interruptible
+from inchworm.train.callbacks import (
+    CheckpointCallback,
+    EvaluateCallback,
+    SnapshotCallback,
+    TrackCallback,
+    as_callback,
+    interruptible,
+    stateful_parts,
+)
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_env, resolve_policy
@@ -35,54 +43,15 @@ from inchworm.train.resolve import describe_size, evaluation_source, resolve_cho
 NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
 
 
-def ordered_callbacks(
-    trainer: PPOTrainer,
-    config: TrainingConfig,
-    own: Sequence[Callback],
-    saving: tuple[CheckpointCallback, SnapshotCallback] | None,
-) -> list[Callback]:
-    """In the order in which an iteration needs them: score, watch the opponents, the user's `own`, write down, save."""
-    chosen: list[Callback] = []
-    scored = config.evaluation.interval or config.evaluation.final_episodes
-    if scored and trainer.evaluator is None:
-        warnings.warn(f"no scores are taken during training: {NO_COPY}", stacklevel=4)
-    elif scored and trainer.evaluator is not None:
-        safe = saving[0].secure if saving else None
-        best = trainer.files.write_best_policy
-        chosen.append(EvaluateCallback(trainer.evaluator, lambda: trainer.collector.policy, config.evaluation, best, safe))
-    chosen += [*trainer.opponents, *own]
-    if trainer.trackers:
-        chosen.append(TrackCallback(trainer.trackers, config.run.log_interval))
-    return [*chosen, *(saving or ())]
+class _Override:
+    """A part of the loop with one method replaced by that of a trainer's subclass."""
 
+    def __init__(self, part: object, **methods: Callable[..., Any]) -> None:
+        self._part = part
+        vars(self).update(methods)
 
-class OwnCollection:
-    """A trainer's own `collect_rollouts` as a collector."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        self.set_weights = trainer.collector.set_weights
-        self.state_dict = trainer.collector.state_dict
-        self.load_state_dict = trainer.collector.load_state_dict
-        self.close = trainer.collector.close
-
-    def collect(self, num_steps: int) -> Rollout:
-        """What the subclass collects."""
-        return self._trainer.collect_rollouts(num_steps)
-
-
-class OwnLearning:
-    """A trainer's own `learn` as a learner."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self._trainer = trainer
-        self.updates, self.total_timesteps = trainer.learner.updates, trainer.learner.total_timesteps
-        self.state_dict = trainer.learner.state_dict
-        self.load_state_dict = trainer.learner.load_state_dict
-
-    def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
-        """What the subclass learns."""
-        return self._trainer.learn(rollout, custom_loss_fns)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
 
 
 class PPOTrainer:
@@ -127,10 +96,22 @@ class PPOTrainer:
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
-        self.files = RunFiles(run, self.policy, self.trackers, asked)
-        self._keeper = Keeper(self, self.files, trackers)
+        parts = TrainerParts(
+            policy=self.policy,
+            collector=self.collector,
+            state=self.state,
+            rows=[tracker for tracker in self.trackers if isinstance(tracker, JsonlTracker)],
+            trackers=trackers,
+            learner=lambda: self.learner,
+            config=lambda: self.config,
+            keep_compile=self._keep_compile,
+            inexact=lambda: self.inexact,
+        )
+        self.saver = Saver(run, asked, parts)
+        self.saver.set_callbacks(stateful_parts(self.callbacks))
+        self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
-            self.files.warn_of_inexact(self.inexact)
+            self.saver.warn_inexact(self.inexact)
         source = evaluation_source(env, self.config)
         self.evaluator = make_evaluator(source, self.config) if source is not None else None
         self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, source, self.run_dir)
@@ -203,23 +184,24 @@ class PPOTrainer:
 
         Returns the history of this call: lists under timesteps, mean_reward, loss and every other metric, one entry an iteration.
         """
-        config = self._config_to(total_timesteps)
-        self.files.begin(self.state.iteration)
+        config = self.config
+        if total_timesteps is not None:
+            config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
+        self.saver.claim_directory()
         self.learner.total_timesteps = config.run.total_timesteps
-        self.state.should_stop = self.state.stopped  # a run that was killed after it had been stopped only has to end
+        self.state.should_stop = self.state.stopped  # a run that was killed after a callback stopped it only has to finish
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
-        self._keeper.begin(own)
-        components = TrainingComponents(
-            config,
-            self.policy,
-            OwnCollection(self) if self._overrides("collect_rollouts") else self.collector,
-            OwnLearning(self) if self._overrides("learn") else self.learner,
-            tuple(custom_loss_fns),
-            tuple(ordered_callbacks(self, config, own, self._keeper.callbacks(config.run))),
-        )
+        self.saver.set_callbacks(stateful_parts(own))
+        collector, learner = self.collector, self.learner
+        if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
+            collector = cast(RolloutCollector, _Override(collector, collect=self.collect_rollouts))
+        if type(self).learn is not PPOTrainer.learn:
+            learner = cast(Learner, _Override(learner, update=self.learn))
+        callbacks = self._ordered_callbacks(config, own)
+        components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), tuple(callbacks))
         try:
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
                 if profile is None:
@@ -227,10 +209,10 @@ class PPOTrainer:
                 else:
                     profile.run(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
-            self._keeper.save_snapshot()
+            self.saver.save_snapshot(self._snapshot.taken)
             raise
         finally:
-            self._keeper.wait()
+            self.saver.wait()
             self._close_evaluator()
         if self.state.interrupted:
             raise KeyboardInterrupt
@@ -246,21 +228,15 @@ class PPOTrainer:
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
         """Write all state as one checkpoint, into the run's directory or the one given; and the policy file beside it."""
-        return self._keeper.save(directory)
+        return self.saver.save(directory)
 
     def full_state(self) -> dict[str, Any]:
         """All that a run is at this moment, as plain data and arrays."""
-        return self._keeper.full_state()
+        return self.saver.full_state()
 
     def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
-        self._keeper.load(path)
-
-    def keep_choices(self, compiled: str) -> None:
-        """Go on as the run began: `auto` is chosen once."""
-        if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
-            self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
-            self.__dict__.pop("learner", None)  # made anew when it is needed
+        self.saver.load(path)
 
     def save_policy(self, path: str | Path) -> Path:
         """Write the policy file: spec, weights and normalisers, for acting anywhere."""
@@ -273,12 +249,12 @@ class PPOTrainer:
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""
         with contextlib.ExitStack() as stack:  # from the last to the first, all of them, also if one fails
-            stack.callback(self.files.close)  # the lock last: until then nobody else may write
+            stack.callback(self.saver.close)  # the lock last: until then nobody else may write
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close)
             stack.callback(self.collector.close)
             stack.callback(self._close_evaluator)
-            stack.callback(self._keeper.wait)
+            stack.callback(self.saver.wait)
 
     def __enter__(self) -> Self:
         return self
@@ -286,14 +262,35 @@ class PPOTrainer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _overrides(self, method: str) -> bool:
-        """Whether a subclass has written its own `method`, which the loop must then call."""
-        return getattr(type(self), method) is not getattr(PPOTrainer, method)
+    def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback]) -> list[Callback]:
+        """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
+        run, saver, callbacks = config.run, self.saver, list[Callback]()
+        checkpoints = CheckpointCallback(
+            saver.save_in_background,
+            run.checkpoint_interval,
+            keep_best=run.keep_best,
+            finalize=saver.finalize,
+            check_all_written=saver.check_all_written,
+        )
+        saves = self.run_dir is not None
+        scored = config.evaluation.interval or config.evaluation.final_episodes
+        if scored and self.evaluator is None:
+            warnings.warn(f"no evaluation during training: {NO_COPY}", stacklevel=3)
+        elif scored and self.evaluator is not None:
+            flush = checkpoints.flush if saves else None
+            callbacks.append(
+                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
+            )
+        callbacks += [*self.opponents, *own]
+        if self.trackers:
+            callbacks.append(TrackCallback(self.trackers, run.log_interval))
+        return [*callbacks, *([checkpoints, self._snapshot] if saves else [])]
 
-    def _config_to(self, total_timesteps: int | None) -> TrainingConfig:
-        if total_timesteps is None:
-            return self.config
-        return self.config.replace(run=self.config.run.replace(total_timesteps=total_timesteps))
+    def _keep_compile(self, compiled: str) -> None:
+        """Use the checkpoint's choice where `auto` was asked for: it is made once per run."""
+        if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
+            self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
+            self.__dict__.pop("learner", None)  # created again when it is needed
 
     def _close_evaluator(self) -> None:
         if self.evaluator is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inchworm.core.errors import CorruptFileError, InchwormError
-from inchworm.core.tensor_file import JSON_PIECES, distrusted, json_pieces, read_bytes, read_json, write_atomically
+from inchworm.core.tensor_file import JSON_PIECES, json_pieces, read_bytes, read_json, untrusted, write_atomically
 
 FORMAT, VERSION = "inchworm-replay", 1
 MAX_BYTES = 16_000_000
@@ -56,7 +56,7 @@ def load_replay(path: str | Path) -> dict[str, Any]:
     if Path(path).is_dir():
         raise CorruptFileError(f"{path} is a directory; name the replay file in it")
     blob = read_bytes(path, limit=MAX_BYTES)
-    with distrusted(f"{path} is no replay that can be read"):
+    with untrusted(f"{path} is no replay that can be read"):
         try:
             data = read_json(blob.decode("utf-8-sig"))  # an editor may have put a byte order mark before it
         except UnicodeDecodeError as error:
@@ -68,7 +68,7 @@ def load_replay(path: str | Path) -> dict[str, Any]:
 
 def check_replay(data: Any) -> dict[str, Any]:
     """The data as they are, if they are a replay of version 1; else `CorruptFileError` says what is wrong and where."""
-    with distrusted("this is no replay"):
+    with untrusted("this is no replay"):
         return _checked(data)
 
 
