@@ -115,7 +115,7 @@ class Forgetful(Careful):
         return super().over(observations, np.zeros(0, np.float32), starts)
 
 
-# ---- one broken law each
+# ---- one fault each
 
 
 class NotAnInt(Careful):

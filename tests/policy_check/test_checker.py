@@ -1,4 +1,4 @@
-"""`check_policy`: sound policies pass, and each broken law is found, alone, and named."""
+"""`check_policy`: sound policies pass, and each fault is found alone and named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "WrongShape": ("shapes", "log_probs must be floats [6]"),
     "Outside": ("shapes", "is not in Discrete(3)"),
     "OtherState": ("shapes", "state must have the form of initial_state"),
-    "Scribbler": ("shapes", "act writes into the observations"),
+    "Scribbler": ("shapes", "act modifies the observations"),
     "WrongEvaluation": ("shapes", "evaluate's values must be a tensor [L, N]"),
     "Raising": ("shapes", "evaluate or value raised KeyError: 'features' at "),
     "GlobalNoise": ("randomness", "draws from a global stream"),
@@ -38,15 +38,15 @@ BROKEN: dict[str, tuple[str, str]] = {
     "NeverSamples": ("randomness", "never draws from rng"),
     "AlwaysSamples": ("deterministic acting", "act(deterministic=True) depends on rng"),
     "IgnoresMasks": ("masks", "under the mask"),
-    "MasksAfterwards": ("masks", "where one action is legal its log-prob is 0"),
+    "MasksAfterwards": ("masks", "a single legal action must have log-prob 0"),
     "EvaluatesUnmasked": ("masks", "evaluate ignores the masks"),
     "MixesLanes": ("lanes", "changing what lane 0 saw changed"),
     "CountsLanes": ("lanes", "in another order"),
     "MixesLearning": ("lanes", "evaluate gives other lanes"),
-    "NeverFed": ("memory", "the memory is the same"),
-    "NeverRead": ("memory", "changes no action and no log-prob"),
+    "NeverFed": ("memory", "lead to the same memory"),
+    "NeverRead": ("memory", "the memory changes no action and no log-prob"),
     "NeverForgets": ("memory", "still depend on the past"),
-    "ForgetsAll": ("memory", "lanes that go on change"),
+    "ForgetsAll": ("memory", "lanes that continue change"),
     "LearnsWithoutMemory": ("memory", "earlier rows change no later row's log-prob"),
     "LearnsFromNothing": ("memory", "does not begin with minibatch.policy_state"),
     "LearnsOverEnds": ("memory", "rows after an episode's start still depend"),
@@ -55,13 +55,13 @@ BROKEN: dict[str, tuple[str, str]] = {
     "OtherUnits": ("values", "value and evaluate disagree"),
     "LooseHead": ("gradient", "forgotten.weight, forgotten.bias get no gradient"),
     "InfiniteGradient": ("gradient", "not finite"),
-    "SharesWeights": ("weights", "hands out the policy's own memory"),
-    "LosesBuffer": ("weights", "center moved in update_statistics or evaluate, but is not in get_weights"),
-    "LosesParameter": ("weights", "does not bring the policy back: actor.bias stays changed"),
+    "SharesWeights": ("weights", "returns the policy's own memory"),
+    "LosesBuffer": ("weights", "center changed in update_statistics or evaluate, but is not in get_weights"),
+    "LosesParameter": ("weights", "does not restore the policy: actor.bias stays changed"),
     "ListOfWeights": ("weights", "a dict of names and NumPy arrays"),
     "DropsOutInEvaluate": ("repeatable", "is dropout on?"),
 }
-"""Name of the policy -> the law that it breaks, and words of the finding."""
+"""Name of the policy -> the check that fails, and part of the problem."""
 NOTED = {
     "DropsOutWhileLearning": "while gradients are on",
     "BlindCritic": "the critic does not read the memory",
@@ -79,11 +79,11 @@ def one_thread() -> Any:
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
-def test_a_broken_law_is_found_alone_and_named(name: str) -> None:
-    law, words = BROKEN[name]
+def test_a_fault_is_found_alone_and_named(name: str) -> None:
+    check, words = BROKEN[name]
     report = check_policy(getattr(policies, name)(), world)
     assert not report.ok
-    assert {problem.partition(":")[0] for problem in report.problems} == {law}, str(report)
+    assert {problem.partition(":")[0] for problem in report.problems} == {check}, str(report)
     assert words in str(report)
 
 
@@ -193,7 +193,7 @@ def test_a_head_that_is_not_connected_is_named() -> None:
 
 
 class Greedy(LstmPolicy):
-    """The LSTM of the laws' tests always samples; greedy, it keeps every law."""
+    """The LSTM of the fault programme always samples; this one can also act greedily."""
 
     def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> Any:
         step = super().act(observations, state, episode_starts, rng)
@@ -237,7 +237,7 @@ class OnlyActs:
     def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> Any: ...
 
 
-def test_what_cannot_be_trained_is_said() -> None:
+def test_missing_methods_are_listed() -> None:
     report = check_policy(OnlyActs(), "CartPole-v1")
     assert report.problems == (
         (
@@ -255,7 +255,7 @@ class PlainObject(OnlyActs):
 
 
 def test_a_policy_must_be_a_module() -> None:
-    assert "is no torch.nn.Module" in str(check_policy(PlainObject(), "CartPole-v1"))
+    assert "is not a torch.nn.Module" in str(check_policy(PlainObject(), "CartPole-v1"))
 
 
 class Uncopied(Careful):
@@ -263,7 +263,7 @@ class Uncopied(Careful):
         raise RuntimeError("one of a kind")
 
 
-def test_a_policy_that_cannot_be_copied_is_tried_all_the_same() -> None:
+def test_a_policy_that_cannot_be_copied_is_checked_itself() -> None:
     report = check_policy(Uncopied(), world)
     assert report.ok
     assert "cannot be copied (RuntimeError: one of a kind)" in report.notes[0]

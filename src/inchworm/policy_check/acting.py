@@ -1,9 +1,7 @@
-"""Serves `check_policy`: the laws of acting (step 4). Nothing here needs a learning framework."""
+"""Checks of acting: shapes, randomness, masks, independent lanes, memory. Nothing here needs a learning framework."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,171 +9,157 @@ import optree
 from gymnasium import spaces
 
 from inchworm.core.seeding import make_stream, stream_state
-from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaves, mask_sizes, mask_space, path_name
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, path_name
 from inchworm.core.types import PolicyStep, Tree
-from inchworm.policy_check.findings import LANES, ROWS, Findings, Subject, action_shapes, distance, lane_of, same_bits, with_lane
+from inchworm.policy_check.findings import LANES, ROWS, Findings, Subject, distance, lane_of, same_bits
 from inchworm.worlds.toys import is_legal, random_mask
 
 CLOSE = 1e-4
-"""How far numbers may lie apart that are computed in another order."""
+"""Tolerance for numbers that are computed in another order."""
 
 
-def check_step(subject: Subject, found: Findings) -> None:
-    """A `PolicyStep` has the shapes and dtypes of its spaces, and its actions are in theirs."""
-    law, space = "shapes", subject.env.action_space
-    state = found.attempt(law, "initial_state", lambda: subject.actor.initial_state(LANES))
+def check_step(subject: Subject, findings: Findings) -> None:
+    """Check that a `PolicyStep` has the shapes and dtypes of its spaces, and that its actions are in theirs."""
+    state = findings.attempt("shapes", "initial_state", lambda: subject.actor.initial_state(LANES))
     if state is None:
         return
     for place, part in enumerate(optree.tree_leaves(state)):
         if np.shape(part)[:1] != (LANES,) or not isinstance(part, np.ndarray):
-            found.problem(law, f"initial_state({LANES}) must hold NumPy arrays [{LANES}, …]; leaf {place} is {_brief(part)}")
+            findings.problem("shapes", f"initial_state({LANES}) must hold NumPy arrays [{LANES}, …]; leaf {place} is {_describe(part)}")
             return
-    given = subject.observations("step", LANES)
-    for deterministic in (False, True):
-        attempt = functools.partial(_untouched, subject, given, state, deterministic, found)
-        step = found.attempt(law, f"act(deterministic={deterministic})", attempt)
-        if step is not None:
-            _check_actions(step, space, found)
-            _check_rest(step, state, found)
+    observations = subject.observations("step", LANES)
+
+    def step(deterministic: bool) -> PolicyStep:
+        seen, remembered, starts = optree.tree_map(np.array, observations), optree.tree_map(np.array, state), np.ones(LANES, bool)
+        result = subject.actor.act(seen, remembered, starts, make_stream(subject.seed, "check step"), deterministic=deterministic)
+        if not (same_bits(seen, observations) and same_bits(remembered, state) and starts.all()):
+            findings.problem("shapes", "act modifies the observations, the memory or the episode_starts that it is given; work on a copy")
+        if not isinstance(result, PolicyStep):
+            raise TypeError(f"act must return PolicyStep(actions, env_actions, log_probs, state), not {type(result).__name__}")
+        return result
+
+    sampled = findings.attempt("shapes", "act(deterministic=False)", lambda: step(False))
+    greedy = findings.attempt("shapes", "act(deterministic=True)", lambda: step(True))
+    for result in (sampled, greedy):
+        if result is not None:
+            _check_actions(result, subject.env.action_space, findings)
+            _check_log_probs_and_state(result, state, findings)
 
 
-def _untouched(subject: Subject, given: Tree, state: Tree, deterministic: bool, found: Findings) -> PolicyStep:
-    """A step, and whether it wrote into what it was given."""
-    seen, remembered, starts = optree.tree_map(np.array, given), optree.tree_map(np.array, state), np.ones(LANES, bool)
-    step = subject.actor.act(seen, remembered, starts, make_stream(subject.seed, "check step"), deterministic=deterministic)
-    if not (same_bits(seen, given) and same_bits(remembered, state) and starts.all()):
-        found.problem("shapes", "act writes into the observations, the memory or the episode_starts that it is given; work on a copy")
-    if not isinstance(step, PolicyStep):
-        raise TypeError(f"act must return PolicyStep(actions, env_actions, log_probs, state), not {type(step).__name__}")
-    return step
-
-
-def _check_actions(step: PolicyStep, space: Space, found: Findings) -> None:
+def _check_actions(step: PolicyStep, space: Space, findings: Findings) -> None:
     for what in ("actions", "env_actions"):
-        tree = getattr(step, what)
-        for path, shape in action_shapes(space, LANES):
+        for path, part_space in leaves(space):
             try:
-                part = leaf(tree, path)
+                part = leaf(getattr(step, what), path)
             except (KeyError, IndexError, TypeError):
-                found.problem("shapes", f"act's {what} lack the part {path_name(path)} of {space}")
+                findings.problem("shapes", f"act's {what} lack the part {path_name(path)} of {space}")
                 return
-            if not isinstance(part, np.ndarray) or part.shape != shape:
+            shape = [LANES, *leaf_shape(part_space)]
+            if not isinstance(part, np.ndarray) or list(part.shape) != shape:
                 where = f".{path_name(path)}" if path else ""
-                found.problem("shapes", f"act's {what}{where} must be a NumPy array {list(shape)} for {LANES} lanes, not {_brief(part)}")
+                findings.problem("shapes", f"act's {what}{where} must be a NumPy array {shape} for {LANES} lanes, not {_describe(part)}")
                 return
+
     for lane in range(LANES):
-        action = _action(space, step.env_actions, lane)
+
+        def value(path: tuple[str | int, ...], part_space: Space, lane: int = lane) -> Any:
+            number = np.asarray(leaf(step.env_actions, path)[lane])
+            # the vector env casts between kinds of floats, but a choice must be an integer
+            fits = isinstance(part_space, spaces.Box) or number.dtype.kind in "iub"
+            return number.astype(leaf_dtype(part_space))[()] if fits else number[()]
+
+        action = build_tree(space, value)
         if not space.contains(action):
-            found.problem("shapes", f"act's env_actions hold {action!r} in lane {lane}, which is not in {space}; clip or squash it")
+            findings.problem("shapes", f"act's env_actions hold {action!r} in lane {lane}, which is not in {space}; clip or squash it")
             return
 
 
-def _action(space: Space, tree: Tree, lane: int) -> Any:
-    """A lane's action as the environment gets it."""
-
-    def one(path: tuple[str | int, ...], part: Space) -> Any:
-        value = leaf(tree, path)[lane]
-        # the vector env casts between kinds of floats, but a choice must be a whole number
-        fits = isinstance(part, spaces.Box) or np.asarray(value).dtype.kind in "iub"
-        return np.asarray(value).astype(leaf_dtype(part))[()] if fits else value
-
-    return build_tree(space, one)
-
-
-def _check_rest(step: PolicyStep, state: Tree, found: Findings) -> None:
+def _check_log_probs_and_state(step: PolicyStep, state: Tree, findings: Findings) -> None:
     logs = step.log_probs
     if not isinstance(logs, np.ndarray) or logs.shape != (LANES,) or logs.dtype.kind != "f":
-        found.problem("shapes", f"act's log_probs must be floats [{LANES}], the sum over the parts of an action, not {_brief(logs)}")
+        findings.problem("shapes", f"act's log_probs must be floats [{LANES}], summed over the parts of an action, not {_describe(logs)}")
     elif not np.isfinite(logs).all():
-        found.problem("shapes", f"act's log_probs are not finite: {logs}")
+        findings.problem("shapes", f"act's log_probs are not finite: {logs}")
     try:
-        alike = [(np.shape(a), np.asarray(a).dtype) for a in optree.tree_leaves(step.state)]
+        found = [(np.shape(part), np.asarray(part).dtype) for part in optree.tree_leaves(step.state)]
     except (TypeError, ValueError, RuntimeError):
-        found.problem("shapes", f"act's state must be the tree of arrays of initial_state, not {_brief(step.state)}")
+        findings.problem("shapes", f"act's state must be a tree of arrays like initial_state, not {_describe(step.state)}")
         return
-    wanted = [(part.shape, part.dtype) for part in optree.tree_leaves(state)]
-    if alike != wanted or optree.tree_structure(step.state) != optree.tree_structure(state):
-        found.problem("shapes", f"act's state must have the form of initial_state({LANES}), {wanted}; it has {alike}")
+    expected = [(part.shape, part.dtype) for part in optree.tree_leaves(state)]
+    if found != expected or optree.tree_structure(step.state) != optree.tree_structure(state):
+        findings.problem("shapes", f"act's state must have the form of initial_state({LANES}), {expected}; it has {found}")
 
 
-def _brief(value: Any) -> str:
+def _describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{type(value).__name__} {list(shape)} of {getattr(value, 'dtype', '?')}"
 
 
-def check_randomness(subject: Subject, found: Findings, replayed: Callable[[Callable[[], Any]], Any]) -> None:
-    """All randomness comes from `rng`: the same stream gives the same actions, whatever was drawn elsewhere meanwhile.
-
-    `replayed(action)` calls with the process's global streams as they were at its last call, and puts them back.
-    """
+def check_randomness(subject: Subject, findings: Findings) -> None:
+    """Check that all randomness comes from `rng`: the same stream gives the same actions, whatever is drawn elsewhere."""
     rows = subject.observations("randomness", ROWS, LANES)
-    state = subject.remember(rows)
-    seen = lane_of(rows, 0)
+    state, seen = subject.remember(rows), lane_of(rows, 0)
 
-    def once() -> PolicyStep:
-        return subject.act(seen, state, deterministic=False, stream=1)
+    def sample() -> Tree:
+        return _parts(subject.act(seen, state, deterministic=False, stream=1))
 
-    if not same_bits(_parts(once()), _parts(once())):
-        if same_bits(_parts(replayed(once)), _parts(replayed(once))):
+    if not same_bits(sample(), sample()):
+        global_streams = subject.tools.GlobalStreams()
+        if same_bits(global_streams.replayed(sample), global_streams.replayed(sample)):
             text = "act draws from a global stream (numpy.random, random or torch), or a layer such as dropout is on; draw from rng, eval()"
         else:
             text = (
-                "the same observations, memory and rng gave other results the second time; "
-                "keep memory in the state that act returns, not in the policy, and draw from rng alone"
+                "the same observations, memory and rng gave different results the second time; "
+                "keep memory in the state that act returns, not in the policy, and draw from rng only"
             )
-        found.problem("randomness", text)
+        findings.problem("randomness", text)
         return
     rng = make_stream(subject.seed, "check sampling")
     before = stream_state(rng)
     subject.actor.act(optree.tree_map(np.array, seen), optree.tree_map(np.array, state), np.zeros(LANES, bool), rng, deterministic=False)
     if stream_state(rng) == before:
-        found.problem(
-            "randomness", "act never draws from rng: without sampled actions PPO has nothing to compare; sample unless deterministic"
-        )
-    first, second = (_parts(subject.act(seen, state, stream=stream)) for stream in (1, 2))
-    if not same_bits(first, second):
-        found.problem("deterministic acting", "act(deterministic=True) depends on rng; take the likeliest action (argmax, mean) there")
+        findings.problem("randomness", "act never draws from rng, but PPO needs sampled actions; sample unless deterministic")
+    if not same_bits(*[_parts(subject.act(seen, state, stream=stream)) for stream in (1, 2)]):
+        findings.problem("deterministic acting", "act(deterministic=True) depends on rng; take the most likely action (argmax, mean)")
 
 
 def _parts(step: PolicyStep) -> Tree:
     return (step.actions, step.env_actions, step.log_probs, step.state)
 
 
-def check_lanes(subject: Subject, found: Findings) -> None:
-    """A lane's action, log-prob and memory depend on that lane alone."""
+def check_lanes(subject: Subject, findings: Findings) -> None:
+    """Check that a lane's action, log-prob and memory depend on that lane only."""
     rows, others = (subject.observations(purpose, ROWS, LANES) for purpose in ("lanes", "other lanes"))
     state, other_state = subject.remember(rows), subject.remember(others)
-    seen, other = lane_of(rows, 0), lane_of(others, 0)
-    base = subject.act(seen, state)
-    rest = np.arange(1, LANES)
-    changed = {"saw": subject.act(with_lane(seen, 0, other), state)}
+    seen = lane_of(rows, 0)
+    base, everyone = subject.act(seen, state), np.arange(LANES)
+    hint = "compute nothing over the batch axis (batch normalisation? a mean over dim 0?) and nothing by the lane's number"
+
+    def with_first_lane(tree: Tree, other: Tree) -> Tree:
+        return optree.tree_map(lambda ours, theirs: np.concatenate([theirs[:1], ours[1:]]), tree, other)
+
+    changed = {"saw": subject.act(with_first_lane(seen, lane_of(others, 0)), state)}
     if subject.has_memory:
-        changed["remembered"] = subject.act(seen, with_lane(state, 0, other_state))
+        changed["remembered"] = subject.act(seen, with_first_lane(state, other_state))
     for what, step in changed.items():
-        gap, where = _gap(base, step, rest)
+        gap, where = _gap(base, step, everyone[1:])
         if gap > CLOSE:
-            found.problem("lanes", f"changing what lane 0 {what} changed the {where} of other lanes by {gap:.2g}; {_LANES_HINT}")
+            findings.problem("lanes", f"changing what lane 0 {what} changed the {where} of other lanes by {gap:.2g}; {hint}")
             return
-    order = np.roll(np.arange(LANES), 2)
-    turned = subject.act(lane_of(seen, order), lane_of(state, order))
-    gap, where = _gap(_choose(base, order), turned, np.arange(LANES))
-    if gap > CLOSE:
-        found.problem("lanes", f"the same lanes in another order have another {where} (by {gap:.2g}); {_LANES_HINT}")
-        return
-    gap, where = _gap(_choose(base, slice(0, 1)), subject.act(lane_of(seen, slice(0, 1)), lane_of(state, slice(0, 1))), np.arange(1))
-    if gap > CLOSE:
-        found.problem("lanes", f"a lane alone has another {where} than among others (by {gap:.2g}); {_LANES_HINT}")
-
-
-_LANES_HINT = "compute nothing over the batch axis (batch normalisation? a mean over dim 0?) and nothing by the lane's number"
-
-
-def _choose(step: PolicyStep, lanes: Any) -> PolicyStep:
-    return PolicyStep(*[lane_of(part, lanes) for part in _parts(step)])
+    subsets = {
+        "the same lanes in another order have different": np.roll(everyone, 2),
+        "a lane alone has, compared with the whole batch, different": everyone[:1],
+    }
+    for what, lanes in subsets.items():
+        expected = PolicyStep(*[lane_of(part, lanes) for part in _parts(base)])
+        gap, where = _gap(expected, subject.act(lane_of(seen, lanes), lane_of(state, lanes)), np.arange(len(lanes)))
+        if gap > CLOSE:
+            findings.problem("lanes", f"{what} {where} (by {gap:.2g}); {hint}")
+            return
 
 
 def _gap(one: PolicyStep, other: PolicyStep, lanes: np.ndarray) -> tuple[float, str]:
-    """The largest difference over some lanes, and in what; of actions only the continuous parts: choices speak by their log-probs."""
+    """Return the largest difference over some lanes, and in what. Discrete actions are compared by their log-probs."""
     numbers = [[part for part in optree.tree_leaves(step.actions) if part.dtype.kind == "f"] for step in (one, other)]
     pairs = {"actions": numbers, "log-probs": [one.log_probs, other.log_probs], "memory": [one.state, other.state]}
     gaps = {name: distance(*[lane_of(tree, lanes) for tree in pair]) for name, pair in pairs.items()}
@@ -183,16 +167,17 @@ def _gap(one: PolicyStep, other: PolicyStep, lanes: np.ndarray) -> tuple[float, 
     return gaps[worst], worst
 
 
-def check_memory(subject: Subject, found: Findings) -> None:
-    """A past observation changes the present output, and nothing of the past remains where an episode starts."""
+def check_memory(subject: Subject, findings: Findings) -> None:
+    """Check that past observations change the output, and that memory is reset where an episode starts."""
     first, second = (subject.observations(purpose, ROWS, LANES) for purpose in ("memory", "other memory"))
     seen = lane_of(subject.observations("present", 1, LANES), 0)
     one, other = subject.remember(first), subject.remember(second)
     if same_bits(one, other):
-        found.problem("memory", f"after {ROWS} other observations the memory is the same; act must return what it remembers as its state")
+        findings.problem("memory", f"{ROWS} different observations lead to the same memory; act must return what it remembers as its state")
         return
-    if same_bits(_outputs(subject.act(seen, one)), _outputs(subject.act(seen, other))):
-        found.problem("memory", "act remembers, but what it remembers changes no action and no log-prob; feed the state to the actor")
+    steps = [subject.act(seen, state) for state in (one, other)]
+    if same_bits(*[(step.actions, step.log_probs) for step in steps]):
+        findings.problem("memory", "the memory changes no action and no log-prob; feed the state to the actor")
         return
     starts = np.arange(LANES) % 2 == 0
     fresh = subject.act(seen, subject.actor.initial_state(LANES))
@@ -200,67 +185,51 @@ def check_memory(subject: Subject, found: Findings) -> None:
         step = subject.act(seen, one, starts=begins)
         gap, where = _gap(fresh, step, np.flatnonzero(begins))
         if gap > CLOSE:
-            found.problem(
-                "memory", f"where {what} an episode, act's {where} still depend on the past (by {gap:.2g}); put initial_state there first"
+            findings.problem(
+                "memory", f"where {what} an episode, act's {where} still depend on the past (by {gap:.2g}); reset to initial_state first"
             )
             return
-    gap, where = _gap(subject.act(seen, one), step, np.flatnonzero(~starts))
+    gap, where = _gap(steps[0], step, np.flatnonzero(~starts))
     if gap > CLOSE:
-        found.problem(
-            "memory", f"when another lane starts an episode, the {where} of lanes that go on change (by {gap:.2g}): forget per lane"
+        findings.problem(
+            "memory", f"when a lane starts an episode, the {where} of lanes that continue change (by {gap:.2g}); reset memory per lane"
         )
 
 
-def _outputs(step: PolicyStep) -> Tree:
-    return (step.actions, step.log_probs)
-
-
 _DRAWS = 12
-"""Of masks and samples under each: an actor that ignores masks takes an illegal action in nearly every one."""
+"""Random masks, with one sample each: an actor that ignores masks takes an illegal action in nearly every one."""
 
 
-def check_masks(subject: Subject, found: Findings) -> None:
-    """No illegal action is ever sampled or taken greedily, and what is legal alone has probability 1."""
+def check_masks(subject: Subject, findings: Findings) -> None:
+    """Check that illegal actions are never taken, and that a single legal action has probability 1."""
     rows = subject.observations("masks", ROWS, LANES)
-    state, seen = subject.remember(rows), lane_of(rows, 0)
+    state, seen, space = subject.remember(rows), lane_of(rows, 0), subject.env.action_space
     rng = make_stream(subject.seed, "check masks")
+    hint = "give the logits of illegal choices a large negative number before the softmax, in act and in evaluate"
     for draw in range(_DRAWS):
-        masked = {**seen, MASK_KEY: _stacked([random_mask(subject.env.action_space, rng) for _ in range(LANES)])}
+        masks = optree.tree_map(lambda *parts: np.stack(parts), *[random_mask(space, rng) for _ in range(LANES)])
         for deterministic in (False, True):
-            step = subject.act(masked, state, stream=draw, deterministic=deterministic)
+            step = subject.act({**seen, MASK_KEY: masks}, state, stream=draw, deterministic=deterministic)
             for lane in range(LANES):
-                mask = lane_of(masked[MASK_KEY], lane)
-                if not is_legal(subject.env.action_space, lane_of(step.env_actions, lane), mask):
+                mask = lane_of(masks, lane)
+                if not is_legal(space, lane_of(step.env_actions, lane), mask):
                     how = "greedily took" if deterministic else "sampled"
-                    found.problem("masks", f"act {how} {lane_of(step.actions, lane)!r} under the mask {mask!r}; {_HINT}")
+                    findings.problem("masks", f"act {how} {lane_of(step.actions, lane)!r} under the mask {mask!r}; {hint}")
                     return
-    _check_log_probs(subject, seen, state, found)
 
+    # With a single legal choice the discrete parts add 0 to the log-prob, whichever choice it is.
+    actions = dict(leaves(space))
 
-_HINT = "give the logits of illegal choices a large negative number before the softmax, in act and in evaluate"
+    def only_choice(place: int) -> Tree:
+        def mask(path: Any, _: Any) -> np.ndarray:
+            parts = [np.eye(size, dtype=np.int8)[place] for size in mask_sizes(actions[path])]
+            return np.tile(np.concatenate(parts), (LANES, 1))  # [B, n]
 
+        return build_tree(mask_space(space), mask)
 
-def _check_log_probs(subject: Subject, seen: Tree, state: Tree, found: Findings) -> None:
-    """With one legal choice the discrete parts add 0 to the log-prob, so it does not matter which one it is."""
-    logs = [subject.act({**seen, MASK_KEY: _only(subject, place)}, state).log_probs for place in (0, 1)]  # [2][B]
-    purely_discrete = all(mask_sizes(part) for _, part in leaves(subject.env.action_space))
-    if purely_discrete and np.abs(logs).max() > CLOSE:
-        found.problem("masks", f"where one action is legal its log-prob is 0, but act gives {logs[0][0]:.3g}; {_HINT}")
-    elif np.abs(logs[0] - logs[1]).max() > CLOSE:
-        gap = np.abs(logs[0] - logs[1]).max()
-        found.problem("masks", f"where one choice is legal the log-prob must not depend on which (it does, by {gap:.2g}); {_HINT}")
-
-
-def _only(subject: Subject, place: int) -> Tree:
-    """Masks [B, n] that allow one choice in every part: the first for place 0, the last for place 1."""
-    actions = dict(leaves(subject.env.action_space))
-
-    def one(path: Any, _: Any) -> np.ndarray:
-        parts = [np.eye(size, dtype=np.int8)[0 if place == 0 else size - 1] for size in mask_sizes(actions[path])]
-        return np.tile(np.concatenate(parts), (LANES, 1))
-
-    return build_tree(mask_space(subject.env.action_space), one)
-
-
-def _stacked(trees: list[Tree]) -> Tree:
-    return optree.tree_map(lambda *parts: np.stack(parts), *trees)
+    logs = [subject.act({**seen, MASK_KEY: only_choice(place)}, state).log_probs for place in (0, -1)]  # [2][B]
+    gap = np.abs(logs[0] - logs[1]).max()
+    if all(mask_sizes(part) for part in actions.values()) and np.abs(logs).max() > CLOSE:
+        findings.problem("masks", f"a single legal action must have log-prob 0, but act gives {logs[0][0]:.3g}; {hint}")
+    elif gap > CLOSE:
+        findings.problem("masks", f"with a single legal choice the log-prob must not depend on which (it does, by {gap:.2g}); {hint}")

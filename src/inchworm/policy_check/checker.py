@@ -1,6 +1,6 @@
-"""Serves the front door: `check_policy` tries the laws of training on a policy before training, and says in words what is broken.
+"""`check_policy`: does a policy act and learn as training requires? Reports in plain sentences what does not.
 
-It acts, collects and evaluates with the very parts that training uses, so what passes here has a ratio of 1 there.
+It acts, collects and evaluates with the same parts as training, so a policy that passes here has a ratio of 1 there.
 """
 
 from __future__ import annotations
@@ -33,98 +33,90 @@ def check_policy(
     steps: int = 24,
     seed: int = 0,
 ) -> PolicyReport:
-    """Try the laws of training on `policy` in `env`: both are what `PPOTrainer` takes. The policy that is given is not changed.
+    """Check whether `policy` can be trained in `env`; both are what `PPOTrainer` takes. The given policy is not changed.
 
-    Environments made here are closed; a given one stays open, some random steps further.
+    Environments made here are closed; a given one stays open after some random steps.
     """
-    found = Findings()
+    findings = Findings()
     asked = resolve_config(policy, env, None, num_envs=None, seed=seed, backend="torch", device="cpu")
-    many = 1 if isinstance(env, gym.Env) else min(_COPIES, asked.env.num_envs)
-    lanes = asked.env.num_envs if isinstance(env, VectorEnv | gym.vector.VectorEnv) else many
-    config, _ = resolve_choices(policy, env, asked.replace(env=asked.env.replace(num_workers=0, num_envs=lanes)))
+    copies = 1 if isinstance(env, gym.Env) else min(_COPIES, asked.env.num_envs)
+    num_envs = asked.env.num_envs if isinstance(env, VectorEnv | gym.vector.VectorEnv) else copies
+    config, _ = resolve_choices(policy, env, asked.replace(env=asked.env.replace(num_workers=0, num_envs=num_envs)))
     vector_env = resolve_env(env, config)
     try:
         chosen = resolve_policy(policy, config, vector_env)
-        if _can_learn(chosen, found):
-            with learning_threads(1):  # a few numbers gain nothing from threads
-                _check(_subject(chosen, vector_env, seed, found), steps, found)
+        with learning_threads(1):  # batches are too small to gain from threads
+            _run_checks(chosen, vector_env, steps, seed, findings)
     finally:
         if vector_env is not env:
             vector_env.close()
-    return found.report()
+    return findings.report()
 
 
-def _can_learn(policy: Any, found: Findings) -> bool:
-    """Whether it has all that training calls."""
-    from inchworm.backends.torch.checking import is_module
+def _run_checks(policy: Any, env: VectorEnv, steps: int, seed: int, findings: Findings) -> None:
+    """Run the checks in an order in which the first failure is the cause: checks that depend on a failed one are skipped."""
+    from inchworm.backends.torch import checking
 
     missing = [name for name in _METHODS if name not in dir(policy)]
     if missing:
-        found.problem("protocol", f"{type(policy).__name__} has no {', '.join(missing)}: see inchworm.Policy for what each of them does")
-    elif not is_module(policy):
-        found.problem("protocol", f"{type(policy).__name__} is no torch.nn.Module, so that torch cannot learn it; make it one")
+        findings.problem("protocol", f"{type(policy).__name__} has no {', '.join(missing)}: see inchworm.Policy for what each of them does")
+    elif not checking.is_module(policy):
+        findings.problem("protocol", f"{type(policy).__name__} is not a torch.nn.Module, so torch cannot train it; make it one")
     elif not isinstance(policy, Policy) or type(policy.policy_version) is not int:
-        found.problem("protocol", f"policy_version must be an int, 0 at the start, not {policy.policy_version!r}")
-    return found.keeps("protocol")
-
-
-def _subject(policy: Any, env: VectorEnv, seed: int, found: Findings) -> Subject:
-    copies = True
+        findings.problem("protocol", f"policy_version must be an int, 0 at the start, not {policy.policy_version!r}")
+    if not findings.passed("protocol"):
+        return
+    can_be_copied = True
     try:
-        policy = copy.deepcopy(policy)  # what is checked is used, and the one that was given is not
-    except Exception as error:  # somebody's code
-        found.note(f"the policy cannot be copied ({type(error).__name__}: {error}), so it was used itself; its weights were not tried")
-        copies = False
-    return Subject(policy, acting_policy(policy), env, observation_pool(env, seed), seed, copies)
+        policy = copy.deepcopy(policy)  # the checks run on a copy
+    except Exception as error:  # user code may raise anything
+        findings.note(f"the policy cannot be copied ({type(error).__name__}: {error}), so it was used itself; its weights were not checked")
+        can_be_copied = False
+    subject = Subject(policy, acting_policy(policy), env, observation_pool(env, seed), seed, can_be_copied, checking)
 
-
-def _check(subject: Subject, steps: int, found: Findings) -> None:
-    """The laws in an order in which the first broken one is the cause: those that rest on it are not tried."""
-    acting.check_step(subject, found)
-    learning.check_form(subject, found)
-    if not found.keeps("shapes", "weights"):
+    acting.check_step(subject, findings)
+    learning.check_weights_form(subject, findings)
+    if not findings.passed("shapes", "weights"):
         return
-    _check_acting(subject, found)
-    if not found.keeps("masks", "randomness", "acting"):
+    findings.attempt("acting", "act", lambda: _check_acting(subject, findings))
+    if not findings.passed("masks", "randomness", "acting"):
         return
-    rollout = found.attempt("collecting", f"collecting {steps} steps", lambda: _collect(subject, steps))
+    rollout = findings.attempt("collecting", f"collecting {steps} steps", lambda: _collect(subject, steps))
     if rollout is None:
         return
-    learning.check_evaluation(subject, rollout, found)
-    if found.keeps("shapes", "repeatable"):
-        found.attempt("learning", "evaluate", lambda: _check_learning(subject, rollout, found))
+    learning.check_evaluation(subject, rollout, findings)
+    if findings.passed("shapes", "repeatable"):
+        findings.attempt("learning", "evaluate", lambda: _check_learning(subject, rollout, findings))
 
 
-def _check_acting(subject: Subject, found: Findings) -> None:
-    from inchworm.backends.torch.checking import GlobalStreams
-
-    found.attempt("acting", "act", lambda: acting.check_randomness(subject, found, GlobalStreams().replayed))
-    if not found.keeps("randomness"):
+def _check_acting(subject: Subject, findings: Findings) -> None:
+    acting.check_randomness(subject, findings)
+    if not findings.passed("randomness"):
         return
     if subject.has_mask:
-        found.attempt("acting", "act", lambda: acting.check_masks(subject, found))
-    if found.keeps("deterministic acting"):  # these compare greedy actions
-        found.attempt("acting", "act", lambda: acting.check_lanes(subject, found))
-        if subject.has_memory and found.keeps("lanes"):
-            found.attempt("acting", "act", lambda: acting.check_memory(subject, found))
+        acting.check_masks(subject, findings)
+    if findings.passed("deterministic acting"):  # these compare greedy actions
+        acting.check_lanes(subject, findings)
+        if subject.has_memory and findings.passed("lanes"):
+            acting.check_memory(subject, findings)
 
 
-def _check_learning(subject: Subject, rollout: Rollout, found: Findings) -> None:
+def _check_learning(subject: Subject, rollout: Rollout, findings: Findings) -> None:
     if subject.has_mask:
-        learning.check_masks_learning(subject, rollout, found)
-    if found.keeps("lanes"):
-        learning.check_lanes_learning(subject, rollout, found)
-    if subject.has_memory and found.keeps("memory", "lanes"):
-        learning.check_memory_learning(subject, rollout, found)
-    if found.keeps("masks", "memory", "lanes"):
-        learning.check_ratio(subject, rollout, found)
-    learning.check_gradients(subject, rollout, found)
-    if subject.copies:
-        learning.check_weights(subject, rollout, found)
+        learning.check_masks(subject, rollout, findings)
+    if findings.passed("lanes"):
+        learning.check_lanes(subject, rollout, findings)
+    if subject.has_memory and findings.passed("memory", "lanes"):
+        learning.check_memory(subject, rollout, findings)
+    if findings.passed("masks", "memory", "lanes"):
+        learning.check_ratio(subject, rollout, findings)
+    learning.check_gradients(subject, rollout, findings)
+    if subject.can_be_copied:
+        learning.check_weights(subject, rollout, findings)
 
 
 def _collect(subject: Subject, steps: int) -> Rollout:
-    """A short rollout, its memory recorded at every row; two lanes at least, so that lanes have others beside them."""
+    """Collect a short rollout of two lanes or more, with the memory recorded at every row."""
     collector = RolloutCollector(subject.env, subject.actor, seed=subject.seed, sequence_length=1)
     rollout = collector.collect(steps)
     return rollout if rollout.num_lanes > 1 else combine_rollouts([rollout, collector.collect(steps)])

@@ -1,4 +1,4 @@
-"""Serves `check_policy`: what was found, and calls into somebody's code whose exceptions become findings."""
+"""What `check_policy` reports, the policy under test with its observations, and tools to compare results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from inchworm.core.errors import InchwormError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import make_stream
-from inchworm.core.spaces import MASK_KEY, Space, leaf_shape, leaves, zeros
+from inchworm.core.spaces import MASK_KEY, zeros
 from inchworm.core.types import PolicyStep, Tree
 from inchworm.env.check import CheckReport
 from inchworm.env.trial import put_legal_actions
@@ -27,51 +27,51 @@ Result = TypeVar("Result")
 
 
 class PolicyReport(CheckReport):
-    """What was found of a policy: `problems` break or spoil training, `notes` are worth knowing."""
+    """Result of `check_policy`: `problems` break or degrade training, `notes` are worth knowing."""
 
     def __str__(self) -> str:
-        head = "the policy is ready for training" if self.ok else f"{len(self.problems)} problem(s) would break or spoil training"
+        head = "the policy is ready for training" if self.ok else f"{len(self.problems)} problem(s) would break or degrade training"
         return "\n".join([head, *(f"problem: {text}" for text in self.problems), *(f"note: {text}" for text in self.notes)])
 
 
 @dataclass
 class Findings:
-    """What has been found so far, and the laws that are broken: those that rest on them are not tried."""
+    """Problems and notes so far, and the names of the checks that failed."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    broken: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
 
-    def problem(self, law: str, text: str) -> None:
-        """A broken law, in words."""
-        self.broken.add(law)
-        self.problems.append(f"{law}: {text}")
+    def problem(self, check: str, text: str) -> None:
+        """Add a problem and mark its check as failed."""
+        self.failed.add(check)
+        self.problems.append(f"{check}: {text}")
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Add something worth knowing."""
         self.notes.append(text)
 
-    def keeps(self, *laws: str) -> bool:
-        """Whether all of these laws are kept so far."""
-        return self.broken.isdisjoint(laws)
+    def passed(self, *checks: str) -> bool:
+        """Tell whether none of these checks has failed so far."""
+        return self.failed.isdisjoint(checks)
 
-    def attempt(self, law: str, what: str, action: Callable[[], Result]) -> Result | None:
-        """The action's result; an exception becomes a problem that says where it happened."""
+    def attempt(self, check: str, what: str, action: Callable[[], Result]) -> Result | None:
+        """Return the action's result; report an exception as a problem, with the place where it was raised."""
         try:
             return action()
         except InchwormError as error:
-            self.problem(law, f"{what} was refused: {error}")
-        except Exception as error:  # a policy may raise anything, and all of it is worth reporting
-            self.problem(law, f"{what} raised {type(error).__name__}: {str(error)[:500]}{place_of(error)}")
+            self.problem(check, f"{what} was rejected: {error}")
+        except Exception as error:  # user code may raise anything
+            self.problem(check, f"{what} raised {type(error).__name__}: {str(error)[:500]}{place_of(error)}")
         return None
 
     def report(self) -> PolicyReport:
-        """All of it, each sentence once."""
+        """Return all findings, without duplicates."""
         return PolicyReport(tuple(dict.fromkeys(self.problems)), tuple(dict.fromkeys(self.notes)))
 
 
 def place_of(error: Exception) -> str:
-    """Where an exception was raised: the last place outside of installed packages, which is where somebody can change something."""
+    """Return the last place in a traceback outside of installed packages, as ` at file:line`."""
     place, last = error.__traceback__, None
     while place is not None:
         name = place.tb_frame.f_code.co_filename
@@ -82,7 +82,7 @@ def place_of(error: Exception) -> str:
 
 
 def distance(one: Tree, other: Tree) -> float:
-    """The largest difference between two trees of arrays; infinite where only one of them is a number."""
+    """Return the largest difference between two trees of arrays; infinite where only one of them is finite."""
     largest = 0.0
     for a, b in zip(optree.tree_leaves(one), optree.tree_leaves(other), strict=True):
         first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -94,36 +94,37 @@ def distance(one: Tree, other: Tree) -> float:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two trees hold the same numbers, to the bit."""
+    """Tell whether two trees hold the same numbers."""
     return distance(one, other) == 0.0
 
 
 LANES, ROWS = 6, 5
-"""Of the batches that the laws of acting are tried on."""
+"""Size of the batches for the checks of acting."""
 _ENOUGH = 2 * LANES
-"""So many different observations must have been seen to be used; else legal ones are made up."""
+"""With fewer distinct observations from the environment, random legal ones are used instead."""
 
 
 @dataclasses.dataclass
 class Subject:
-    """A policy, who acts for it (itself, or its NumPy twin), and what it may see."""
+    """The policy under test, the actor for it (itself or its NumPy twin), and observations to try it on."""
 
     policy: Any
     actor: Actor
     env: VectorEnv
     pool: Tree
-    """[R, *obs] different observations, every mask all true."""
+    """[R, *obs] distinct observations, every mask all true."""
     seed: int
-    copies: bool = True
-    """Whether the policy can be copied."""
+    can_be_copied: bool
+    tools: Any
+    """What the checks need from the backend: its module `checking`."""
 
-    def spare(self) -> Any:
-        """A copy for what may change a policy, such as evaluating with gradients; the policy itself where it cannot be copied."""
-        return copy.deepcopy(self.policy) if self.copies else self.policy
+    def copy_policy(self) -> Any:
+        """Copy the policy, for checks that may change it; the policy itself if it cannot be copied."""
+        return copy.deepcopy(self.policy) if self.can_be_copied else self.policy
 
     @property
     def has_mask(self) -> bool:
-        """Whether the world offers action masks."""
+        """Whether the environment provides action masks."""
         space = self.env.observation_space
         return isinstance(space, spaces.Dict) and MASK_KEY in space.spaces
 
@@ -133,7 +134,7 @@ class Subject:
         return bool(optree.tree_leaves(self.actor.initial_state(1)))
 
     def observations(self, purpose: str, *leading: int) -> Tree:
-        """Observations [*leading, *obs], other ones for every purpose."""
+        """Draw observations [*leading, *obs], different ones for every purpose."""
         size = len(optree.tree_leaves(self.pool)[0])
         count = int(np.prod(leading))
         stream = make_stream(self.seed, f"check {purpose}")
@@ -141,7 +142,7 @@ class Subject:
         return optree.tree_map(lambda leaf: leaf[chosen], self.pool)
 
     def act(self, observations: Tree, state: Tree, *, starts: Any = None, stream: int = 0, deterministic: bool = True) -> PolicyStep:
-        """One step on copies of what is given: nobody else is changed by it."""
+        """Act on copies of the inputs, and return a copy of the step."""
         lanes = len(optree.tree_leaves(observations)[0])
         begins = np.zeros(lanes, bool) if starts is None else np.array(starts)
         rng = make_stream(self.seed, "check acting", stream)
@@ -150,7 +151,7 @@ class Subject:
         return PolicyStep(*[optree.tree_map(np.array, part) for part in (step.actions, step.env_actions, step.log_probs, step.state)])
 
     def remember(self, rows: Tree) -> Tree:
-        """The memory after reading observations [L, N, *obs] from the beginning of an episode."""
+        """Return the memory after reading observations [L, N, *obs] from the start of an episode."""
         length, lanes = optree.tree_leaves(rows)[0].shape[:2]
         state = self.actor.initial_state(lanes)
         for row in range(length):
@@ -160,62 +161,32 @@ class Subject:
 
 
 def observation_pool(env: VectorEnv, seed: int, steps: int = 24) -> Tree:
-    """Different observations [R, *obs] of random legal play; made-up legal ones where the world shows too few. Masks are all true."""
+    """Collect distinct observations [R, *obs] by random legal actions, or make up legal ones if there are too few. Masks are all true."""
     rng = make_stream(seed, "check play")
-    now = env.reset()
-    seen = [optree.tree_map(np.array, now.observations)]
+    seen = [optree.tree_map(np.array, env.reset().observations)]
     for _ in range(steps):
         actions = zeros(env.action_space, (env.num_lanes,))
         put_legal_actions(env.action_space, seen[-1], rng, actions, range(env.num_lanes))
         seen.append(optree.tree_map(np.array, env.step(actions).observations))
-    rows = optree.tree_map(lambda *leaves_: np.concatenate(leaves_), *seen)  # [steps * B, *obs]
-    rows = unmasked(rows)
-    different = _different(rows)
-    if len(different) >= _ENOUGH:
-        return optree.tree_map(lambda leaf: leaf[different], rows)
-    made_up = create_fake_rollout(env.observation_space, env.action_space, 1, 4 * _ENOUGH, seed=seed).observations
-    return optree.tree_map(lambda leaf: leaf[0], made_up)
-
-
-def unmasked(observations: Tree) -> Tree:
-    """The observations with every action allowed."""
-    if not (isinstance(observations, dict) and MASK_KEY in observations):
-        return observations
-    return {**observations, MASK_KEY: optree.tree_map(np.ones_like, observations[MASK_KEY])}
-
-
-def _different(rows: Tree) -> list[int]:
-    """The places of the first of each observation."""
-    leaves_ = [np.ascontiguousarray(leaf) for leaf in optree.tree_leaves(rows)]
-    first: dict[bytes, int] = {}
-    for place in range(len(leaves_[0])):
-        first.setdefault(b"".join(leaf[place].tobytes() for leaf in leaves_), place)
-    return list(first.values())
+    rows: Any = optree.tree_map(lambda *parts: np.concatenate(parts), *seen)  # [steps * B, *obs]
+    if isinstance(rows, dict) and MASK_KEY in rows:
+        rows = {**rows, MASK_KEY: optree.tree_map(np.ones_like, rows[MASK_KEY])}
+    parts = [np.ascontiguousarray(leaf) for leaf in optree.tree_leaves(rows)]
+    distinct: dict[bytes, int] = {}  # content -> its first row
+    for row in range(len(parts[0])):
+        distinct.setdefault(b"".join(part[row].tobytes() for part in parts), row)
+    if len(distinct) >= _ENOUGH:
+        return lane_of(rows, list(distinct.values()))
+    return lane_of(create_fake_rollout(env.observation_space, env.action_space, 1, 4 * _ENOUGH, seed=seed).observations, 0)
 
 
 def lane_of(tree: Tree, lane: Any) -> Tree:
-    """One lane of a batch, or some."""
+    """Index every leaf of a batch: one lane, or several."""
     return optree.tree_map(lambda leaf: leaf[lane], tree)
 
 
-def with_lane(tree: Tree, lane: int, other: Tree) -> Tree:
-    """A batch with one lane taken from another batch."""
-
-    def one(leaf: np.ndarray, new: np.ndarray) -> np.ndarray:
-        changed = np.array(leaf)
-        changed[lane] = new[lane]
-        return changed
-
-    return optree.tree_map(one, tree, other)
-
-
-def action_shapes(space: Space, lanes: int) -> list[tuple[tuple[str | int, ...], tuple[int, ...]]]:
-    """The path and shape [B, *act] of every part of an action."""
-    return [(path, (lanes, *leaf_shape(part))) for path, part in leaves(space)]
-
-
-def other_past(subject: Subject, rollout: Rollout, rows: slice, lanes: slice = slice(None)) -> Rollout:
-    """The rollout with other observations in some rows and lanes; masks stay, because the actions were taken under them."""
+def with_other_observations(subject: Subject, rollout: Rollout, rows: slice, lanes: slice = slice(None)) -> Rollout:
+    """Replace the observations in some rows and lanes; masks are kept, because the actions were taken under them."""
     others = subject.observations("another past", *rollout.rewards.shape)
 
     def one(leaf: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -229,6 +200,6 @@ def other_past(subject: Subject, rollout: Rollout, rows: slice, lanes: slice = s
     return dataclasses.replace(rollout, observations=changed)
 
 
-def names(some: list[str]) -> str:
-    """A list in words, its first few."""
-    return ", ".join(some[:6]) + (f" and {len(some) - 6} more" if len(some) > 6 else "")
+def format_names(names: list[str]) -> str:
+    """Format the first few names of a list."""
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
