@@ -1,4 +1,4 @@
-"""Worlds for the tests of vector envs that somebody else brings: some can be brought back to where they stood, some cannot."""
+"""Environments for the tests of other libraries' vector envs: some can be restored, some cannot."""
 
 import types
 
@@ -40,49 +40,13 @@ class CartPoles(CartPoleVectorEnv):
         return super().step(action)
 
 
-class Drift(gym.vector.VectorEnv):
-    """Two lanes of all kinds of data: aliased arrays and streams, numbers that become floats, attributes that come and go, containers."""
-
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
-    single_observation_space = spaces.Box(-1e9, 1e9, (1,), np.float64)
-    single_action_space = spaces.Discrete(3)
-    num_envs = 2
-
-    def __init__(self):
-        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED, "made by": object()}  # no state, whatever is in it
-        self.total, self.last, self.trail, self.notes, self.scale = 0, None, [], {"steps": 0}, np.float32(1.5)
-        self.x = np.zeros((2, 1))
-        self.before = self.x
-        self.view = self.x[:1]
-        self.square = np.square
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        mask = np.ones(2, bool) if options is None else options["reset_mask"]
-        self.x[mask] = self.np_random.normal(size=(int(mask.sum()), 1))
-        self.before, self.last, self.stream = self.x, None, self.np_random
-        return self.x.copy(), {}
-
-    def step(self, actions):
-        self.before = self.x if self.notes["steps"] % 2 else self.x.copy()  # one array at times, two at others
-        self.x += actions[:, None] * self.scale + self.np_random.normal(size=(2, 1)) + 0.01 * self.view + 0.1 * self.stream.normal()
-        self.total = self.total + float(self.x.sum())
-        self.trail = [*self.trail, self.total][-3:]
-        self.notes["steps"] += 1
-        self.last = actions.copy()
-        self.late = self.square(self.before)  # comes into being in the first step
-        rewards = self.late[:, 0] + sum(self.trail) + self.notes["steps"] + self.total
-        return self.x.copy(), rewards, self.x[:, 0] > 3, np.zeros(2, bool), {}
-
-
 class Kept(gym.vector.VectorEnv):
-    """A world that is behind an object, and says itself where it stands."""
+    """A vector env with a simulator behind it, and get_state and set_state."""
 
     metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
     single_observation_space = spaces.Box(-1e9, 1e9, (1,), np.float64)
     single_action_space = spaces.Discrete(3)
     num_envs = 2
-    forgets = ()
 
     def __init__(self):
         self.simulator = types.SimpleNamespace(x=None, bonus=0)
@@ -99,85 +63,16 @@ class Kept(gym.vector.VectorEnv):
         return simulator.x.copy(), np.full(2, float(simulator.bonus)), simulator.x[:, 0] > 6, np.zeros(2, bool), {}
 
     def get_state(self):
-        state = {"x": self.simulator.x, "bonus": self.simulator.bonus, "stream": stream_state(self.np_random)}
-        return {name: value for name, value in state.items() if name not in self.forgets}
+        return {"x": self.simulator.x, "bonus": self.simulator.bonus, "stream": stream_state(self.np_random)}
 
     def set_state(self, state):
-        self.simulator.x, self.simulator.bonus = np.array(state["x"]), state.get("bonus", 0)
+        self.simulator.x, self.simulator.bonus = np.array(state["x"]), state["bonus"]
         self.np_random = restore_stream(state["stream"])
-
-
-class Forgetful(Kept):
-    forgets = ("bonus",)
-
-
-class Unsettable(Kept):
-    def set_state(self, state):
-        raise LookupError("no way back")
 
 
 class Unsayable(Kept):
     def get_state(self):
         return {"simulator": self.simulator}
-
-
-class Late(gym.vector.VectorEnv):
-    """A world whose array has another shape before its first reset."""
-
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
-    single_observation_space = spaces.Box(-1e9, 1e9, (1,), np.float64)
-    single_action_space = spaces.Discrete(3)
-    num_envs = 2
-
-    def __init__(self):
-        self.x = np.zeros(0)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = self.np_random.normal(size=(2, 1)) if options is None else np.where(options["reset_mask"][:, None], 0.0, self.x)
-        return self.x.copy(), {}
-
-    def step(self, actions):
-        self.x = self.x + actions[:, None] + self.np_random.normal(size=(2, 1))
-        return self.x.copy(), np.ones(2), self.x[:, 0] > 6, np.zeros(2, bool), {}
-
-
-class Shifted(gym.vector.VectorWrapper):
-    """A wrapper with a state of its own."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.shift = np.zeros(1)
-        self.metadata = {**env.metadata, "made by": object()}
-
-    def step(self, actions):
-        observations, rewards, *rest = self.env.step(actions)
-        self.shift += 0.25
-        return observations + self.shift, rewards, *rest
-
-
-class Hidden(Drift):
-    """Draws from a stream that is no attribute."""
-
-    hidden = np.random.default_rng(3)
-
-    def step(self, actions):
-        observations, rewards, *rest = super().step(actions)
-        return observations, rewards + self.hidden.random(), *rest
-
-
-class Brought(Drift):
-    """A simulator comes with the first reset."""
-
-    def reset(self, *, seed=None, options=None):
-        self.simulator = object()
-        return super().reset(seed=seed, options=options)
-
-
-class Simulated(Drift):
-    def __init__(self):
-        super().__init__()
-        self.simulator, self.old = object(), np.random.RandomState(0)
 
 
 class Hybrid(gym.Env):

@@ -1,4 +1,4 @@
-"""Tests of env/episodes.py and env/history.py: the log of actions keeps what running episodes need, and no more."""
+"""Tests of env/episodes.py: the log of actions keeps what running episodes need, and no more."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from inchworm.env.episodes import ActionLog, RunningReturns
 
 def test_the_log_keeps_what_the_oldest_episode_needs():
     actions = np.zeros(2, int)
-    log = ActionLog(actions, limit=1000)
     starts = np.array([0, 0])
+    log = ActionLog(actions, starts, limit=1000)
     for step in range(300):
         actions[:] = step, -step
-        log.append(starts)
+        log.append()
         if step == 249:
             starts[:] = 250, 10
     assert log.now == 300
@@ -20,35 +20,35 @@ def test_the_log_keeps_what_the_oldest_episode_needs():
     starts[:] = 299
     for step in range(300, 2000):
         starts[:] = step
-        log.append(starts)
+        log.append()
     assert len(log._buffers[0]) <= 1200  # it does not grow with the run
     for step in range(2000, 9000):
         starts[:] = step
-        log.append(starts)
+        log.append()
     assert len(log._buffers[0]) == 64  # and shrinks again
 
 
 def test_the_log_is_bounded_by_its_limit():
     actions = np.zeros(1, int)
-    log = ActionLog(actions, limit=50)
+    log = ActionLog(actions, np.array([0]), limit=50)
     for step in range(5000):
         actions[0] = step
-        log.append(np.array([0]))
+        log.append()
     assert len(log._buffers[0]) <= 200
     assert log.since(4950, slice(0, 1))[0].tolist() == list(range(4950, 5000))
 
 
 def test_a_copy_of_several_lanes_keeps_their_joint_actions():
     actions = np.zeros((4, 2), np.float32)  # 2 copies of 2 lanes
-    log = ActionLog(actions, limit=9)
+    log = ActionLog(actions, np.array([0, 1]), limit=9)
     for step in range(3):
         actions[:] = np.arange(8).reshape(4, 2) + 10 * step
-        log.append(np.array([0, 1]))
+        log.append()
     (kept,) = log.since(1, slice(2, 4))
     assert kept.shape == (2, 2, 2)
     assert kept[0].tolist() == [[14, 15], [16, 17]]
     (whole,) = log.since(0, slice(0, 2))
-    other = ActionLog(actions, limit=9)
+    other = ActionLog(actions, np.array([0, 1]), limit=9)
     starts = other.preload([[whole], [kept]], 2)
     assert starts.tolist() == [0, 1]
     assert np.array_equal(other.since(1, slice(2, 4))[0], kept)

@@ -1,4 +1,4 @@
-"""A run over somebody else's vector env, stopped halfway and resumed with a fresh one, ends with the bits of one that was not stopped."""
+"""A run over another library's vector env, stopped halfway and resumed with a new one, is bit-identical to an uninterrupted run."""
 
 import hashlib
 import warnings
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from doubles.vector import CartPoles, Drift, Moody, Shifted, Simulated
+from doubles.vector import CartPoles, Kept, Moody
 from inchworm import PPOConfig, PPOTrainer
 
 
@@ -24,9 +24,7 @@ VECTOR_ENVS = {
     "sync": cartpoles(SyncVectorEnv),
     "async": cartpoles(AsyncVectorEnv),
     "continuous": pendulums,
-    "arrays": lambda: CartPoles(4),
-    "all kinds of data": Drift,
-    "wrapped": lambda: Shifted(Drift()),
+    "get_state": Kept,
 }
 
 
@@ -65,13 +63,15 @@ def moody():
     return SyncVectorEnv([lambda: Moody(False), lambda: Moody(True)], autoreset_mode=AutoresetMode.DISABLED)
 
 
-@pytest.mark.parametrize(("make", "words"), [(moody, "1 of 2 copies did not come back"), (Simulated, r"simulator \(object\)")])
+@pytest.mark.parametrize(
+    ("make", "words"), [(moody, "1 of 2 copies could not be restored"), (lambda: CartPoles(2), "CartPoles has no get_state")]
+)
 def test_what_did_not_come_back_is_in_the_manifest_of_all_later_checkpoints(make, words, tmp_path):
     with trainer(make) as first:
         first.train(60)
         first.save_checkpoint(tmp_path / "a")
     with trainer(make) as second:
-        with pytest.warns(UserWarning, match="fresh episode"):
+        with pytest.warns(UserWarning, match="starting (a )?new episode"):
             second.load_checkpoint(tmp_path / "a")
         second.train(120)
         with warnings.catch_warnings():

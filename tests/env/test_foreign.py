@@ -1,22 +1,26 @@
-"""Tests of env/foreign.py and env/adapters.py: somebody else's vector env, with resets in the same step and true final observations."""
+"""Tests of env/foreign.py: vector envs of other libraries, with resets in the same step, true final observations and exact resume."""
 
 import sys
 import types
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from doubles.stepping import assert_equal_steps, frozen, run
+from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, run
+from doubles.vector import CartPoles, Hybrid, Kept, Moody, Unsayable, go_on
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import derive_seed, episode_seed
-from inchworm.env.foreign import NO_SEED, BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
+from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.env.foreign import BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
 from inchworm.env.source import make_vector_env
 from inchworm.env.step_arrays import carve_rows
+from inchworm.env.vector_env import NO_SEED
 
 
 def gymnasium(name="CartPole-v1", copies=3, mode=AutoresetMode.DISABLED, kind="sync", **kwargs):
@@ -224,9 +228,9 @@ def test_envpool_has_same_step_resets_and_a_stream_for_each_lane(envpool):
                 ends += 1
     assert ends >= 15
     assert not env.exact
-    assert env.inexact == ["EnvPool can neither save where its episodes stand nor give one a seed: a resumed run begins fresh episodes"]
+    assert env.inexact == ["EnvPool can neither save its episodes nor give one a seed: a resumed run starts new episodes"]
     again = make_vector_env(config, seed=3)
-    with pytest.warns(UserWarning, match="EnvPoolWorld is not exact: no lane came back"):
+    with pytest.warns(UserWarning, match=r"lanes 0, 1, 2 could not be restored \(its state was not saved"):
         again.load_state_dict(env.state_dict())
     assert again.reset(indices=()).episode_starts.all()
     assert len(again.inexact) == 2
@@ -290,3 +294,186 @@ def test_what_is_not_one_value_for_each_lane_is_refused(change, message):
 
 def test_numbers_of_an_info_that_are_not_finite_are_left_out():
     assert lane_numbers({"a": np.array([1.0, np.nan]), "b": np.array([np.inf, 2.0])}, 0) == {"a": 1.0}
+
+
+# ---- restoring environments side by side, each with its seeds
+
+
+def vector(maker=lambda: gym.make("CartPole-v1", max_episode_steps=25), copies=3, kind=SyncVectorEnv):
+    return kind([maker] * copies, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def lockstep(maker=lambda: gym.make("CartPole-v1", max_episode_steps=25), seed=7, kind=SyncVectorEnv, copies=3, **options):
+    return make_vector_env(vector(maker, copies, kind), seed=seed, **options)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("steps", [0, 1, 24, 25, 67])
+def test_a_saved_state_is_gone_on_from_with_the_same_bits(kind, steps):
+    straight, fresh = lockstep(kind=kind), lockstep(kind=kind, seed=99)
+    assert type(straight) is BatchedVectorEnv
+    run(straight, steps, seed=1)
+    state = straight.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh.load_state_dict(state)
+    assert fresh.exact
+    assert fresh.inexact == []
+    assert_equal_steps(go_on(straight, 60, seed=2), go_on(fresh, 60, seed=2))
+    straight.close()
+    fresh.close()
+
+
+def test_copies_of_all_lengths_come_back_with_masks_options_and_streams_that_are_drawn_from_in_the_episode():
+    straight, fresh = lockstep(Hybrid, copies=6), lockstep(Hybrid, copies=6)
+    straight.set_reset_options({"shift": 3.0}, indices=[1, 4])
+    run(straight, 41, seed=1)
+    straight.reset(indices=[2])  # an episode of no steps: it begins at the very end of the replay
+    straight.set_reset_options({"shift": -5.0}, indices=[4])  # not yet true for the running episode
+    state = straight.state_dict()
+    lengths = [copy["length"] for copy in state["copies"]]
+    assert lengths[2] == 0
+    assert len(set(lengths)) > 3  # else lanes would not have to wait for one another
+    fresh.load_state_dict(state)
+    assert fresh.exact
+    assert_equal_steps(go_on(straight, 50, seed=2), go_on(fresh, 50, seed=2))
+
+
+def test_the_state_is_that_of_the_copies_one_by_one():
+    """The same ledger: a state of Gymnasium's vector env may even be loaded into ours."""
+    theirs = lockstep(seed=3)
+    ours = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=3, native=False, max_episode_steps=25), seed=3)
+    run(theirs, 30, seed=1)
+    ours.load_state_dict(theirs.state_dict())
+    assert_equal_steps(go_on(theirs, 40, seed=2), go_on(ours, 40, seed=2))
+
+
+def moody(kind=SyncVectorEnv, **options):
+    env = kind([lambda: Moody(False), lambda: Moody(True), lambda: Moody(False)], autoreset_mode=AutoresetMode.DISABLED)
+    return make_vector_env(env, seed=7, **options)
+
+
+def test_a_copy_that_is_not_restored_begins_a_new_episode_and_the_run_is_inexact_from_then_on():
+    straight, fresh = moody(), moody()
+    run(straight, 5)
+    with pytest.warns(UserWarning, match=r"lane 1 could not be restored \(replaying .* different observation.*\); starting a new episode"):
+        fresh.load_state_dict(straight.state_dict())
+    step = fresh.reset(indices=())
+    assert step.episode_starts.tolist() == [False, True, False]
+    assert_equal_trees(step.observations[[0, 2]], straight.reset(indices=()).observations[[0, 2]])
+    assert fresh.inexact == ["1 of 3 copies could not be restored at a resume and started new episodes"]
+    assert not fresh.exact
+    # Later checkpoints say so, once, however often the run is resumed.
+    again = moody()
+    again.load_state_dict(fresh.state_dict())
+    assert again.inexact == fresh.inexact
+    assert straight.exact
+
+
+def test_an_episode_that_ends_during_replay_is_not_restored_and_the_others_are():
+    def of(ends):
+        env = SyncVectorEnv([lambda: Moody(False), lambda: Moody(False, ends)], autoreset_mode=AutoresetMode.DISABLED)
+        return make_vector_env(env, seed=7)
+
+    straight, fresh = of(ends=False), of(ends=True)
+    run(straight, 7)
+    with pytest.warns(UserWarning, match=r"lane 1 .*replaying its actions gave return and length \(2.0, 2\), but \(7.0, 7\) was saved"):
+        fresh.load_state_dict(straight.state_dict())
+    assert fresh.reset(indices=()).episode_starts.tolist() == [False, True]
+
+
+def test_too_long_an_episode_is_not_kept():
+    straight, fresh = lockstep(max_replay_steps=4), lockstep(max_replay_steps=4)
+    straight.reset()
+    for _ in range(3):
+        straight.step(np.array([0, 1, 0]))
+    straight.reset(indices=[1])
+    for _ in range(3):
+        straight.step(np.array([1, 0, 1]))
+    with pytest.warns(UserWarning, match="had 6 steps, more than"):
+        fresh.load_state_dict(straight.state_dict())
+    assert fresh.reset(indices=()).episode_starts.tolist() == [True, False, True]
+    assert fresh.inexact == ["2 of 3 copies could not be restored at a resume and started new episodes"]
+
+
+def test_wrappers_whose_statistics_cross_episodes_are_named():
+    plain = gym.wrappers.vector.RecordEpisodeStatistics(vector())
+    assert make_vector_env(plain).exact
+    around = gym.wrappers.vector.NormalizeReward(vector())
+    inside = vector(lambda: gym.wrappers.NormalizeObservation(gym.make("CartPole-v1")))
+    for env, wrapper, field in (
+        (around, "NormalizeReward", "normalize_values"),
+        (inside, "NormalizeObservation", "normalize_observations"),
+    ):
+        (why,) = make_vector_env(env).inexact
+        assert f"wrapper {wrapper} cross" in why
+        assert f"policy.{field}=true" in why
+
+
+# ---- restoring vector envs whose copies draw from one stream
+
+
+def through_a_file(state):
+    arrays, structure = flatten_tree(state)
+    return unflatten_tree({name: array.copy() for name, array in arrays.items()}, structure)
+
+
+@pytest.mark.parametrize("make", [Kept, lambda: gym.wrappers.vector.RecordEpisodeStatistics(Kept())])
+@pytest.mark.parametrize("steps", [0, 1, 37])
+def test_a_vector_env_with_get_state_is_restored_by_it(make, steps):
+    straight, fresh = make_vector_env(make(), seed=7), make_vector_env(make(), seed=99)
+    assert straight.exact
+    run(straight, steps, seed=1)
+    state = through_a_file(straight.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh.load_state_dict(state)
+    assert fresh.exact
+    ours, theirs = go_on(straight, 60, seed=2), go_on(fresh, 60, seed=2)
+    assert_equal_steps(ours, theirs)
+    assert ours[0].episode_starts.all() == (steps == 0)
+    with pytest.raises(EnvError, match="2 copies were saved by get_state, but"):
+        make_vector_env(CartPoles(2)).load_state_dict(state)
+
+
+def test_a_vector_env_without_get_state_is_marked_inexact_and_starts_new_episodes():
+    class Wrapped(gym.vector.VectorWrapper):
+        """May have a state: nothing is known about it."""
+
+    assert len(make_vector_env(Wrapped(Kept())).inexact) == 1
+    env, fresh = make_vector_env(CartPoles(2)), make_vector_env(CartPoles(2))
+    assert "CartPoles has no get_state and set_state" in env.inexact[0]
+    run(env, 5)
+    with pytest.warns(UserWarning, match=r"lanes 0, 1 could not be restored \(its state was not saved.*starting new episodes"):
+        fresh.load_state_dict(through_a_file(env.state_dict()))
+    assert fresh.reset(indices=()).episode_starts.all()
+    assert len(fresh.inexact) == 2
+    again = make_vector_env(CartPoles(2))
+    with pytest.warns(UserWarning, match="could not be restored"):
+        again.load_state_dict(through_a_file(fresh.state_dict()))
+    assert again.inexact == fresh.inexact  # the run's history, restored with it
+    with pytest.raises(EnvError, match="are 2 copies, here are 4"):
+        make_vector_env(CartPoles(4)).load_state_dict(env.state_dict())
+
+
+def test_before_the_first_reset_there_is_nothing_to_restore():
+    env = make_vector_env(CartPoles(2))
+    env.load_state_dict(through_a_file(make_vector_env(CartPoles(2)).state_dict()))
+    with pytest.raises(EnvError, match="not been reset"):
+        env.step(np.zeros(2, np.int64))
+
+
+def test_a_state_that_a_file_cannot_hold_is_reported():
+    env = make_vector_env(Unsayable())
+    env.reset()
+    with pytest.warns(UserWarning, match=r"get_state of Unsayable gave what a file cannot hold.*it cannot be restored"):
+        env.state_dict()
+
+
+def test_a_state_of_an_earlier_format_keeps_episode_counts_and_options():
+    saved = {"episodes": [4, 2], "options": [None, {"low": -0.01}], "lengths": np.array([3, 0]), "strayed": [], "world": None}
+    env = make_vector_env(Streamed())
+    with pytest.warns(UserWarning, match="lanes 0, 1 could not be restored"):
+        env.load_state_dict(saved)
+    assert [(copy["episode"], copy["next_options"]) for copy in env.state_dict()["copies"]] == [(5, None), (3, {"low": -0.01})]
+    assert env.reset(indices=()).episode_starts.all()

@@ -262,7 +262,7 @@ def test_another_way_of_who_lives_is_noticed_at_a_resume():
     env.reset()
     walk(env, 3)
     with make_vector_env(Whim, 1) as other:
-        with pytest.warns(UserWarning, match="lane 0 is not where it was saved"):
+        with pytest.warns(UserWarning, match="lane 0 could not be restored"):
             other.load_state_dict(env.state_dict())
         assert not other.exact
 

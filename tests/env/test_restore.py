@@ -113,7 +113,7 @@ def test_a_worker_that_dies_around_its_state_is_rebuilt_by_replay():
             env.load_state_dict(saved)
         end(env, 1)
         step = env.reset(indices=())
-        with pytest.warns(WorkerRestartWarning, match="replayed"):
+        with pytest.warns(WorkerRestartWarning, match="replaying"):
             taken = go_on(env, step)
         assert_equal_steps(taken, expected)
 

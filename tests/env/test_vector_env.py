@@ -243,7 +243,7 @@ def test_a_replay_that_goes_astray_is_reported_and_begins_a_fresh_episode():
     act(env)
     state = env.state_dict()
     Unsteady.drift = 1
-    with pytest.warns(UserWarning, match="lane 1 is not where it was saved.*another observation") as caught:
+    with pytest.warns(UserWarning, match="lane 1 could not be restored.*different observation") as caught:
         env.load_state_dict(state)
     assert len(caught) == 1
     step = env.reset(indices=())
@@ -260,7 +260,7 @@ def test_return_and_length_are_verified(change):
     state["copies"][0].update(change)
     if "length" in change:  # one action more than was taken
         state["actions"]["part0"] = np.zeros(3, int)
-    with pytest.warns(UserWarning, match="lane 0 is not where it was saved"):
+    with pytest.warns(UserWarning, match="lane 0 could not be restored"):
         env.load_state_dict(state)
 
 
@@ -270,7 +270,7 @@ def test_an_episode_that_ends_during_replay_is_astray():
     act(env), act(env)
     state = env.state_dict()
     short = counters(1, length=2)
-    with pytest.warns(UserWarning, match=r"replay gave return and length \(1.0, 1\), but \(3.0, 2\) was saved"):
+    with pytest.warns(UserWarning, match=r"replaying its actions gave return and length \(1.0, 1\), but \(3.0, 2\) was saved"):
         short.load_state_dict(state)
     step = short.reset(indices=())
     assert step.observations[0].tolist() == [episode_seed(0, 0, 1), 0]

@@ -35,9 +35,9 @@ class Replay:
 class ActionLog:
     """The last actions of all lanes, [step, B, *act] for each leaf; forgets what no running episode needs."""
 
-    def __init__(self, actions: Tree, limit: int) -> None:
-        self._live = tree_leaves(actions)
-        self._limit = limit
+    def __init__(self, actions: Tree, starts: Array, limit: int) -> None:
+        """`actions` are the rows to record, `starts` [E] the numbers of the steps that running episodes began with; both are read live."""
+        self._live, self._starts, self._limit = tree_leaves(actions), starts, limit
         self._hold([np.empty((64, *live.shape), live.dtype) for live in self._live])
         self._first = 0  # the number of the step in row 0
         self._filled = 0
@@ -47,11 +47,11 @@ class ActionLog:
         """The number of the next step."""
         return self._first + self._filled
 
-    def append(self, starts: Array) -> None:
-        """Keep the actions that now stand in the rows; episodes run since `starts` [E]."""
+    def append(self) -> None:
+        """Record the actions in the rows."""
         filled = self._filled
         if filled == self._size:
-            self._make_room(max(int(starts.min()), self.now - self._limit, self._first))
+            self._make_room(max(int(self._starts.min()), self.now - self._limit, self._first))
             filled = self._filled
         for buffer, live in self._pairs:
             buffer[filled] = live
@@ -152,7 +152,8 @@ class EpisodeLedger:
         self.add_rewards = self._returns.append
         self.starts = np.zeros(self.num_copies, np.int64)  # [E] the log's number of each episode's first step
         self._limit = max_replay_steps
-        self._log = ActionLog(rows.actions, max_replay_steps)
+        self._log = ActionLog(rows.actions, self.starts, max_replay_steps)
+        self.record_actions = self._log.append
 
     def episode_returns(self) -> Array:
         """[E] f64: what the lanes of each copy have together got in its running episode; a view."""
@@ -177,10 +178,6 @@ class EpisodeLedger:
 
     def _derived(self, copy: int, episode: int) -> int:
         return episode_seed(self.seed, self.first_copy + copy, episode)
-
-    def record(self) -> None:
-        """Keep the actions that stand in the rows."""
-        self._log.append(self.starts)
 
     def standing(self, copy: int, *, step_under_way: bool) -> Standing:
         """Where a copy stands that has begun; before the step whose actions are recorded already, if one is under way."""

@@ -1,17 +1,13 @@
-"""Step 2 of 9, over somebody else's vector env: the `VectorEnv` contract for worlds that are batched already.
+"""Step 2 of 9, over other libraries: gymnasium.vector and EnvPool behind the `VectorEnv` contract.
 
-Gymnasium's vector envs and EnvPool step all copies in one call. Here their resets are brought into the same step, with the true final
-observation kept. Their episodes have no seeds, so none can be replayed: a world is brought to where it stood by its whole state, if that
-can be saved. If it cannot, `inexact` says why, and a resumed run begins fresh episodes and is from there on another run.
+They step all copies in one call. Here resets happen in the step in which an episode ended, with the true final observation kept.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -19,16 +15,21 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError
-from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, zeros
-from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
-from inchworm.env.episodes import Ended, Replay, plain_options
+from inchworm.core.types import Array, Tree
+from inchworm.env.episodes import Ended, Replay
+from inchworm.env.make import wrapper_chain
+from inchworm.env.restore import KeepsState, Restore, StateKeeper
 from inchworm.env.step_arrays import StepRows, carve_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import brief, make_put
-from inchworm.env.vector_env import LaneVectorEnv, copy_row
-from inchworm.env.vector_state import VectorState, crossing_wrappers
+from inchworm.env.vector_env import Engine, LaneVectorEnv
+
+GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
+
+ENVPOOL = "envpool:"
+"""Prefix of the ids of environments that EnvPool makes: `envpool:Pong-v5`."""
 
 
 class Moved(NamedTuple):
@@ -42,13 +43,17 @@ class Moved(NamedTuple):
 
 
 class BatchedWorld(Protocol):
-    """A vector env as its library makes it, reduced to what is needed here."""
+    """A vector env of another library, reduced to what is needed here."""
 
     observation_space: Space
     action_space: Space
     num_lanes: int
+    takes_seeds: bool
+    """Whether each episode can be given a seed, and so be replayed."""
+    state_keeper: StateKeeper | None
+    """What saves and restores the state of all lanes, if the vector env offers `get_state` and `set_state`."""
     inexact: list[str]
-    """Why the world cannot be brought to where it stood, in sentences; empty if it can."""
+    """Why a resumed run may differ, a sentence each; empty if it is bit-identical."""
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:
         """Begin episodes in some lanes: their first observations [len(lanes), *obs]."""
@@ -64,19 +69,6 @@ class BatchedWorld(Protocol):
 
     def close(self) -> None:
         """Release everything."""
-        ...
-
-
-@runtime_checkable
-class SavedWorld(BatchedWorld, Protocol):
-    """A world whose whole state can be saved."""
-
-    def state(self, observations: Tree) -> dict[str, Any]:
-        """Where it stands, as plain data and arrays; the lanes see `observations`."""
-        ...
-
-    def restore(self, state: Mapping[str, Any], observations: Tree) -> str | None:
-        """Bring it there; why it is not there, or None if it is."""
         ...
 
 
@@ -122,191 +114,28 @@ def _lane_values(values: Any, name: str, num_lanes: int, kinds: str) -> Array:
     raise EnvError(f"{name} must be an array of {wanted} of shape ({num_lanes},), one for each lane; got {got}: {brief(values)}")
 
 
-NO_SEED = -1
-"""The seed of an episode that had none of its own."""
-
-
-class BatchedVectorEnv:
-    """The `VectorEnv` contract over a batched world whose episodes have no seeds of their own."""
-
-    def __init__(self, world: BatchedWorld, *, seed: int = 0, first_copy: int = 0) -> None:
-        self._world, self._seed, self._first_copy = world, seed, first_copy
-        self.observation_space, self.action_space = world.observation_space, world.action_space
-        self.num_lanes = self.num_envs = lanes = world.num_lanes
-        self._rows, _ = carve_rows(self.observation_space, self.action_space, lanes, lanes)
-        self._put_actions = make_put(self.action_space)
-        self._put_observations = make_put(self.observation_space, (), "observations")
-        self._episodes = [-1] * lanes
-        self._lengths = np.zeros(lanes, np.int64)  # [B] steps of the running episodes
-        self._options: list[dict[str, Any] | None] = [None] * lanes
-        self._episode_starts, self._valid = np.zeros(lanes, np.bool_), np.ones(lanes, np.bool_)
-        self._strayed: list[str] = []  # of this run: what could not be brought back
-        self._sent = self._closed = self._warned = False
-
-    @property
-    def inexact(self) -> list[str]:
-        """Why a resumed run may have other bits than an uninterrupted one, in sentences; empty if it has the same."""
-        return [*self._world.inexact, *self._strayed]
-
-    @property
-    def exact(self) -> bool:
-        """Whether `load_state_dict` brings every lane to where it stood, so that a resumed run has the bits of an uninterrupted one."""
-        return not self.inexact
-
-    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
-        """Begin new episodes in the copies `indices` (all by default). The world's own streams decide what they are: seeds are not used."""
-        self._require(sent=False, begun=False)
-        chosen = list(range(self.num_lanes)) if indices is None else [int(index) for index in indices]
-        if self._episodes[0] < 0 and len(chosen) < self.num_lanes:
-            raise EnvError(f"the first reset must be of all {self.num_lanes} copies")
-        if seeds is not None and len(seeds) != len(chosen):
-            raise EnvError(f"reset got {len(seeds)} seeds for {len(chosen)} copies")
-        if seeds is not None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the episodes of {type(self._world).__name__} cannot be given seeds: those of this reset are not used", stacklevel=2
-            )
-        self._begin(chosen)
-        self._rows.rewards[:] = 0.0
-        self._rows.terminated[:] = self._rows.truncated[:] = False
-        self._episode_starts[:] = self._lengths == 0
-        return self._step(())
-
-    def _begin(self, lanes: Sequence[int]) -> None:
-        for lane in lanes:
-            self._episodes[lane] += 1
-        left = list(lanes)
-        while left:  # those that begin with the same options begin together
-            same = [lane for lane in left if self._options[lane] == self._options[left[0]]]
-            left = [lane for lane in left if lane not in same]
-            self._begin_alike(same)
-        self._lengths[list(lanes)] = 0
-
-    def _begin_alike(self, lanes: list[int]) -> None:
-        first = zeros(self.observation_space, (len(lanes),))  # [n, *obs]
-        self._put_observations(self._world.begin(lanes, None, self._options[lanes[0]]), first)
-        scatter(first, self._rows.observations, lanes)
-
-    def send(self, actions: Tree) -> None:
-        """Start one step with actions [B, *act], already within bounds."""
-        self._require(sent=False, begun=True)
-        self._put_actions(actions, self._rows.actions)
-        self._world.start(map_tree(np.copy, self._rows.actions))
-        self._sent = True
-
-    def recv(self) -> EnvStep:
-        """Wait for the step that `send` started."""
-        self._require(sent=True, begun=True)
-        moved, rows = self._world.finish(), self._rows
-        self._sent = False
-        self._put_observations(moved.observations, rows.observations)
-        write_outcome(moved, rows)
-        self._lengths += 1
-        np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
-        over = self._episode_starts.nonzero()[0].tolist()
-        if not over:
-            return self._step(())
-        ended = [EndedEpisode(lane, NO_SEED, copy_row(rows.observations, lane), lane_numbers(moved.info, lane)) for lane in over]
-        self._begin(over)
-        return self._step(tuple(ended))
-
-    def step(self, actions: Tree) -> EnvStep:
-        """`send`, then `recv`."""
-        self.send(actions)
-        return self.recv()
-
-    def _step(self, ended: tuple[EndedEpisode, ...]) -> EnvStep:
-        rows = self._rows
-        return EnvStep(rows.observations, rows.rewards, rows.terminated, rows.truncated, self._episode_starts, self._valid, ended)
-
-    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
-        """Options that the copies' next reset gets, if the world takes any."""
-        plain = plain_options(options)
-        for lane in range(self.num_lanes) if indices is None else indices:
-            self._options[int(lane)] = plain
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where all lanes stand, if the world can say so; else how many episodes began. Plain data and arrays."""
-        self._require(sent=False, begun=False)
-        state = {
-            "episodes": list(self._episodes),
-            "options": list(self._options),
-            "lengths": self._lengths.copy(),
-            "strayed": list(self._strayed),
-            "world": None,
-        }
-        if isinstance(self._world, SavedWorld) and not self._world.inexact and self._episodes[0] >= 0:
-            state["world"] = self._world.state(self._rows.observations)
-            state["observations"] = [array.copy() for array in tree_leaves(self._rows.observations)]
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring all lanes to where `state` says. If that cannot be done they begin fresh episodes, with a warning."""
-        self._require(sent=False, begun=False)
-        if len(state["episodes"]) != self.num_lanes:
-            raise EnvError(f"the saved environments are {len(state['episodes'])} copies, here are {self.num_lanes}; set env.num_envs to it")
-        self._episodes[:] = [int(episode) for episode in state["episodes"]]
-        self._options[:] = state["options"]
-        self._strayed = [str(text) for text in state.get("strayed", ())]
-        if self._episodes[0] < 0:
-            return
-        why = self._restore(state)
-        if why is not None:
-            text = f"no lane came back at a resume, and all began fresh episodes: {why}"
-            warnings.warn(f"{type(self._world).__name__} is not exact: {text}", stacklevel=2)
-            self._strayed += [text] if text not in self._strayed else []
-            self.reset()
-
-    def _restore(self, state: Mapping[str, Any]) -> str | None:
-        """Bring all lanes to where they stood; why they are not there, or None if they are."""
-        if self._world.inexact or not isinstance(self._world, SavedWorld):
-            return "; ".join(self._world.inexact)
-        if state.get("world") is None:
-            return "where they stood was not saved"
-        rows = tree_leaves(self._rows.observations)
-        if [(a.shape, a.dtype) for a in rows] != [(a.shape, a.dtype) for a in state["observations"]]:
-            return "the saved observations are of other shapes"
-        for row, saved in zip(rows, state["observations"]):
-            row[...] = saved
-        self._lengths[:] = state["lengths"]
-        return self._world.restore(state["world"], self._rows.observations)
-
-    def _require(self, *, sent: bool, begun: bool) -> None:
-        if self._closed:
-            raise EnvError("the vector env is closed; make a new one")
-        if begun and self._episodes[0] < 0:
-            raise EnvError("the environments have not been reset; call reset() first")
-        if self._sent != sent:
-            raise EnvError("no step has been sent; call send(actions) first" if sent else "a step has been sent; call recv() first")
-
-    def close(self) -> None:
-        """Release everything; safe to call twice."""
-        if not self._closed:
-            self._closed = True
-            self._world.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a constructor that failed, or an interpreter that is shutting down
-            self.close()
-
-
-class LockstepVectorEnv(LaneVectorEnv):
-    """The `VectorEnv` contract over a batched world whose episodes take seeds."""
+class BatchedVectorEnv(LaneVectorEnv):
+    """The `VectorEnv` contract over a vector env of another library."""
 
     def __init__(self, world: BatchedWorld, **options: Any) -> None:
-        super().__init__(_Lockstep(world), **options)
-        for why in world.inexact:
-            self.mark_inexact(why)
+        super().__init__(BatchedEngine(world), takes_seeds=world.takes_seeds, inexact=world.inexact, **options)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore every copy; of an earlier format without seeds only the episode counts and the options remain."""
+        if "copies" not in state:
+            actions = {f"part{leaf}": array[:0] for leaf, array in enumerate(tree_leaves(self._rows.actions))}
+            unknown = {"seed": 0, "episode_return": 0.0, "replayable": False, "observation_hash": ""}
+            copies = [
+                {"episode": episode, "options": options, "next_options": options, "length": int(length), **unknown}
+                for episode, options, length in zip(state["episodes"], state["options"], state["lengths"])
+            ]
+            own = {"seed": self._ledger.seed, "first_copy": self._ledger.first_copy}
+            state = {**own, "copies": copies, "actions": actions, "strayed": state.get("strayed", ())}
+        super().load_state_dict(state)
 
 
-class _Lockstep:
-    """The engine: resets are brought into the step in which an episode ended."""
+class BatchedEngine(Engine):
+    """Steps all copies in one call, and resets those whose episode ended in the same step."""
 
     lanes_per_copy = 1
 
@@ -328,7 +157,8 @@ class _Lockstep:
             left = [entry for entry in left if entry not in same]
             chosen = [lane for lane, _, _ in same]
             first = zeros(self.observation_space, (len(chosen),))  # [n, *obs]
-            self._put(self._world.begin(chosen, [int(seed) for _, seed, _ in same], same[0][2]), first)
+            own_seeds = [int(seed) for _, seed, _ in same] if self._world.takes_seeds else None
+            self._put(self._world.begin(chosen, own_seeds, same[0][2]), first)
             scatter(first, self.rows.observations, chosen)
 
     def start(self) -> None:
@@ -372,7 +202,7 @@ class _Lockstep:
         for now in range(longest):
             self._begin_anew([job.copy for job in jobs if longest - lengths[job.copy] == now], jobs)
             running = [job for job in jobs if longest - lengths[job.copy] <= now and job.copy not in lost]
-            self._choose({job.copy: _action(job, now - longest + lengths[job.copy]) for job in running}, rng)
+            self._choose({job.copy: [part[now - longest + lengths[job.copy]] for part in tree_leaves(job.actions)] for job in running}, rng)
             self.start()
             _, over = self._land()
             for job in running:
@@ -397,20 +227,25 @@ class _Lockstep:
         waiting = [lane for lane in range(self._lanes) if lane not in actions]
         put_legal_actions(self.action_space, self.rows.observations, rng, self.rows.actions, waiting)
 
+    def get_states(self) -> list[dict[str, Any]]:
+        """The state of all copies, as that of the first."""
+        if self._world.state_keeper is None:
+            return []
+        whole = self._world.state_keeper.get()
+        others = {"state": {"saved_with_copy": 0}} if "state" in whole else whole
+        return [whole] + [others] * (self._lanes - 1)
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Restore all copies at once."""
+        if self._world.state_keeper is None or [job.copy for job in jobs] != list(range(self._lanes)):
+            super().set_states(jobs)  # raises
+            return
+        self._world.begin(range(self._lanes), None, None)
+        self._world.state_keeper.set(jobs[0].state)
+
     def close(self) -> None:
         """Close the world."""
         self._world.close()
-
-
-def _action(job: Replay, step: int) -> list[Any]:
-    """The leaves of one action of an episode."""
-    return [part[step] for part in tree_leaves(job.actions)]
-
-
-GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
-
-ENVPOOL = "envpool:"
-"""What an id begins with if EnvPool makes the world: `envpool:Pong-v5`."""
 
 
 class GymnasiumVectorWorld:
@@ -427,7 +262,14 @@ class GymnasiumVectorWorld:
         self._env, self._seed, self._actions = env, seed, None
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.num_lanes = env.num_envs
-        self.inexact = crossing_wrappers(env)
+        self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # else all copies draw from one stream
+        self.state_keeper = None if self.takes_seeds else _find_state_keeper(env)
+        self.inexact = _statistics_across_episodes(env)
+        if not self.takes_seeds and self.state_keeper is None:
+            self.inexact.append(
+                f"{type(env.unwrapped).__name__} has no get_state and set_state, and its episodes cannot be given seeds: "
+                "a resumed run starts new episodes"
+            )
         self._is_new = True
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:
@@ -461,33 +303,49 @@ class GymnasiumVectorWorld:
         self._env.close()
 
 
-class StreamedWorld(GymnasiumVectorWorld):
-    """A vector env that steps all lanes as arrays and draws from one stream: its whole state is saved."""
+_CROSSES_EPISODES = {
+    "NormalizeObservation": "policy.normalize_observations=true",
+    "NormalizeReward": "policy.normalize_values=true",
+}
+"""Gymnasium's wrappers whose statistics cross episodes, and what replaces them here."""
 
-    def __init__(self, env: GymVectorEnv, seed: int) -> None:
-        super().__init__(env, seed)
-        self._state = VectorState(env)
-        self.inexact = self._state.flaws
 
-    def state(self, observations: Tree) -> dict[str, Any]:
-        """Where it stands, and a glimpse of what comes next."""
-        saved = self._state.read()
-        return {"parts": saved, "glimpse": self._state.glimpse(observations, saved)}
+def _statistics_across_episodes(env: GymVectorEnv) -> list[str]:
+    """A sentence for each of Gymnasium's wrappers whose statistics cross episodes and are not saved."""
+    layers: list[Any] = list(_vector_layers(env))
+    if isinstance(layers[-1], SyncVectorEnv):
+        layers += wrapper_chain(layers[-1].envs[0])
+    names = [type(layer).__name__ for layer in layers if type(layer).__module__.startswith("gymnasium.wrappers")]
+    return [
+        f"the statistics of the wrapper {name} cross episodes and are not saved; set {_CROSSES_EPISODES[name]} instead"
+        for name in names
+        if name in _CROSSES_EPISODES
+    ]
 
-    def restore(self, state: Mapping[str, Any], observations: Tree) -> str | None:
-        """Bring it there; why it is not there, or None if what comes next is what came next."""
-        self._is_new = False
-        try:
-            self._state.warm_up()
-            self._state.write(state["parts"])
-            seen = self._state.glimpse(observations, state["parts"])
-        except (EnvError, KeyError, ValueError, TypeError, AttributeError) as error:
-            return str(error)
-        return None if seen == state["glimpse"] else "brought to its saved state, the world went on in another way"
+
+def _find_state_keeper(env: GymVectorEnv) -> StateKeeper | None:
+    """The outermost layer with `get_state` and `set_state`; Gymnasium's own wrappers around it have no state that matters."""
+    for layer in _vector_layers(env):
+        if isinstance(layer, KeepsState):
+            return StateKeeper(layer, ())
+        if not type(layer).__module__.startswith("gymnasium.wrappers.vector"):
+            return None
+    return None
+
+
+def _vector_layers(env: Any) -> Iterator[Any]:
+    """The vector env with its wrappers, outermost first."""
+    while isinstance(env, gym.vector.VectorWrapper):
+        yield env
+        env = env.env
+    yield env
 
 
 class EnvPoolWorld:
-    """An EnvPool with Gymnasium's interface. Its episodes have no seeds of their own: every lane has a stream of them."""
+    """An EnvPool with Gymnasium's interface. Every lane has its own random stream, from which its episodes are drawn."""
+
+    takes_seeds = False
+    state_keeper: StateKeeper | None = None
 
     def __init__(self, pool: Any) -> None:
         if pool.config["batch_size"] != pool.config["num_envs"] or pool.config["max_num_players"] != 1:
@@ -496,7 +354,7 @@ class EnvPoolWorld:
         self.observation_space, self.action_space = pool.single_observation_space, pool.single_action_space
         self.num_lanes = int(pool.config["num_envs"])
         self._everyone = np.arange(self.num_lanes, dtype=np.int32)
-        self.inexact = ["EnvPool can neither save where its episodes stand nor give one a seed: a resumed run begins fresh episodes"]
+        self.inexact = ["EnvPool can neither save its episodes nor give one a seed: a resumed run starts new episodes"]
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:  # noqa: ARG002
         """Begin episodes in some lanes, each the next of its lane's stream: their first observations [len(lanes), *obs]."""
@@ -528,14 +386,11 @@ def _places(found: np.ndarray, wanted: Sequence[int] | np.ndarray) -> np.ndarray
     return np.array([place[int(lane)] for lane in wanted])
 
 
-def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> VectorEnv:
+def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> BatchedVectorEnv:
     """A `gymnasium.vector.VectorEnv` or an EnvPool, with the `VectorEnv` contract."""
-    if any(base.__module__.startswith("envpool.") for base in type(env).__mro__):
-        return BatchedVectorEnv(EnvPoolWorld(env), seed=seed, first_copy=first_copy)
-    if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv):  # environments side by side, each with seeds of its own
-        world = GymnasiumVectorWorld(env, seed)
-        return LockstepVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
-    return BatchedVectorEnv(StreamedWorld(env, seed), seed=seed, first_copy=first_copy)
+    is_envpool = any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
+    world: BatchedWorld = EnvPoolWorld(env) if is_envpool else GymnasiumVectorWorld(env, seed)
+    return BatchedVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
 
 
 def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:

@@ -128,64 +128,34 @@ def unpack_tree(header: Mapping[str, Any], raw: bytes) -> Any:
     return unflatten_tree(arrays, header["structure"])
 
 
-@runtime_checkable
-class KeepsStates(Protocol):
-    """An engine whose copies may offer their own states."""
+def why_not_restored(saved: Mapping[str, Any], result: tuple[float, int] | None, seen: str, *, takes_seeds: bool = True) -> str | None:
+    """Why a copy is not in its saved state, or None if it is.
 
-    def get_states(self) -> list[dict[str, Any]]:
-        """Of each copy {"state": …}, {"why": why not}, or nothing if it does not offer one."""
-        ...
-
-    def set_states(self, jobs: Sequence[Restore]) -> None:
-        """Begin episodes in some copies and put them where they stood; their rows show first observations."""
-        ...
-
-
-def add_own_states(engine: Any, rows: StepRows, copies: Sequence[dict[str, Any]]) -> list[str]:
-    """Write into the saved copies what their environments say of where they stand, with what they show; why some cannot."""
-    found = engine.get_states() if isinstance(engine, KeepsStates) and any(copy["episode"] >= 0 for copy in copies) else []
-    for index, (copy, own) in enumerate(zip(copies, found)):
-        if "state" in own:
-            copy["state"], copy["observation"] = own["state"], [array.copy() for array in _shown(rows, index)]
-    return list(dict.fromkeys(own["why"] for own in found if "why" in own))
-
-
-def set_own_states(engine: Any, rows: StepRows, copies: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Put copies where their saved states say, and show the observations that were seen there; which copies."""
-    if not isinstance(engine, KeepsStates):
-        return []
-    saved = {index: copy for index, copy in enumerate(copies) if copy.get("state") is not None}
-    if saved:
-        engine.set_states([Restore(index, int(copy["seed"]), copy["options"], copy["state"]) for index, copy in saved.items()])
-    for index, copy in saved.items():
-        for array, seen in zip(_shown(rows, index), copy["observation"], strict=True):
-            array[...] = seen
-    return list(saved)
-
-
-def why_astray(saved: Mapping[str, Any], result: tuple[float, int] | None, seen: str) -> str | None:
-    """Why a copy is not where it was saved, if it is not: `result` is return and length of the way there, `seen` its observation's hash."""
+    `result` is the return and length of the restored episode, None if it was neither replayed nor set; `seen` the hash of what it shows.
+    """
     if saved["episode"] < 0:
         return None
+    if result is None and not takes_seeds:
+        return "its state was not saved, and without seeds it cannot be replayed"
     if result is None:
         return f"its episode had {saved['length']} steps, more than collect.max_replay_steps kept"
     if result != (saved["episode_return"], saved["length"]):
-        return f"replay gave return and length {result}, but {(saved['episode_return'], saved['length'])} was saved"
+        return f"replaying its actions gave return and length {result}, but {(saved['episode_return'], saved['length'])} was saved"
     if seen != saved["observation_hash"]:
-        return "replay led to another observation: the environment is not a function of seed, options and actions"
+        return "replaying its actions gave a different observation; is the environment deterministic?"
     return None
 
 
 def observation_hash(rows: StepRows, copy: int) -> str:
     """What a copy shows, in a few bytes."""
     digest = hashlib.sha256()
-    for array in _shown(rows, copy):
+    for array in shown_arrays(rows, copy):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def _shown(rows: StepRows, copy: int) -> list[np.ndarray]:
-    """What a copy shows between two steps, as views: observations [*obs], or of k lanes [k, *obs] and who lives; and its global state."""
+def shown_arrays(rows: StepRows, copy: int) -> list[np.ndarray]:
+    """What a copy shows between two steps, as views: observations [*obs] (of k lanes [k, *obs], valid, joined) and its global state."""
     width, seen = rows.lanes_per_copy, tree_leaves(rows.observations)
     shared = [array[copy, ...] for array in tree_leaves(rows.global_state)]
     if width == 1:

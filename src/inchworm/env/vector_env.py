@@ -1,4 +1,8 @@
-"""env/vector_env."""
+"""Step 2 of 9: the one implementation of the `VectorEnv` contract. Rows of all copies become one `EnvStep`.
+
+An engine moves the copies, in this process, in workers, or through another library. Everything else is decided here: the order of calls,
+the seeds of episodes, what a checkpoint holds, and how copies are restored.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,12 @@ from inchworm.core.errors import EnvError
 from inchworm.core.spaces import Space
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
-from inchworm.env.restore import add_own_states, observation_hash, set_own_states, why_astray
+from inchworm.env.restore import Restore, observation_hash, shown_arrays, why_not_restored
 from inchworm.env.step_arrays import StepRows, map_tree
 from inchworm.env.values import make_put
+
+NO_SEED = -1
+"""The seed of an episode in an environment that cannot be given seeds."""
 
 _NEW, _READY, _SENT, _FAILED, _CLOSED = "new", "ready", "sent", "failed", "closed"
 
@@ -23,7 +30,7 @@ _WHY_NOT = {
     _NEW: "the environments have not been reset; call reset() first",
     _READY: "no step has been sent; call send(actions) first",
     _SENT: "a step has been sent and not received; call recv() first",
-    _FAILED: "the last call failed or was interrupted; call reset() for all lanes, or close()",
+    _FAILED: "the last call failed or was interrupted; call reset() for all copies, or close()",
     _CLOSED: "the vector env is closed; make a new one",
 }
 
@@ -33,10 +40,10 @@ class Engine(Protocol):
 
     A copy may have several lanes, one for each agent that may ever live in it. It then writes `rows.valid` and `rows.joined` in every
     reset and step, where an episode ended also `rows.final_valid`, and if the rows have a global state that, too, also the final one.
-    Whose agent is not alive shows a legal observation, every action allowed. Its action is in the rows, and ignored.
-    An agent that leaves while the episode goes on: without a global state it is terminated (or truncated) in that step; with one it is
+    A lane without a living agent shows a legal observation with every action allowed; its action is in the rows and ignored.
+    An agent that leaves while the episode continues: without a global state it is terminated (or truncated) in that step; with one it is
     not, but its later rows are invalid and keep their rewards, and it gets its flag with the others when the copy's episode ends.
-    Where a lane is truncated and the episode goes on, its row shows the agent's true last observation once.
+    Where a lane is truncated and the episode continues, its row shows the agent's true last observation once.
     """
 
     observation_space: Space
@@ -45,27 +52,35 @@ class Engine(Protocol):
     rows: StepRows
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
-        """Begin episodes in some copies; their first observations stand in the rows."""
+        """Begin episodes in some copies and write their first observations into the rows."""
         ...
 
     def start(self) -> None:
-        """Begin a step with the actions that stand in the rows."""
+        """Begin a step with the actions in the rows."""
         ...
 
     def finish(self) -> list[Ended]:
-        """Wait for it: the step stands in the rows; where an episode ended, the next has begun with its `next_seeds`.
+        """Wait for the step: its results are in the rows; where an episode ended, the next has begun with its `next_seeds`.
 
-        Returns all lanes of the copies whose episode ended; an agent that leaves before ends no episode.
+        Returns all lanes of the copies whose episode ended; an agent that leaves earlier ends no episode.
         """
         ...
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
-        """Reset options from the copies' next reset on."""
+        """Set the reset options of some copies, from their next reset on."""
         ...
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
-        """Bring copies to where their episodes stood: (return, steps) of each; fewer steps if one ended on the way."""
+        """Replay episodes in their copies: (return, steps) of each; fewer steps if one ended early."""
         ...
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """For each copy {"state": …}, {"why": why not}, or nothing if it has no get_state; an empty list if none has."""
+        return []
+
+    def set_states(self, jobs: Sequence[Restore]) -> None:
+        """Begin episodes in some copies and set their saved states; their rows show first observations."""
+        raise EnvError(f"{len(jobs)} copies were saved by get_state, but the environments here have no get_state and set_state")
 
     def close(self) -> None:
         """Release everything."""
@@ -75,12 +90,22 @@ class Engine(Protocol):
 class LaneVectorEnv:
     """The `VectorEnv` contract over an engine."""
 
-    def __init__(self, engine: Engine, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        seed: int = 0,
+        first_copy: int = 0,
+        max_replay_steps: int = 100_000,
+        takes_seeds: bool = True,
+        inexact: Sequence[str] = (),
+    ) -> None:
+        """Without `takes_seeds` episodes cannot be replayed; `inexact` says why a resumed run may differ, a sentence each."""
         self._phase = _NEW
-        self._flaws: list[str] = []  # of the environment
-        self._strayed: list[str] = []  # of this run: what replay did not bring back
-        self._told: set[str] = set()  # what was warned of
-        self._engine = engine
+        self._flaws = list(inexact)  # of the environment
+        self._not_restored: list[str] = []  # of this run
+        self._warned: set[str] = set()
+        self._engine, self._takes_seeds = engine, takes_seeds
         self._rows = rows = engine.rows
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
         self.num_lanes = len(rows.rewards)
@@ -94,11 +119,11 @@ class LaneVectorEnv:
             seed=seed,
             first_copy=first_copy,
             lanes_per_copy=engine.lanes_per_copy,
-            max_replay_steps=max_replay_steps,
+            max_replay_steps=max_replay_steps if takes_seeds else 0,
         )
         # What every step calls, looked up once.
         self._start, self._finish = engine.start, engine.finish
-        self._record, self._add_rewards = self._ledger.record, self._ledger.add_rewards
+        self._record_actions, self._add_rewards = self._ledger.record_actions, self._ledger.add_rewards
         self._actions = rows.actions
         self._any_starts = False  # whether an entry of episode_starts is true
         self._episode_starts = np.zeros(self.num_lanes, np.bool_)  # [B]
@@ -108,23 +133,23 @@ class LaneVectorEnv:
 
     @property
     def inexact(self) -> list[str]:
-        """Why a resumed run may have other bits than an uninterrupted one, in sentences; empty if it has the same."""
-        return [*self._flaws, *self._strayed]
+        """Why a resumed run may differ from an uninterrupted one, a sentence each; empty if it is bit-identical."""
+        return [*self._flaws, *self._not_restored]
 
     @property
     def exact(self) -> bool:
-        """Whether `load_state_dict` brings every copy to where it stood, so that a resumed run has the bits of an uninterrupted one."""
+        """Whether `load_state_dict` restores every copy, so that a resumed run is bit-identical to an uninterrupted one."""
         return not self.inexact
 
     def mark_inexact(self, why: str) -> None:
-        """Write down that the environment cannot be brought to where it stood, for `inexact`."""
+        """Add a sentence to `inexact`: the environment cannot be restored exactly."""
         self._flaws.append(why)
 
     def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
         """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones.
 
         Returns all lanes: rewards 0, `episode_starts` true where the observation opens an episode. With `indices=()` nothing
-        begins, and the lanes are returned as they stand, which is how to look at them after `load_state_dict`.
+        begins, and the lanes are returned as they are, which is how to look at them after `load_state_dict`.
         """
         self._require(_NEW, _READY, _FAILED)
         chosen = self._indices(indices)
@@ -134,17 +159,19 @@ class LaneVectorEnv:
             raise EnvError(f"reset got {len(seeds)} seeds for {len(chosen)} copies")
         if seeds is not None and any(not 0 <= int(seed) < 2**63 for seed in seeds):
             raise EnvError(f"seeds must be from 0 to 2**63 - 1; got {list(seeds)}")
+        if seeds is not None and not self._takes_seeds:
+            self._warn_once("the episodes of this environment cannot be given seeds: those of reset() are ignored")
         self._phase = _FAILED  # until it has worked
         self._begin(chosen, seeds)
         self._phase = _READY
-        return self._standing()
+        return self._current_step()
 
     def _begin(self, copies: Sequence[int], seeds: Sequence[int] | None = None) -> None:
         used = [self._ledger.begin(copy, None if seeds is None else int(seeds[place])) for place, copy in enumerate(copies)]
         self._engine.reset(copies, used)
 
-    def _standing(self) -> EnvStep:
-        """All lanes as they stand, between steps."""
+    def _current_step(self) -> EnvStep:
+        """All lanes as they are between two steps."""
         self._rows.rewards[:] = 0.0
         self._rows.terminated[:] = self._rows.truncated[:] = False
         self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self.lanes_per_copy) | self._rows.joined
@@ -157,7 +184,7 @@ class LaneVectorEnv:
             self._refuse()
         self._put_actions(actions, self._actions)
         self._phase = _FAILED  # until it has worked
-        self._record()
+        self._record_actions()
         self._start()
         self._phase = _SENT
 
@@ -169,11 +196,12 @@ class LaneVectorEnv:
         ended = self._finish()
         self._add_rewards()
         if ended:
-            step = self._with_ended(ended)
+            step = self._step_with_ends(ended)
         else:
             step = self._quiet
-            if self._any_starts:
-                self._lower_starts()
+            if self._any_starts:  # an agent may join in any step where copies have several lanes; else no episode begins in this one
+                self._episode_starts[:] = self._rows.joined
+                self._any_starts = self.lanes_per_copy > 1
         self._phase = _READY
         return step
 
@@ -182,34 +210,26 @@ class LaneVectorEnv:
         self.send(actions)
         return self.recv()
 
-    def _lower_starts(self) -> None:
-        """No episode begins in this step; where copies have several lanes an agent may join in any."""
-        self._episode_starts[:] = self._rows.joined
-        self._any_starts = self.lanes_per_copy > 1
-
-    def _with_ended(self, ended: list[Ended]) -> EnvStep:
+    def _step_with_ends(self, ended: list[Ended]) -> EnvStep:
         rows, width = self._rows, self.lanes_per_copy
         if width == 1:
             np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
-        else:
-            ended = self._of_teams(ended)
+        else:  # a flag alone begins no episode, because an agent may die before its copy's episode ends
+            self._episode_starts[:] = rows.joined
+            self._episode_starts[[lane for lane, _ in ended]] = True
+            returns = self._ledger.episode_returns()
+            ended = [(lane, {**info, "team_return": float(returns[lane // width])}) for lane, info in ended]
         self._any_starts = True
         records = []
         for lane, info in ended:
             copy = lane // width
+            seed = int(rows.seeds[copy]) if self._takes_seeds else NO_SEED
             final = copy_row(rows.final_observations, lane)
             shared = () if self.global_state_space is None else copy_row(rows.final_global_state, copy)
-            records.append(EndedEpisode(lane, int(rows.seeds[copy]), final, info, shared, bool(rows.final_valid[lane])))
+            records.append(EndedEpisode(lane, seed, final, info, shared, bool(rows.final_valid[lane])))
         for copy in dict.fromkeys(record.lane // width for record in records):
             self._ledger.begin(copy)
         return EnvStep(*self._arrays, tuple(records), rows.global_state)
-
-    def _of_teams(self, ended: list[Ended]) -> list[Ended]:
-        """What ended, with the return of all lanes of the copy; a flag alone opens no episode, because an agent may die before its copy."""
-        self._episode_starts[:] = self._rows.joined
-        self._episode_starts[[lane for lane, _ in ended]] = True
-        returns = self._ledger.episode_returns()
-        return [(lane, {**info, "team_return": float(returns[lane // self.lanes_per_copy])}) for lane, info in ended]
 
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
         """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
@@ -220,46 +240,66 @@ class LaneVectorEnv:
         self._engine.set_options(chosen, [plain] * len(chosen))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every copy stands: plain data, the actions since each copy's reset, and the states that environments keep themselves."""
+        """What restores every copy: plain data, the actions since each copy's reset, and states from `get_state` where it is offered."""
         self._require(_NEW, _READY)
         state = self._ledger.state_dict([observation_hash(self._rows, copy) for copy in range(self.num_envs)])
-        for why in add_own_states(self._engine, self._rows, state["copies"]):
-            if why not in self._told:
-                warnings.warn(f"{why}; it is brought back by replay instead", stacklevel=2)
-                self._told.add(why)
-        return {**state, "strayed": list(self._strayed)}
+        own_states = self._engine.get_states() if any(copy["episode"] >= 0 for copy in state["copies"]) else []
+        for index, (copy, own) in enumerate(zip(state["copies"], own_states)):
+            if "state" in own:
+                copy["state"], copy["observation"] = own["state"], [array.copy() for array in shown_arrays(self._rows, index)]
+            elif "why" in own:
+                self._warn_once(f"{own['why']}; " + ("it is restored by replay instead" if self._takes_seeds else "it cannot be restored"))
+        return {**state, "strayed": list(self._not_restored)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring every copy to where `state` says, by its own state or by replay. One that does not get there begins a fresh episode."""
+        """Restore every copy from its own state or by replay. A copy that cannot be restored begins a new episode, with a warning."""
         self._require(_NEW, _READY, _FAILED)
         self._phase = _FAILED  # until it has worked
         everyone = list(range(self.num_envs))
-        # Before the ledger speaks of other episodes than those the copies stand in: a worker may have to be rebuilt from it.
+        # Before the ledger describes other episodes than those the copies are in: a worker may have to be rebuilt from it.
         self._engine.set_options(everyone, self._ledger.saved_options(state))
-        jobs = [job for job in self._ledger.load_state_dict(state) if state["copies"][job.copy].get("state") is None]
-        results = dict(zip([job.copy for job in jobs], self._engine.replay(jobs)))
-        for copy in set_own_states(self._engine, self._rows, state["copies"]):
-            results[copy] = state["copies"][copy]["episode_return"], state["copies"][copy]["length"]
-        astray = [copy for copy in everyone if self._is_astray(copy, state["copies"][copy], results.get(copy))]
-        self._strayed = [str(text) for text in state.get("strayed", ())]
-        if astray:
-            text = f"{len(astray)} of {self.num_envs} copies did not come back at a resume and began fresh episodes"
-            self._strayed += [text] if text not in self._strayed else []
-            self._begin(astray)
+        replays = self._ledger.load_state_dict(state)
+        with_state = {copy: saved for copy, saved in enumerate(state["copies"]) if saved.get("state") is not None}
+        jobs = [job for job in replays if job.copy not in with_state and self._takes_seeds]
+        results = dict(zip([job.copy for job in jobs], self._engine.replay(jobs)))  # (return, length) of each
+        if with_state:
+            self._engine.set_states([Restore(copy, int(own["seed"]), own["options"], own["state"]) for copy, own in with_state.items()])
+        for copy, own in with_state.items():
+            for array, seen in zip(shown_arrays(self._rows, copy), own["observation"], strict=True):
+                array[...] = seen
+            results[copy] = own["episode_return"], own["length"]
+        self._not_restored = [str(text) for text in state.get("strayed", ())]
+        self._restart_lost_copies(state["copies"], results)
         self._phase = _NEW if any(episode < 0 for episode in self._ledger.episodes) else _READY
-        self._standing()
+        self._current_step()
 
-    def _is_astray(self, copy: int, saved: Mapping[str, Any], result: tuple[float, int] | None) -> bool:
-        why = why_astray(saved, result, observation_hash(self._rows, copy))
-        if why is not None:
-            warnings.warn(f"lane {copy * self.lanes_per_copy} is not where it was saved and begins a fresh episode: {why}", stacklevel=4)
-        return why is not None
+    def _restart_lost_copies(self, saved: Sequence[Mapping[str, Any]], results: Mapping[int, tuple[float, int]]) -> None:
+        """Begin new episodes in the copies that were not restored, and say why."""
+        reasons: dict[str, list[int]] = {}
+        for copy in range(self.num_envs):
+            why = why_not_restored(saved[copy], results.get(copy), observation_hash(self._rows, copy), takes_seeds=self._takes_seeds)
+            if why is not None:
+                reasons.setdefault(why, []).append(copy)
+        lost = sorted(copy for copies in reasons.values() for copy in copies)
+        for why, copies in reasons.items():
+            lanes = ", ".join(str(copy * self.lanes_per_copy) for copy in copies)
+            which, what = ("lane", "a new episode") if len(copies) == 1 else ("lanes", "new episodes")
+            warnings.warn(f"{which} {lanes} could not be restored ({why}); starting {what}", stacklevel=4)
+        if lost:
+            text = f"{len(lost)} of {self.num_envs} copies could not be restored at a resume and started new episodes"
+            self._not_restored += [text] if text not in self._not_restored else []
+            self._begin(lost)
 
     def _indices(self, indices: Sequence[int] | None) -> list[int]:
         chosen = list(range(self.num_envs)) if indices is None else [int(index) for index in indices]
         if len(set(chosen)) < len(chosen) or any(not 0 <= index < self.num_envs for index in chosen):
             raise EnvError(f"indices {chosen} must be different copies from 0 to {self.num_envs - 1}")
         return chosen
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=3)
 
     def _require(self, *phases: str) -> None:
         if self._phase not in phases:

@@ -22,7 +22,7 @@ from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.local import Block
 from inchworm.env.step_arrays import StepRows, carve_rows
-from inchworm.env.vector_env import LaneVectorEnv
+from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 
 class Dynamics(Protocol):
@@ -189,7 +189,7 @@ def native_pays(config: EnvConfig) -> bool:
     return bare and not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
 
 
-class _CartPoleEngine:
+class _CartPoleEngine(Engine):
     """The engine that moves all lanes of CartPole at once."""
 
     lanes_per_copy = 1

@@ -139,7 +139,7 @@ def test_partial_resets_options_and_states_are_the_same_too():
         both(lambda env: env.reset(indices=()))
         both(lambda env: env.step(np.array([1, 1, 1])))
         state["copies"][1]["episode_return"] = 7.0
-        with pytest.warns(UserWarning, match="lane 1 is not where it was saved"):
+        with pytest.warns(UserWarning, match="lane 1 could not be restored"):
             workers.load_state_dict(state)
 
 

@@ -11,7 +11,7 @@ from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.step_arrays import StepRows, carve_rows
-from inchworm.env.vector_env import LaneVectorEnv
+from inchworm.env.vector_env import Engine, LaneVectorEnv
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.state import TIME, action_space, observation_space, state_space
 from inchworm.worlds.skirmish.world import SkirmishWorld, episode_infos
@@ -37,7 +37,7 @@ class Nursery:
         self._seeds = seeds
 
 
-class SkirmishEngine:
+class SkirmishEngine(Engine):
     """The engine that moves all arenas. A copy is an arena; its lanes are the first team's units, then the second's."""
 
     def __init__(self, config: SkirmishConfig, num_envs: int, *, global_state: bool = False) -> None:
