@@ -16,8 +16,8 @@ NARROW, WIDE = 5e-5, 1e-10
 
 def make_env(world: World, num_envs: int = 3) -> Any:
     """Copies of a world with these spaces, masks included."""
+    from doubles.toys import SpacesEnv
     from inchworm.env.source import make_vector_env
-    from inchworm.worlds.toys import SpacesEnv
 
     seen = world.spec.observation_space["observation"] if world.masked else world.spec.observation_space
     mask = "key" if world.masked else None

@@ -142,9 +142,9 @@ def learner_of(policy: Any, config: Any, backend: str) -> Any:
 
 def random_rollout(world: World, *, noise: float = 0.25, num_steps: int = 8, num_lanes: int = 3) -> Any:
     """Random observations and masks, the policy's own actions on them, log-probs moved by `noise`, ends of both kinds."""
+    from inchworm.env.action_masks import random_mask
     from inchworm.rollout.fake import create_fake_rollout
     from inchworm.rollout.rollout import Rollout
-    from inchworm.worlds.toys import random_mask
 
     rng, spec = np.random.default_rng([7, world.seed]), world.spec
     fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=world.seed, episode_length=3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
 from inchworm.config.presets import config_for
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.spaces import MASK_KEY
@@ -15,7 +16,6 @@ from inchworm.rollout.rollout import Rollout
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
 
 LANES, STEPS = 8, 16
 QUICK = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=4, learning_rate=1e-2, ent_coef=0.0, vf_coef=1.0, gamma=0.9)

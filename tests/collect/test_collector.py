@@ -12,6 +12,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import Corridor, Counter, SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
@@ -22,7 +23,6 @@ from inchworm.env.source import make_vector_env
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout
-from inchworm.worlds.toys import Corridor, Counter, SpacesEnv
 
 LENGTHS = (3, 4, 5)
 """Lane b's episodes have LENGTHS[b] steps; even ones terminate, odd ones are truncated."""

@@ -21,7 +21,7 @@ from inchworm.core.types import PolicyStep
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, combine_rollouts
-from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
 
 
 class Memory:

@@ -28,12 +28,12 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.spaces import MASK_KEY, mask_space, with_mask
+from inchworm.env.action_masks import is_legal
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, parallel_env
-from inchworm.worlds.toys import is_legal
-from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings
+from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test modules
 

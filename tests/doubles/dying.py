@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from doubles.stepping import frozen, random_actions
 from inchworm.core.spaces import MASK_KEY
-from inchworm.worlds.toys import random_mask
+from inchworm.env.action_masks import random_mask
 
 
 class World(gym.Env):

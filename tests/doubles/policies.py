@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from doubles.toys import SpacesEnv
 from inchworm.core.types import Evaluation, PolicyStep
-from inchworm.worlds.toys import SpacesEnv
 
 SIZE, ACTIONS, WIDTH = 3, 3, 8
 

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import SpacesEnv
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY, mask_space
+from inchworm.env.action_masks import is_legal, random_mask
 from inchworm.env.source import make_vector_env
-from inchworm.worlds.toys import SpacesEnv, is_legal, random_mask
 
 SEEN = spaces.Box(-1, 1, (2,), np.float32)
 

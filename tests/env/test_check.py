@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
 
+from doubles.toys import Counter, SpacesEnv
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.check import CheckReport, check_env
-from inchworm.worlds.toys import Counter, SpacesEnv
 
 
 class World(gym.Env):
@@ -45,7 +45,7 @@ def only_problem(env, **kwargs):
     return report.problems[0]
 
 
-@pytest.mark.parametrize("env", [World, World(), "CartPole-v1", EnvConfig(id="Pendulum-v1"), "inchworm.worlds.toys:Corridor"])
+@pytest.mark.parametrize("env", [World, World(), "CartPole-v1", EnvConfig(id="Pendulum-v1"), "doubles.toys:Corridor"])
 def test_sound_worlds_pass(env):
     report = check_env(env)
     assert report.ok, str(report)

@@ -7,9 +7,9 @@ import pytest
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, random_actions, run
+from doubles.toys import SpacesEnv
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.source import make_vector_env
-from inchworm.worlds.toys import SpacesEnv
 
 OBSERVATIONS = {
     "box": spaces.Box(-1, 1, (3,), np.float32),

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import Counter
 from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import make_vector_env
-from inchworm.worlds.toys import Counter
 
 
 class Scripted(gym.Env):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 
+from doubles.toys import ConstantReward, Counter
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import make as build
 from inchworm.env.make import make_env
-from inchworm.worlds.toys import ConstantReward, Counter
 
 
 def chain(env):
@@ -41,7 +41,7 @@ def test_wrong_arguments_are_named():
 
 
 def test_a_factory_by_name_gets_the_arguments_and_the_limit():
-    env = make_env(EnvConfig(id="inchworm.worlds.toys:Counter", kwargs={"length": 9}, max_episode_steps=4))
+    env = make_env(EnvConfig(id="doubles.toys:Counter", kwargs={"length": 9}, max_episode_steps=4))
     assert isinstance(env.unwrapped, Counter)
     assert env.unwrapped.length == 9
     env.reset(seed=1)
@@ -50,12 +50,12 @@ def test_a_factory_by_name_gets_the_arguments_and_the_limit():
 
 def test_a_factory_that_does_not_take_the_arguments_is_explained():
     with pytest.raises(EnvError, match=r"toys:Corridor cannot be called with env.kwargs=\{'lenth': 3\}: .*lenth.*; it takes \(length"):
-        make_env(EnvConfig(id="inchworm.worlds.toys:Corridor", kwargs={"lenth": 3}))
+        make_env(EnvConfig(id="doubles.toys:Corridor", kwargs={"lenth": 3}))
 
 
 def test_a_missing_factory_or_module_is_explained(monkeypatch):
     with pytest.raises(EnvError, match=r"has no Countr; did you mean Counter\?"):
-        make_env(EnvConfig(id="inchworm.worlds.toys:Countr"))
+        make_env(EnvConfig(id="doubles.toys:Countr"))
     with pytest.raises(EnvError, match="there is no module no_such_module_here"):
         make_env(EnvConfig(id="no_such_module_here:make"))
     with pytest.raises(EnvError, match=r"there is no module inchworm\.no_such"):
@@ -70,7 +70,7 @@ def test_a_missing_factory_or_module_is_explained(monkeypatch):
 
 
 def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
-    (tmp_path / "my_toys_here.py").write_text("from inchworm.worlds.toys import Counter as make\n")
+    (tmp_path / "my_toys_here.py").write_text("from doubles.toys import Counter as make\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     assert isinstance(make_env(EnvConfig(id="my_toys_here:make")), Counter)
@@ -207,4 +207,4 @@ def test_atari_preprocessing_of_another_world_is_refused():
     with pytest.raises(EnvError, match="CartPole-v1"):
         make_env(EnvConfig(id="CartPole-v1", atari=True))
     with pytest.raises(EnvError, match="does not fit"):
-        make_env(EnvConfig(id="inchworm.worlds.toys:Counter", atari=True))
+        make_env(EnvConfig(id="doubles.toys:Counter", atari=True))

@@ -13,10 +13,10 @@ from doubles import dying as helpers_doom
 from doubles import stepping as helpers_env
 from doubles.dying import World, end
 from doubles.stepping import assert_equal_steps, frozen, random_actions
+from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
 from inchworm.env.restore import KeepsState, find_keeper, pack_tree, unpack_tree
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
-from inchworm.worlds.toys import Counter
 
 for module in (helpers_doom, helpers_env, sys.modules[__name__]):  # workers cannot import test modules
     cloudpickle.register_pickle_by_value(module)

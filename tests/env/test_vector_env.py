@@ -9,13 +9,13 @@ import pytest
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_steps, frozen, run
+from doubles.toys import ConstantReward, Corridor, Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError, SpaceError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import InProcessVectorEnv, make_vector_env
 from inchworm.worlds.cartpole import NativeCartPole
-from inchworm.worlds.toys import ConstantReward, Corridor, Counter
 
 
 def counters(num_envs=3, length=4, **kwargs):
@@ -27,7 +27,7 @@ def act(env, value=0):
 
 
 def test_whatever_describes_an_environment_is_taken():
-    for source in ("inchworm.worlds.toys:Counter", EnvConfig(id="inchworm.worlds.toys:Counter"), Counter):
+    for source in ("doubles.toys:Counter", EnvConfig(id="doubles.toys:Counter"), Counter):
         env = make_vector_env(source, 2)
         assert isinstance(env, InProcessVectorEnv)
         assert isinstance(env, VectorEnv)
@@ -35,8 +35,8 @@ def test_whatever_describes_an_environment_is_taken():
         assert env.action_space == spaces.Discrete(3)
         assert make_vector_env(env) is env
     assert make_vector_env(Counter).num_lanes == 8
-    assert make_vector_env(EnvConfig(id="inchworm.worlds.toys:Counter", num_envs=5)).num_lanes == 5
-    assert make_vector_env(EnvConfig(id="inchworm.worlds.toys:Counter", num_envs=5), 2, 0).num_lanes == 2
+    assert make_vector_env(EnvConfig(id="doubles.toys:Counter", num_envs=5)).num_lanes == 5
+    assert make_vector_env(EnvConfig(id="doubles.toys:Counter", num_envs=5), 2, 0).num_lanes == 2
     with pytest.raises(EnvError, match="must be an id, an EnvConfig"):
         make_vector_env(7)
     with pytest.raises(ConfigError, match="num_envs=0"):

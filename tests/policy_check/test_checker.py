@@ -14,6 +14,7 @@ from torch import nn
 
 from doubles import policies
 from doubles.policies import Careful, world
+from doubles.toys import ConstantReward, SpacesEnv
 from faults.right_memory import ACTIONS, SIZE, LstmPolicy
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
@@ -22,7 +23,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check.checker import check_policy
-from inchworm.worlds.toys import ConstantReward, MixedMemoryCorridor, SpacesEnv
+from inchworm.worlds.toys import MixedMemoryCorridor
 
 BROKEN: dict[str, tuple[str, str]] = {
     "NotAnInt": ("protocol", "policy_version must be an int"),
@@ -146,7 +147,7 @@ def test_built_in_policies_pass(name: str) -> None:
 def test_a_team_with_deaths_passes(kind: str, central: bool) -> None:
     pytest.importorskip("pettingzoo")
     config = PolicyConfig(kind=kind, hidden_sizes=(8,), memory_size=6, central_critic=central)  # type: ignore[arg-type]
-    report = check_policy(config, "inchworm.worlds.toys_teams:comings")
+    report = check_policy(config, "inchworm.worlds.team_toys:comings")
     assert report.ok, str(report)
 
 

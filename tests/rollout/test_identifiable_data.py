@@ -9,6 +9,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import Counter, SpacesEnv
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import acting_policy, compute_advantages
@@ -24,7 +25,6 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts, select_lanes
 from inchworm.rollout.sequences import iter_minibatches, select_sequences, split_into_sequences, split_valid
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import Counter, SpacesEnv
 
 GAMMA_LAMBDA = PPOConfig(gamma=0.9, gae_lambda=0.8)
 

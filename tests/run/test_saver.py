@@ -14,6 +14,7 @@ import numpy as np
 import optree
 import pytest
 
+from doubles.toys import ActionReward, Corridor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.policy.file import load_policy, read_policy
@@ -25,7 +26,6 @@ from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import ActionReward, Corridor
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from doubles.toys import ActionReward, Corridor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.stats import EvalStats
@@ -18,7 +19,6 @@ from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import ActionReward, Corridor
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

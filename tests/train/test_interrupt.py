@@ -15,13 +15,13 @@ import numpy as np
 import optree
 import pytest
 
+from doubles.toys import Corridor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train import callbacks as interrupt
 from inchworm.train.callbacks import BaseCallback, interruptible
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import Corridor
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES
@@ -183,7 +183,7 @@ def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_pa
             return super().step(action)
 
     with trainer_for(tmp_path / "run", Sleepy) as trainer:
-        steps[0] = 0  # those of the rehearsal do not count
+        steps[0] = 0  # those of the trial at the start do not count
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         trainer.load_checkpoint()
@@ -268,7 +268,7 @@ SCRIPT = textwrap.dedent("""
     import sys, time
     from pathlib import Path
     from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
-    from inchworm.worlds.toys import Corridor
+    from doubles.toys import Corridor
     from inchworm.train import callbacks
 
     callbacks.SNAPSHOT_SHARE = 1.0  # however slow this machine is: what is tested is the leaving, not what snapshots may cost
@@ -288,7 +288,7 @@ SCRIPT = textwrap.dedent("""
         evaluation=EvalConfig(interval=0, final_episodes=0), run=RunConfig(total_timesteps=int(sys.argv[5]), checkpoint_interval=100),
     )
     with PPOTrainer(policy, Slow, config, run_dir=run_dir) as trainer:
-        steps = 0  # those of the rehearsal do not count
+        steps = 0  # those of the trial at the start do not count
         trainer.train()
     print("finished")
 """)
@@ -296,7 +296,8 @@ SCRIPT = textwrap.dedent("""
 
 def start(run_dir: Path, *arguments: float) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", SCRIPT, str(run_dir), *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where `doubles` is
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def wait_for_rows(run_dir: Path, count: int, process: "subprocess.Popen[str]") -> None:

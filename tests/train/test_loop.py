@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from doubles.toys import ActionReward, Corridor, Counter, TruncatedForever
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
@@ -28,7 +29,6 @@ from inchworm.train.loop import (
     run_training_loop,
 )
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import ActionReward, Corridor, Counter, TruncatedForever
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

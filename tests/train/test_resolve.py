@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
+from doubles.toys import Corridor, Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
@@ -18,7 +19,6 @@ from inchworm.env.source import InProcessVectorEnv, make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.train.resolve import evaluation_source
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import Corridor, Counter
 
 CARTPOLE = gym.make("CartPole-v1")
 SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(8,), activation="relu"))

@@ -13,6 +13,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import ActionReward, Corridor, Counter
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, RolloutError
@@ -26,7 +27,6 @@ from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
 from inchworm.train.trainer import PPOTrainer
-from inchworm.worlds.toys import ActionReward, Corridor, Counter
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
 

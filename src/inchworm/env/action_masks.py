@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
-from inchworm.core.spaces import MASK_KEY, Path, Space, leaf_shape, leaves, mask_sizes, mask_space
+from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf_shape, leaves, mask_sizes, mask_space
 from inchworm.core.types import Tree
 from inchworm.env.values import Refusal, brief
 
@@ -190,3 +190,32 @@ def _takes_an_agent(ask: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def random_mask(action_space: Space, rng: np.random.Generator) -> Tree:
+    """A mask in which every discrete part has one legal action or more."""
+    wanted = mask_space(action_space)
+    actions = dict(leaves(action_space))
+
+    def one(path: tuple[str | int, ...], leaf: Space) -> np.ndarray:
+        mask = rng.integers(2, size=leaf_shape(leaf)).astype(np.int8)
+        first = 0
+        for size in mask_sizes(actions[path]):
+            mask[first + rng.integers(size)] = 1
+            first += size
+        return mask
+
+    return build_tree(wanted, one)
+
+
+def is_legal(action_space: Space, action: Any, mask: Tree) -> bool:
+    """Whether every discrete part of an action is allowed by its mask."""
+    if isinstance(action_space, spaces.Dict):
+        return all(is_legal(inner, action[key], mask.get(key)) for key, inner in action_space.spaces.items())
+    if isinstance(action_space, spaces.Tuple):
+        return all(is_legal(inner, action[index], mask[index]) for index, inner in enumerate(action_space.spaces))
+    sizes = mask_sizes(action_space)
+    firsts = np.cumsum([0, *sizes])[:-1].astype(np.int64)
+    start = getattr(action_space, "start", 0) if sizes else 0
+    chosen = np.reshape(np.asarray(action) - start, -1).astype(np.int64) if sizes else np.zeros(0, np.int64)
+    return not sizes or bool(np.all(np.asarray(mask)[firsts + chosen]))

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from inchworm.core.seeding import make_stream, stream_state
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, path_name
 from inchworm.core.types import PolicyStep, Tree
+from inchworm.env.action_masks import is_legal, random_mask
 from inchworm.policy_check.findings import LANES, ROWS, Findings, Subject, distance, lane_of, same_bits
-from inchworm.worlds.toys import is_legal, random_mask
 
 CLOSE = 1e-4
 """Tolerance for numbers that are computed in another order."""

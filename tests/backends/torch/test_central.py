@@ -36,7 +36,7 @@ from inchworm.core.types import Advantages
 from inchworm.rollout.sequences import split_into_sequences
 
 pytest.importorskip("pettingzoo")
-from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings, comings, sacrifice
+from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, comings, sacrifice
 
 PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)
 CENTRAL = PolicyConfig(hidden_sizes=(8,), memory_size=8, central_critic=True)

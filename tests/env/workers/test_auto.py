@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.env.workers import auto as choice
 from inchworm.env.workers.auto import WorkerChoice, choose_by_step, choose_num_workers, lockstep_seconds, step_seconds
-from inchworm.worlds.toys import Counter
 
 
 class Slow(gym.Env):

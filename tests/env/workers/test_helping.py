@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError, WorkerError
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
-from inchworm.worlds.toys import Counter
 
 
 def rows_of(env, steps=60, seed=3):

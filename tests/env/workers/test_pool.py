@@ -16,12 +16,12 @@ import pytest
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_steps, frozen, run
+from doubles.toys import Corridor, Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import WorkerVectorEnv, make_vector_env
-from inchworm.worlds.toys import Corridor, Counter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
@@ -398,9 +398,9 @@ def test_the_garbage_collector_ends_workers():
 def test_workers_die_with_their_parent():
     code = """
 import os, sys, time, numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 from inchworm.env.source import make_vector_env
-from inchworm.worlds.toys import Counter
-class Hangs(Counter):
+class Hangs(CartPoleEnv):
     def step(self, action):
         while True:
             sum(range(1000))

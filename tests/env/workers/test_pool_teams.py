@@ -11,8 +11,6 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from doubles import dying as helpers_doom
-from doubles import stepping as helpers_env
 from doubles.dying import end
 from doubles.stepping import assert_equal_steps, frozen, random_actions, run
 
@@ -22,10 +20,9 @@ from inchworm.core.errors import WorkerError, WorkerRestartWarning
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
 from inchworm.env.trial import rehearse_resume
 from inchworm.env.workers.auto import choose_num_workers, step_seconds
-from inchworm.worlds.toys_teams import DEATHS, JOINS, Comings
+from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
 
-for module in (helpers_doom, helpers_env, sys.modules[__name__]):  # workers cannot import test modules
-    cloudpickle.register_pickle_by_value(module)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
 PLANS = {"deaths": DEATHS, "joins": JOINS}
 COPIES = 3

@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from doubles.toys import Counter
 from inchworm.core.spaces import space_from_dict, space_to_dict
 from inchworm.env.step_arrays import carve_rows, open_shared
 from inchworm.env.workers import messages as channel
 from inchworm.env.workers import program as worker
 from inchworm.env.workers.program import Worker
-from inchworm.worlds.toys import Counter
 
 
 @contextlib.contextmanager

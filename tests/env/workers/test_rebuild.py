@@ -16,18 +16,15 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from doubles import dying as helpers_doom
-from doubles import stepping as helpers_env
 from doubles.dying import World, doomed, end, exits, ignores_sigterm, killed, leaves, play, processes, runs_out, segfaults, sleeps
 from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, random_actions
+from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
 from inchworm.env.step_arrays import map_tree, open_shared
 from inchworm.env.workers.rebuild import RestartBudget
-from inchworm.worlds.toys import Counter
 
-for module in (helpers_doom, helpers_env, sys.modules[__name__]):  # workers cannot import test modules
-    cloudpickle.register_pickle_by_value(module)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
 LANES, STEPS = 4, 60
 LAYOUTS = [(1, False), (2, False), (4, False), (1, True), (2, True)]
@@ -462,13 +459,12 @@ def test_the_number_of_restarts_reaches_the_workers():
 
 LIMITED = """
 import os, resource, sys
-from inchworm.worlds.toys import Counter
 from inchworm.env.source import make_vector_env
 from inchworm.core.errors import WorkerError
 resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
 try:
-    make_vector_env(Counter, 8, 4)
+    make_vector_env("CartPole-v1", 8, 4)
 except WorkerError as error:
     print(error)
     sys.exit(3)

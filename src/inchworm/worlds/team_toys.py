@@ -169,10 +169,10 @@ class Sacrifice(ParallelEnv[str, Any, int]):  # type: ignore[misc]
 
 
 def comings(**kwargs: Any) -> Comings:
-    """A factory for `inchworm.worlds.toys_teams:comings`."""
+    """A factory for `inchworm.worlds.team_toys:comings`."""
     return Comings(**kwargs)
 
 
 def sacrifice(**kwargs: Any) -> Sacrifice:
-    """A factory for `inchworm.worlds.toys_teams:sacrifice`."""
+    """A factory for `inchworm.worlds.team_toys:sacrifice`."""
     return Sacrifice(**kwargs)
