@@ -1,12 +1,12 @@
-# Everything happens in .venv, which is made when it is first needed and renewed when pyproject.toml or constraints.txt change.
+# All targets use .venv, which is created on first use and updated when pyproject.toml or constraints.txt change.
 #   make train      train CartPole-v1 and print its score
-#   make test       lint, format check, strict types, all tests with coverage: what continuous integration runs
-#   make lint       lint, format check and types alone          make format    put every file into shape
-#   make bench      speed beside its peers, for docs/performance.md (half an hour); make guard: the regression guard alone
+#   make test       lint, format check, strict types, and all tests with coverage, as in continuous integration
+#   make lint       lint, format check and types only           make format    format all files
+#   make bench      speed compared with other libraries, for docs/performance.md (half an hour); make guard: the regression guard only
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
-#   make learning   scores beside Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
-#   make faults     what a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" some of it, FACTOR=1 the full counts
-#   make docs       renew the generated pages                   make clean     remove .venv and everything that tools left
+#   make learning   scores compared with Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
+#   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
+#   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 
 SHELL := /bin/sh
 VENV := .venv
@@ -22,42 +22,42 @@ CODE := src tests faults examples benchmarks docs
 help:
 	@sed -n 's/^# \{0,3\}//p' Makefile | head -9
 
-# The first interpreter of $(PYTHON) that runs and is new enough; a name alone says neither.
+# Use the first interpreter of $(PYTHON) that runs and is new enough.
 $(VENV)/made:
 	@for python in $(PYTHON); do \
 		if $$python -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-			echo "making $(VENV) with $$($$python --version)"; \
+			echo "creating $(VENV) with $$($$python --version)"; \
 			$$python -m venv --clear $(VENV) && touch $@ && exit 0; \
 			exit 1; \
 		fi; \
 	done; \
-	echo "inchworm needs Python 3.11 or newer; none of '$(PYTHON)' is. Install one, or type: make PYTHON=/path/to/python" >&2; exit 1
+	echo "inchworm needs Python 3.11 or newer, and none of '$(PYTHON)' is. Install one, or run: make PYTHON=/path/to/python" >&2; exit 1
 
-# torch comes first and alone: it is the one big download, and everything else is small once it is there.
+# Install torch first and separately: it is the only large download.
 $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
-	@echo "installing inchworm into $(VENV) (the first time takes a minute or two)"
+	@echo "installing inchworm into $(VENV) (a minute or two the first time)"
 	@$(PIP) torch
 	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	@echo "installing what the tests need"
+	@echo "installing test dependencies"
 	@$(PIP) -e '.[dev,box2d,mujoco,atari,marl,bench]'
 	@touch $@
 
 train: $(VENV)/installed
 	@$(BIN)/inchworm train CartPole-v1
-	@echo "(the commands are in $(BIN); to type them as they stand: . $(BIN)/activate)"
+	@echo "(to put the inchworm command on your path, run: . $(BIN)/activate)"
 
-# The page of a replay is tested in a real browser. Where there is none, Debian's is installed if we may; else that test is skipped, and says so.
+# Replay pages are tested in a real browser. Without one, Debian's chromium is installed if possible; otherwise that test is skipped with a message.
 BROWSER := chromium chromium-browser google-chrome
 browser:
 	@for name in $(BROWSER); do command -v $$name > /dev/null && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-		echo "installing chromium, in which the page of a replay is tested"; \
+		echo "installing chromium for the test of replay pages"; \
 		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium) > /dev/null 2>&1 \
-			|| echo "chromium could not be installed: the browser's test is skipped"; \
-	else echo "there is no chromium here: the browser's test is skipped"; fi
+			|| echo "chromium could not be installed; the browser test is skipped"; \
+	else echo "chromium not found; the browser test is skipped"; fi
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check $(CODE)
@@ -71,7 +71,7 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-# Each script keeps what it measured and renews the page, so that any of them can be run again alone.
+# Each script stores its measurements and updates its part of the page, so each can be run on its own.
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/profiles.py

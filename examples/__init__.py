@@ -1,1 +1,1 @@
-"""Small programs, each of which shows one way to use inchworm. Every one runs in seconds and takes the number of steps as an argument."""
+"""Small programs that each show one way to use inchworm. Each runs in seconds and takes the number of steps as an argument."""

@@ -1,4 +1,4 @@
-"""The parts without the trainer: a vector env, a policy, a collector, an optimiser, and a loop that you can see.
+"""Train without `PPOTrainer`: a vector environment, a policy, a collector, an optimiser, and an explicit loop.
 
 python examples/components.py [STEPS]
 """
@@ -24,13 +24,13 @@ from inchworm import (
 
 
 def main(steps: int = 20_000) -> float:
-    torch.set_num_threads(1)  # small networks learn faster on one thread; PPOTrainer sees to it by run.threads
+    torch.set_num_threads(1)  # small networks learn faster on one thread; PPOTrainer sets this by run.threads
     config = PPOConfig(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, rollout_steps=32, update_epochs=20, minibatch_size=256, ent_coef=0.0)
     env = make_vector_env("CartPole-v1", num_envs=8, seed=0)
     spec = PolicySpec(env.observation_space, env.action_space, PolicyConfig())
 
     policy = TorchPolicy(spec, seed=0)  # learns
-    actor = NumpyPolicy(spec, policy.get_weights())  # acts: the same network without a learning framework
+    actor = NumpyPolicy(spec, policy.get_weights())  # acts: the same network in NumPy
     collector = RolloutCollector(env, actor, seed=0)
     optimizer = PPOOptimizer(policy, config)
 

@@ -1,8 +1,8 @@
-"""A curriculum by overriding `collect_rollouts`: the trainer's own loop calls the override, and nothing else changes.
+"""A curriculum by overriding `collect_rollouts`, which the training loop calls.
 
     python examples/curriculum.py [STEPS]
 
-Difficulty travels as reset options, so it changes when an episode begins and never inside one.
+The difficulty is passed as a reset option, so it changes when an episode begins and never within one.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ LENGTHS = {1: 4, 2: 8, 3: 16}
 
 
 class LongCorridor(gym.Env[np.ndarray, int]):
-    """Walk right to the end of a corridor that `options["difficulty"]` makes longer; a step costs, arriving pays."""
+    """Walk right to the end of a corridor. `options["difficulty"]` makes it longer; a step costs 0.05, arriving gives 1."""
 
     observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin at the left end."""
+        """Start at the left end."""
         super().reset(seed=seed)
         self.length = LENGTHS[(options or {}).get("difficulty", 1)]
         self.cell = 0
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Left or right."""
+        """Move left (0) or right (1)."""
         self.cell = max(0, self.cell + (1 if action == 1 else -1))
         arrived = self.cell == self.length
         return self._observation(), 1.0 if arrived else -0.05, arrived, False, {"length": float(self.length)}
@@ -43,23 +43,23 @@ class LongCorridor(gym.Env[np.ndarray, int]):
 
 
 class CurriculumTrainer(PPOTrainer):
-    """Difficulty 1, then 2 after 30 % of the run, then 3 after 60 %."""
+    """Difficulty 1, 2 after 30 % of the run, 3 after 60 %."""
 
     planned_steps = 0
 
     @property
     def difficulty(self) -> int:
-        """By progress."""
+        """The difficulty at the current progress."""
         progress = self.total_timesteps / max(1, self.planned_steps)
         return 1 + (progress >= 0.3) + (progress >= 0.6)
 
     def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
-        """The ordinary rollout, of whatever the environments are told to be at their next reset."""
+        """Set the difficulty of the next episodes, then collect as usual."""
         self.env.set_reset_options({"difficulty": self.difficulty})
         return super().collect_rollouts(n_steps)
 
     def train(self, total_timesteps: int | None = None, *args: Any, **kwargs: Any) -> dict[str, list[float]]:
-        """Remember the target, which the difficulty goes by."""
+        """Store the target, which `difficulty` depends on."""
         self.planned_steps = total_timesteps or self.config.run.total_timesteps
         return super().train(total_timesteps, *args, **kwargs)
 

@@ -1,8 +1,8 @@
-"""Losses of your own: functions that name what they need and return a scalar. They are added to PPO's loss and logged by name.
+"""Custom losses: functions that name what they need and return a scalar. They are added to PPO's loss and logged by name.
 
     python examples/custom_loss.py [STEPS]
 
-CartPole is symmetric: seen in a mirror, left is right. `mirror_symmetry` tells the policy so.
+CartPole is symmetric under reflection. `mirror_symmetry` penalises policies that are not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from inchworm import PPOConfig, PPOTrainer, TorchPolicy
 
 
 def mirror_symmetry(policy: TorchPolicy, observations: Tensor, valid: Tensor) -> Tensor:
-    """How far the choice in a mirrored state is from the mirrored choice; observations are [L, N, 4], valid is [L, N]."""
+    """Squared difference between the policy in a mirrored state and the mirrored policy; observations [L, N, 4], valid [L, N]."""
     flat = observations.flatten(0, 1)  # [L·N, 4]
     here = policy.network.action_outputs(flat).softmax(-1)  # [L·N, 2]
     mirrored = policy.network.action_outputs(-flat).softmax(-1).flip(-1)  # [L·N, 2]
-    weight = valid.flatten() / valid.sum().clamp(min=1)  # rows that do not count weigh nothing
+    weight = valid.flatten() / valid.sum().clamp(min=1)  # invalid rows have weight 0
     return ((here - mirrored).square().sum(-1) * weight).sum()
 
 
 def entropy_floor(entropy: Tensor, valid: Tensor) -> Tensor:
-    """Nothing while the mean entropy is above 0.3, then a push back up."""
+    """Penalise a mean entropy below 0.3."""
     mean = (entropy * valid).sum() / valid.sum().clamp(min=1)
     return 0.1 * torch.relu(0.3 - mean)
 

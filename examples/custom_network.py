@@ -1,4 +1,4 @@
-"""A network of your own, in two ways: inside `TorchPolicy`, which does the rest, or as a policy that is yours from end to end.
+"""Custom networks in two ways: a network inside `TorchPolicy`, or a class that implements the whole `Policy` protocol.
 
 python examples/custom_network.py [STEPS]
 """
@@ -21,7 +21,7 @@ CONFIG = PPOConfig(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, rollout_steps
 
 
 class ResidualNetwork(Network):
-    """The short way: a shared trunk with a skip connection. Distributions, masks and sampling stay `TorchPolicy`'s."""
+    """The short way: a shared trunk with a skip connection. `TorchPolicy` handles distributions, masks and sampling."""
 
     def __init__(self, spec: PolicySpec, width: int = 64) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ResidualNetwork(Network):
 
 
 class OwnPolicy(nn.Module):
-    """The long way: a `torch.nn.Module` that keeps the `Policy` protocol, for a vector observation and one discrete action."""
+    """The long way: a `torch.nn.Module` that implements the `Policy` protocol, for vector observations and one discrete action."""
 
     def __init__(self, observation_size: int, num_actions: int) -> None:
         super().__init__()
@@ -59,17 +59,17 @@ class OwnPolicy(nn.Module):
         self.critic = nn.Sequential(nn.Linear(observation_size, 64), nn.Tanh(), nn.Linear(64, 1))
 
     def initial_state(self, num_lanes: int) -> tuple[()]:
-        """No memory."""
+        """Return the empty state: this policy has no memory."""
         return ()
 
     def act(
         self, observations: Any, state: Any, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
-        """One action per lane. The noise is the caller's, so that a run with the same seed does the same."""
+        """Choose one action per lane. All noise comes from `rng`, so runs with the same seed are identical."""
         with torch.inference_mode():
             log_probs = self.actor(torch.as_tensor(observations)).log_softmax(-1).numpy()  # [B, A]
         noise = 0.0 if deterministic else rng.gumbel(size=log_probs.shape)
-        actions = np.argmax(log_probs + noise, -1)  # [B] the Gumbel trick: an argmax that samples
+        actions = np.argmax(log_probs + noise, -1)  # [B] Gumbel-max trick: samples from the distribution
         chosen = np.take_along_axis(log_probs, actions[:, None], -1)[:, 0]
         return PolicyStep(actions, actions, chosen, ())
 
@@ -79,33 +79,33 @@ class OwnPolicy(nn.Module):
             return self.critic(observations).squeeze(-1)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
-        """What the weights say now of what was done then, with gradients."""
+        """Evaluate recorded actions under the current weights, with gradients."""
         log_probs = self.actor(minibatch.observations).log_softmax(-1)  # [L, N, A]
         chosen = log_probs.gather(-1, minibatch.actions[..., None]).squeeze(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return Evaluation(chosen, entropy, self.critic(minibatch.observations).squeeze(-1), torch.ones(()))
 
     def update_statistics(self, rollout: Any, returns: Any) -> None:
-        """No normalisers, nothing to move."""
+        """Do nothing: this policy has no normalisers."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Everything that the policy is, as named arrays."""
+        """Return the complete policy as named arrays."""
         weights = {name: tensor.detach().numpy().copy() for name, tensor in self.state_dict().items()}
         return {**weights, "policy_version": np.array(self.policy_version)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Become that."""
+        """Load named arrays as returned by `get_weights`."""
         self.load_state_dict({name: torch.tensor(array) for name, array in weights.items() if name != "policy_version"})
         self.policy_version = int(weights["policy_version"])
 
 
 def make_policy(observation_space: Any, action_space: Any) -> OwnPolicy:
-    """For `inchworm check-policy examples.custom_network:make_policy CartPole-v1`."""
+    """Create the policy, for `inchworm check-policy examples.custom_network:make_policy CartPole-v1`."""
     return OwnPolicy(observation_space.shape[0], int(action_space.n))
 
 
 def main(steps: int = 20_000) -> list[float]:
-    torch.manual_seed(0)  # the initial weights of a network of yours are yours to seed
+    torch.manual_seed(0)  # custom networks initialise their own weights, so seed torch
     env = gym.make("CartPole-v1")
     spec = PolicySpec(env.observation_space, env.action_space, PolicyConfig())
     policies = {"ResidualNetwork": TorchPolicy(spec, network=ResidualNetwork(spec)), "OwnPolicy": OwnPolicy(4, 2)}

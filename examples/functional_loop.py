@@ -1,4 +1,4 @@
-"""The training loop as a function, with a step of your own: wrap the default one, add metrics, change the learning rate, stop early.
+"""The functional training loop with a custom step: wrap the default step, add metrics, change the learning rate, stop early.
 
 python examples/functional_loop.py [STEPS]
 """
@@ -24,14 +24,14 @@ from inchworm import (
 
 
 def quiet_logits(policy: TorchPolicy, observations: Tensor) -> Tensor:
-    """A small price on large logits."""
+    """Penalise large logits."""
     return 1e-4 * policy.network.action_outputs(observations.flatten(0, 1)).square().mean()
 
 
 def step_until_solved(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
-    """One iteration: the default one, and what this program wants besides."""
+    """Run one default iteration, then add a metric, adapt the learning rate and decide whether to stop."""
     metrics = default_training_step(state, components)
-    metrics["clipped_too_much"] = float(metrics["clip_fraction"] > 0.3)  # any number: it is in the history under this name
+    metrics["clipped_too_much"] = float(metrics["clip_fraction"] > 0.3)  # any number; appears in the history under this name
     if metrics["clipped_too_much"] and isinstance(components.learner, PPOOptimizer):
         components.learner.learning_rate_scale *= 0.9
     if len(state.recent) == 100 and metrics["mean_return"] >= 195:

@@ -1,4 +1,4 @@
-"""A whole run as one typed value: made, changed, written as YAML, read back, trained, and resumed from its directory.
+"""A run described by one typed config: create it, write it as YAML, read it back, train, and resume from the run directory.
 
 python examples/structured_config.py [STEPS]
 """
@@ -23,15 +23,15 @@ def main(steps: int = 10_000, directory: str | None = None) -> TrainingConfig:
     )
     file = root / "config.yaml"
     file.write_text(config.to_yaml(), encoding="utf-8")
-    config = TrainingConfig.from_yaml(file)  # frozen and checked: a misspelt name is answered with the nearest one
+    config = TrainingConfig.from_yaml(file)  # checked: an error for a misspelt name suggests the nearest one
 
     with PPOTrainer(config.policy, config.env, config, run_dir=root / "run") as trainer:
         trainer.train()
         print(f"score after {trainer.total_timesteps} steps: {trainer.state.evaluations[-1]['mean_return']:.1f}")
 
     with PPOTrainer(config.policy, config.env, config, run_dir=root / "run") as trainer:
-        trainer.load_checkpoint()  # weights, optimiser, normalisers, streams, counters, environments
-        trainer.train(total_timesteps=2 * steps)  # counted from the run's beginning
+        trainer.load_checkpoint()  # weights, optimiser, normalisers, random streams, counters, environments
+        trainer.train(total_timesteps=2 * steps)  # total, counted from the start of the run
         print(f"score after {trainer.total_timesteps} steps: {trainer.state.evaluations[-1]['mean_return']:.1f}")
 
     policy = load_policy(root / "run" / "policy.safetensors")  # acts in NumPy
