@@ -1,4 +1,4 @@
-"""What a run is made of, as typed and frozen configs: their sections, how they are read, other trainers' names, presets.
+"""Typed, immutable configs of a run: their sections, reading them from YAML, names of other trainers, presets.
 
 May import `core`.
 """

@@ -1,4 +1,4 @@
-"""Many copies of an environment stepped as one: making environments, stepping them, masks, episodes, restoring, checking.
+"""Vectorised environments: creating copies, stepping them as one, action masks, episodes, restoring, checking.
 
-May import `core` and `config`. Worlds that come with inchworm are reached through `env/registry`, never imported here.
+May import `core` and `config`. Environments that come with inchworm are loaded through `env/registry`, never imported here.
 """

@@ -1,4 +1,4 @@
-"""Step 1 of 9: Skirmish, a world of two teams: partial sight, masks, death, and three ways to win. See docs/skirmish.md."""
+"""Step 1 of 9: Skirmish, a team-combat environment with partial observations, action masks and deaths. See docs/skirmish.md."""
 
 from __future__ import annotations
 
