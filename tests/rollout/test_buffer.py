@@ -275,12 +275,12 @@ def test_a_row_is_written_in_three_parts():
     buffer = RolloutBuffer.create(3, 6, BOX, CHOICE, global_state=np.zeros(3, np.float32))
     for t in range(3):
         before, acted, after = steps_of(t, lanes)
-        observations, episode_starts, valid = buffer.seen(before, ())
+        observations, episode_starts, valid = buffer.begin_row(before, ())
         np.testing.assert_array_equal(observations[:, 0], 100 * t + np.array(lanes))
         assert episode_starts.shape == valid.shape == (6,)
-        buffer.acted(acted)
+        buffer.add_action(acted)
         assert len(buffer) == t
-        buffer.moved(after)
+        buffer.end_row(after)
         assert len(buffer) == t + 1
         before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
         if t == 1:

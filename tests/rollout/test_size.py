@@ -11,7 +11,7 @@ from gymnasium import spaces
 from inchworm import PPOTrainer, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.rollout import buffer as size
-from inchworm.rollout.buffer import available_bytes, check_fits, in_words, rollout_bytes
+from inchworm.rollout.buffer import available_bytes, check_fits, format_bytes, rollout_bytes
 from inchworm.rollout.rollout import ARRAY_FIELDS
 
 
@@ -66,7 +66,7 @@ def test_the_systems_answer(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     assert available_bytes() is None or available_bytes() > 10**6
     facts = tmp_path / "meminfo"
     facts.write_text("MemTotal: 9 kB\nMemAvailable:     2048 kB\n")
-    monkeypatch.setattr(size, "_MEMORY_FACTS", facts)
+    monkeypatch.setattr(size, "_MEMINFO", facts)
     assert available_bytes() == 2048 * 1024
     facts.write_text("nothing of the kind\n")
     monkeypatch.setattr(size.os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
@@ -84,4 +84,4 @@ def _unknown(name: str) -> int:
     [(0, "0 bytes"), (999, "999 bytes"), (18_600, "18.6 kB"), (2_500_000, "2.5 MB"), (3 * 10**9, "3 GB"), (10**16, "1e+04 TB")],
 )
 def test_bytes_for_people(count: int, words: str) -> None:
-    assert in_words(count) == words
+    assert format_bytes(count) == words

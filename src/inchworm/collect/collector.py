@@ -94,15 +94,15 @@ class RolloutCollector:
             )
         episodes: list[EpisodeRecord] = []
         for _ in range(num_steps):
-            observations, episode_starts, valid = buffer.seen(now, self._state)
+            observations, episode_starts, valid = buffer.begin_row(now, self._state)
             acted = policy.act(observations, self._state, episode_starts, self._stream)
             env.send(acted.env_actions)
             self._step_pending = True
-            buffer.acted(acted)  # while workers step
+            buffer.add_action(acted)  # while workers step
             self._step_pending = False
             after = env.recv()
             self._check_finite(after, moved=1)
-            buffer.moved(after)
+            buffer.end_row(after)
             self._returns += after.rewards
             self._lengths += valid
             self.env_steps += int(np.count_nonzero(valid))

@@ -1,4 +1,4 @@
-"""Step 5 of 9: the writer of a rollout. One row per step, and after T rows one `Rollout` that owns the arrays."""
+"""Step 5 of 9: the writer of a rollout. One row per step; after T rows one `Rollout` takes over the arrays. Also: the size in bytes."""
 
 from __future__ import annotations
 
@@ -14,134 +14,67 @@ import optree
 from inchworm.core.errors import ConfigError, RolloutError
 from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves
 from inchworm.core.types import Array, EnvStep, EpisodeRecord, PolicyStep, Tree
-from inchworm.rollout.checks import action_dtype, freeze
+from inchworm.rollout.checks import FLAT_DTYPES, action_dtype, freeze
 from inchworm.rollout.rollout import Rollout
 
 Target: TypeAlias = tuple[str, tuple[Any, ...], np.ndarray, tuple[int, ...], np.dtype[Any]]
-"""Where a leaf goes: its name, its path in what is written, the array of all rows, and the shape and dtype of one row."""
-
-_ROOT: list[tuple[Any, ...]] = [()]
-"""The paths of a tree that is one array."""
+"""Where a leaf is written: its name, its path in the values of `write_row`, the array of all rows, and the shape and dtype of one row."""
 
 
 class Column:
-    """One field's arrays: rows that look like `example`, leaf by leaf."""
+    """The arrays of one field: `rows` unset rows of the form of `example`."""
 
-    def __init__(self, name: str, example: Tree) -> None:
-        self._paths = optree.tree_paths(example)
+    def __init__(self, name: str, example: Tree, rows: int) -> None:
+        self._paths, parts, self._structure = optree.tree_flatten_with_path(example)
         self._names = [".".join(map(str, (name, *path))) for path in self._paths]
-        self._examples, self._structure = optree.tree_flatten(example)
-        self._arrays: list[np.ndarray] = []
+        self._arrays = [np.empty((rows, *part.shape), part.dtype) for part in parts]
 
-    def allocate(self, rows: int) -> None:
-        """Fresh arrays of that many rows; nothing is filled in, because every row will be."""
-        self._arrays = self._empty(rows)
+    def tree(self, part: Any = None) -> Tree:
+        """Return the arrays, or a view of this part of them."""
+        arrays = self._arrays if part is None else [array[part] for array in self._arrays]
+        return arrays[0] if self._paths == [()] else optree.tree_unflatten(self._structure, arrays)
 
     def targets(self, place: int) -> list[Target]:
-        """Where the leaves of the value at `place` in `write_row`'s values go: into these arrays."""
-        return self._aim(place, self._arrays)
+        """Return where `write_row` writes the leaves of the value at `place` in its values."""
+        return [(name, (place, *path), a, a.shape[1:], a.dtype) for name, path, a in zip(self._names, self._paths, self._arrays)]
 
-    def copied(self, row: Tree) -> Tree:
-        """A checked copy of one row, to be written later."""
-        arrays = self._empty(1)
-        write_row(self._aim(0, arrays), 0, (row,))
-        return self._tree([array[0, ...] for array in arrays])
 
-    def tree(self, part: Any = ()) -> Tree:
-        """The arrays as they are now, or this part of them."""
-        return self._tree([array[part] for array in self._arrays])
-
-    def take(self) -> Tree:
-        """The arrays, read-only from now on; the column lets go of them."""
-        arrays, self._arrays = freeze(self._tree(self._arrays)), []
-        return arrays
-
-    def _empty(self, rows: int) -> list[np.ndarray]:
-        return [np.empty((rows, *row.shape), row.dtype) for row in self._examples]
-
-    def _aim(self, place: int, arrays: list[np.ndarray]) -> list[Target]:
-        return [(name, (place, *path), a, a.shape[1:], a.dtype) for name, path, a in zip(self._names, self._paths, arrays)]
-
-    def _tree(self, arrays: list[np.ndarray]) -> Tree:
-        if self._paths == _ROOT:  # almost everybody
-            return arrays[0]
-        return optree.tree_unflatten(self._structure, arrays)
+def _targets(columns: Iterable[Column]) -> list[Target]:
+    return [target for place, column in enumerate(columns) for target in column.targets(place)]
 
 
 def write_row(targets: Iterable[Target], index: int, values: tuple[Any, ...]) -> None:
-    """Copy one row in. Neither NumPy's broadcasting nor a lossy cast may bend a wrong row into shape."""
-    for name, path, array, shape, dtype in targets:
+    """Copy one row in. A wrong shape or a lossy cast is an error, where NumPy would broadcast or truncate."""
+    for name, path, target, shape, dtype in targets:
         value: Any = values
         for key in path:
             value = value[key]
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-            value = _fitted(name, value, shape, dtype)
-        array[index] = value
+            array = np.asarray(value)
+            if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise RolloutError(f"{name}: got {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
+        target[index] = value
 
-
-def _fitted(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    array = np.asarray(value)
-    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise RolloutError(f"{name}: got {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}")
-    return array
-
-
-class Cuts:
-    """The true successors of rows where a lane was cut off, with the memory and the global state there."""
-
-    def __init__(self, observation: Tree, state: Tree, global_state: Tree = ()) -> None:
-        examples = {"observations": observation, "state": state, "global_state": global_state, "valid": np.empty((), np.bool_)}
-        self._columns = {f"cut_{name}": Column(f"cut_{name}", example) for name, example in examples.items()}
-        self._known: dict[tuple[int, int], tuple[Tree, ...]] = {}
-
-    def __contains__(self, key: tuple[int, int]) -> bool:
-        return key in self._known
-
-    def add(self, key: tuple[int, int], *successor: Tree) -> None:
-        """The successor of row t of lane b, `key` being (t, b): observation, memory, global state, whether an agent lives there."""
-        self._known[key] = tuple(column.copied(part) for column, part in zip(self._columns.values(), successor, strict=True))
-
-    def take(self, num_steps: int, num_lanes: int, *last: Tree) -> dict[str, Tree]:
-        """The rollout's cut fields, sorted by (t, b): the rows that were told, and the last row of every lane, each of `last` [B, …]."""
-        end, lanes = num_steps - 1, num_lanes if num_steps else 0
-        keys = sorted(key for key in self._known if key[0] < end) + [(end, lane) for lane in range(lanes)]
-        for column in self._columns.values():
-            column.allocate(len(keys))
-        targets = [target for place, column in enumerate(self._columns.values()) for target in column.targets(place)]
-        if lanes:  # of all lanes at once, as if they were one row
-            write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, last)
-        for index, key in enumerate(keys):
-            if key in self._known:  # always, before the last row
-                write_row(targets, index, self._known[key])
-        cut_rows = freeze(np.array(keys, np.int32).reshape(-1, 2))
-        return {"cut_rows": cut_rows, **{name: column.take() for name, column in self._columns.items()}}
-
-
-FLAT_DTYPES: dict[str, Any] = {
-    "log_probs": np.float32,
-    "rewards": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "episode_starts": np.bool_,
-    "valid": np.bool_,
-}
 
 # The fields of a row, by when they become known.
-_SEEN = ("observations", "episode_starts", "valid", "global_state")
+_OBSERVED = ("observations", "episode_starts", "valid", "global_state")
 _ACTED = ("actions", "log_probs")
-_MOVED = ("rewards", "terminated", "truncated")
+_RESULT = ("rewards", "terminated", "truncated")
 
 
 class RolloutBuffer:
     """Rows in, one rollout out. Private to a collector, which calls `add` each step, `add_cut` where an episode ended, then `get`.
 
-    `add` writes a whole row; `seen`, `acted` and `moved` write its parts as they become known.
+    `add` writes a whole row; `begin_row`, `add_action` and `end_row` write its parts as they become known.
     """
 
     def __init__(self, num_steps: int, num_lanes: int, examples: dict[str, Tree], state_every: int) -> None:
         self.num_steps, self.num_lanes, self.state_every = num_steps, num_lanes, state_every
-        self._columns = {name: Column(name, example) for name, example in examples.items()}
-        self._one_lane = [_one_lane(examples[name]) for name in ("observations", "policy_state", "global_state")]
+        self._examples = examples
+        self._cut_examples = {
+            f"cut_{name.removeprefix('policy_')}": optree.tree_map(lambda leaf: np.empty(leaf.shape[1:], leaf.dtype), examples[name])
+            for name in ("observations", "policy_state", "global_state", "valid")
+        }
         copies = len((optree.tree_leaves(examples["global_state"]) or [range(num_lanes)])[0])
         self._lanes_per_copy = max(1, num_lanes // max(1, copies))
         self._all_valid = np.ones(num_lanes, np.bool_)
@@ -159,9 +92,9 @@ class RolloutBuffer:
         state_every: int = 1,
         global_state: Tree = (),
     ) -> Self:
-        """A buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row of theirs."""
+        """Make a buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row."""
         if num_steps < 0 or num_lanes < 0 or state_every < 1:
-            raise RolloutError(f"a buffer of num_steps={num_steps}, num_lanes={num_lanes}, state_every={state_every} cannot be made")
+            raise RolloutError(f"cannot make a buffer of num_steps={num_steps}, num_lanes={num_lanes}, state_every={state_every}")
         examples = {
             "observations": build_tree(observation_space, lambda _, leaf: np.empty((num_lanes, *leaf_shape(leaf)), leaf_dtype(leaf))),
             "actions": build_tree(action_space, lambda _, leaf: np.empty((num_lanes, *leaf_shape(leaf)), action_dtype(leaf))),
@@ -172,42 +105,40 @@ class RolloutBuffer:
         return cls(num_steps, num_lanes, examples, state_every)
 
     def __len__(self) -> int:
-        """Rows so far."""
+        """Number of rows so far."""
         return self._row
 
     def reset(self) -> None:
         """Discard all rows and begin with fresh arrays; a rollout that was returned keeps its own."""
-        columns = self._columns
-        for column in columns.values():
-            column.allocate(self.num_steps)
-        columns["policy_state"].allocate(-(-self.num_steps // self.state_every))
-        self._row, self._cuts = 0, Cuts(*self._one_lane)
-        self._seen, self._acted, self._moved = (
-            [target for place, name in enumerate(names) for target in columns[name].targets(place)] for names in (_SEEN, _ACTED, _MOVED)
+        rows = dict.fromkeys(self._examples, self.num_steps) | {"policy_state": -(-self.num_steps // self.state_every)}
+        columns = self._columns = {name: Column(name, example, rows[name]) for name, example in self._examples.items()}
+        self._row = 0
+        self._cuts: dict[tuple[int, int], tuple[Tree, ...]] = {}  # (t, b) -> the true successor: observation, memory, global state, valid
+        self._observed, self._acted, self._result, self._memory = (
+            _targets(columns[name] for name in names) for names in (_OBSERVED, _ACTED, _RESULT, ("policy_state",))
         )
-        self._memory = columns["policy_state"].targets(0)
         self._episode_starts, self._terminated, self._valid = (columns[name].tree() for name in ("episode_starts", "terminated", "valid"))
 
-    def seen(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:
-        """Begin the next row: what there is to act on, and the memory [B, *mem] before that is read.
+    def begin_row(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:
+        """Begin the next row with what the policy acts on, and its memory [B, *mem] before it reads that.
 
-        Returns the row's own observations, episode_starts and valid, which are not written again.
+        Return views of the row's observations, episode_starts and valid, which are not written again.
         """
         row = self._row
         if row == self.num_steps:
-            raise _full(row)
-        write_row(self._seen, row, (before.observations, before.episode_starts, before.valid, before.global_state))
+            raise self._full()
+        write_row(self._observed, row, (before.observations, before.episode_starts, before.valid, before.global_state))
         if self._memory and row % self.state_every == 0:
             write_row(self._memory, row // self.state_every, (state,))
         return self._columns["observations"].tree(row), self._episode_starts[row], self._valid[row]
 
-    def acted(self, step: PolicyStep) -> None:
-        """Write what the policy did."""
+    def add_action(self, step: PolicyStep) -> None:
+        """Write the policy's actions."""
         write_row(self._acted, self._row, (step.actions, step.log_probs))
 
-    def moved(self, after: EnvStep) -> None:
+    def end_row(self, after: EnvStep) -> None:
         """Finish the row with its result."""
-        write_row(self._moved, self._row, (after.rewards, after.terminated, after.truncated))
+        write_row(self._result, self._row, (after.rewards, after.terminated, after.truncated))
         self._row += 1
 
     def add(
@@ -227,26 +158,28 @@ class RolloutBuffer:
         """Copy the next row in, every leaf [B, …]. `state` is the memory before `observations` was read."""
         valid = self._all_valid if valid is None else valid
         step = EnvStep(observations, rewards, terminated, truncated, episode_starts, valid, global_state=global_state)
-        self.seen(step, state)
-        self.acted(PolicyStep(actions, actions, log_probs, state))
-        self.moved(step)
+        self.begin_row(step, state)
+        self.add_action(PolicyStep(actions, actions, log_probs, state))
+        self.end_row(step)
 
     def add_cut(self, lane: int, observation: Tree, state: Tree = (), global_state: Tree = (), *, valid: bool = True) -> None:
-        """The true successor [*obs] of the row just added, in a lane whose episode ended there, before the reset.
+        """Add the true successor [*obs] of the row just added, in a lane whose episode ended there, before the reset.
 
-        Call it for every lane that ended; `state` [*mem] is the lane's memory after reading its last observation, `global_state` [*] its
-        copy's, at the successor, where the lane's agent lives if it is `valid`.
+        Call it for every lane that ended. `state` [*mem] is the lane's memory after reading its last observation, `global_state` [*] its
+        copy's state at the successor; `valid` tells whether the lane has an agent there.
         """
         row = self._row - 1
-        if not self._seen:
-            raise _full(self._row)
+        if not self._columns:
+            raise self._full()
         if row < 0 or not 0 <= lane < self.num_lanes:
             raise RolloutError(f"add_cut: there is no row of lane {lane} yet ({self._row} rows of {self.num_lanes} lanes); call add first")
         if (row, lane) in self._cuts:
             raise RolloutError(f"add_cut: lane {lane} already has its successor at row {row}; call it once")
         if row < self.num_steps - 1 and self._terminated[row, lane]:
-            return  # nothing follows a terminated row, so only a lane's last row keeps it
-        self._cuts.add((row, lane), observation, state, global_state, valid)
+            return  # nothing follows a terminated row; only a lane's last row keeps its successor
+        columns = [Column(name, example, 1) for name, example in self._cut_examples.items()]
+        write_row(_targets(columns), 0, (observation, state, global_state, valid))  # a copy, checked here
+        self._cuts[row, lane] = tuple(column.tree((0, ...)) for column in columns)
 
     def get(
         self,
@@ -259,52 +192,52 @@ class RolloutBuffer:
         weights_fingerprint: int | Array = 0,
         episodes: Sequence[EpisodeRecord] = (),
     ) -> Rollout:
-        """The rollout. It owns the arrays from now on; `reset` before the next `add`.
+        """Return the rollout, which takes over the arrays; call `reset` before the next `add`.
 
-        `last_observations` [B, *obs] is what the next act would read: the successor of the last row, except in lanes that ended
-        there, which `add_cut` has told. `last_state` [B, *mem] is the memory after reading the last row's observations,
+        `last_observations` [B, *obs] are the next observations to act on: the successors of the last row, except in lanes that ended
+        there, whose successors came by `add_cut`. `last_state` [B, *mem] is the memory after reading the last row's observations,
         `last_global_state` [E, *] and `last_valid` [B] belong to `last_observations`.
         """
         if len(self) != self.num_steps:
             raise RolloutError(f"the buffer holds {len(self)} of {self.num_steps} rows; add the rest before get()")
-        self._check_cuts()
-        self._seen, self._acted, self._moved, self._memory = [], [], [], []  # they would keep the arrays alive
+        needed = self._columns["truncated"].tree().copy()  # [T, B]
+        needed[-1:] |= self._terminated[-1:]
+        for row, lane in np.argwhere(needed).tolist():  # without its successor a row would be bootstrapped from the next episode
+            if (row, lane) not in self._cuts:
+                raise RolloutError(f"lane {lane} ended at row {row} without its true successor; call add_cut({lane}, …) after that add")
+        per_lane = optree.tree_map(lambda leaf: np.repeat(leaf, self._lanes_per_copy, 0), last_global_state)  # [B, *]
+        cuts = self._cut_fields(last_observations, last_state, per_lane, self._all_valid if last_valid is None else last_valid)
+        columns, self._columns = self._columns, {}  # keep no reference to the arrays
+        self._observed, self._acted, self._result, self._memory = [], [], [], []
         self._episode_starts = self._terminated = self._valid = None
-        alive = self._all_valid if last_valid is None else last_valid
-        last = (last_observations, last_state, repeat_copies(last_global_state, self._lanes_per_copy), alive)
-        remembers = optree.tree_leaves(self._one_lane[1])
         return Rollout(
-            **self._cuts.take(self.num_steps, self.num_lanes, *last),
-            **{name: column.take() for name, column in self._columns.items()},
-            state_every=self.state_every if remembers else 0,
+            **cuts,
+            **{name: freeze(column.tree()) for name, column in columns.items()},
+            state_every=self.state_every if optree.tree_leaves(self._cut_examples["cut_state"]) else 0,
             policy_version=freeze(np.full(self.num_lanes, policy_version, np.int32)),
             weights_fingerprint=freeze(np.full(self.num_lanes, weights_fingerprint, np.uint64)),
             episodes=tuple(episodes),
         )
 
-    def _check_cuts(self) -> None:
-        """A row that ended without its successor would be bootstrapped from the next episode."""
-        needed = self._columns["truncated"].tree().copy()  # [T, B]
-        needed[-1:] |= self._columns["terminated"].tree()[-1:]
-        for row, lane in np.argwhere(needed).tolist():
-            if (row, lane) not in self._cuts:
-                raise RolloutError(f"lane {lane} ended at row {row} without its true successor; call add_cut({lane}, …) after that add")
+    def _cut_fields(self, *last: Tree) -> dict[str, Tree]:
+        """Return the rollout's cut fields, sorted by (t, b): the rows of `add_cut`, and the last row of every lane from `last` [B, …]."""
+        end, lanes = self.num_steps - 1, self.num_lanes if self.num_steps else 0
+        keys = sorted(key for key in self._cuts if key[0] < end) + [(end, lane) for lane in range(lanes)]
+        columns = {name: Column(name, example, len(keys)) for name, example in self._cut_examples.items()}
+        targets = _targets(columns.values())
+        if lanes:  # all lanes at once, as if they were one row
+            write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, last)
+        for index, key in enumerate(keys):
+            if key in self._cuts:  # always, except in the last row
+                write_row(targets, index, self._cuts[key])
+        fields = {"cut_rows": np.array(keys, np.int32).reshape(-1, 2), **{name: column.tree() for name, column in columns.items()}}
+        return {name: freeze(tree) for name, tree in fields.items()}
+
+    def _full(self) -> RolloutError:
+        return RolloutError(f"the buffer is full ({self._row} rows); call get() for the rollout, then reset() for fresh arrays")
 
 
-def repeat_copies(global_state: Tree, lanes_per_copy: int) -> Tree:
-    """[E, *] of copies as [B, *] of their lanes."""
-    return optree.tree_map(lambda leaf: np.repeat(leaf, lanes_per_copy, 0), global_state)
-
-
-def _one_lane(example: Tree) -> Tree:
-    return optree.tree_map(lambda leaf: np.empty(leaf.shape[1:], leaf.dtype), example)
-
-
-def _full(rows: int) -> RolloutError:
-    return RolloutError(f"the buffer is full ({rows} rows); call get() for the rollout, then reset() for fresh arrays")
-
-
-_MEMORY_FACTS = Path("/proc/meminfo")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def rollout_bytes(
@@ -315,29 +248,27 @@ def rollout_bytes(
     global_state_space: Space | None = None,
     num_copies: int = 0,
 ) -> int:
-    """Bytes of a rollout's arrays: each datum once, in its own dtype, and the successor of every lane's last row."""
-    observation = _value_bytes(observation_space)
+    """Return the bytes of a rollout's arrays, with the successor of every lane's last row."""
+    observation, shared = (
+        0 if space is None else sum(leaf_dtype(leaf).itemsize * math.prod(leaf_shape(leaf)) for _, leaf in leaves(space))
+        for space in (observation_space, global_state_space)
+    )
     action: int = sum(action_dtype(space).itemsize * math.prod(leaf_shape(space)) for _, space in leaves(action_space))
     flat: int = sum(np.dtype(dtype).itemsize for dtype in FLAT_DTYPES.values())
-    shared = 0 if global_state_space is None else _value_bytes(global_state_space)
     return num_lanes * (num_steps * (observation + action + flat) + observation + shared) + num_copies * num_steps * shared
 
 
-def _value_bytes(space: Space) -> int:
-    return sum(leaf_dtype(leaf).itemsize * math.prod(leaf_shape(leaf)) for _, leaf in leaves(space))
-
-
 def check_fits(needed: int, *, what: str, use: str = "use fewer env.num_envs or ppo.rollout_steps") -> None:
-    """Refuse what the machine has no memory for, before it is asked for it; `use` is what to do about it."""
+    """Reject an allocation larger than the free memory before it is tried; `use` tells what to do."""
     free = available_bytes()
     if free is not None and needed > free:
-        raise ConfigError(f"{what} takes {in_words(needed)}, but {in_words(free)} of memory are free; {use}")
+        raise ConfigError(f"{what} takes {format_bytes(needed)}, but {format_bytes(free)} of memory are free; {use}")
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
+    """Return the memory available without swapping; None if the system does not report it."""
     try:
-        lines = dict(line.split(":", 1) for line in _MEMORY_FACTS.read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pass
@@ -347,8 +278,8 @@ def available_bytes() -> int | None:
         return None
 
 
-def in_words(count: int) -> str:
-    """A number of bytes for people: 23.4 kB, 1.5 GB."""
+def format_bytes(count: int) -> str:
+    """Format a number of bytes: 23.4 kB, 1.5 GB."""
     size, unit = float(count), "bytes"
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":

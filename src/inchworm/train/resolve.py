@@ -24,7 +24,7 @@ from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
 from inchworm.policy.composite import CompositePolicy, PolicyMap
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.buffer import check_fits, in_words, rollout_bytes
+from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.selfplay.callback import with_opponents
 from inchworm.worlds.cartpole import NativeCartPole
 
@@ -217,7 +217,7 @@ def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     check_minibatches(config.ppo, lanes)
     needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, shared_space(env), config.env.num_envs)
     check_fits(needed, what=f"a rollout of {lanes} lanes x {steps} steps")
-    return f"a rollout is {lanes} lanes x {steps} steps, {in_words(needed)}; {config.run.backend} learns from it"
+    return f"a rollout is {lanes} lanes x {steps} steps, {format_bytes(needed)}; {config.run.backend} learns from it"
 
 
 def _source(env: Any, config: EnvConfig) -> Any:
