@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HEAVY = ("numpy", "torch", "gymnasium", "hypothesis", "optree", "pydantic", "rich", "safetensors.numpy", "tyro", "yaml", "pytest")
+HEAVY = ("numpy", "torch", "gymnasium", "hypothesis", "optree", "pydantic", "rich", "safetensors.numpy", "yaml", "pytest")
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--tb=line", "--hypothesis-seed=0", "-W", "ignore")
 
 

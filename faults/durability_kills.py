@@ -123,7 +123,7 @@ def _check_resumed(chain: Chain, out: str) -> None:
     step = chain.expected_step
     if not step:
         return
-    wanted = ("has reached its target", "steps are taken") if step == UPDATES else (f"going on from {step * runs.BATCH:,} of",)
+    wanted = ("has reached its target", "steps are done") if step == UPDATES else (f"resuming at {step * runs.BATCH:,} steps of",)
     if not any(text in out for text in wanted):
         chain.problems.append(f"it did not go on from iteration {step}: {out[:200]!r}")
 

@@ -47,7 +47,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_factory_of_yours_is_called_with_the_spaces(cli: Any) -> None:
     result = cli("check-policy", "own_policy:sound", "CartPole-v1")
     assert result.code == 0, result.out + result.err
-    assert result.out.splitlines()[-1] == "own_policy:sound: keeps every law of training"
+    assert result.out.splitlines()[-1] == "own_policy:sound: all checks passed"
 
 
 @pytest.mark.usefixtures("own")
@@ -62,7 +62,7 @@ def test_the_example_of_a_policy_from_end_to_end_is_sound(cli: Any, monkeypatch:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     result = cli("check-policy", "examples.custom_network:make_policy", "CartPole-v1")
     assert result.code == 0, result.out + result.err
-    assert result.out == "examples.custom_network:make_policy: keeps every law of training\n"
+    assert result.out == "examples.custom_network:make_policy: all checks passed\n"
 
 
 def test_a_kind_a_run_and_a_policy_file_are_policies_too(cli: Any, run: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_kind_a_run_and_a_policy_file_are_policies_too(cli: Any, run: Path) ->
         (["mlp", "CartPol-v1"], "did you mean CartPole-v1?"),
         (["nowhere:make", "CartPole-v1"], "there is no module nowhere"),
         (["own_policy:make", "CartPole-v1"], "the module own_policy has no make"),
-        (["own_policy:number", "CartPole-v1"], "own_policy:number is no function"),
+        (["own_policy:number", "CartPole-v1"], "own_policy:number is not a function"),
         (["no_such_run"], "there is no run no_such_run"),
         (["mlp", "CartPole-v1", "--env.kwargs", "{nonsense: 1}"], "nonsense"),
     ],

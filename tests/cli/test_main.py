@@ -145,7 +145,7 @@ def test_help_takes_less_than_a_second_of_cpu(arguments: tuple[str, ...]) -> Non
 def test_help_and_config_import_no_learning_framework() -> None:
     code = (
         "import sys; from inchworm.cli.main import main; main([]); light = set(sys.modules); main(['config', 'CartPole-v1']);"
-        "main(['train', '--help']); print(light & {'numpy', 'tyro', 'gymnasium', 'torch', 'pydantic', 'rich'}, 'torch' in sys.modules)"
+        "main(['train', '--help']); print(light & {'numpy', 'gymnasium', 'torch', 'pydantic', 'rich'}, 'torch' in sys.modules)"
     )
     done, _ = child(code=code)
     assert done.stdout.splitlines()[-1] == "set() False"

@@ -80,7 +80,7 @@ def test_runs_of_different_worlds_meet_in_the_first_ones(cli: Any, skirmish: Non
     make_run("long", 2, max_steps=31)
     result = cli("match", "long", "a", "--episodes", 2, "--quiet")
     assert result.code == 0
-    assert "long and a were trained in different worlds; they meet in that of long" in result.err
+    assert "long and a were trained with different env.kwargs; the match uses those of long" in result.err
     make_run("wide", 2, units=["scout", "scout"])
     strangers = cli("match", "wide", "a", "--episodes", 2, "--quiet")
     assert strangers.code == 2
@@ -102,7 +102,7 @@ def test_runs_of_different_worlds_meet_in_the_first_ones(cli: Any, skirmish: Non
         (["a", "heuristic", "--env", "CartPole-v1", "--kwargs", "{}"], "CartPole-v1 has no heuristic"),
         (["a", "b", "--env", "Nowhere-v1"], "Nowhere-v1"),
         (["a", "b", "--kwargs", "[1]"], "must be a mapping of names to values"),
-        (["a", "b", "--kwargs", "{"], "is no YAML"),
+        (["a", "b", "--kwargs", "{"], "is not valid YAML"),
         (["a", "b", "--kwargs", "{unit: [scout]}"], "did you mean units?"),
     ],
 )

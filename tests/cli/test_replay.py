@@ -65,7 +65,7 @@ def test_without_a_browser_it_says_where_the_page_is(
 
     monkeypatch.setattr(webbrowser, "open", open_nothing)
     result = cli("replay", "game.json")
-    assert (result.code, result.out) == (0, "game.html; no browser was found here, so open it yourself\n")
+    assert (result.code, result.out) == (0, "game.html; no browser was found, open the page yourself\n")
 
 
 def test_somebody_elses_page_is_not_replaced(cli: Any, game: Path, opened: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_somebody_elses_page_is_not_replaced(cli: Any, game: Path, opened: list[
     other.write_text("<!DOCTYPE html>\nmine")
     result = cli("replay", "game.json")
     assert result.code == 2
-    assert result.err == "inchworm: game.html is there already and is no page of a replay; say where this one goes: --out PAGE\n"
+    assert result.err == "inchworm: game.html exists and is not the page of a replay; add --out PAGE to write another file\n"
     assert other.read_text() == "<!DOCTYPE html>\nmine"
     other.unlink()
     other.mkdir()

@@ -19,7 +19,7 @@ def test_a_longer_run_equals_one_that_was_meant_to_be_that_long(cli: Any, small:
     assert cli("train", "CartPole-v1", *flags, "--run.name=parts").code == 0
     result = cli("resume", "parts", "--total-timesteps", 512)
     assert result.code == 0, result.err
-    assert "going on from 256 of 512 steps" in result.out
+    assert "resuming at 256 steps of 512" in result.out
     for name in ("metrics.jsonl", "policy.safetensors"):
         assert (tmp_path / "runs" / "parts" / name).read_bytes() == (tmp_path / "runs" / "whole" / name).read_bytes()
     assert open_run("parts").config.run.total_timesteps == 512
@@ -104,7 +104,7 @@ def test_a_run_killed_in_its_last_evaluation_only_takes_that(
     assert [row["iteration"] for row in read_rows(path / "metrics.jsonl")] == [1, 2, 3, 4]
     result = cli("resume", "cut")
     assert result.code == 0, result.err
-    assert "all 256 steps are taken; the last evaluation is left" in result.out
+    assert "all 256 steps are done; running the last evaluation" in result.out
     assert "mean return over 3 episodes" in result.out
     for name in ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors"):
         assert (path / name).read_bytes() == (trained / name).read_bytes()

@@ -80,10 +80,13 @@ def test_a_switch_can_be_turned_off_by_value(cli: Any) -> None:
 
 def test_what_needs_several_agents_is_refused_before_anything_is_written(cli: Any) -> None:
     for words, message in (
-        (["--opponent.mode", "heuristic"], "opponent.mode=heuristic needs a world with two teams, as Skirmish-v0 has, but CartPole-v1"),
+        (
+            ["--opponent.mode", "heuristic"],
+            "opponent.mode=heuristic needs an environment with two teams, such as Skirmish-v0; CartPole-v1 has one agent",
+        ),
         (
             ["--policy.central-critic", "true"],
-            "policy.central_critic reads the state of a world of several agents, but CartPole-v1 has one",
+            "policy.central_critic needs an environment with several agents; CartPole-v1 has one",
         ),
     ):
         result = cli("train", "CartPole-v1", *words)
@@ -109,7 +112,7 @@ def test_a_rollout_of_another_world_is_named(cli: Any, team: Path, run: Path) ->
     assert result.err.startswith("inchworm: pole.st does not fit the run runs/team: ")
     strangers = cli("match", "team", "small")
     assert strangers.code == 2
-    assert strangers.err == "inchworm: team plays Skirmish-v0 and small plays CartPole-v1: they have no world in common\n"
+    assert strangers.err == "inchworm: team plays Skirmish-v0 and small plays CartPole-v1; a match needs one environment\n"
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ def test_several_policies_are_trained_and_checked_in_python(cli: Any, several: T
     for words in (["resume", "pair"], ["learn", "pair", "r.st"]):
         result = cli(*words)
         assert result.code == 2
-        assert "the run runs/pair trains several policies (left, right), which a command cannot name; go on in Python" in result.err
+        assert "the run runs/pair trains several policies (left, right), which commands do not support; continue in Python" in result.err
         assert len(result.err.splitlines()) == 1
     result = cli("check-policy", "pair")
     assert result.code == 2

@@ -121,7 +121,7 @@ def test_a_failed_evaluation_does_not_stop_training_and_makes_the_exit_code_3(
 def test_without_evaluation_there_is_no_score(cli: Any, small: list[str]) -> None:
     result = cli("train", "CartPole-v1", *small, "--evaluation.interval=0", "--evaluation.final-episodes=0")
     assert result.code == 0
-    assert "score: no evaluation was asked for" in result.out
+    assert "score: no evaluation was requested" in result.out
 
 
 def test_legacy_names_in_a_file_are_reported_in_one_line_each(cli: Any, small: list[str], tmp_path: Path) -> None:

@@ -1,231 +1,254 @@
-"""From words on the command line to options and configs; wrong use becomes one line. Serves every command.
+"""Command-line arguments: one flag for each field of a command's options and, where a command has one, of its config.
 
-`tyro` reads the flags from the config types, so that a flag, its type and its help are written once, under the config's field.
+A flag's type, default and help come from its field; values are validated by the class that the field belongs to.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import io
+import inspect
+import shutil
+import sys
+import textwrap
+import types
 import typing
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-import tyro
 import yaml
 
 from inchworm.config.presets import config_for
-from inchworm.config.reading import load_yaml
+from inchworm.config.reading import ConfigBase, field_docs, load_yaml
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.run.directory import load_config
 
-Options = TypeVar("Options")
-
-YAML_FLAGS = {"--env.kwargs": "{gravity: 5}", "--env.wrappers": "[{name: ClipReward, kwargs: {min_reward: -1}}]"}
-"""Flags that take plain data of any shape, as YAML, with an example each."""
+OptionsT = TypeVar("OptionsT", bound=ConfigBase)
+Changes = dict[str, dict[str, Any]]
+"""Values given on the command line, by section and field of the config."""
 
 SHORT_FLAGS = {
-    "--backend": "--run.backend",
-    "--seed": "--run.seed",
-    "--total-timesteps": "--run.total-timesteps",
-    "--num-envs": "--env.num-envs",
-    "--num-workers": "--env.num-workers",
-    "--compile": "--ppo.compile",
+    "--run.backend": "--backend",
+    "--run.seed": "--seed",
+    "--run.total-timesteps": "--total-timesteps",
+    "--env.num-envs": "--num-envs",
+    "--env.num-workers": "--num-workers",
+    "--ppo.compile": "--compile",
 }
-"""What is typed most, without its section."""
+"""Short forms of the flags that are typed most."""
 
 
 class UsageError(ConfigError):
     """A command line that cannot be understood."""
 
 
-def spelled_out(arguments: Sequence[str]) -> list[str]:
-    """The arguments with every short flag in full."""
-    words = [argument.partition("=") for argument in arguments]
-    return [f"{SHORT_FLAGS.get(flag.replace('_', '-'), flag)}{equals}{value}" for flag, equals, value in words]
+@dataclass(frozen=True)
+class Metavar:
+    """The name of a field's value in help texts; a positional field is given without a flag."""
+
+    name: str
+    positional: bool = False
 
 
-def _switched(options: type[Any], arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--a.switch true` (or `=true`) as `--a.switch`, and with `false` as `--a.no-switch`."""
-    switches = {flag for flag, kind in flags_of(options).items() if kind == "switch"}
-    result: list[str] = []
-    for argument in arguments:
-        before = result[-1].replace("_", "-") if result else ""
-        flag, equals, value = argument.partition("=")
-        name = flag.replace("_", "-") if equals else before
-        value = (value if equals else argument).lower()
-        if name not in switches or value not in ("true", "false"):
-            result.append(argument)
-            continue
-        head, dot, last = name.removeprefix("--").rpartition(".")
-        result[len(result) if equals else -1 :] = [name if value == "true" else f"--{head}{dot}no-{last}"]
-    return result
+RunName = Annotated[str, Metavar("RUN", positional=True)]
+File = Annotated[str | None, Metavar("FILE")]
 
 
-def parse(options: type[Options], arguments: Sequence[str], prog: str, default: Options | None = None) -> Options:
-    """The options that `arguments` give, over the defaults."""
-    arguments, complaints = _switched(options, arguments), io.StringIO()
-    try:
-        with redirect_stderr(complaints):
-            if default is None:
-                return tyro.cli(options, prog=prog, args=arguments)
-            return tyro.cli(options, prog=prog, args=arguments, default=default)
-    except SystemExit as end:
-        if end.code in (0, None):  # the help was asked for and has been printed
-            raise
-        raise UsageError(_one_line(complaints.getvalue(), list(flags_of(options)), prog)) from None
+@dataclass(frozen=True)
+class _Flag:
+    path: tuple[str, ...]
+    """The field: ("quiet",) of the options, ("ppo", "gamma") of a section."""
+    owner: type[ConfigBase]
+    hint: Any
+    default: Any
+    metavar: Metavar | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The flag, its negation if it is a switch, and its short form."""
+        *section, last = (part.replace("_", "-") for part in self.path)
+        name = "--" + ".".join([*section, last])
+        if self.hint is bool:
+            return [name, "--" + ".".join([*section, f"no-{last}"])]
+        return [name, SHORT_FLAGS[name]] if name in SHORT_FLAGS else [name]
+
+    @property
+    def takes(self) -> Literal["switch", "yaml", "many", "one"]:
+        """What follows the flag."""
+        if self.hint is bool:
+            return "switch"
+        origin, inner = typing.get_origin(self.hint), typing.get_args(self.hint)
+        if origin is tuple:
+            return "yaml" if isinstance(inner[0], type) and issubclass(inner[0], ConfigBase) else "many"
+        return "yaml" if dict in (origin, *map(typing.get_origin, inner)) else "one"
 
 
-def _one_line(box: str, flags: Sequence[str], prog: str) -> str:
-    """What tyro's box of several lines says, in one."""
-    message = _first_paragraph(box)
-    strangers = message.removeprefix("Unrecognized options: ").split(", ")
-    if message.startswith("Unrecognized"):
-        flag = next((word for word in strangers if word.startswith("-")), None)
-        near = None if flag is None else _nearest(flag, flags)
-        if near is not None:
-            return f"unknown flag {flag}; did you mean {near}?"
-        message = f"unexpected argument {strangers[0]}" if flag is None else f"unknown flag {flag}"
-    message = message.removeprefix("Error parsing ").rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}; {prog} --help lists all flags"
+def parse(options: type[OptionsT], arguments: Sequence[str], prog: str) -> OptionsT:
+    """Return a command's options."""
+    own, sections = _read(_flags(options), options, arguments, prog)
+    return options(**own, **sections)
 
 
-def _first_paragraph(box: str) -> str:
-    """The text between the title and the next rule. Where the output is not UTF-8, the box has a rule under its title and no sides."""
-    paragraphs: list[list[str]] = [[]]
-    for line in box.splitlines():
-        inner = line.strip("│ \t")
-        if line.startswith(("╭", "╰")) or (inner and not inner.strip("─-")):
-            paragraphs.append([])
+def parse_with_config(options: type[OptionsT], arguments: Sequence[str], prog: str) -> tuple[OptionsT, Changes]:
+    """Return a command's options, and the changes to the config that other flags ask for."""
+    own, changes = _read(_flags(options) + _flags(TrainingConfig), options, arguments, prog)
+    return options(**own), changes
+
+
+def _flags(cls: type[ConfigBase], section: tuple[str, ...] = ()) -> list[_Flag]:
+    """List the flags of a class; fields that are configs themselves are sections."""
+    flags: list[_Flag] = []
+    plain, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(typing.cast(Any, cls)):
+        hint, path = plain[field.name], (*section, field.name)
+        if isinstance(hint, type) and issubclass(hint, ConfigBase):
+            flags += _flags(hint, path)
         else:
-            paragraphs[-1] += inner.split()
-    return " ".join(paragraphs[1] if len(paragraphs) > 1 else paragraphs[0])
-
-
-def _nearest(flag: str, flags: Sequence[str]) -> str | None:
-    """The flag that was probably meant: the same last word (`--seed` for `--run.seed`), else the most similar one."""
-    wanted = flag.partition("=")[0].replace("_", "-")
-    same_word = [known for known in flags if known.rpartition(".")[2] == wanted.lstrip("-")]
-    in_run = [known for known in same_word if known.startswith("--run.")]
-    near = in_run or same_word or difflib.get_close_matches(wanted, flags, n=1, cutoff=0.5)
-    return near[0] if near else None
-
-
-def flags_of(options: type[Any], prefix: str = "--") -> dict[str, str]:
-    """Every flag of an options class, as flag -> `switch` (no value), `many` (values up to the next flag) or `one`.
-
-    The flags of a field named `settings` have no prefix of their own.
-    """
-    flags: dict[str, str] = {}
-    plain, annotated = typing.get_type_hints(options), typing.get_type_hints(options, include_extras=True)
-    for field in dataclasses.fields(options):
-        name, hint = field.name.replace("_", "-"), plain[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            flags |= flags_of(hint, prefix if field.name == "settings" else f"{prefix}{name}.")
-        elif hint is bool:
-            flags |= {f"{prefix}{name}": "switch", f"{prefix}no-{name}": "switch"}
-        elif tyro.conf.Positional not in typing.get_args(annotated[field.name])[1:]:
-            flags[f"{prefix}{name}"] = "many" if typing.get_origin(hint) is tuple else "one"
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            metavar = [extra for extra in getattr(annotated[field.name], "__metadata__", ()) if isinstance(extra, Metavar)]
+            flags.append(_Flag(path, cls, hint, default, *metavar))
     return flags
 
 
-def split(options: type[Any], arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments that belong to no flag, and the value of each flag that has one; a first look, before the defaults are known."""
-    kinds = flags_of(options) | dict.fromkeys(YAML_FLAGS, "one")
-    positional: list[str] = []
-    values: dict[str, str] = {}
-    waiting, kind = "", ""
-    for argument in _switched(options, arguments):
-        if argument.startswith("--"):
-            flag, equals, value = argument.partition("=")
-            waiting = flag.replace("_", "-")
-            kind = "" if equals else kinds.get(waiting, "one")
-            if equals:
-                values[waiting] = value
-        elif kind in ("one", "many"):
-            values[waiting] = argument
-            kind = "many" if kind == "many" else ""
-        elif not argument.startswith("-"):
-            positional.append(argument)
-    return positional, values
-
-
-def config_from(options: type[Any], arguments: Sequence[str], prog: str) -> TrainingConfig:
-    """The config that the flags change: of `--config FILE`, else the environment's preset, else the defaults."""
-    positional, values = split(options, arguments)
-    env = positional[0] if positional else values.get("--env.id")
-    file = values.get("--config")
-    if env is None and file is None:
-        if asks_for_help(arguments):
-            return TrainingConfig()
-        raise UsageError(f"no environment is given; type: {prog} CartPole-v1, or {prog} --config FILE")
-    if env is not None and values.get("--env.id", env) != env:
-        raise UsageError(f"{env} and --env.id {values['--env.id']} name two environments; give one")
-    if file is not None:
-        config = load_config(Path(file), env=env, allow=f"{prog} {{id}} --config {file}")
-    else:
-        config = config_for(str(env))
-    return config if env is None else config.replace(env=config.env.replace(id=env))
-
-
-def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Whether `-h` or `--help` is among the arguments."""
-    return "-h" in arguments or "--help" in arguments
-
-
-def parse_over(options: type[Options], arguments: Sequence[str], prog: str, config: TrainingConfig) -> Options:
-    """Options whose field `settings` is a whole config: `config`, changed by the flags.
-
-    What tyro has no flags for (`env.kwargs`, `env.wrappers`) is taken out before it looks and put back afterwards.
-    """
-    rest, config = take_yaml_flags(arguments, config)
-    config = _without_rivals(config, split(options, rest)[1], central="--policy.central-critic" in _switched(options, rest))
-    bare = config.replace(env=config.env.replace(kwargs={}, wrappers=()))
-    with_defaults: Any = options
-    parsed: Any = parse(options, rest, prog, with_defaults(settings=bare))
-    settings = parsed.settings
-    env = settings.env.replace(kwargs=config.env.kwargs, wrappers=config.env.wrappers)
-    return typing.cast(Options, dataclasses.replace(parsed, settings=settings.replace(env=env)))
-
-
-def _without_rivals(config: TrainingConfig, given: Mapping[str, str], *, central: bool) -> TrainingConfig:
-    """Of two fields that cannot both be, the one on the command line takes the place of the one in the config."""
-    needs_torch = central or given.get("--policy.kind") in ("lstm", "gru")
-    if needs_torch and "--run.backend" not in given:  # presets of small worlds learn in NumPy
-        config = config.replace(run=config.run.replace(backend="torch"))
-    by_number, by_size = "--ppo.num-minibatches" in given, "--ppo.minibatch-size" in given
-    if by_number and not by_size:
-        return config.replace(ppo=config.ppo.replace(minibatch_size=None))
-    return config.replace(ppo=config.ppo.replace(num_minibatches=None)) if by_size and not by_number else config
-
-
-def take_yaml_flags(arguments: Sequence[str], config: TrainingConfig) -> tuple[list[str], TrainingConfig]:
-    """`--env.kwargs '{gravity: 5}'` and the like put into the config, and the arguments without them."""
-    rest: list[str] = []
-    pending = list(arguments)
-    while pending:
-        argument = pending.pop(0)
-        flag, equals, value = argument.partition("=")
-        if flag not in YAML_FLAGS:
-            rest.append(argument)
+def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str], prog: str) -> tuple[dict[str, Any], Changes]:
+    """Return the values that are given for the fields of the options, and for those of sections."""
+    if "-h" in arguments or "--help" in arguments:
+        sys.stdout.write(_help(flags, options, prog))
+        raise SystemExit(0)
+    positional = [flag for flag in flags if flag.metavar is not None and flag.metavar.positional]
+    by_name = {name: flag for flag in flags if flag not in positional for name in flag.names}
+    own: dict[str, Any] = {}
+    sections: Changes = {}
+    words = list(arguments)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name + equals + value
+        if not name.startswith("-") or name == "-":
+            if not positional:
+                raise UsageError(f"unexpected argument {name}; {prog} --help lists all flags")
+            flag = positional[0] if positional[0].takes == "many" else positional.pop(0)
+            own[flag.path[0]] = [*own.get(flag.path[0], ()), name] if flag.takes == "many" else name
             continue
-        if not equals:
-            if not pending:
-                raise UsageError(f"{flag} needs a value in YAML, such as {flag} '{YAML_FLAGS[flag]}'")
-            value = pending.pop(0)
-        config = _with_yaml(config, flag, value)
-    return rest, config
+        if name not in by_name:
+            near = _nearest(name, by_name)
+            raise UsageError(f"unknown flag {name}; " + (f"did you mean {near}?" if near else f"{prog} --help lists all flags"))
+        flag = by_name[name]
+        given = [value] if equals else []
+        while not equals and words and not words[0].startswith("--"):
+            if (flag.takes == "switch" and words[0].lower() not in ("true", "false")) or (given and flag.takes != "many"):
+                break
+            given.append(words.pop(0))
+        fields = own if len(flag.path) == 1 else sections.setdefault(flag.path[0], {})
+        fields[flag.path[-1]] = _value(flag, name, given, prog)
+    return own, sections
 
 
-def _with_yaml(config: TrainingConfig, flag: str, text: str) -> TrainingConfig:
+def _nearest(name: str, known: dict[str, _Flag]) -> str | None:
+    """Return the flag that was probably meant: with the same last word (`--seed` for `--run.seed`), else the most similar one."""
+    same_word = [flag for flag in known if flag.rpartition(".")[2] == name.lstrip("-")]
+    in_run = [flag for flag in same_word if flag.startswith("--run.")]
+    return next(iter(in_run or same_word or difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+
+
+def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:
+    """Convert the words after a flag to plain data. A word of the wrong type stays text, which validation refuses by the field's name."""
+    if flag.takes == "switch":
+        word = (words or ["true"])[0].lower()
+        if word not in ("true", "false"):
+            raise UsageError(f"{name}={words[0]} must be true or false")
+        return (word == "true") == (name != flag.names[1])
+    if flag.takes == "many":
+        item = typing.get_args(flag.hint)[0]
+        size = len(typing.get_args(item))  # of tuples in a tuple, which are given one after the other
+        values = [_convert(typing.get_args(item)[0] if size else item, word) for word in words]
+        return [values[start : start + size] for start in range(0, len(values), size)] if size else values
+    if not words:
+        raise UsageError(f"{name} needs a value{' in YAML' if flag.takes == 'yaml' else ''}; {prog} --help lists all flags")
+    if flag.takes == "one":
+        return _convert(flag.hint, words[0])
     try:
-        value = load_yaml(text)
+        return load_yaml(words[0])
     except yaml.YAMLError as error:
-        raise UsageError(f"{flag} {text!r} is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{name} {words[0]!r} is not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _convert(hint: Any, word: str) -> Any:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    if types.NoneType in kinds and word in ("None", "none", "null"):
+        return None
+    for kind in (int, float):
+        if kind in kinds:
+            with suppress(ValueError):
+                return kind(word)
+    return word
+
+
+def _help(flags: list[_Flag], options: type[ConfigBase], prog: str) -> str:
+    """Return the help text of a command: its description, then its flags by section."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    positional = " ".join(flag.metavar.name for flag in flags if flag.metavar is not None and flag.metavar.positional)
+    lines = [f"usage: {prog} {positional} [flags]", ""]
+    for paragraph in str(inspect.getdoc(options)).split("\n\n"):
+        lines += [*textwrap.wrap(paragraph, width), ""]
+    docs: dict[type, dict[str, str]] = {}
+    for flag in flags:
+        if flag.owner not in docs:
+            docs[flag.owner] = field_docs(flag.owner)
+            if flag.owner is not options:
+                lines += ["", f"{flag.path[0]}: {inspect.getdoc(flag.owner)}"]
+        metavar = flag.metavar or Metavar(_metavar(flag.hint) if flag.takes != "yaml" else "YAML")
+        names = "" if metavar.positional else ", ".join(flag.names) + " "
+        is_empty = flag.default is False or flag.default in ("", None, (), {})
+        default = "" if is_empty else f" (default: {_as_typed(flag.default)})"
+        lines.append(f"  {names}{metavar.name}".rstrip())
+        lines += textwrap.wrap(docs[flag.owner][flag.path[-1]] + default, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines) + "\n"
+
+
+def _metavar(hint: Any) -> str:
+    """Name a type in help texts: `FLOAT`, `INT|auto`, `INT …`."""
+    inner = typing.get_args(hint)
+    if hint is bool:
+        return ""
+    if not inner:
+        return {str: "TEXT", int: "INT", float: "FLOAT"}.get(hint, "null")
+    if typing.get_origin(hint) is tuple:
+        return f"{_metavar(inner[0])} …" if inner[-1] is Ellipsis else " ".join(map(_metavar, inner))
+    return "|".join(part if isinstance(part, str) else _metavar(part) for part in inner)
+
+
+def _as_typed(value: Any) -> str:
+    """Return a default as it is typed."""
+    if isinstance(value, tuple):
+        return " ".join(map(_as_typed, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def resolve_config(env: str, file: str | None, changes: Changes, prog: str) -> TrainingConfig:
+    """Return the config of `--config FILE`, or else the environment's preset, with the changes."""
+    named = changes.get("env", {}).get("id", env)
+    if env and named != env:
+        raise UsageError(f"{env} and --env.id {named} are two environments; give one")
+    if not named and file is None:
+        raise UsageError(f"no environment is given; type: {prog} CartPole-v1, or {prog} --config FILE")
+    if file is None:
+        return apply_changes(config_for(named), changes)
+    config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {file}")
+    return apply_changes(config.replace(env=config.env.replace(id=named)) if named else config, changes)
+
+
+def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
+    """Return the config with the changes; a setting that excludes another one replaces it."""
     data = config.to_dict()
-    data["env"][flag.removeprefix("--env.")] = value
+    ppo, policy = changes.get("ppo", {}), changes.get("policy", {})
+    if "num_minibatches" in ppo or "minibatch_size" in ppo:
+        data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
+    if policy.get("kind") in ("lstm", "gru") or policy.get("central_critic"):
+        data["run"]["backend"] = "torch"  # presets of small environments use NumPy
+    for section, fields in changes.items():
+        data[section] |= fields
     return TrainingConfig.from_dict(data)

@@ -1,10 +1,6 @@
-"""Runs as commands name them, and their policies."""
+"""Runs and environments as they are named on the command line."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
@@ -15,44 +11,34 @@ from inchworm.env.teams import is_team_env
 from inchworm.run.directory import Run, open_run
 from inchworm.worlds.cartpole import SKIRMISH, native_pays
 
-if TYPE_CHECKING:
-    from inchworm.core.protocols import Policy
 
-
-def named_run(positional: Sequence[str], prog: str, *, env: str | None = None) -> Run:
-    """The run that the first argument names."""
-    if not positional or not positional[0]:
+def named_run(name: str, prog: str, *, env: str | None = None) -> Run:
+    """Open the run that a command names."""
+    if not name:
         raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
-    return open_run(positional[0], env=env)
+    return open_run(name, env=env)
 
 
 def as_typed(run: Run) -> str:
-    """The run as it is typed after a command: with the environment, where that is code that no file may name."""
+    """Return the run as it is typed after a command, with the environment if that is code to import."""
     env = f" --env {run.config.env.id}" if ":" in run.config.env.id else ""
     return f"{run.name if run.path.parent.name == 'runs' else run.path}{env}"
 
 
-def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
-    """The run's latest policy, or its best, and where it is."""
-    from inchworm.run.policies import load_run_policy
-
-    return load_run_policy(run, best=best)
-
-
 def check_one_policy(run: Run) -> None:
-    """Refuse to train a run of several policies from here: its config names one, and who plays which lane is said in Python."""
+    """Refuse to train a run of several policies: its config describes one, and the lanes of each are defined in Python."""
     from inchworm.run.policies import policy_names
 
-    parts = policy_names(run)
-    if parts:
+    names = policy_names(run)
+    if names:
         raise UsageError(
-            f"the run {run.path} trains several policies ({', '.join(parts)}), which a command cannot name; go on in Python: "
+            f"the run {run.path} trains several policies ({', '.join(names)}), which commands do not support; continue in Python: "
             f'PPOTrainer(PolicyMap(…), …, run_dir="{run.path}"), then load_checkpoint() and train()'
         )
 
 
-def made(config: EnvConfig, *, where: str = "") -> Env:
-    """The environment, or one line about why there is none, which begins with `where`."""
+def make_named_env(config: EnvConfig, *, where: str = "") -> Env:
+    """Make an environment; an error is wrong use, and its message begins with `where`."""
     try:
         return make_env(config)
     except (ConfigError, EnvError, MissingExtraError) as error:
@@ -60,36 +46,29 @@ def made(config: EnvConfig, *, where: str = "") -> Env:
 
 
 def check_can_be_trained_in(config: TrainingConfig) -> None:
-    """Make the run's environment once and let it go; refuse what needs several agents where there is one."""
-    world, mode = config.env.id, config.opponent.mode
-    alone = _has_one_agent(config.env, "")
-    if alone and mode != "none":
-        raise UsageError(f"opponent.mode={mode} needs a world with two teams, as Skirmish-v0 has, but {world} has one agent; use none")
-    if alone and config.policy.central_critic:
-        raise UsageError(f"policy.central_critic reads the state of a world of several agents, but {world} has one; use false")
+    """Make the run's environment once; refuse settings for several agents if it has one."""
+    if has_several_agents(config.env):
+        return
+    if config.opponent.mode != "none":
+        raise UsageError(
+            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as Skirmish-v0; {config.env.id} has one agent"
+        )
+    if config.policy.central_critic:
+        raise UsageError(f"policy.central_critic needs an environment with several agents; {config.env.id} has one")
 
 
-def check_can_be_made(config: EnvConfig, *, where: str = "") -> None:
-    """Make the environment once and let it go; what is wrong with it is told after `where`."""
-    _has_one_agent(config, where)
-
-
-def _has_one_agent(config: EnvConfig, where: str) -> bool:
-    """Whether the environment, which is made to find out, has one agent. EnvPool's are made by their pool alone."""
-    if config.id.startswith(ENVPOOL):
-        return True
-    if config.id == SKIRMISH and native_pays(config):  # its arenas step as one, without PettingZoo
-        _check_rules(config, where)
+def has_several_agents(config: EnvConfig, *, where: str = "") -> bool:
+    """Make the environment once, and return whether it has several agents. An error's message begins with `where`."""
+    if config.id.startswith(ENVPOOL):  # made as a whole pool only
         return False
-    env = made(config, where=where)
+    if config.id == SKIRMISH and native_pays(config):  # vectorised, without PettingZoo
+        from inchworm.worlds.skirmish import SkirmishConfig  # most runs do not need it
+
+        try:
+            SkirmishConfig.from_dict(config.kwargs)
+        except ConfigError as error:
+            raise UsageError(f"{where}{error}") from error
+        return True
+    env = make_named_env(config, where=where)
     env.close()
-    return not is_team_env(env)
-
-
-def _check_rules(config: EnvConfig, where: str) -> None:
-    from inchworm.worlds.skirmish import SkirmishConfig  # most runs need none of it
-
-    try:
-        SkirmishConfig.from_dict(config.kwargs)
-    except ConfigError as error:
-        raise UsageError(f"{where}{error}") from error
+    return is_team_env(env)

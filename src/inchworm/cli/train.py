@@ -1,23 +1,93 @@
-"""`inchworm train ENV`: a new run, or one that goes on under its given name."""
+"""`inchworm train ENV` and `inchworm resume RUN`.
+
+What trains is imported only after the first line is printed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from rich.table import Column, Table
 
-from inchworm.cli.arguments import asks_for_help, config_from, parse_over, spelled_out, split
-from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
+from inchworm.cli.arguments import File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
+from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
+from inchworm.cli.names import as_typed, check_can_be_trained_in, check_one_policy, named_run
+from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
-from inchworm.run.directory import Run, create_run
-from inchworm.tracking.console import Terminal, make_terminal
+from inchworm.run.directory import BEST_POLICY, POLICY, Run, create_run
+from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
+
+if TYPE_CHECKING:
+    from inchworm.train.loop import TrainingState
+
+PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
+
+
+@config_class("--")
+class TrainOptions(ConfigBase):
+    """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
+
+    A switch may be followed by true or false, and null clears an optional value. Flags that take YAML are typed as
+    --env.kwargs '{gravity: 5}' or --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
+    """
+
+    env: Annotated[str, Metavar("ENV", positional=True)] = ""
+    """A Gymnasium id, or package.module:make_env for your own factory."""
+    config: File = None
+    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    quiet: bool = False
+    """Print nothing but errors and warnings."""
+    profile: bool = False
+    """Print a table of where the time went at the end."""
+
+
+def run_train(arguments: Sequence[str]) -> int:
+    """Train a new run, or continue the one that --run.name names."""
+    options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
+    config = resolve_config(options.env, options.config, changes, PROG_TRAIN)
+    check_can_be_trained_in(config)
+    with create_run(config) as run:
+        try:
+            return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
+        except (ConfigError, SpaceError, MissingExtraError):  # wrong use leaves nothing behind
+            run.discard()
+            raise
+
+
+@config_class("--")
+class ResumeOptions(ConfigBase):
+    """Continue a run. Flags may change settings that do not affect completed training, such as --run.keep-checkpoints; others are refused.
+
+    --total-timesteps is the new target, counted from the start of the run.
+    """
+
+    run_name: RunName = ""
+    """The run's directory, or its name in runs/."""
+    env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
+    """The environment, if it is code to import: repeat what the run was trained with."""
+    profile: bool = False
+    """Print a table of where the time went at the end."""
+    quiet: bool = False
+    """Print nothing but errors and warnings."""
+
+
+def run_resume(arguments: Sequence[str]) -> int:
+    """Continue a run."""
+    options, changes = parse_with_config(ResumeOptions, arguments, PROG_RESUME)
+    with named_run(options.run_name, PROG_RESUME, env=options.env) as run:
+        config = apply_changes(run.config, changes)
+        check_one_policy(run)
+        run.lock()
+        run.change_config(config)
+        run.check_versions()
+        return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
 
 
 def open_terminal(run: Run, *, quiet: bool) -> Terminal:
-    """The run's terminal, with what is about to happen said on it."""
+    """Return the run's terminal after printing the first line on it."""
     terminal = make_terminal(quiet=quiet)
     config = run.config
     terminal.print(
@@ -26,79 +96,93 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
     return terminal
 
 
-PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
+def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
+    """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
+    from inchworm.run.checkpoint import TrainingCheckpointer
+    from inchworm.train.loop import is_done
+    from inchworm.train.profile import Profile, table_text
+    from inchworm.train.resolve import settle
+    from inchworm.train.trainer import PPOTrainer
 
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
-
-    --backend, --seed, --total-timesteps, --num-envs, --num-workers and --compile may be typed without their section.
-    A switch such as --policy.central-critic may be followed by true or false. Two more flags take YAML: --env.kwargs '{gravity: 5}'
-    and --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
-    """
-
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = ""
-    """A Gymnasium id, or package.module:make_env for a factory of yours."""
-    config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
-    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
-    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Say nothing but errors and warnings."""
-    profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """End with a table of where the time went."""
-    settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
-
-
-def run_train(arguments: Sequence[str]) -> int:
-    """Train, and say what came of it."""
-    arguments = spelled_out(arguments)
-    options = parse_over(TrainOptions, arguments, PROG_TRAIN, config_from(TrainOptions, arguments, PROG_TRAIN))
-    check_can_be_trained_in(options.settings)
-    with create_run(options.settings) as new:
-        terminal = open_terminal(new, quiet=options.quiet)
-        from inchworm.cli.training import train_run  # all that trains: only once the first line is there
-        from inchworm.train.profile import Profile
-
+    config, reasons = settle(run.config)
+    if config != run.config:
+        run.save_config(config)  # what was chosen by measuring is chosen once
+    for reason in reasons:
+        terminal.print(reason, markup=False)
+    has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
+    profile = Profile() if profiled else None
+    console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, terminal=terminal)
+    with contextlib.ExitStack() as stack:
+        trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run))
+        state = trainer.state
+        if has_checkpoint:
+            trainer.load_checkpoint()
+            done = is_done(state, config.run)
+            if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
+                reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
+                following = f"inchworm resume {as_typed(run)} --total-timesteps {2 * state.env_steps}"
+                terminal.print(f"the run {run.path} {reached}; to continue:\n  {following}", markup=False)
+                return OK
+            steps = f"{state.env_steps:,} steps"
+            where = (
+                f"all {steps} are done; running the last evaluation" if done else f"resuming at {steps} of {config.run.total_timesteps:,}"
+            )
+            terminal.print(where, markup=False)
+        terminal.print(trainer.size, markup=False)
+        raise_if_received()
+        console.start(state.env_steps, state.best_score)
         try:
-            return train_run(new, terminal, profile=Profile() if options.profile else None)
-        except (ConfigError, SpaceError, MissingExtraError):  # what the command line asked for cannot be: it leaves nothing behind
-            new.discard()
+            state.keep_history = False  # metrics.jsonl has it
+            trainer.train(profile=profile)
+        except KeyboardInterrupt:
+            console.close()
+            saved = f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To continue:"
+            terminal.print(f"{saved}\n  inchworm resume {as_typed(run)}", markup=False)
+            stack.enter_context(leaving())
             raise
+        console.close()
+        terminal.print(_summary(run, state), markup=False)
+        if profile is not None:
+            table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
+            table.title = "where the time went"
+            for row in table_text(profile.rows()):
+                table.add_row(*row)
+            terminal.print(table)
+        for failure in state.failures:
+            make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
+        return EVALUATION_FAILED if state.failures else OK
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """Go on with a run. Flags may change what does not touch its past, such as --run.keep-checkpoints; anything else is refused."""
+def _summary(run: Run, state: TrainingState) -> str:
+    """Return the score, the run's files, and what to type next."""
+    from inchworm.collect.actors import has_heuristic
+    from inchworm.selfplay.callback import REPORT
 
-    run_name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ""
-    """The run's directory, or its name in runs/."""
-    total_timesteps: int | None = None
-    """The new target, counted from the run's beginning."""
-    env: Annotated[str | None, tyro.conf.arg(metavar="MODULE:FACTORY")] = None
-    """The environment, where it is code to import: repeat what the run was trained with."""
-    profile: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """End with a table of where the time went."""
-    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Say nothing but errors and warnings."""
-    settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
+    name = as_typed(run)
+    files = ", ".join(file for file in (POLICY, BEST_POLICY, REPORT) if (run.path / file).exists())
+    lines = [
+        f"score: {_score(state, run.config)}",
+        f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",
+        f"next:  inchworm evaluate {name} --episodes 100",
+        f"       inchworm resume {name} --total-timesteps {2 * run.config.run.total_timesteps}",
+    ]
+    if has_heuristic(run.config.env.id):
+        lines.append(f"       inchworm evaluate {name} --opponent heuristic --save-replay game.json, then inchworm replay game.json")
+    return "\n".join(lines)
 
 
-def run_resume(arguments: Sequence[str]) -> int:
-    """Resume, and say what came of it."""
-    if asks_for_help(arguments):
-        parse_over(ResumeOptions, arguments, PROG_RESUME, TrainingConfig())
-    positional, values = split(ResumeOptions, arguments)
-    with named_run(positional, PROG_RESUME, env=values.get("--env")) as known:
-        options = parse_over(ResumeOptions, arguments, PROG_RESUME, known.config)
-        config = options.settings
-        if options.total_timesteps is not None:
-            config = config.replace(run=config.run.replace(total_timesteps=options.total_timesteps))
-        check_one_policy(known)
-        known.lock()
-        known.change_config(config)
-        known.check_versions()
-        terminal = open_terminal(known, quiet=options.quiet)
-        from inchworm.cli.training import train_run
-        from inchworm.train.profile import Profile
+def _score(state: TrainingState, config: TrainingConfig) -> str:
+    from inchworm.selfplay.callback import evaluation_opponent
 
-        return train_run(known, terminal, profile=Profile() if options.profile else None)
+    if not state.evaluations:
+        return "no evaluation was requested"
+    last = state.evaluations[-1]
+    if "failed" in last:
+        return "unknown, the last evaluation failed"
+    low, high = last["interval95"]
+    count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
+    opponent = evaluation_opponent(config)
+    wins = "" if opponent is None or last["win_rate"] is None else f"; win rate {last['win_rate']:.2f} against {opponent}"
+    if low is None or high is None:
+        return f"{last['mean_return']:.5g} mean return over {count}{wins}"
+    return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"
