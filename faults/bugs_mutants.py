@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "backends/torch/test_normalizers.py",
         "policy/test_normalization.py",
     ),
-    "backends/learner.py": ("backends/test_schedules.py",),
+    "backends/learner.py": ("backends/test_learner.py",),
     "rollout/sequences.py": (
         "rollout/test_sequences.py",
         "backends/torch/test_minibatches.py",

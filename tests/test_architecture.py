@@ -168,8 +168,6 @@ NEVER = {
 
 
 NOT_YET = {
-    ("inchworm.backends.learner", "inchworm.backends.numpy.loss"),
-    ("inchworm.backends.learner", "inchworm.backends.numpy.policy"),
     ("inchworm.backends.registry", "inchworm.backends.numpy.gae"),
     ("inchworm.backends.registry", "inchworm.backends.numpy.policy"),
     ("inchworm.collect.actors", "inchworm.backends.numpy.distributions"),

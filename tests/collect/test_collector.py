@@ -707,7 +707,7 @@ def test_the_sections_of_a_profile_are_methods_that_collect_calls() -> None:
         called[key] += 1
         return function(*given)
 
-    for section, target, method in collector.seams():
+    for section, target, method in collector.profile_points():
         setattr(target, method, functools.partial(watched, (section, id(target), method), getattr(target, method)))
     collector.collect(5)
     env = id(collector.vector_env)

@@ -284,12 +284,12 @@ def test_a_game_that_is_cut_off_is_bootstrapped_for_the_dead_too():
 
 
 def test_a_garbled_dead_row_is_made_harmless_with_the_rest_unchanged():
-    from inchworm.rollout.sequences import harmless
+    from inchworm.rollout.sequences import fill_invalid_rows
 
     rollout, _ = collected(DEATHS, 8, global_state=True)
     dead = ~rollout.valid
     observations = np.where(dead[..., None], np.nan, rollout.observations)
-    clean = harmless(dataclasses.replace(rollout, observations=observations))
+    clean = fill_invalid_rows(dataclasses.replace(rollout, observations=observations))
     assert np.isfinite(clean.observations).all()
     assert np.array_equal(clean.rewards, rollout.rewards)
     assert clean.global_state is rollout.global_state

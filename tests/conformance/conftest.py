@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from inchworm.backends.torch import gae as torch_gae
 from inchworm.backends.torch import loss as torch_loss
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
-from inchworm.core.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.policy.layout import ActionLayout
 
 
@@ -45,7 +46,7 @@ class Backend:
     numpy: Callable[[Any], np.ndarray]
     compute_gae: Callable[..., Any]
     loss: Any
-    """The module with ppo_loss, clipped_surrogate, value_errors and normalize."""
+    """ppo_loss, clipped_surrogate, value_errors and normalize."""
     log_prob_and_entropy: Callable[..., tuple[Any, Any]]
     encoding: Any
     """The module with encode_observations, encode_mask and flatten_actions."""
@@ -74,8 +75,29 @@ def _torch_policy(spec: Any, weights: Any) -> TorchPolicy:
     return policy
 
 
+class _NumpyLoss:
+    """The NumPy loss, which reads flat samples and returns gradients too, as the other backends' losses: [L, N] in, terms out."""
+
+    normalize = staticmethod(numpy_loss.normalize)
+
+    @staticmethod
+    def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: Any) -> dict[str, float]:
+        names = ("log_probs", "advantages", "returns", "values", "valid")
+        samples: Any = SimpleNamespace(**{name: getattr(minibatch, name).reshape(-1) for name in names})
+        flat = [getattr(evaluation, name).reshape(-1) for name in ("log_probs", "entropy", "values")]
+        return numpy_loss.ppo_loss(Evaluation(*flat, evaluation.value_scale), samples, coefficients, int(count))[0]
+
+    @staticmethod
+    def clipped_surrogate(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> np.ndarray:
+        return numpy_loss.clipped_surrogate(ratio, advantages, clip_coef)[0]
+
+    @staticmethod
+    def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> np.ndarray:
+        return numpy_loss.value_errors(evaluation, minibatch.returns, minibatch.values, coefficients)[0]
+
+
 NUMPY = Backend(
-    "numpy", np.asarray, np.asarray, numpy_gae.compute_gae, numpy_loss, _numpy_log_prob_and_entropy, numpy_encoding, NumpyPolicy
+    "numpy", np.asarray, np.asarray, numpy_gae.compute_gae, _NumpyLoss, _numpy_log_prob_and_entropy, numpy_encoding, NumpyPolicy
 )
 TORCH = Backend(
     "torch",

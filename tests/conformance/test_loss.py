@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.core.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 
 
 def make(

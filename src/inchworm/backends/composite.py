@@ -10,7 +10,7 @@ import numpy as np
 
 from inchworm.backends.learner import BaseLearner
 from inchworm.core.errors import ConfigError
-from inchworm.core.types import Advantages, Seam, UpdateStats
+from inchworm.core.types import Advantages, ProfilePoint, UpdateStats
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.rollout import Rollout
@@ -81,9 +81,9 @@ class CompositeLearner:
         first: Any = next(iter(self.learners.values()))
         return str(first.device)
 
-    def seams(self) -> list[Seam]:
+    def profile_points(self) -> list[ProfilePoint]:
         """The sections of an update, for a profile: those of every part."""
-        return [seam for learner in self.learners.values() for seam in learner.seams()]
+        return [seam for learner in self.learners.values() for seam in learner.profile_points()]
 
     def state_dict(self) -> dict[str, Any]:
         """What every part's learner remembers, and the counters."""

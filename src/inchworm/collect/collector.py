@@ -14,7 +14,7 @@ from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, agents_leave, lanes_per_copy
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name
-from inchworm.core.types import EnvStep, EpisodeRecord, Seam, Tree
+from inchworm.core.types import EnvStep, EpisodeRecord, ProfilePoint, Tree
 from inchworm.env.step_arrays import tree_leaves
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.buffer import RolloutBuffer
@@ -236,9 +236,9 @@ class RolloutCollector:
             fresh = np.repeat(starts_now & ~started_then, self._lanes_per_copy)
             self._returns[fresh] = self._lengths[fresh] = 0
 
-    def seams(self) -> list[Seam]:
+    def profile_points(self) -> list[ProfilePoint]:
         """The sections of a collect, for a profile; the remainder is the writing."""
-        envs: list[Seam] = [("env", self.vector_env, method) for method in ("reset", "send", "recv")]
+        envs: list[ProfilePoint] = [("env", self.vector_env, method) for method in ("reset", "send", "recv")]
         return [*envs, ("act", self.policy, "act")]
 
     def close(self) -> None:

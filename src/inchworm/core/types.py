@@ -17,7 +17,7 @@ Tree: TypeAlias = Any
 Weights: TypeAlias = dict[str, np.ndarray]
 """Named arrays: parameters, normaliser statistics and `policy_version`, all that a policy is besides its spec."""
 
-Seam: TypeAlias = tuple[str, Any, str]
+ProfilePoint: TypeAlias = tuple[str, Any, str]
 """A section of a profile, an object, and the name of its method that is that section."""
 
 
@@ -98,6 +98,16 @@ class Evaluation:
     """In reward units."""
     value_scale: Array
     """The value normaliser's standard deviation (a scalar, 1 without one): the unit of the value loss and of its clip."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossCoefficients:
+    """The weights of the terms of PPO's loss in one update, after schedules."""
+
+    clip_coef: float
+    vf_coef: float
+    ent_coef: float
+    clip_vloss: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the edges."""
 
+NO_GLOBAL_STATE = (
+    "policy.central_critic reads a global state, and there is none; collect from a vector env that was made with global_state=True"
+)
+
 _MAX_LAYERS, _MOST_LANES = 1_000, 10_000  # that a description may ask for
 
 

@@ -163,7 +163,7 @@ def successor_observations(rollout: Rollout) -> Tree:
     return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)
 
 
-def harmless(rollout: Rollout) -> Rollout:
+def fill_invalid_rows(rollout: Rollout) -> Rollout:
     """Fill invalid rows with a valid row's observation, action and log-prob, so that networks never see unset data.
 
     Zeros would not do: a space need not contain them (`Discrete(3, start=1)`), and a mask of zeros forbids every action.

@@ -17,7 +17,7 @@ from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
 from inchworm.collect.collector import RolloutCollector
 from inchworm.core.protocols import Callback
-from inchworm.core.types import Seam
+from inchworm.core.types import ProfilePoint
 from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, run_training_loop
 
@@ -45,8 +45,8 @@ class Profile:
 
     def run(self, state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
         """`run_training_loop`, watched."""
-        seams = _seams(components)
-        for section, target, method in seams:
+        profile_points = _profile_points(components)
+        for section, target, method in profile_points:
             setattr(target, method, self.timed(section, getattr(target, method)))
         watched = replace(components, callbacks=tuple(_TimedCallback(callback, self) for callback in components.callbacks))
         self.enter("other")
@@ -54,7 +54,7 @@ class Profile:
             run_training_loop(state, watched, step_fn)
         finally:
             self.leave()
-            for _, target, method in seams:
+            for _, target, method in profile_points:
                 delattr(target, method)  # the class's own again
 
     def timed(self, section: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,15 +98,19 @@ class Profile:
         return [(name, self.seconds[name], self.seconds[name] / total, self.calls.get(name, 0)) for name in known if self.seconds.get(name)]
 
 
-def _seams(components: TrainingComponents) -> list[Seam]:
+def _profile_points(components: TrainingComponents) -> list[ProfilePoint]:
     """Which methods of which parts are which sections."""
     collector, learner = components.collector, components.learner
-    seams: list[Seam] = [("write", collector, "collect"), ("write", collector, "set_weights"), ("other", learner, "update")]
+    profile_points: list[ProfilePoint] = [
+        ("write", collector, "collect"),
+        ("write", collector, "set_weights"),
+        ("other", learner, "update"),
+    ]
     if isinstance(collector, RolloutCollector):
-        seams += collector.seams()
+        profile_points += collector.profile_points()
     if isinstance(learner, BaseLearner | CompositeLearner):
-        seams += learner.seams()
-    return seams
+        profile_points += learner.profile_points()
+    return profile_points
 
 
 class _TimedCallback:

@@ -61,7 +61,7 @@ def test_samples_whose_logits_are_far_apart_do_not_touch_each_other():
     total = 1 + math.exp(-1) + math.exp(-2)
     np.testing.assert_allclose(terms.log_probs, [-2 - math.log(total), -math.log(total)], rtol=1e-6)
     np.testing.assert_allclose(terms.entropy[0], terms.entropy[1], rtol=1e-6)
-    assert np.isfinite(terms.slopes(np.ones(2, np.float32), np.ones(2, np.float32))[0]).all()
+    assert np.isfinite(terms.backward(np.ones(2, np.float32), np.ones(2, np.float32))[0]).all()
 
 
 CASES = [(name, masked) for name in SPACES for masked in (False, True) if not (masked and name.startswith("box"))]
@@ -84,7 +84,7 @@ def test_slopes_are_differences(name, masked, entropy):
     # L = Σ log p · a + Σ H · b: its slope by any output or log std is (L(x + h) - L(x - h)) / 2h. None for b is b = 0.
     data, rng = Data(name, masked=masked), np.random.default_rng(3)
     a, b = rng.normal(size=N), rng.normal(size=N)
-    d_outputs, d_log_std = data.terms().slopes(a, b if entropy else None)
+    d_outputs, d_log_std = data.terms().backward(a, b if entropy else None)
     assert d_outputs.shape == data.outputs.shape
     assert d_log_std.shape == data.log_std.shape
 
@@ -111,9 +111,9 @@ def test_two_choices_by_hand():
     terms = ActionTerms(layout, np.array([[math.log(3)], [0.0]]), np.zeros(0), None, np.array([[1]]), np.zeros((0, 1)))
     assert terms.log_probs[0] == pytest.approx(math.log(1 / 4), abs=1e-12)
     assert terms.entropy[0] == pytest.approx(0.5623351446188083, abs=1e-12)
-    by_log_probs, _ = terms.slopes(np.ones(1), None)
+    by_log_probs, _ = terms.backward(np.ones(1), None)
     np.testing.assert_allclose(by_log_probs[:, 0], [-0.75, 0.75], atol=1e-12)
-    both, _ = terms.slopes(np.ones(1), np.ones(1))
+    both, _ = terms.backward(np.ones(1), np.ones(1))
     np.testing.assert_allclose((both - by_log_probs)[:, 0], [-0.20598980412527058, 0.20598980412527058], atol=1e-12)
 
 
@@ -123,7 +123,7 @@ def test_a_gaussian_by_hand():
     terms = ActionTerms(layout, np.array([[1.0]]), np.log([2.0]), None, np.zeros((0, 1), np.int64), np.array([[4.0]]))
     assert terms.log_probs[0] == pytest.approx(-1.125 - math.log(2) - 0.5 * math.log(2 * math.pi), abs=1e-12)
     assert terms.entropy[0] == pytest.approx(math.log(2) + 0.5 * math.log(2 * math.pi * math.e), abs=1e-12)
-    d_means, d_log_std = terms.slopes(np.array([2.0]), np.array([5.0]))
+    d_means, d_log_std = terms.backward(np.array([2.0]), np.array([5.0]))
     assert d_means[0, 0] == pytest.approx(2 * 0.75, abs=1e-12)
     assert d_log_std[0] == pytest.approx(2 * 1.25 + 5, abs=1e-12)
 
@@ -136,7 +136,7 @@ def test_logits_far_apart_stay_finite(dtype):
     terms = ActionTerms(layout, outputs, np.zeros(0, dtype), None, np.array([[0, 1]]), np.zeros((0, 2), dtype))
     np.testing.assert_allclose(terms.log_probs, [0, -1000])
     np.testing.assert_array_equal(terms.entropy, [0, 0])
-    slopes, _ = terms.slopes(np.ones(2, dtype), np.ones(2, dtype))
+    slopes, _ = terms.backward(np.ones(2, dtype), np.ones(2, dtype))
     assert slopes.dtype == dtype
     np.testing.assert_allclose(slopes, [[0, -1], [0, 1]], atol=1e-6)
 
@@ -146,6 +146,6 @@ def test_the_outputs_are_only_read():
     before = data.outputs.copy()
     terms = data.terms()
     given = np.ones(N), np.ones(N)
-    terms.slopes(*given)
+    terms.backward(*given)
     np.testing.assert_array_equal(data.outputs, before)
     np.testing.assert_array_equal(given, np.ones((2, N)))

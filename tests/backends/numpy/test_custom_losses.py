@@ -263,7 +263,9 @@ def test_a_loss_that_returns_something_else_is_refused(make_policy, collect, ans
 
 def test_gradients_by_unknown_names_and_of_wrong_shapes_are_refused(make_policy, collect):
     message = refusal(make_policy, collect, (1.0, {"advantages": np.zeros((1, 36))}))
-    assert "the custom loss my_loss gives a gradient by 'advantages'; it may be by log_probs, entropy, values, actor.0.weight" in message
+    assert (
+        "the custom loss my_loss returned a gradient by 'advantages'; valid names are log_probs, entropy, values, actor.0.weight" in message
+    )
     assert refusal(make_policy, collect, (1.0, {"values": np.zeros(36)})).endswith("a gradient by values of shape (36,), not (1, 36)")
     assert refusal(make_policy, collect, (1.0, {"actor.head.bias": 2.0})).endswith("by actor.head.bias of shape (), not (3,)")
 

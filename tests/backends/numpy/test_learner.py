@@ -15,16 +15,16 @@ from gymnasium import spaces
 
 from inchworm.backends import registry as interface
 from inchworm.backends.numpy.learner import Adam, MinibatchStep, NumpyOptimizer, RolloutSamples
-from inchworm.backends.numpy.loss import LossCoefficients, ppo_loss, value_errors_and_slope
+from inchworm.backends.numpy.loss import ppo_loss, value_errors
 from inchworm.backends.numpy.network import FlatNetwork
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, SpaceError
 from inchworm.core.protocols import Learner
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.core.types import Advantages, Evaluation, Minibatch
+from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.sequences import harmless
+from inchworm.rollout.sequences import fill_invalid_rows
 
 BOX = spaces.Box(-1, 1, (2,))
 SPACES = {
@@ -65,13 +65,18 @@ class Bench:
         network = FlatNetwork(self.policy.spec, np.dtype(np.float64))
         network.load(self.policy.get_weights())
         step = MinibatchStep(self.policy, config, network, Adam(network.parameters, eps=1e-5, weight_decay=0.0))
-        samples = RolloutSamples(self.policy, harmless(given), self.advantages, 1, successors=False)
+        samples = RolloutSamples(self.policy, fill_invalid_rows(given), self.advantages, 1, successors=False)
         (whole,) = samples.shuffled(1, np.random.default_rng(0).permutation(given.rewards.size))
         return step(whole, self.coefficients, 0.0, ()), network.gradients
 
     def terms(self, weights=None):
         policy = self.policy if weights is None else NumpyPolicy(self.policy.spec, self.policy.get_weights() | weights)
-        return ppo_loss(policy.evaluate(self.minibatch), self.minibatch, self.coefficients, int(self.minibatch.valid.sum()))
+        evaluation, minibatch = policy.evaluate(self.minibatch), self.minibatch  # each [1, N]
+        flat = Evaluation(evaluation.log_probs[0], evaluation.entropy[0], evaluation.values[0], evaluation.value_scale)
+        samples = SimpleNamespace(
+            **{name: getattr(minibatch, name)[0] for name in ("log_probs", "advantages", "returns", "values", "valid")}
+        )
+        return ppo_loss(flat, samples, self.coefficients, int(minibatch.valid.sum()))[0]
 
     def check(self, garbage=None, only=""):
         """Every metric is the reference's and every slope the difference that its parameter makes."""
@@ -168,8 +173,8 @@ def test_a_value_within_reach_moves_however_its_sum_is_rounded(dtype):
     held = old + (values - old)
     assert (np.square(held - returns) > np.square(values - returns)).sum() > 20  # it does happen
     said = Evaluation(values, values, values, dtype(1))
-    _, slope = value_errors_and_slope(said, SimpleNamespace(returns=returns, values=old), coefficients_of(clip_vloss=True))
-    np.testing.assert_allclose(slope, values - returns, rtol=1e-3, atol=1e-6)
+    _, gradient = value_errors(said, returns, old, coefficients_of(clip_vloss=True))
+    np.testing.assert_allclose(gradient, values - returns, rtol=1e-3, atol=1e-6)
 
 
 def test_a_ratio_of_nobody_is_no_error(make_policy, collect):
@@ -258,7 +263,7 @@ def test_who_can_be_learned(make_policy):
     class Own:
         """Somebody's own policy."""
 
-    with pytest.raises(ConfigError, match=r"learns MLP policies of inchworm; Own is none: use --backend torch"):
+    with pytest.raises(ConfigError, match=r"learns MLP policies of inchworm, not Own: use --backend torch"):
         NumpyOptimizer(Own())
     learner: Learner = NumpyOptimizer(make_policy())  # keeps the contract, with a config of its own choice
     assert learner.updates == 0

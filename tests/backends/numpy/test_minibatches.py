@@ -9,7 +9,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.learner import RolloutSamples, as_minibatch, as_rows, micro_batches
+from inchworm.backends.numpy.learner import RolloutSamples, as_minibatch, micro_batches
 from inchworm.core.spaces import mask_space, with_mask
 from inchworm.core.types import Advantages, Minibatch
 from inchworm.rollout.rollout import Rollout
@@ -68,7 +68,7 @@ def check_rows(samples):
     np.testing.assert_array_equal(samples.returns, number + 400)
     np.testing.assert_array_equal(samples.values, number + 100)
     minibatch = as_minibatch(samples)
-    rows = as_rows(number, samples.length)
+    rows = number.reshape(samples.length, -1)
     np.testing.assert_array_equal(minibatch.observations["x"][..., 0], rows)
     np.testing.assert_array_equal(minibatch.observations["action_mask"]["d"], mask_of(rows.astype(np.int64)))
     np.testing.assert_array_equal(minibatch.actions["d"][..., 0], 4 + rows % 2)
@@ -79,7 +79,7 @@ def check_rows(samples):
     np.testing.assert_array_equal(minibatch.terminated, rows % 5 == 4)
     np.testing.assert_array_equal(minibatch.episode_starts, numbered()[0].episode_starts.reshape(-1)[rows.astype(int)])
     valid = np.ones(len(whole), bool) if samples.valid is None else samples.valid
-    np.testing.assert_array_equal(minibatch.valid, as_rows(valid, samples.length))
+    np.testing.assert_array_equal(minibatch.valid, valid.reshape(samples.length, -1))
     assert samples.count == valid.sum()
     return whole
 
@@ -111,11 +111,11 @@ def test_sequences_go_on_in_time(samples_of):
     np.testing.assert_array_equal(whole.valid, [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]])
     permutation = np.array([2, 1, 3, 0])
     parts = whole.shuffled(3, permutation)  # 2, 1 and 1 sequences, padded to 2
-    numbers = [as_rows(check_rows(part), 4) for part in parts]
+    numbers = [check_rows(part).reshape(4, -1) for part in parts]
     np.testing.assert_array_equal(numbers[0], [[8, 1], [10, 3], [10, 5], [10, 7]])
-    np.testing.assert_array_equal(as_rows(parts[0].valid, 4), [[1, 1], [1, 1], [0, 1], [0, 1]])
+    np.testing.assert_array_equal(parts[0].valid.reshape(4, -1), [[1, 1], [1, 1], [0, 1], [0, 1]])
     np.testing.assert_array_equal(numbers[1][:, 0], [9, 11, 11, 11])
-    np.testing.assert_array_equal(as_rows(parts[1].valid, 4), [[1, 0], [1, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(parts[1].valid.reshape(4, -1), [[1, 0], [1, 0], [0, 0], [0, 0]])
     np.testing.assert_array_equal(numbers[2][:, 0], [0, 2, 4, 6])
     assert sum(part.count for part in parts) == 12
 
@@ -152,8 +152,8 @@ def test_micro_batches_are_the_minibatch_in_pieces(samples_of, length, pieces):
     parts = list(micro_batches(whole, pieces))
     assert len(parts) == min(pieces, 12 // length)
     assert sum(part.count for part in parts) == whole.count == 11
-    for name in ("inputs", "choices", "gaussians", "mask", "scalars", "valid"):
-        axis = {"inputs": 0, "valid": 0}.get(name, 1)
+    for name in ("inputs", "choices", "gaussians", "mask", "log_probs", "advantages", "returns", "values", "valid"):
+        axis = 1 if name in ("choices", "gaussians", "mask") else 0
 
         def rows(part, name=name, axis=axis):
             leaf = getattr(part, name)
@@ -208,4 +208,4 @@ def test_inputs_are_what_the_policy_itself_reads(make_policy, dtype):
     wide = Advantages(*[getattr(advantages, field.name).astype(dtype) for field in fields(Advantages)])
     (part,) = RolloutSamples(policy, rollout, wide, 1, successors=False).shuffled(1, np.arange(12))
     np.testing.assert_allclose(part.inputs[:, 0], np.clip((np.arange(12) - 3) / 2, -1.5, 1.5), atol=1e-6)
-    assert part.inputs.dtype == part.scalars.dtype == part.gaussians.dtype == dtype
+    assert part.inputs.dtype == part.advantages.dtype == part.gaussians.dtype == dtype

@@ -223,7 +223,7 @@ def test_a_critic_that_does_not_look_cannot_value_what_the_dead_are_credited_wit
         somebody = collector.collect(4)
     learner = PPOOptimizer(TorchPolicy(plain), PPO)
     assert learner.update(everybody)["epochs"] > 0
-    with pytest.raises(RolloutError, match="agents that died, so their credit goes on"):
+    with pytest.raises(RolloutError, match="agents that died, so credit continues after death"):
         learner.update(somebody)
 
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.numpy.loss import LossCoefficients
 from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
 from inchworm.config.sections import PPOConfig
-from inchworm.core.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.policy.layout import action_layout
 
 MIX = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,)), "c": spaces.MultiBinary(2)})

@@ -152,7 +152,7 @@ class _Choice:
         self.log_probs = self._log_p.reshape(-1)[self._places]
         self.entropy = -np.add.reduce(self._p * self._log_p, 0)
 
-    def slopes(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> None:
+    def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> None:
         """∂L/∂logits [k, n] from ∂L/∂log p_a and ∂L/∂H, each [n]."""
         np.multiply(self._p, -d_log_probs, out=into)  # ([k = a] - p_k) ∂L/∂log p_a
         into.reshape(-1)[self._places] += d_log_probs
@@ -176,7 +176,7 @@ class _Gaussians:
             self._weights = QUADRATURE_WEIGHTS.astype(means.dtype)
             self.entropy += (log_tanh_slope(self._points) @ self._weights).sum(0)
 
-    def slopes(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> np.ndarray:
+    def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> np.ndarray:
         """∂L/∂means [D, n] into an array, and ∂L/∂log_std [D] returned, from ∂L/∂log p and ∂L/∂H, each [n]."""
         np.multiply(self._z, self._inverse_std, out=into)  # z exp(-s) ∂L/∂log p
         into *= d_log_probs
@@ -214,13 +214,13 @@ class ActionTerms:
         for part in parts[1:]:
             self.log_probs, self.entropy = self.log_probs + part.log_probs, self.entropy + part.entropy
 
-    def slopes(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """∂L/∂outputs [C + D, n] and ∂L/∂log_std [D], from ∂L/∂log_probs and ∂L/∂entropy (None where nothing weighs it), each [n]."""
         into = np.empty((self._num_outputs, len(d_log_probs)), d_log_probs.dtype)
         d_log_std = np.zeros(0, d_log_probs.dtype)
         for part, rows in zip(self._parts, (*self._layout.groups, slice(self._layout.num_logits, None))):
             if isinstance(part, _Gaussians):
-                d_log_std = part.slopes(d_log_probs, d_entropy, into[rows])
+                d_log_std = part.backward(d_log_probs, d_entropy, into[rows])
             else:
-                part.slopes(d_log_probs, d_entropy, into[rows])
+                part.backward(d_log_probs, d_entropy, into[rows])
         return into, d_log_std

@@ -1,7 +1,7 @@
-"""Step 8 of 9, as reference: PPO's loss, term by term, in the words of mathematics. Every backend is checked against this text.
+"""Step 8 of 9: PPO's loss and its gradients, term by term. The reference that every backend is checked against.
 
-For one sample with behaviour log-prob log b, advantage A, return R and the old value V0, where the current policy says
-log p, entropy H and value V, and s is the value normaliser's standard deviation:
+For one sample with behaviour log-prob log b, advantage A, return R and old value V0, where the current policy gives log p, entropy H
+and value V, and s is the value normaliser's standard deviation:
 
     ratio          r = p / b
     policy loss    -min(r A, clip(r, 1 - c, 1 + c) A)
@@ -13,109 +13,123 @@ Each term is a sum over valid samples divided by one count, so that splitting a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from inchworm.core.types import Array, Evaluation, Minibatch
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 
 
-class Targets(Protocol):
-    """What the value loss reads of a minibatch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Samples as the learner reads them: [L, N] sequences laid flat, n = L · N."""
+
+    inputs: np.ndarray
+    """[n, F] encoded and normalised observations"""
+    choices: np.ndarray
+    """[G, n]"""
+    gaussians: np.ndarray
+    """[D, n]"""
+    mask: np.ndarray | None
+    """[C, n], or None where every choice is legal"""
+    log_probs: np.ndarray
+    """[n] of the behaviour policy"""
+    advantages: np.ndarray
+    """[n]"""
+    returns: np.ndarray
+    """[n]"""
+    values: np.ndarray
+    """[n] before the update"""
+    valid: np.ndarray | None
+    """[n] bool, or None where every sample is valid"""
+    length: int
+    """L"""
+    minibatch: Callable[[], Minibatch]
+    """The same samples as [L, N] sequences, for custom losses and for people; made on demand."""
 
     @property
-    def returns(self) -> Array:
-        """What the critic should have said."""
-        ...
-
-    @property
-    def values(self) -> Array:
-        """What it said before the update."""
-        ...
+    def count(self) -> int:
+        """The number of valid samples."""
+        return len(self.returns) if self.valid is None else int(np.count_nonzero(self.valid))
 
 
-@dataclass(frozen=True, slots=True)
-class LossCoefficients:
-    """What weighs the terms in this update, after schedules."""
+class LossGradients(NamedTuple):
+    """How a loss changes with what the policy gives for each sample, each [n]."""
 
-    clip_coef: float
-    vf_coef: float
-    ent_coef: float
-    clip_vloss: bool
+    log_probs: np.ndarray
+    entropy: np.ndarray | None
+    """None where the loss does not depend on it."""
+    values: np.ndarray
 
 
-def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients, count: int) -> dict[str, np.ndarray]:
-    """All terms as scalars under their metric names; `loss` is the one to minimise.
+def ppo_loss(
+    evaluation: Evaluation, samples: Samples, coefficients: LossCoefficients, count: int
+) -> tuple[dict[str, float], LossGradients]:
+    """All terms under their metric names, `loss` being the one to minimise, and the gradients of `loss`.
 
-    `count` is the number of valid samples of the whole minibatch, of which `minibatch` may be a part.
+    `count` is the number of valid samples of the whole minibatch, of which `samples` may be a part. Every term is a weighted sum over
+    samples, so its gradient at a sample is that sample's own, times the weight.
     """
-    weight = minibatch.valid.astype(evaluation.values.dtype) / max(count, 1)  # [L, N]
-    log_ratio = evaluation.log_probs - minibatch.log_probs
+    c = coefficients
+    share = evaluation.values.dtype.type(1 / max(count, 1))
+    log_ratio = evaluation.log_probs - samples.log_probs  # [n], as everything below
     ratio = np.exp(log_ratio)
-    policy_loss = -(clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef) * weight).sum()
-    value_loss = (value_errors(evaluation, minibatch, coefficients) * weight).sum()
-    entropy = (evaluation.entropy * weight).sum()
-    return {
-        "loss": policy_loss + coefficients.vf_coef * value_loss - coefficients.ent_coef * entropy,
+    weight = np.full(len(ratio), share) if samples.valid is None else samples.valid * share
+    surrogate, d_surrogate = clipped_surrogate(ratio, samples.advantages, c.clip_coef)
+    errors, d_errors = value_errors(evaluation, samples.returns, samples.values, c)
+    policy_loss = -float(np.dot(surrogate, weight))
+    value_loss = float(np.dot(errors, weight))
+    entropy = float(np.dot(evaluation.entropy, weight))
+    terms = {
+        "loss": policy_loss + c.vf_coef * value_loss - c.ent_coef * entropy,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
         # KL(b || p) = E_b[-log r]. Since E_b[r - 1] = 0, adding r - 1 changes no expectation, and r - 1 - log r is never
         # negative: the k3 estimator (Schulman 2020, "Approximating KL divergence").
-        "approx_kl": ((ratio - 1 - log_ratio) * weight).sum(),
-        "clip_fraction": ((np.abs(ratio - 1) > coefficients.clip_coef) * weight).sum(),
+        "approx_kl": float(np.dot(ratio - 1 - log_ratio, weight)),
+        "clip_fraction": float(np.dot(np.abs(ratio - 1) > c.clip_coef, weight)),
     }
+    d_entropy = -c.ent_coef * weight if c.ent_coef else None
+    return terms, LossGradients(-weight * d_surrogate, d_entropy, c.vf_coef * weight * d_errors)
 
 
-def clipped_surrogate(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> np.ndarray:
-    """The objective to maximise, per sample (Schulman et al. 2017, equation 7): the worse of the ratio and its clipped self.
+def clipped_surrogate(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> tuple[np.ndarray, np.ndarray]:
+    """The objective to maximise, per sample, and its gradient by log p (Schulman et al. 2017, equation 7).
 
-    Where moving further would look like a gain, the clipped side is chosen, which is flat: nothing is gained by it. Where
-    the ratio has moved the wrong way, the unclipped side is chosen, and the way back stays open.
+    It is the worse of the ratio and its clipped self. Where moving further would look like a gain, the clipped side is chosen, which is
+    flat. Where the ratio has moved the wrong way, the unclipped side is chosen: its gradient is r A, because d r / d log p = r.
     """
-    clipped = np.clip(ratio, 1 - clip_coef, 1 + clip_coef)
-    result: np.ndarray = np.minimum(ratio * advantages, clipped * advantages)
-    return result
-
-
-def value_errors(evaluation: Evaluation, minibatch: Targets, coefficients: LossCoefficients) -> np.ndarray:
-    """½ ((V - R) / s)² per sample; with clipping, the worse of that and of V held within clip_coef · s of the old V."""
-    scale = evaluation.value_scale
-    errors = np.square((evaluation.values - minibatch.returns) / scale)
-    if coefficients.clip_vloss:
-        reach = coefficients.clip_coef * scale
-        held = minibatch.values + np.clip(evaluation.values - minibatch.values, -reach, reach)
-        errors = np.maximum(errors, np.square((held - minibatch.returns) / scale))
-    halves: np.ndarray = 0.5 * errors
-    return halves
-
-
-def surrogate_and_slope(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> tuple[np.ndarray, np.ndarray]:
-    """`clipped_surrogate` and how it moves with log p: r A on the unclipped side, because d r / d log p = r; 0 on the flat side."""
     gain = ratio * advantages
     bound = np.minimum(np.maximum(ratio, 1 - clip_coef), 1 + clip_coef) * advantages
     return np.minimum(gain, bound), gain * (gain <= bound)  # within the clip both sides are the same number
 
 
-def value_errors_and_slope(evaluation: Evaluation, minibatch: Targets, coefficients: LossCoefficients) -> tuple[np.ndarray, np.ndarray]:
-    """`value_errors` and how they move with V: (V - R) / s²; with clipping, of the worse side, and V held by its clip does not move."""
-    values, returns, scale = evaluation.values, minibatch.returns, evaluation.value_scale
-    off = (values - returns) / scale
-    if coefficients.clip_vloss:
-        away, reach = values - minibatch.values, coefficients.clip_coef * scale
-        held_off = (minibatch.values + np.clip(away, -reach, reach) - returns) / scale
-        held_is_worse = np.square(held_off) > np.square(off)
-        moves = ~held_is_worse | (np.abs(away) <= reach)
-        off = np.where(held_is_worse, held_off, off)
-        return 0.5 * off * off, moves * off / scale
-    return 0.5 * off * off, off / scale
+def value_errors(
+    evaluation: Evaluation, returns: np.ndarray, old_values: np.ndarray, coefficients: LossCoefficients
+) -> tuple[np.ndarray, np.ndarray]:
+    """½ ((V - R) / s)² per sample, and its gradient by V: (V - R) / s².
+
+    With clipping it is the worse of that and of V held within clip_coef · s of the old V; where V is held, the gradient is 0.
+    """
+    values, scale = evaluation.values, evaluation.value_scale
+    error = (values - returns) / scale
+    if not coefficients.clip_vloss:
+        return 0.5 * error * error, error / scale
+    change, reach = values - old_values, coefficients.clip_coef * scale
+    held_error = (old_values + np.clip(change, -reach, reach) - returns) / scale
+    held_is_worse = np.square(held_error) > np.square(error)
+    moves = ~held_is_worse | (np.abs(change) <= reach)
+    error = np.where(held_is_worse, held_error, error)
+    return 0.5 * error * error, moves * error / scale
 
 
 def normalize(advantages: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
-    """Mean 0 and standard deviation 1 (n - 1) over the valid samples; fewer than two have no deviation and stay as they are.
+    """Scale the valid samples to mean 0 and standard deviation 1 (n - 1); fewer than two have no deviation and stay as they are.
 
-    In float64: equal advantages then have a deviation of exactly 0, and the square of 1e30 is a number.
+    In float64: equal advantages then have a deviation of exactly 0, and the square of 1e30 is finite.
     """
     count = advantages.size if valid is None else int(np.count_nonzero(valid))
     if count < 2:

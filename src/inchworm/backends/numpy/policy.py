@@ -21,7 +21,7 @@ from inchworm.core.spaces import MASK_KEY, leaf
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
-from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
+from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import PLACE, WORLD
@@ -64,11 +64,6 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -
         else:
             gaussians.append(values.astype(np.float32))
     return np.concatenate(choices, axis=-1), np.concatenate(gaussians, axis=-1)
-
-
-NO_GLOBAL_STATE = (
-    "policy.central_critic reads a global state, and there is none; collect from a vector env that was made with global_state=True"
-)
 
 
 class GlobalStateReader:

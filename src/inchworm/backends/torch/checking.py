@@ -20,7 +20,7 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.protocols import reads_global_state
 from inchworm.core.types import Advantages, Evaluation, Minibatch
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import harmless
+from inchworm.rollout.sequences import fill_invalid_rows
 
 Result = TypeVar("Result")
 
@@ -69,7 +69,7 @@ def minibatch_of(policy: nn.Module, rollout: Rollout, length: int) -> Minibatch:
 
 
 def _on_device(policy: nn.Module, rollout: Rollout) -> Rollout:
-    return harmless(rollout).map(partial(to_tensor, device=_device(policy)))
+    return fill_invalid_rows(rollout).map(partial(to_tensor, device=_device(policy)))
 
 
 def _device(policy: nn.Module) -> torch.device:

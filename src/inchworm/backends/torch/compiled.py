@@ -20,15 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from inchworm.backends.learner import Table
-from inchworm.backends.numpy.learner import BETA_MEAN, BETA_SQUARE
-from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, StepMetrics
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
 from inchworm.backends.torch.optimizer import Adam
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import InchwormError
-from inchworm.core.types import Evaluation, Minibatch, Tree
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch, Tree
 
 FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
 """What the loss and the built-in policies read of a minibatch."""
@@ -67,7 +65,7 @@ class CompiledStep:
         self._graphs: dict[Any, Callable[..., Tensor]] = {}
         self._numbers: tuple[tuple[float, ...], Tensor] = (), adam.mean
 
-    def run(self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients) -> Table:
+    def run(self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients) -> StepMetrics:
         """One step on each minibatch, in order, and what each of them gave."""
         adam, c = self._adam, coefficients
         numbers = self._on_device((adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef))

@@ -11,12 +11,11 @@ import optree
 import torch
 from torch import Tensor
 
-from inchworm.backends.numpy.policy import NO_GLOBAL_STATE
 from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import leaf
 from inchworm.core.types import Array, Tree
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
-from inchworm.policy.spec import channels_first
+from inchworm.policy.spec import NO_GLOBAL_STATE, channels_first
 
 
 def to_tensors(tree: Tree, device: torch.device | str) -> Tree:

@@ -13,7 +13,7 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.protocols import Policy
 from inchworm.core.types import Advantages
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import harmless
+from inchworm.rollout.sequences import fill_invalid_rows
 
 
 def compute_gae(
@@ -54,5 +54,5 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
 def advantages_as_arrays(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """`compute_advantages` for a rollout of NumPy arrays, with NumPy arrays as its result."""
     device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
-    result = compute_advantages(policy, harmless(rollout).map(partial(to_tensor, device=device)), config)
+    result = compute_advantages(policy, fill_invalid_rows(rollout).map(partial(to_tensor, device=device)), config)
     return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BaseLearner, Table, check_global_state, check_memory
-from inchworm.backends.numpy.loss import LossCoefficients
+from inchworm.backends.learner import BaseLearner, StepMetrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.encoding import to_tensor, to_tensors
 from inchworm.backends.torch.gae import compute_advantages
@@ -27,12 +26,12 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Policy
-from inchworm.core.types import Advantages, Array, Evaluation, Minibatch, Seam, Tree
+from inchworm.core.types import Advantages, Array, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
     PLACE,
     WORLD,
-    harmless,
+    fill_invalid_rows,
     lane_states,
     minibatch_places,
     sequence_states,
@@ -69,16 +68,23 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
 
 
 class PackedSequences:
-    """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k]."""
+    """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k].
+
+    `shared` is the global state, once per env copy, [L, N / lanes per copy, *]; each sequence gets the state of its copy.
+    """
 
     def __init__(self, sequences: Minibatch, shared: Tree = ()) -> None:
-        """`shared` is a global state that `sequences` leaves out, once for each env copy, [L, N / lanes per copy, *]."""
         self.valid, self._shared = sequences.valid, shared
         leaves: Tree = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
         self._states = leaves.pop(PER_SEQUENCE)
         flat, self._structure = optree.tree_flatten(leaves)
-        self._places = _by_kind(flat)
-        self._packs = [torch.stack([flat[index] for index in place], -1) if len(place) > 1 else flat[place[0]] for place in self._places]
+        kinds: dict[Any, list[int]] = {}
+        for index, leaf in enumerate(flat):
+            kinds.setdefault(leaf.dtype if leaf.ndim == 2 else index, []).append(index)
+        self._packs = [
+            (places, torch.stack([flat[index] for index in places], -1) if len(places) > 1 else flat[places[0]])
+            for places in kinds.values()
+        ]
         named: Any = self._structure.unflatten(range(len(flat)))
         self._valid_at, self._advantages_at = named["valid"], named["advantages"]
 
@@ -88,71 +94,45 @@ class PackedSequences:
         `normalized` gives each minibatch advantages of mean 0 and standard deviation 1, all of them at once.
         """
         places, real = minibatch_places(len(permutation), num_minibatches)  # [minibatches, N]
-        columns = torch.from_numpy(permutation[places].reshape(-1)).to(self.valid.device)
-        leaves = self._gathered(columns)
-        if not real.all():
-            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(np.array(real).reshape(-1)).to(self.valid.device)
-        if normalized:
-            by_minibatch = (self.valid.shape[0], len(places), -1)  # [L, minibatches, N]
-            advantages, valid = (leaves[index].reshape(by_minibatch) for index in (self._advantages_at, self._valid_at))
-            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
-        cuts = zip(*[leaf.chunk(len(places), 1) for leaf in leaves])  # equal parts, because they are padded; views, no copies
-        states = self._states_of(columns, len(places))
-        parts = [Minibatch(**self._structure.unflatten(cut), policy_state=state) for cut, state in zip(cuts, states)]
-        return self._with_worlds(parts, columns) if optree.tree_leaves(self._shared) else parts
-
-    def _with_worlds(self, parts: list[Minibatch], columns: Tensor) -> list[Minibatch]:
-        """Give each sequence of the minibatches the state of its copy, and its place there."""
-        length, width = self.valid.shape
-        per_copy = width // optree.tree_leaves(self._shared)[0].shape[1]
-        # Column chunk * B + lane is of copy lane // k, whose column is chunk * B / k + lane // k.
-        worlds: Tree = optree.tree_map(lambda leaf: leaf.index_select(1, columns // per_copy), self._shared)
-        states: Tree = {WORLD: worlds, PLACE: (columns % per_copy).repeat(length, 1)}
-        chosen, structure = optree.tree_flatten(states)
-        cuts = zip(*[leaf.chunk(len(parts), 1) for leaf in chosen])
-        return [replace(part, global_state=structure.unflatten(cut)) for part, cut in zip(parts, cuts)]
-
-    def _states_of(self, columns: Tensor, num_minibatches: int) -> list[Tree]:
-        """What the sequences of each minibatch begin with."""
-        leaves, structure = optree.tree_flatten(self._states)
-        if not leaves:
-            return [self._states] * num_minibatches
-        return [structure.unflatten(cut) for cut in zip(*[leaf[columns].chunk(num_minibatches) for leaf in leaves])]
-
-    def _gathered(self, columns: Tensor) -> list[Tensor]:
-        """All leaves [L, n, …] of these columns, in order."""
-        leaves: dict[int, Tensor] = {}
-        for place, pack in zip(self._places, self._packs):
+        count, (length, width), device = len(places), self.valid.shape, self.valid.device
+        columns = torch.from_numpy(permutation[places].reshape(-1)).to(device)
+        leaves: dict[int, Tensor] = {}  # [L, minibatches · N, …]
+        for indices, pack in self._packs:
             chosen = pack.index_select(1, columns)
-            leaves |= zip(place, chosen.movedim(-1, 0).contiguous().unbind() if len(place) > 1 else [chosen])
-        return [leaves[index] for index in range(len(leaves))]
+            leaves |= zip(indices, chosen.movedim(-1, 0).contiguous().unbind() if len(indices) > 1 else [chosen])
+        if not real.all():
+            leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(np.array(real).reshape(-1)).to(device)
+        if normalized:
+            advantages, valid = (leaves[index].reshape(length, count, -1) for index in (self._advantages_at, self._valid_at))
+            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
+        steps: Tree = self._structure.unflatten([leaves[index] for index in range(len(leaves))])
+        if optree.tree_leaves(self._shared):
+            per_copy = width // optree.tree_leaves(self._shared)[0].shape[1]
+            # Column chunk * B + lane belongs to copy lane // k, whose column is chunk * B / k + lane // k.
+            worlds: Tree = optree.tree_map(lambda leaf: leaf.index_select(1, columns // per_copy), self._shared)
+            steps["global_state"] = {WORLD: worlds, PLACE: (columns % per_copy).repeat(length, 1)}
+        states: Tree = optree.tree_map(lambda leaf: leaf[columns], self._states)
+        parts = zip(_chunks(steps, count, 1), _chunks(states, count, 0))
+        return [Minibatch(**chunk, policy_state=state) for chunk, state in parts]
 
 
-def _by_kind(leaves: list[Tensor]) -> list[list[int]]:
-    """Which leaves can be one array: those [L, N] of one dtype."""
-    kinds: dict[Any, list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        kinds.setdefault(leaf.dtype if leaf.ndim == 2 else index, []).append(index)
-    return list(kinds.values())
-
-
-def columns_of(leaves: Tree, states: Tree, start: int, stop: int) -> Minibatch:
-    """Sequences `start` to `stop` as a minibatch; views, no copies."""
-    chosen = optree.tree_map(lambda leaf: leaf[:, start:stop], leaves)
-    return Minibatch(**chosen, policy_state=optree.tree_map(lambda leaf: leaf[start:stop], states))
+def _chunks(tree: Tree, count: int, axis: int) -> list[Tree]:
+    """`count` equal parts of every leaf along an axis; views, no copies."""
+    leaves, structure = optree.tree_flatten(tree)
+    return [structure.unflatten(part) for part in zip(*[leaf.chunk(count, axis) for leaf in leaves])] if leaves else [tree] * count
 
 
 def micro_batches(minibatch: Minibatch, pieces: int) -> Iterator[Minibatch]:
-    """A minibatch in `pieces` parts, for gradient accumulation."""
+    """A minibatch in `pieces` parts of whole sequences, for gradient accumulation; views, no copies."""
     if pieces == 1:
         yield minibatch
         return
-    leaves = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
-    states = leaves.pop(PER_SEQUENCE)
+    steps: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
+    states = steps.pop(PER_SEQUENCE)
     width = minibatch.valid.shape[1]
-    edges = np.linspace(0, width, min(pieces, width) + 1).astype(int)
-    for start, stop in pairwise(edges):
-        yield columns_of(leaves, states, int(start), int(stop))
+    for start, stop in pairwise(np.linspace(0, width, min(pieces, width) + 1).astype(int)):
+        chosen: Tree = optree.tree_map(lambda leaf, part=slice(start, stop): leaf[:, part], steps)
+        yield Minibatch(**chosen, policy_state=optree.tree_map(lambda leaf, part=slice(start, stop): leaf[part], states))
 
 
 Row = dict[str, Tensor]
@@ -160,9 +140,9 @@ Row = dict[str, Tensor]
 
 
 class PPOOptimizer(BaseLearner):
-    """Learns a torch policy from rollouts, whoever collected them; never touches an environment or its input.
+    """Learns a torch policy from rollouts, wherever they were collected; never touches an environment or its input.
 
-    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that keeps the `Policy` protocol. `total_timesteps` is what schedules
+    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. `total_timesteps` is what schedules
     run towards; it is only needed when one is not constant.
     """
 
@@ -179,9 +159,10 @@ class PPOOptimizer(BaseLearner):
     ) -> None:
         super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
         if not isinstance(policy, nn.Module):
-            raise ConfigError(f"the torch backend learns torch.nn.Module policies; {type(policy).__name__} is none")
+            raise ConfigError(f"the torch backend learns torch.nn.Module policies, not {type(policy).__name__}")
         self.policy = cast(Policy, policy)
-        self._builtin = policy if isinstance(policy, TorchPolicy) else None  # whose spaces and statistics are known
+        if isinstance(policy, TorchPolicy):
+            self.spec, self.statistics = policy.spec, policy.statistics
         self.device = pick_device(device)
         policy.to(self.device)
         parameters = trainable(policy)
@@ -208,33 +189,33 @@ class PPOOptimizer(BaseLearner):
 
         Advantages are taken as they are given: normalise them before, if you want that.
         """
-        flat = np.ndim(log_probs) == 1
-        fields_given = (observations, actions, log_probs, advantages, returns, values)
-        trees = [to_tensors(tree, self.device) for tree in fields_given]
         shape = np.shape(log_probs)
-        trees.append(to_tensor(np.ones(shape, bool) if valid is None else valid, self.device))
-        trees.append(to_tensor(np.zeros(shape, bool) if episode_starts is None else episode_starts, self.device))
-        trees.append(to_tensors(global_state, self.device))
-        if flat:
-            trees = [to_sequences(tree) for tree in trees]
-        names = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
-        minibatch = Minibatch(**dict(zip(names, trees)), policy_state=to_tensors(policy_state, self.device))
+        steps: Tree = {
+            "observations": observations,
+            "actions": actions,
+            "log_probs": log_probs,
+            "advantages": advantages,
+            "returns": returns,
+            "values": values,
+            "valid": np.ones(shape, bool) if valid is None else valid,
+            "episode_starts": np.zeros(shape, bool) if episode_starts is None else episode_starts,
+            "global_state": global_state,
+        }
+        steps = to_tensors(steps, self.device)
+        if len(shape) == 1:  # samples are sequences of one step, [1, N, …]
+            steps = optree.tree_map(lambda leaf: leaf[None], steps)
+        minibatch = Minibatch(**steps, policy_state=to_tensors(policy_state, self.device))
         return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
 
-    def _look(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
-        on_device = harmless(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
+    def _critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        on_device = fill_invalid_rows(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
         return on_device, compute_advantages(self.policy, on_device, self.config)
 
     def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+        if self.config.normalize_advantages == "batch":
+            advantages = replace(advantages, advantages=normalize(advantages.advantages, rollout.valid))
         shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
-        own = replace(rollout, global_state=())
-        return PackedSequences(sequences_of(own, self._scaled(advantages, rollout.valid), length, successors=successors), shared)
-
-    def _scaled(self, advantages: Advantages, valid: Tensor) -> Advantages:
-        if self.config.normalize_advantages != "batch":
-            return advantages
-        scaled = normalize(advantages.advantages, valid)
-        return Advantages(advantages.values, advantages.next_values, scaled, advantages.returns)
+        return PackedSequences(sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors), shared)
 
     def _shuffled(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
         normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
@@ -242,10 +223,10 @@ class PPOOptimizer(BaseLearner):
 
     def _steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
-    ) -> Table:
+    ) -> StepMetrics:
         self._updater.scale_learning_rate(rate_factor)
         if self._compiled is None:
-            return as_table([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
+            return as_metrics([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
         if losses:
             raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
         return self._compiled.run(minibatches, coefficients)
@@ -256,7 +237,7 @@ class PPOOptimizer(BaseLearner):
         row: Row = {}
         self._updater.zero_grad()
         for micro in micro_batches(minibatch, self.config.gradient_accumulation):
-            terms = self._backward(self._forward(micro), micro, coefficients, losses, count)
+            terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
             row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
         for loss in losses:
             if f"gradient/{loss.name}" in row:
@@ -266,9 +247,6 @@ class PPOOptimizer(BaseLearner):
         row["empty"] = count == 0
         self._updater.step(row["bad"] | row["empty"])
         return row
-
-    def _forward(self, micro: Minibatch) -> Evaluation:
-        return self.policy.evaluate(micro)
 
     def _backward(
         self, evaluation: Evaluation, micro: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss], count: Tensor
@@ -301,28 +279,21 @@ class PPOOptimizer(BaseLearner):
         host: np.ndarray = array.cpu().numpy()
         return host
 
-    def _statistics_pending(self) -> bool:
-        return self._builtin is not None and self._builtin.statistics.pending
+    def _host_minibatch(self, minibatch: Minibatch) -> Minibatch:
+        tree: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
+        return Minibatch(**optree.tree_map(lambda leaf: leaf.detach().cpu().numpy(), tree))
 
-    def _validate(self, rollout: Rollout) -> None:
-        if self._builtin is not None:
-            rollout.validate(self._builtin.spec.observation_space, self._builtin.spec.action_space)
-            check_memory(self._builtin.spec, rollout)
-            check_global_state(self._builtin.spec, rollout)
-        else:
-            rollout.validate()
-
-    def seams(self) -> list[Seam]:
-        """Forward, backward and step are functions of their own, unless they are one graph."""
+    def profile_points(self) -> list[ProfilePoint]:
+        """The sections of an update; a compiled step is one section."""
         if self._compiled is not None:
-            return [*super().seams(), ("compiled step", self._compiled, "run")]
-        inside: list[Seam] = [
-            ("forward", self, "_forward"),
+            return [*super().profile_points(), ("compiled step", self._compiled, "run")]
+        inside: list[ProfilePoint] = [
+            ("forward", self.policy, "evaluate"),
             ("backward", self, "_backward"),
             ("optimiser", self._updater, "clip"),
             ("optimiser", self._updater, "step"),
         ]
-        return [*super().seams(), *inside]
+        return [*super().profile_points(), *inside]
 
     def _moments(self) -> dict[str, Any]:
         return self._updater.state_dict()
@@ -363,13 +334,8 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def to_sequences(tree: Tree) -> Tree:
-    """[N, …] as sequences of one step, [1, N, …]."""
-    return optree.tree_map(lambda leaf: leaf[None], tree)
-
-
-def as_table(rows: Sequence[Row]) -> Table:
-    """The rows of an epoch as columns [n], read from the device at once."""
+def as_metrics(rows: Sequence[Row]) -> StepMetrics:
+    """The rows of an epoch as columns [n], read from the device in one transfer."""
     flags = ("bad", "empty")
     names = [name for name in rows[0] if name not in flags]
     numbers = torch.stack([row[name] for row in rows for name in names]).double()

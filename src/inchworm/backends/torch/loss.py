@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inchworm.backends.numpy.loss import LossCoefficients
-from inchworm.core.types import Evaluation, Minibatch
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 
 TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

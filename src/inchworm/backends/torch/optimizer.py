@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.numpy.learner import BETA_MEAN, BETA_SQUARE
-from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, check_moments
+from inchworm.core.errors import ConfigError
 
 
 class Adam:
@@ -94,14 +94,9 @@ class Adam:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; names and shapes must be those of these parameters."""
+        check_moments(state, {name: tuple(parameter.shape) for name, parameter in zip(self.names, self.parameters)})
         for key, parts in (("mean", self._means), ("square", self._squares)):
-            differing = sorted(set(state[key]) ^ set(self.names))
-            if differing:
-                raise InchwormError(f"this optimiser state does not fit the policy: {differing} are only on one side")
             for name, part in zip(self.names, parts):
-                if np.shape(state[key][name]) != tuple(part.shape):
-                    shapes = f"{np.shape(state[key][name])}; the policy needs {tuple(part.shape)}"
-                    raise InchwormError(f"the optimiser's {key} of {name} has shape {shapes}")
                 part.copy_(torch.from_numpy(np.array(state[key][name])))
         self.steps.fill_(float(state["step"]))
 
