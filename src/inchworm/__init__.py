@@ -1,7 +1,7 @@
 """PPO in two halves: `collect` runs a policy in an environment and returns a `Rollout`, `learn` updates the policy from it.
 
-The public names are listed in `__init__.pyi`, each with its module, and imported when they are first used: `import inchworm` costs
-nothing, and a program that only acts never imports a learning framework.
+The public names are listed in `__init__.pyi`, each with its module, and imported on first use: `import inchworm` is fast,
+and a program that only acts never imports a learning framework.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Running a policy in environments: the collector, opponents that play the other lanes, and actors by name.
+"""Collecting rollouts: the collector, opponents that play the other lanes, and actors by name.
 
 May import `core`, `config`, `env`, `rollout` and `policy`.
 """

@@ -1,4 +1,4 @@
-"""Values, contracts and files that everything else is built on: types, protocols, spaces, trees, errors, seeding, verified files.
+"""Types, protocols, spaces, trees, errors, seeding and verified files, which everything else builds on.
 
 May import nothing else of inchworm.
 """

@@ -1,4 +1,4 @@
-"""Scoring policies: seeded episodes, matches between two players, suites, and statistics with intervals.
+"""Evaluating policies: seeded episodes, matches between two players, suites, and statistics with confidence intervals.
 
 May import `core` to `collect` and `backends`.
 """

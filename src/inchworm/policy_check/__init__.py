@@ -1,4 +1,4 @@
-"""`check_policy`: does a policy act and learn as the contracts require?
+"""`check_policy`: tests whether a policy acts and learns as the `Policy` protocol requires.
 
 May import everything but `cli`.
 """

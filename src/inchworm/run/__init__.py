@@ -1,4 +1,4 @@
-"""A run on disk: its directory, its checkpoints, and saving and restoring a training exactly.
+"""A run on disk: its directory, its checkpoints, and saving and restoring the exact state of a training.
 
 May import `core` to `collect` and `backends`.
 """

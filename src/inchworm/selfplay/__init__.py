@@ -1,4 +1,4 @@
-"""Opponents made of past policies: the pool, ratings, the callback that feeds them, and the ratings page.
+"""Self-play: a pool of past versions of the policy, ratings, the callback that updates them, and the ratings page.
 
 May import `core` to `collect`, `backends` and `evaluate`.
 """

@@ -1,4 +1,4 @@
-"""Where metrics go: the run's JSONL files and the terminal.
+"""Trackers, which record metrics: the JSONL files of a run and the terminal.
 
 May import `core` and `config`.
 """

@@ -1,4 +1,4 @@
-"""The training loop, and `PPOTrainer`, the one place where all parts are put together.
+"""The training loop, callbacks, and `PPOTrainer`, the only place where all parts are put together.
 
 May import everything but `policy_check`, `analysis` and `cli`.
 """
