@@ -1,4 +1,4 @@
 """Evaluating policies: seeded episodes, matches between two players, suites, and statistics with confidence intervals.
 
-May import `core` to `collect` and `backends`.
+May import `collect`, `backends` and everything below them.
 """

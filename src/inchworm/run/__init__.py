@@ -1,4 +1,4 @@
 """A run on disk: its directory, its checkpoints, and saving and restoring the exact state of a training.
 
-May import `core` to `collect` and `backends`.
+May import `collect`, `backends` and everything below them.
 """
