@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from faults import page, results
+from faults import page
 from faults.programme import PEERS, ROOT, Procedure, Work, as_data, child_environment, load_all
 
 LIMIT_SECONDS = 4 * 3600.0
@@ -48,7 +48,7 @@ def main() -> int:
     chosen = [entry for name, entry in procedures.items() if not options.ids or name in options.ids]
     began = time.monotonic()
     fine = _run_all(chosen, options)
-    page.write()
+    page.write_page()
     minutes = (time.monotonic() - began) / 60
     console.print(f"{len(fine)} procedures in {minutes:.1f} minutes; {sum(fine)} fine; the page is {page.PAGE.relative_to(ROOT)}")
     return 0 if all(fine) else 1
@@ -85,7 +85,7 @@ def _run_here(options: argparse.Namespace) -> int:
         lines.flush()
 
     began = time.monotonic()
-    outcome = run(Work(options.count, options.scratch, seed=options.seed, tick=tick))
+    outcome = run(Work(options.count, options.scratch, seed=options.seed, reduced=False, tick=tick))
     lines.write(json.dumps({"outcome": as_data(outcome, count=options.count, seconds=time.monotonic() - began)}) + "\n")
     lines.flush()
     return 0
@@ -111,7 +111,7 @@ def _run_one(entry: Procedure, peer_name: str, options: argparse.Namespace, prog
     task = progress.add_task(f"{name} {entry.title[:50]}", total=None)
     count = count_of(entry, options.factor)
     if not entry.possible():
-        results.keep(entry.id, peer_name, {"not_run": f"needs {entry.needs}", "count": count})
+        page.keep(entry.id, peer_name, {"not_run": f"needs {entry.needs}", "count": count})
         return False
     own = Path(tempfile.mkdtemp(prefix=f"faults-{entry.id}-"))
     scratch, log = own / "scratch", own.with_suffix(".log")
@@ -122,7 +122,7 @@ def _run_one(entry: Procedure, peer_name: str, options: argparse.Namespace, prog
     finally:
         shutil.rmtree(own, ignore_errors=True)
     found["measured"] = datetime.date.today().isoformat()
-    results.keep(entry.id, peer_name, found)
+    page.keep(entry.id, peer_name, found)
     fine = found["passed"] == found["total"] > 0
     word = "fine" if fine else "NOT FINE" if not peer_name else "as found"
     progress.console.print(

@@ -1,15 +1,16 @@
-"""D2: losses and gradients that are not finite, on every backend."""
+"""D2 to D5: losses that are not finite, edges of the loss, the precision of the normalisers, and the cost of the checks."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from faults.programme import Outcome, Work, procedure
+from faults.programme import Outcome, Work, benchmark, procedure
 
 BACKENDS = ("numpy", "torch")
 
@@ -160,3 +161,251 @@ def _overflow(backend: str, rate: float, directory: Path) -> str:
     weights += [TrainingCheckpointer(path.parent).load(path).state["weights"] for path in (directory / "checkpoints").glob("step-*")]
     saved = all(np.isfinite(array).all() for each in weights for array in each.values())
     return "weights that are not finite were saved" if not saved else "" if stopped or weights else "it neither stopped nor saved"
+
+
+@procedure(
+    "D3",
+    title="Edges: huge rewards, equal advantages, minibatches of 1, one step, ends on the boundary, masks, saturation",
+    must="finite loss, gradient and weights; GAE as the brute-force sum",
+    full=1,
+    test=1,
+)
+def edges(work: Work) -> Outcome:
+    """Each edge on each backend: an update, and the advantages beside a plain loop in float64."""
+    outcome = Outcome()
+    cases = list(_edges())
+    for number in work.each(len(cases)):
+        name, parts, shape, fields, law = cases[number]
+        for backend in BACKENDS:
+            wrong = _at_edge(backend, parts, shape, fields, law)
+            outcome.check(not wrong, f"{name}, {backend}: {wrong}")
+    outcome.notes.append(
+        "a reward of 1e30 needs policy.normalize_values: its square is beyond float32, so that without it the three-in-a-row stop answers"
+    )
+    return outcome
+
+
+Law = Callable[[Any], bool] | None
+
+
+def _edges() -> Iterator[tuple[str, dict[str, Any], tuple[int, int], dict[str, Any], Law]]:
+    from gymnasium import spaces
+
+    def ends(steps: int, lanes: int, *rows: int) -> np.ndarray:
+        flags = np.zeros((steps, lanes), bool)
+        flags[list(rows)] = True
+        return flags
+
+    big = {"rewards": np.full((8, 2), 1e30, np.float32)}
+    yield "rewards of 1e30", {"policy": {"normalize_values": True}}, (8, 2), big, None
+    yield (
+        "one reward of 1e30",
+        {"policy": {"normalize_values": True}},
+        (8, 2),
+        {"rewards": np.where(np.arange(16).reshape(8, 2) == 5, 1e30, 0).astype(np.float32)},
+        None,
+    )
+    yield "rewards of 1e15", {}, (8, 2), {"rewards": np.full((8, 2), 1e15, np.float32)}, None
+    equal = {"rewards": np.zeros((8, 2), np.float32), "terminated": np.ones((8, 2), bool), "observations": np.zeros((9, 2, 3), np.float32)}
+    yield "all advantages equal", {"ent_coef": 0.0, "vf_coef": 0.0}, (8, 2), equal, lambda stats: abs(stats["policy_loss"]) < 1e-6
+    yield "minibatches of 1", {"num_minibatches": 16, "normalize_advantages": "minibatch"}, (8, 2), {}, None
+    yield "a remainder of 1", {"num_minibatches": None, "minibatch_size": 5}, (8, 2), {}, None
+    yield "one step", {}, (1, 2), {}, None
+    yield "one step of one lane", {}, (1, 1), {}, None
+    yield "one step of one lane, normalised by minibatch", {"normalize_advantages": "minibatch"}, (1, 1), {}, None
+    yield "episodes of length 1", {}, (8, 2), {"terminated": np.ones((8, 2), bool)}, None
+    yield "episodes cut after 1 step", {}, (8, 2), {"truncated": np.ones((8, 2), bool)}, None
+    yield "an end exactly on the boundary", {}, (8, 2), {"terminated": ends(8, 2, 7)}, None
+    yield "a cut exactly on the boundary", {}, (8, 2), {"truncated": ends(8, 2, 7)}, None
+    yield "an end just before the boundary", {}, (8, 2), {"terminated": ends(8, 2, 6)}, None
+    space = spaces.Dict({"x": spaces.Box(-2.0, 2.0, (3,), np.float32), "action_mask": spaces.MultiBinary(3)})
+    for words, row in (("all actions but one masked", [0, 1, 0]), ("all actions masked", [0, 0, 0])):
+        mask = np.broadcast_to(np.array(row, np.int8), (9, 2, 3)).copy()
+        seen = {"x": np.random.default_rng(3).normal(0, 1, (9, 2, 3)).astype(np.float32), "action_mask": mask}
+        yield (
+            words,
+            {"observation_space": space},
+            (8, 2),
+            {"observations": seen},
+            (lambda stats: abs(stats["entropy"]) < 1e-6) if any(row) else None,
+        )
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    for far in (5.0, 20.0, 200.0):
+        actions = np.full((8, 2, 2), far, np.float32)
+        yield (
+            f"tanh of {far:g}",
+            {"action_space": box, "policy": {"action_bounds": "tanh"}},
+            (8, 2),
+            {"actions": actions, "log_probs": "own"},
+            None,
+        )
+    yield (
+        "observations of 1e30, normalised",
+        {"policy": {"normalize_observations": True}},
+        (8, 2),
+        {"observations": np.full((9, 2, 3), 1e30, np.float32)},
+        None,
+    )
+    yield "rows without a living agent", {}, (8, 2), {"valid": np.zeros((8, 2), bool)}, None
+
+
+def _at_edge(backend: str, parts: dict[str, Any], shape: tuple[int, int], fields: dict[str, Any], law: Law) -> str:
+    from inchworm.backends.registry import compute_advantages
+
+    policy, learner = make_parts(backend, **parts)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        rollout = make_rollout(policy, *shape, **{name: value for name, value in fields.items() if not isinstance(value, str)})
+        if "log_probs" in fields:
+            rollout = _with_own_log_probs(policy, rollout)
+        seen = compute_advantages(policy, rollout, learner.config)
+        error = _gae_error(seen, rollout, learner.config)
+        stats = [learner.update(rollout) for _ in range(2)][-1]  # with a normaliser the first only moves the statistics
+    if not np.isfinite(list(stats.values())).all() or stats.get("skipped_steps", 0):
+        return f"skipped {stats.get('skipped_steps')}, { ({k: v for k, v in stats.items() if not np.isfinite(v)}) }"
+    if not all(np.isfinite(array).all() for array in arrays_of(policy, learner)):
+        return "a weight is not finite"
+    if law is not None and not law(stats):
+        return f"the law does not hold: {dict(stats)}"
+    return "" if error <= 5e-6 else f"the advantages are {error:.1e} from the plain sum"
+
+
+def _with_own_log_probs(policy: Any, rollout: Any) -> Any:
+    """The rollout's actions with the log-probs that the policy gives them now."""
+    import dataclasses
+
+    from inchworm.backends.numpy.policy import NumpyPolicy
+    from inchworm.core.types import Minibatch
+
+    own = NumpyPolicy(policy.spec, policy.get_weights())
+    flat = np.zeros_like(rollout.rewards)
+    minibatch = Minibatch(
+        observations=rollout.observations,
+        actions=rollout.actions,
+        log_probs=flat,
+        advantages=flat,
+        returns=flat,
+        values=flat,
+        valid=rollout.valid,
+        episode_starts=rollout.episode_starts,
+    )
+    return dataclasses.replace(rollout, log_probs=np.asarray(own.evaluate(minibatch).log_probs, np.float32))
+
+
+def _gae_error(seen: Any, rollout: Any, config: Any) -> float:
+    """How far the advantages are from the plain recursion in float64, relative to the largest."""
+    values, following = np.asarray(seen.values, np.float64), np.asarray(seen.next_values, np.float64)
+    total, plain = np.zeros(rollout.num_lanes), np.zeros(values.shape)
+    for t in reversed(range(rollout.num_steps)):
+        goes_on = ~rollout.terminated[t]
+        delta = rollout.rewards[t].astype(np.float64) + config.gamma * following[t] * goes_on - values[t]
+        total = delta + config.gamma * config.gae_lambda * (goes_on & ~rollout.truncated[t]) * total
+        plain[t] = total
+    valid = rollout.valid
+    if not valid.any():
+        return 0.0
+    return float(np.abs(np.asarray(seen.advantages) - plain)[valid].max() / max(1.0, np.abs(plain[valid]).max()))
+
+
+def _chunk(rng: np.random.Generator, size: int, offset: float, repeats: int) -> Any:
+    """Statistics of `size` samples, merged with themselves until they stand for `size * repeats`."""
+    from inchworm.policy.statistics import RunningMeanStd
+
+    chunk = RunningMeanStd((2,))
+    chunk.update(rng.normal(offset, (1.0, 3.0), (size, 2)))
+    whole = chunk.copy()
+    while whole.count < size * repeats:
+        whole.merge(whole.copy() if whole.count * 2 <= size * repeats else chunk)
+    return whole
+
+
+def exact_moments(chunks: list[Any]) -> tuple[list[Fraction], list[Fraction], int]:
+    """Mean and variance of all chunks together, in fractions: nothing is rounded."""
+    count = sum(int(chunk.count) for chunk in chunks)
+    means, variances = [], []
+    for dimension in range(2):
+        mean = sum(Fraction(float(chunk.mean[dimension])) * int(chunk.count) for chunk in chunks) / count
+        squares = sum(
+            (Fraction(float(chunk.var[dimension])) + (Fraction(float(chunk.mean[dimension])) - mean) ** 2) * int(chunk.count)
+            for chunk in chunks
+        )
+        means.append(Fraction(mean))
+        variances.append(Fraction(squares) / count)
+    return means, variances, count
+
+
+def _error(found: Any, means: list[Fraction], variances: list[Fraction]) -> float:
+    pairs = [*zip(found.mean, means), *zip(found.var, variances)]
+    return max(abs(float((Fraction(float(have)) - want) / want)) for have, want in pairs)
+
+
+@procedure(
+    "D4",
+    title="Normalisers: 1e9 samples by merging, at an offset of 1e6, in any order",
+    must="relative error at most 1e-6; merged against one by one at most 1e-12 at an offset of 100 (any order at 1e6: 1e-11)",
+    full=20,
+    test=2,
+)
+def normalizers(work: Work) -> Outcome:
+    """Chunks that stand for 1e9 samples, merged in several orders, beside fractions; and a stream in pieces beside the whole."""
+    from inchworm.policy.statistics import RunningMeanStd
+
+    outcome = Outcome()
+    worst = worst_order = worst_stream = 0.0
+    for number in work.each():
+        rng = np.random.default_rng((work.seed, number))
+        chunks = [_chunk(rng, 2_000, 1e6, 10_000) for _ in range(50)]  # 50 * 2,000 * 10,000 = 1e9 samples
+        means, variances, count = exact_moments(chunks)
+        results = []
+        for order in (range(50), range(49, -1, -1), rng.permutation(50), rng.permutation(50)):
+            total = RunningMeanStd((2,))
+            for index in order:
+                total.merge(chunks[int(index)])
+            results.append(total)
+        worst = max(worst, *(_error(total, means, variances) for total in results))
+        between = [float(np.max(np.abs(total.mean / results[0].mean - 1))) for total in results]
+        between += [float(np.max(np.abs(total.var / results[0].var - 1))) for total in results]
+        worst_order = max(worst_order, *between)
+        outcome.check(count == 10**9 and all(total.count == count for total in results), f"{number}: {count} samples")
+        outcome.check(worst <= 1e-6, f"{number}: relative error {worst:.1e}")
+        outcome.check(worst_order <= 1e-11, f"{number}: {worst_order:.1e} between two orders")
+        worst_stream = max(worst_stream, _stream_error(rng))
+        outcome.check(worst_stream <= 1e-12, f"{number}: {worst_stream:.1e} between a stream in pieces and the whole")
+    outcome.figures = {
+        "relative error": f"{worst:.1e}",
+        "between orders": f"{worst_order:.1e}",
+        "pieces against the whole": f"{worst_stream:.1e}",
+    }
+    outcome.notes.append(
+        "at an offset of 1e6 a float64 mean has 1e-10 of rounding, so that two orders of merging, and merged against one by one, differ by "
+        "about 2e-12 in the variance: more than the 1e-12 that holds at an offset of 100"
+    )
+    outcome.notes.append("a chunk is 2,000 samples merged with themselves 10,000 times over; the 1e9 are counted, not drawn")
+    return outcome
+
+
+def _stream_error(rng: np.random.Generator) -> float:
+    """One stream of 20,000 samples, at an offset of 100, entered in pieces of any size, against all of it at once.
+
+    (At an offset of 1e6 a mean has 1e-10 of absolute precision, and the variance of pieces and whole agree to about 2e-12.)
+    """
+    from inchworm.policy.statistics import RunningMeanStd
+
+    samples = rng.normal(100.0, (1.0, 3.0), (20_000, 2))
+    whole, pieces = RunningMeanStd((2,)), RunningMeanStd((2,))
+    whole.update(samples)
+    for part in np.split(samples, sorted(rng.integers(0, 20_000, 200))):
+        pieces.update(part)
+    return float(max(np.max(np.abs(pieces.mean / whole.mean - 1)), np.max(np.abs(pieces.var / whole.var - 1))))
+
+
+@procedure("D5", title="Cost of the checks at the boundary", must="at most 2 % of profiled training time", full=1, test=0, alone=True)
+def boundary_cost(work: Work) -> Outcome:
+    """`benchmarks/boundary_cost.py`: a share inside one run, for four works."""
+    module = benchmark("boundary_cost")
+    outcome = Outcome()
+    for number in work.each(len(module.WORKS)):
+        cost = module.measure(module.WORKS[number])
+        outcome.check(cost.share <= 0.02, f"{cost.name}: {cost.share:.2%}")
+        outcome.figures[cost.name] = f"{cost.share:.2%}"
+    return outcome

@@ -1,4 +1,7 @@
-"""A4: a disk that is really full: a small tmpfs in a mount namespace of our own."""
+"""A4: a disk that is really full: a small tmpfs in a private mount namespace.
+
+`python -m faults.durability_full_disk MOUNT KIND NUMBER`, in that namespace, runs one round and prints what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,31 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from faults import durability_runs as runs
+from faults import runs
 from faults.durability_child import fill
-from faults.programme import Outcome, Work, procedure
+from faults.programme import Outcome, Work, child_environment, procedure
 
 UPDATES = 8
 SIZE = "8m"
+KINDS = ("for a while", "to the end", "from the start")
+UNSHARE = ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--mount", "--map-root-user")
 
 
 @cache
 def possible() -> bool:
-    """Whether we may mount in a namespace of our own."""
+    """Whether this machine lets us mount in a private namespace."""
     if shutil.which("unshare") is None:
         return False
-    return subprocess.run([*_unshare(), "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=20).returncode == 0
-
-
-def _unshare() -> list[str]:
-    return ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    return subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=20).returncode == 0
 
 
 @procedure(
     "A4",
     title="a really full disk (tmpfs of 8 MB): for a while in the middle, to the end, from the start; then freed",
-    must="training goes on, and the first save after freeing succeeds; full to the end: exit code not 0 and a message; "
+    must="training continues, and the first save after freeing succeeds; full to the end: exit code not 0 and a message; "
     "then the same command ends with the bits of the undisturbed run",
     full=20,
     test=1,
@@ -42,89 +42,46 @@ def _unshare() -> list[str]:
     possible=possible,
 )
 def full_disk(work: Work) -> Outcome:
-    """Rounds in turns: full for three updates, full to the end, full before the start."""
+    """Rounds of the three kinds in turns."""
     outcome = Outcome()
-    expected = runs.undisturbed(work.scratch / "undisturbed", runs.arguments(UPDATES))
-    rounds: tuple[Callable[[Path, int], str], ...] = (_for_a_while, _to_the_end, _from_the_start)
+    expected = runs.undisturbed(work.scratch / "undisturbed", runs.command(runs.arguments(UPDATES)))
     for number in work.each():
         mount = work.scratch / f"disk-{number}"
         mount.mkdir()
-        ended = subprocess.run(
-            [*_unshare(), sys.executable, "-P", "-c", _PROGRAM, str(runs.HERE.parent), str(mount), str(number % len(rounds)), str(number)],
-            env=runs.environment(), capture_output=True, text=True, timeout=3 * runs.LIMIT,
-        )  # fmt: skip
-        lines = ended.stdout.splitlines()
-        problem = (
-            lines[-1].removeprefix("problem: ") if lines and lines[-1].startswith("problem: ") else ended.stderr[-400:] or "it said nothing"
-        )
-        if lines and lines[-1] == "problem: ":
-            problem = ""
-        different = _different(work.scratch / f"disk-{number}.copy", expected) if not problem else ""
-        outcome.check(not problem and not different, f"round {number}: {problem or 'other bits in ' + different}")
+        child = [sys.executable, "-m", "faults.durability_full_disk", str(mount), str(number % len(KINDS)), str(number)]
+        ended = subprocess.run([*UNSHARE, *child], env=child_environment(), capture_output=True, text=True, timeout=3 * runs.LIMIT)
+        problem = ended.stdout.strip() or (f"code {ended.returncode}: {ended.stderr[-400:]}" if ended.returncode else "")
+        if not problem:
+            different = runs.differences(runs.fingerprint(mount.with_suffix(".copy")), expected)
+            problem = f"other bits in {different}" if different else ""
+        outcome.check(not problem, f"round {number}, full {KINDS[number % len(KINDS)]}: {problem}")
     return outcome
 
 
-_PROGRAM = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from faults import durability_full_disk
-print("problem: " + " ".join(durability_full_disk.one_round(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])).split()))
-"""
-
-
-def one_round(mount: Path, kind: int, number: int) -> str:
-    """In the namespace: mount, run, free, run; what was wrong. The finished run is copied beside the mount, to be compared outside."""
+def one_round(mount: Path, kind: str, at: int) -> str:
+    """Mount, run with a full disk, free, run again; returns what was wrong. The finished run is copied out of the mount."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(mount)], check=True, capture_output=True)
-    problem = (_for_a_while, _to_the_end, _from_the_start)[kind](mount, 2 + number // 3 % 3)
-    if problem:
-        return problem
-    left = runs.leftovers(mount)
-    shutil.copytree(mount / runs.NAME, mount.with_suffix(".copy"))
-    return f"left behind: {', '.join(left[:3])}" if left else ""
+    filler = mount / "filler"
+    hooks = {"for a while": ["fill", str(at), str(at + 3), str(filler)], "to the end": ["fill", str(at), "-1", str(filler)]}
+    if kind == "from the start":
+        fill(filler)
+    output = mount.with_suffix(".output")  # the child's own output must not need room on the full disk
+    ended = runs.run(runs.command([*runs.arguments(UPDATES), "--run.directory", str(mount)], hooks=hooks.get(kind, ())), output)
+    full = os.strerror(errno.ENOSPC) in ended.error and runs.RUN in ended.error and "Traceback" not in ended.error
+    if (ended.code == 0) != (kind == "for a while") or ended.code < 0 or not full:
+        return f"code {ended.code}: {ended.error[-300:]}"
+    if kind == "to the end":
+        checkpoint = runs.newest(mount / runs.RUN)
+        if checkpoint is None or checkpoint.step < at - 1:
+            return f"the newest checkpoint is of step {checkpoint and checkpoint.step}, but {at - 1} had been saved"
+    if kind != "for a while":
+        filler.unlink()
+        ended = runs.run(runs.command([*runs.arguments(UPDATES), "--run.directory", str(mount)]), output)
+        if ended.code:
+            return f"after freeing: code {ended.code}: {ended.error[-300:]}"
+    shutil.copytree(mount / runs.RUN, mount.with_suffix(".copy"))
+    return runs.leftovers(mount)
 
 
-def _different(copy: Path, expected: dict[str, str]) -> str:
-    return runs.differences(runs.fingerprint(copy), expected)
-
-
-def _for_a_while(mount: Path, at: int) -> str:
-    """Full from one rollout to another: the run ends well, and says what was wrong meanwhile."""
-    hooks = ["fill", str(at), str(at + 3), str(mount / "filler")]
-    ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=hooks), mount)
-    if ended.code:
-        return f"it ended with code {ended.code}: {ended.error[-300:]}"
-    return "" if _says_full(ended.error) else f"nothing was said of a full disk: {ended.error[-300:]}"
-
-
-def _to_the_end(mount: Path, at: int) -> str:
-    """Full from one rollout on: a code and a message; freed, the same command makes up for all of it."""
-    hooks = ["fill", str(at), "-1", str(mount / "filler")]
-    ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=hooks), mount)
-    if ended.code <= 0 or not _says_full(ended.error):
-        return f"full to the end: code {ended.code}: {ended.error[-300:]}"
-    checkpoint = runs.newest(mount / runs.NAME)
-    if checkpoint is None or checkpoint.step < at - 1:
-        return f"the checkpoint before is gone: {checkpoint and checkpoint.step}, {at - 1} had been saved"
-    return _freed(mount)
-
-
-def _from_the_start(mount: Path, at: int) -> str:
-    """Full before anything: refused with a message."""
-    del at
-    fill(mount / "filler")
-    ended = runs.run(runs.command(runs.arguments(UPDATES)), mount)
-    if ended.code <= 0 or not _says_full(ended.error):
-        return f"full from the start: code {ended.code}: {ended.error[-300:]}"
-    return _freed(mount)
-
-
-def _freed(mount: Path) -> str:
-    (mount / "filler").unlink()
-    ended = runs.run(runs.command(runs.arguments(UPDATES)), mount)
-    return f"after freeing: code {ended.code}: {ended.error[-300:]}" if ended.code else ""
-
-
-def _says_full(error: str) -> bool:
-    """One message, not a traceback, with the error and a path."""
-    return os.strerror(errno.ENOSPC) in error and runs.NAME in error and "Traceback" not in error
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(one_round(Path(sys.argv[1]), KINDS[int(sys.argv[2])], 2 + int(sys.argv[3]) // 3 % 3).split()))

@@ -1,27 +1,28 @@
-"""A1: the trainer is killed at any moment and started again with the same command; the end is the same, bit for bit."""
+"""A1, A7 and A10: a trainer killed at random moments, two trainers on one run, and the cost of checkpoints."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
-import subprocess
+import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from faults import durability_runs as runs
-from faults.programme import Outcome, Work, procedure
+from faults import runs
+from faults.programme import Outcome, Work, benchmark, procedure
 from inchworm.core.errors import CorruptFileError
 
 UPDATES = 20
 PHASES = ("save", "learn", "save", "collect")
 """In turns: half of all kills are inside a save."""
 CHAINS = (1, 2, 1, 3)
-"""How many kills hit one run, one after another, before it may end."""
+"""Number of kills of one run, one after another, before it may end."""
 FIRST_STEP_SECONDS = 10.0
 AT_THE_END = 0.15
-"""Share of kills in the last phases of a run, where the fewest moments are and the most happens."""
+"""Share of kills in the last phases of a run, which are the fewest and do the most."""
 
 
 @dataclass
@@ -30,21 +31,81 @@ class Chain:
 
     directory: Path
     length: int
+    threaded: bool
+    """Whether every save runs in a background thread, which the library does only where saves are rare."""
     problems: list[str] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
     """The phase of each kill."""
     lost: int = 0
     first_row: float | None = None
-    expected_step: int | None = None
-    """The iteration that the next start must go on from; None before the first kill."""
+    expected_step: int = 0
+    """The iteration from which the next start must continue."""
     is_over: bool = False
-    beside: bool = False
-    """Whether its saves are written in a thread beside training, which the library does where saves are rare."""
 
     @property
     def run(self) -> Path:
-        """The run's own directory."""
-        return self.directory / runs.NAME
+        return self.directory / runs.RUN
+
+    def kill(self, phase: str, durations: dict[str, list[float]], rng: random.Random) -> bool:
+        """Start or restart the run with a timer and check what the kill leaves. False if the run ended before its kill."""
+        taken = sorted(durations[phase])
+        left = 1 - self.expected_step / UPDATES  # of the run
+        number = 1 + int(rng.random() * len(taken) * left)
+        if rng.random() < AT_THE_END:
+            number = max(1, round(len(taken) * left) - rng.randrange(2))
+        microseconds = int(1e6 * rng.random() * taken[len(taken) // 2])
+        note = self.directory / "note"
+        hooks = ["kill", phase, str(number), str(microseconds), str(note), *(["thread"] if self.threaded else [])]
+        self.directory.mkdir(exist_ok=True)
+        ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=hooks), self.directory)
+        self._check_resumed(ended.out)
+        if ended.code == 0:
+            return False
+        self.kills.append(phase)
+        if ended.code != -9 or note.read_bytes().decode().strip() != phase:
+            self.problems.append(f"a start ended with code {ended.code}: {ended.error[-300:]}")
+        try:
+            checkpoint = runs.newest(self.run)
+        except (CorruptFileError, OSError, UserWarning) as error:
+            self.problems.append(f"after a kill in {phase}: {error}")
+            return True
+        self.expected_step = 0 if checkpoint is None else checkpoint.step
+        lost = runs.last_iteration(self.run / "metrics.jsonl") - self.expected_step
+        self.lost = max(self.lost, lost)
+        if lost > 1 + self.threaded:
+            self.problems.append(f"after a kill in {phase} {lost} intervals were lost")
+        return True
+
+    def _check_resumed(self, out: str) -> None:
+        if self.expected_step and f"{self.expected_step * runs.BATCH:,} steps" not in out:
+            self.problems.append(f"it did not continue from iteration {self.expected_step}: {out[:200]!r}")
+
+    def finish(self, expected: dict[str, str], work: Work, outcome: Outcome) -> None:
+        """Run the same command to the end; every kill of the chain is judged by the result."""
+        self.is_over = True
+        timing = self.run / "timing.jsonl"  # metrics repeats the lost rows exactly, timing does not
+        before = set(timing.read_bytes().splitlines()) if timing.exists() else set()
+        began = time.monotonic()
+        with runs.started(runs.command(runs.arguments(UPDATES)), self.directory) as child:
+            while child.running() and time.monotonic() < began + runs.LIMIT:
+                if self.first_row is None and timing.exists() and set(timing.read_bytes().splitlines()) - before:
+                    self.first_row = time.monotonic() - began
+                time.sleep(0.005)
+            code = child.code_within(0)
+        if code != 0:
+            self.problems.append(f"the restart ended with code {code}: {child.errors()[-300:]}")
+        self._check_resumed((self.directory / "stdout").read_text())
+        different = runs.differences(runs.fingerprint(self.run), expected)
+        if different:
+            self.problems.append(f"other bits in {different}")
+        if work.late(self.first_row or 0.0, FIRST_STEP_SECONDS):
+            self.problems.append(f"the first new step came {self.first_row:.1f} s after the restart")
+        if left := runs.leftovers(self.run):
+            self.problems.append(left)
+        for kill in self.kills:
+            outcome.check(not self.problems, f"killed in {' then '.join(self.kills)} ({kill}): {'; '.join(self.problems)}")
+        if not self.problems:
+            shutil.rmtree(self.directory)
 
 
 @procedure(
@@ -56,139 +117,115 @@ class Chain:
     test=2,
 )
 def killed_trainers(work: Work) -> Outcome:
-    """Each kill counts once; it is fine if its restart was, and the end of its run."""
+    """Each kill counts once; it passes if its restart and the end of its run are right."""
     outcome, rng = Outcome(), random.Random(work.seed)
-    expected = runs.undisturbed(work.scratch / "undisturbed", runs.arguments(UPDATES))
-    durations = _durations(work.scratch)
+    expected = runs.undisturbed(work.scratch / "undisturbed", runs.command(runs.arguments(UPDATES)))
+    times = work.scratch / "times"
+    ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=["time", str(times)]), work.scratch / "timed")
+    if ended.code:
+        raise RuntimeError(f"the timed run ended with code {ended.code}: {ended.error[-500:]}")
+    durations: dict[str, list[float]] = json.loads(times.read_text())
     chains: list[Chain] = []
     for number in work.each():
         phase = PHASES[number % len(PHASES)]
-        if not chains or chains[-1].is_over or not _kill_once(chains[-1], phase, durations, rng):
+        if not chains or chains[-1].is_over or not chains[-1].kill(phase, durations, rng):
             if chains and not chains[-1].is_over:  # it ended before the kill
-                _finish(chains[-1], expected, outcome)
-            chains.append(Chain(work.scratch / f"chain-{len(chains)}", CHAINS[len(chains) % len(CHAINS)], beside=len(chains) % 3 == 2))
-            while not _kill_once(chains[-1], phase, durations, rng):
-                shutil.rmtree(chains[-1].directory)
+                chains[-1].finish(expected, work, outcome)
+            directory = work.scratch / f"chain-{len(chains)}"
+            chains.append(Chain(directory, CHAINS[len(chains) % len(CHAINS)], threaded=len(chains) % 3 == 2))
+            while not chains[-1].kill(phase, durations, rng):
+                shutil.rmtree(directory)
         if len(chains[-1].kills) == chains[-1].length or number + 1 == work.count:
-            _finish(chains[-1], expected, outcome)
-    _summarise(chains, outcome)
+            chains[-1].finish(expected, work, outcome)
+    kills = [kill for chain in chains for kill in chain.kills]
+    first = [chain.first_row for chain in chains if chain.first_row is not None]
+    outcome.figures = {
+        "kills in save, learn, collect": ", ".join(str(kills.count(phase)) for phase in ("save", "learn", "collect")),
+        "runs": f"{len(chains)}, with up to {max(CHAINS)} kills each",
+        "most work lost": f"{max(chain.lost for chain in chains if not chain.threaded)} interval",
+        "longest wait from the restart to its first new step": runs.longest(first),
+        "kills of runs that save in a thread": str(sum(len(chain.kills) for chain in chains if chain.threaded)),
+    }
+    outcome.notes.append("a third of the runs is forced to save in a thread; these may lose 2 intervals")
+    outcome.notes.append("the kill is a SIGKILL from a kernel timer, set to a random time inside the phase")
     return outcome
 
 
-def _durations(scratch: Path) -> dict[str, list[float]]:
-    """How long each phase takes, and how often it comes, in a run that is not killed."""
-    ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=["time", str(scratch / "times")]), scratch / "timed")
+REFUSED_SECONDS = 1.0
+STALE = ("its own", "of another running process", "garbage", "empty")
+"""Content of a lock file that no process holds."""
+
+
+@procedure(
+    "A7",
+    title="a second trainer on a run (train, resume), and locks left by killed ones, with and without env workers",
+    must="the second refuses within 1 s and names the holder's process; every stale lock is ignored",
+    full=20,
+    test=1,
+    alone=True,
+)
+def two_trainers(work: Work) -> Outcome:
+    """Each round: a holder, a second trainer that must refuse, a kill -9 of the holder, a third trainer that must start at once."""
+    outcome, waits, lives = Outcome(), [], []
+    starts = []
+    for _ in range(3):  # how long the command takes to start, read its arguments and end
+        began = time.monotonic()
+        runs.run(runs.command(["config", "CartPole-v1"]), work.scratch)
+        starts.append(time.monotonic() - began)
+    start_up = statistics.median(starts)
+    for number in work.each():
+        directory = work.scratch / f"round-{number}"
+        arguments = [*runs.arguments(100_000), "--num-workers", "2" if number % 3 == 2 else "0"]
+        with runs.started(runs.command(arguments), directory) as holder:
+            checkpoints = directory / runs.RUN / "checkpoints"
+            runs.wait_for(lambda: any(checkpoints.glob("step-*")) or not holder.running(), runs.LIMIT)  # noqa: B023
+            if not holder.running():
+                raise RuntimeError(f"the holder ended before its first checkpoint: {holder.errors()[-500:]}")
+            second = ["resume", runs.RUN] if number % 2 else arguments
+            began = time.monotonic()
+            ended = runs.run(runs.command(second), directory)
+            lives.append(time.monotonic() - began)
+            waits.append(max(0.0, lives[-1] - start_up))
+            refused = ended.code == 1 and str(holder.pid) in ended.error and holder.running()
+            outcome.check(
+                refused and not work.late(waits[-1], REFUSED_SECONDS),
+                f"round {number}, {second[0]}: code {ended.code} after {lives[-1]:.2f} s, holder {holder.pid}: {ended.error[-200:]}",
+            )
+            holder.process.kill()
+            holder.process.wait()
+        stale = STALE[number % len(STALE)]
+        problem = _restart_problem(directory, arguments, stale)
+        if outcome.check(not problem, f"round {number}, a stale lock ({stale}): {problem}"):
+            shutil.rmtree(directory)
+    outcome.figures["longest time to refuse"] = f"{max(waits):.2f} s after start-up; {max(lives):.2f} s with it"
+    outcome.notes.append(f"start-up ({start_up:.2f} s here), the median time to print a config, is subtracted")
+    return outcome
+
+
+def _restart_problem(directory: Path, arguments: list[str], stale: str) -> str:
+    """Why the run of a killed trainer does not continue with this content in its lock file; empty if it does."""
+    run = directory / runs.RUN
+    if stale != "its own":
+        (run / "lock").write_text({"of another running process": f"{os.getppid()}\n", "garbage": "\0\xff!", "empty": ""}[stale])
+    before = runs.last_iteration(run / "metrics.jsonl")
+    target = str((before + 2) * runs.BATCH)
+    ended = runs.run(runs.command([*arguments, "--run.total-timesteps", target, "--quiet"]), directory)
     if ended.code:
-        raise RuntimeError(f"the timed run ended with code {ended.code}: {ended.error[-500:]}")
-    return dict(json.loads((scratch / "times").read_text()))
+        return f"code {ended.code}: {ended.error[-300:]}"
+    after = runs.last_iteration(run / "metrics.jsonl")
+    return "" if after >= before + 2 else f"it stopped at iteration {after}; it had reached {before} before"
 
 
-def _kill_once(chain: Chain, phase: str, durations: dict[str, list[float]], rng: random.Random) -> bool:
-    """Start, or start again, with the timer set, and look at what the kill left. False if the run ended before its kill."""
-    taken = sorted(durations[phase])
-    left = 1 - (chain.expected_step or 0) / UPDATES  # of the run
-    number = 1 + int(rng.random() * len(taken) * left)
-    if rng.random() < AT_THE_END:
-        number = max(1, round(len(taken) * left) - rng.randrange(2))
-    microseconds = int(1e6 * rng.random() * taken[len(taken) // 2])
-    note = chain.directory / "note"
-    hooks = ["kill", phase, str(number), str(microseconds), str(note), *(["beside"] if chain.beside else [])]
-    ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=hooks), chain.directory)
-    _check_resumed(chain, ended.out)
-    if ended.code == 0:
-        return False
-    chain.kills.append(phase)
-    if ended.code != -9 or note.read_bytes().decode().strip() != phase:
-        chain.problems.append(f"a start ended with code {ended.code}: {ended.error[-300:]}")
-    _look(chain)
-    return True
-
-
-def _look(chain: Chain) -> None:
-    """What the kill left: a checkpoint that verifies, at most one interval behind the rows of metrics."""
-    try:
-        checkpoint = runs.newest(chain.run)
-    except (CorruptFileError, OSError, UserWarning) as error:
-        chain.problems.append(f"after a kill in {chain.kills[-1]}: {error}")
-        return
-    chain.expected_step = 0 if checkpoint is None else checkpoint.step
-    lost = runs.last_iteration(chain.run / "metrics.jsonl") - chain.expected_step
-    chain.lost = max(chain.lost, lost)
-    if lost > 1 + chain.beside:
-        chain.problems.append(f"after a kill in {chain.kills[-1]} {lost} intervals were lost")
-
-
-def _check_resumed(chain: Chain, out: str) -> None:
-    """What a start said: that it went on from the newest checkpoint, where there was one."""
-    step = chain.expected_step
-    if not step:
-        return
-    wanted = ("has reached its target", "steps are done") if step == UPDATES else (f"resuming at {step * runs.BATCH:,} steps of",)
-    if not any(text in out for text in wanted):
-        chain.problems.append(f"it did not go on from iteration {step}: {out[:200]!r}")
-
-
-def _finish(chain: Chain, expected: dict[str, str], outcome: Outcome) -> None:
-    """The same command once more, to the end; every kill of the chain is judged by it."""
-    chain.is_over = True
-    out = _restart(chain)
-    _check_resumed(chain, out)
-    different = runs.differences(runs.fingerprint(chain.run), expected)
-    if different:
-        chain.problems.append(f"other bits in {different}")
-    if chain.first_row is not None and chain.first_row > FIRST_STEP_SECONDS:
-        chain.problems.append(f"the first new step came {chain.first_row:.1f} s after the restart")
-    left = runs.leftovers(chain.run)
-    if left:
-        chain.problems.append(f"left behind: {', '.join(left[:3])}")
-    for kill in chain.kills:
-        outcome.check(not chain.problems, f"killed in {' then '.join(chain.kills)} ({kill}): {'; '.join(chain.problems)}")
-    if not chain.problems:
-        shutil.rmtree(chain.directory)
-
-
-def _restart(chain: Chain) -> str:
-    """Run to the end; when the first new row of timing was there is put down (those of metrics repeat the lost ones exactly)."""
-    timing = chain.run / "timing.jsonl"
-    before = set(timing.read_bytes().splitlines()) if timing.exists() else set()
-    began = time.monotonic()
-    with (chain.directory / "out").open("w+") as out, (chain.directory / "error").open("w+") as error:
-        process = subprocess.Popen(
-            runs.command(runs.arguments(UPDATES)),
-            cwd=chain.directory,
-            env=runs.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=error,
-        )
-        try:
-            while process.poll() is None and time.monotonic() < began + runs.LIMIT:
-                if chain.first_row is None and timing.exists() and set(timing.read_bytes().splitlines(keepends=False)) - before:
-                    chain.first_row = time.monotonic() - began
-                time.sleep(0.005)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                chain.problems.append("the restart hung")
-            process.wait(timeout=10)
-        error.seek(0)
-        if process.returncode:
-            chain.problems.append(f"the restart ended with code {process.returncode}: {error.read()[-300:]}")
-        out.seek(0)
-        return out.read()
-
-
-def _summarise(chains: list[Chain], outcome: Outcome) -> None:
-    first = [chain.first_row for chain in chains if chain.first_row is not None]
-    kills = [kill for chain in chains for kill in chain.kills]
-    outcome.figures["kills in save, learn, collect"] = ", ".join(str(kills.count(phase)) for phase in ("save", "learn", "collect"))
-    outcome.figures["runs"] = f"{len(chains)}, with up to {max(CHAINS)} kills each"
-    outcome.figures["most work lost"] = f"{max([chain.lost for chain in chains if not chain.beside])} interval"
-    if first:
-        outcome.figures["longest wait from the restart to its first new step"] = f"{max(first):.2f} s"
-    beside = sum(len(chain.kills) for chain in chains if chain.beside)
-    outcome.figures["kills of runs that save in a thread"] = str(beside)
-    outcome.notes.append(
-        "a third of the runs is made to save in a thread, though saves as frequent as here are not; 2 intervals may be lost then"
-    )
-    outcome.notes.append("the kill is a SIGKILL from a timer of the kernel, set at a random time inside the phase")
+@procedure("A10", title="Cost of a checkpoint a minute", must="at most 1 % of profiled training time", full=1, test=0, alone=True)
+def checkpoint_cost(work: Work) -> Outcome:
+    """`benchmarks/checkpoint_cost.py`: the time of a save in the training thread, with all its checks, as a share of a minute."""
+    module = benchmark("checkpoint_cost")
+    works = list(module.ITERATIONS.items())
+    outcome = Outcome()
+    for number in work.each(len(works)):
+        name, iterations = works[number]
+        row = module.measure(name, iterations)
+        outcome.check(row["share"] <= 0.01, f"{name}: {row['share']:.2%}")
+        outcome.figures[name] = f"{row['share']:.2%} ({1e3 * row['save']:.0f} ms for {row['bytes'] / 1e6:.2g} MB)"
+    outcome.notes.append("counted as if every save ran in the training thread, which is the most it can cost")
+    return outcome

@@ -1,17 +1,88 @@
-"""G4: configs at random through the library and through the command line; those in order are run."""
+"""G4: configs at random, through the library and the command line; the valid ones are run.
+
+`python -m faults.everyday_configs FILE…` runs the command line on many configs in one process and prints a line of JSON for each.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import resource
 import subprocess
 import sys
+import time
+import traceback
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from faults.everyday_cases import Case, put, random_case, written
-from faults.everyday_fields import FIELDS, OTHERS, says_what_is_allowed
+import numpy as np
+
+from faults.everyday_cases import FIELDS, OTHERS, Case, put, random_case, says_what_is_allowed, valid_data, written
 from faults.programme import Outcome, Work, child_environment, procedure
+
+MEMORY = 6 << 30
+"""What the process may map: a config that asks for a hundred times that must not take the machine with it."""
+
+
+def main() -> None:
+    """Call it once for nothing, so that what it imports on its way is not timed."""
+    from inchworm.cli.main import main as command_line
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    answer(command_line, ["train", "--config", "there-is-none.yaml"])
+    for path in sys.argv[1:]:
+        code, text, seconds = answer(command_line, ["train", "--config", path, "--quiet"])
+        sys.stdout.write(json.dumps({"code": code, "text": text, "seconds": seconds}) + "\n")
+        sys.stdout.flush()
+
+
+def answer(command_line: object, arguments: list[str]) -> tuple[int, str, float]:
+    """Exit code, what went to standard error, and how long it took."""
+    said, began, code = io.StringIO(), time.perf_counter(), -1
+    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+        try:
+            code = command_line(arguments)  # type: ignore[operator]
+        except Exception:  # what a person would see as a traceback
+            traceback.print_exc()
+    return code, said.getvalue().strip(), time.perf_counter() - began
+
+
+def run_two_updates(seed: int, number: int, directory: Path) -> str:
+    """Train with a random valid config; says what went wrong. One in forty has workers, one in four a memory."""
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.train.trainer import PPOTrainer
+
+    rng = np.random.default_rng([seed, 40, number])
+    data = valid_data(rng, share=0.6)
+    env, ppo, run = data["env"], data["ppo"], data.setdefault("run", {})
+    steps = env["num_envs"] * ppo["rollout_steps"]
+    if ppo.get("num_minibatches") and ppo["num_minibatches"] > steps:
+        ppo["num_minibatches"] = steps
+    run |= {"total_timesteps": 2 * steps, "max_iterations": None}
+    if number % 4 == 1:
+        data.setdefault("policy", {})["kind"] = ("lstm", "gru")[number // 4 % 2]
+        run["backend"] = "torch"
+    if number % 40 == 7:
+        env["num_workers"] = 2
+    data.setdefault("evaluation", {}).setdefault("episodes", 1)
+    data["evaluation"].setdefault("final_episodes", 1)
+    env.setdefault("max_episode_steps", 50)
+    config = TrainingConfig.from_dict(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
+                history = trainer.train()
+                failures = list(trainer.failures)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]} with {data}"
+    if len(history["loss"]) != 2 or not all(math.isfinite(loss) for loss in history["loss"]):
+        return f"losses {history['loss']} with {data}"
+    return f"{failures} with {data}" if failures else ""
+
 
 EXIT_SECONDS = 1.0
 
@@ -67,7 +138,7 @@ def by_command_line(cases: list[tuple[int, Case]], directory: Path, seconds: flo
     paths = {number: directory / f"{number}.yaml" for number, _ in cases}
     for number, case in cases:
         paths[number].write_bytes(case.text)
-    command = [sys.executable, "-m", "faults.everyday_cli", *map(str, paths.values())]
+    command = [sys.executable, "-m", "faults.everyday_configs", *map(str, paths.values())]
     with subprocess.Popen(
         command, cwd=directory, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as child:
@@ -126,7 +197,6 @@ def absurd_cases() -> list[Case]:
 )
 def fuzz(work: Work) -> Outcome:
     """Every case through the library, one in twenty of the invalid ones through the command line, one in fifty valid ones run."""
-    from faults.everyday_runs import run_two_updates
     from inchworm.config.sections import TrainingConfig
 
     outcome, cases = Outcome(), [random_case(work.seed, number) for number in range(work.count)]
@@ -156,3 +226,7 @@ def fuzz(work: Work) -> Outcome:
     outcome.notes.append("the command line is called in one process, timed from the call to its exit code, after the imports")
     outcome.notes.append("numbers beyond any machine (10^9 environments) count as invalid on the command line")
     return outcome
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
-"""Serves B1 and B3: a process that opens one hostile file after another, each in a fork of its own, under an audit hook that tells on it.
+"""A process that opens one hostile file after another, each in a fork, under an audit hook.
 
-`python -m faults.hostile_child` reads one job a line from standard input and writes one report a line to standard output, both JSON. All
-that a loader needs is imported before the first job, so that a report's time and memory are the loader's own.
+`python -m faults.hostile_child` reads one job per line from standard input and writes one report per line, both JSON. Everything
+that a loader needs is imported before the first job, so that the time and memory of a report are those of the loader.
 """
 
 from __future__ import annotations
@@ -15,44 +15,27 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 FORBIDDEN = (
-    "pickle.find_class",
-    "marshal.loads",
-    "marshal.load",
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.fork",
-    "os.forkpty",
-    "os.posix_spawn",
-    "os.spawn",
-    "pty.spawn",
-    "socket.connect",
-    "socket.bind",
-    "webbrowser.open",
-    "urllib.Request",
-    "ftplib.connect",
-    "http.client.connect",
-    "smtplib.connect",
-    "code.__new__",
-    "shelve.open",
-    "sqlite3.connect",
-)
+    "pickle.find_class", "marshal.loads", "marshal.load", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty",
+    "os.posix_spawn", "os.spawn", "pty.spawn", "socket.connect", "socket.bind", "webbrowser.open", "urllib.Request",
+    "ftplib.connect", "http.client.connect", "smtplib.connect", "code.__new__", "shelve.open", "sqlite3.connect",
+)  # fmt: skip
 WRITES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree")
 LIMIT_SECONDS = 5.0
 
 
 class Watch:
-    """An audit hook: what a loader did that no loader of data should do. `inside` is the one directory that may be written to."""
+    """An audit hook that denies and records what no loader of data should do. Only the directory `inside` may be written to."""
 
     def __init__(self, inside: str) -> None:
         self.hits: list[str] = []
         self._inside = os.path.realpath(inside)
         self._armed = False
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._audit)
 
     def __enter__(self) -> Watch:
         self._armed = True
@@ -61,19 +44,19 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._armed = False
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._armed:
             return
-        self._armed = False  # what is asked here must not be heard
+        self._armed = False  # the hook's own calls must not trigger it
         try:
-            told = self._told(event, arguments)
+            hit = self._hit(event, arguments)
         finally:
             self._armed = True
-        if told:
-            self.hits.append(told)
-            raise PermissionError(f"denied: {told}")
+        if hit:
+            self.hits.append(hit)
+            raise PermissionError(f"denied: {hit}")
 
-    def _told(self, event: str, arguments: tuple[Any, ...]) -> str:
+    def _hit(self, event: str, arguments: tuple[Any, ...]) -> str:
         if event in FORBIDDEN and not (event.startswith("marshal") and _importing()):
             return f"{event} {str(arguments)[:200]}"
         if event == "ctypes.dlopen" and arguments[0] and self._is_inside(str(arguments[0])):
@@ -84,40 +67,38 @@ class Watch:
             return self._outside(event, arguments[0], follow=not flags & os.O_NOFOLLOW) if writes else ""
         if event in WRITES and isinstance(arguments[0], str | bytes | os.PathLike):
             places = arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]
-            return next((told for place in places if (told := self._outside(event, place, follow=event == "os.truncate"))), "")
+            return next((hit for place in places if (hit := self._outside(event, place, follow=event == "os.truncate"))), "")
         if event in ("exec", "compile") and not _importing():
             return f"{event} {str(arguments)[:200]}" if self._foreign_code(event, arguments) else ""
         if event == "import" and arguments[1] and self._is_inside(str(arguments[1])):
             return f"import {arguments[0]} from {arguments[1]}"
         return ""
 
-    def _outside(self, event: str, place: Any, *, follow: bool = True) -> str:
+    def _outside(self, event: str, place: Any, *, follow: bool) -> str:
         text = os.fsdecode(place)
-        where = os.path.realpath(text) if follow else os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
-        inside = where == self._inside or where.startswith(self._inside + os.sep)
-        return "" if inside or where == "/dev/null" else f"{event} outside the sandbox: {text}"
+        where = text if follow else os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
+        return "" if self._is_inside(where, follow=follow) or where == "/dev/null" else f"{event} outside the sandbox: {text}"
 
-    def _is_inside(self, where: str) -> bool:
-        return os.path.realpath(where) == self._inside or os.path.realpath(where).startswith(self._inside + os.sep)
+    def _is_inside(self, where: str, *, follow: bool = True) -> bool:
+        real = os.path.realpath(where) if follow else where
+        return real == self._inside or real.startswith(self._inside + os.sep)
 
     def _foreign_code(self, event: str, arguments: tuple[Any, ...]) -> bool:
-        """Code that lies in the sandbox or speaks of the canary, as every hostile piece does; annotations are compiled, too."""
+        """Code in the sandbox, or that names the canary as all hostile code does; annotations are compiled, too."""
         name, code = (
             (arguments[0].co_filename, repr(arguments[0].co_consts)) if event == "exec" else (str(arguments[1]), repr(arguments[0]))
         )
         return (os.path.isabs(name) and self._is_inside(name)) or "canary" in code
 
 
-def _callers() -> str:
-    frame, names = sys._getframe(), []
-    while frame is not None:
-        names.append(frame.f_code.co_filename)
-        frame = frame.f_back  # type: ignore[assignment]
-    return "\n".join(names)
-
-
 def _importing() -> bool:
-    return "<frozen importlib._bootstrap>" in _callers()
+    """Whether an import is on the stack."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def memory(name: str) -> int:
@@ -129,7 +110,7 @@ def memory(name: str) -> int:
 
 
 def load(loader: str, path: str) -> Any:
-    """One file, by the public function that people would open it with."""
+    """Open a file with the public function for its kind."""
     from inchworm.config.sections import TrainingConfig
     from inchworm.policy.file import load_policy
     from inchworm.rollout.rollout import Rollout
@@ -137,27 +118,21 @@ def load(loader: str, path: str) -> Any:
     from inchworm.run.directory import load_config
     from inchworm.worlds.replay import load_replay, replay_page
 
-    if loader == "policy":
-        return load_policy(path)
-    if loader == "rollout":
-        return Rollout.load(path)
-    if loader == "replay":
-        return replay_page(load_replay(path))
-    if loader == "checkpoint":
-        return TrainingCheckpointer(Path(path).parent).load(path)
-    if loader == "newest checkpoint":
-        return TrainingCheckpointer(path).load()
-    if loader == "checkpoint policy":
-        return TrainingCheckpointer(Path(path).parent).load_policy(path)
-    if loader == "run config":
-        return load_config(path)
-    if loader == "config":
-        return TrainingConfig.from_yaml(path)
-    raise ValueError(loader)
+    loaders: dict[str, Callable[[str], Any]] = {
+        "policy": load_policy,
+        "rollout": Rollout.load,
+        "replay": lambda path: replay_page(load_replay(path)),
+        "checkpoint": lambda path: TrainingCheckpointer(Path(path).parent).load(path),
+        "newest checkpoint": lambda path: TrainingCheckpointer(path).load(),
+        "checkpoint policy": lambda path: TrainingCheckpointer(Path(path).parent).load_policy(path),
+        "run config": load_config,
+        "config": TrainingConfig.from_yaml,
+    }
+    return loaders[loader](path)
 
 
 def _attempt(job: dict[str, Any]) -> dict[str, Any]:
-    """Open the file; what came of it."""
+    """Open the file and report what happened."""
     from inchworm.core.errors import InchwormError
 
     os.chdir(job["sandbox"])
@@ -175,14 +150,14 @@ def _attempt(job: dict[str, Any]) -> dict[str, Any]:
                 report["code"] = main(job["arguments"])
             else:
                 load(job["loader"], job["path"])
-        except BaseException as error:  # whatever it is, it is what the parent wants to hear of
+        except BaseException as error:  # reported to the parent, whatever it is
             report |= {"error": f"{type(error).__name__}: {error}"[:500], "family": isinstance(error, InchwormError)}
     report |= {"seconds": time.process_time() - began, "memory": max(0, memory("VmHWM") - before), "hits": watch.hits}
     return {**report, "text": err.getvalue()[-2000:], "printed": out.getvalue()[-2000:]}
 
 
 def _in_a_fork(job: dict[str, Any]) -> dict[str, Any]:
-    """A job in a child of its own, which is ended if it does not end."""
+    """Run a job in a forked child, which is killed if it hangs."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -206,7 +181,7 @@ def _in_a_fork(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve."""
+    """Serve jobs until standard input ends."""
     os.environ["COLUMNS"] = "1000"
     import inchworm.backends.numpy.learner
     import inchworm.cli.evaluate
@@ -219,14 +194,7 @@ def main() -> None:
     inchworm.run.directory.versions()  # Python's own `platform` asks uname, once
     with contextlib.suppress(Exception):  # what these import on their first use
         load("policy", "/nowhere")
-    for command in (
-        ["config", "CartPole-v1"],
-        ["resume", "--help"],
-        ["learn", "--help"],
-        ["evaluate", "--help"],
-        ["collect", "--help"],
-        ["replay", "--help"],
-    ):
+    for command in (["config", "CartPole-v1"], *([name, "--help"] for name in ("resume", "learn", "evaluate", "collect", "replay"))):
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             inchworm.cli.main.main(command)
     for line in sys.stdin:

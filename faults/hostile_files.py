@@ -1,14 +1,30 @@
-"""B1: crafted files, opened by every loader and command."""
+"""B1 and B2: crafted files, and files changed at random, opened by every loader and command."""
 
 from __future__ import annotations
 
+import copy
+import json
+import random
 import shutil
+import time
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults.hostile_cases import Case, Sandbox, all_cases
-from faults.hostile_tools import Opener, make_genuine, opener
+from faults.hostile_cases import Case, Sandbox, checkpoint_cases, foreign_cases, policy_cases, rollout_cases, tensor_cases
+from faults.hostile_runs import command_cases, replay_cases, state_cases, yaml_cases
+from faults.hostile_tools import (
+    BEFORE_DIGEST,
+    Opener,
+    make_genuine,
+    newest_checkpoint,
+    sign_checkpoint,
+    signed,
+    tensor_file,
+    tensor_parts,
+)
 from faults.programme import Outcome, Work, procedure
 
 MEGABYTE = 1_000_000
@@ -28,7 +44,7 @@ def crafted_files(work: Work) -> Outcome:
     genuine = make_genuine(work.scratch / "genuine")
     cases = _spread(all_cases(genuine), work.count)
     slowest, largest = 0.0, 0.0
-    with opener() as child:
+    with Opener() as child:
         for number in work.each(len(cases)):
             found = _one(cases[number], genuine, work.scratch / "case", child)
             outcome.check(not found["wrong"], f"{cases[number].name}: {found['wrong']}")
@@ -37,6 +53,22 @@ def crafted_files(work: Work) -> Outcome:
     outcome.figures = {"slowest": f"{slowest:.2f} s", "most memory above the start": f"{largest:.0f} MB"}
     outcome.notes.append("files by who opens them: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     return outcome
+
+
+def all_cases(genuine: Path) -> list[Case]:
+    """Every case. `genuine` is where the genuine files are: some cases are made for each part of them."""
+    return [
+        *foreign_cases(),
+        *tensor_cases("policy"),
+        *tensor_cases("rollout"),
+        *policy_cases(),
+        *rollout_cases(),
+        *checkpoint_cases(),
+        *yaml_cases(),
+        *command_cases(),
+        *state_cases(genuine),
+        *replay_cases(),
+    ]
 
 
 def _spread(cases: list[Case], count: int) -> list[Case]:
@@ -85,3 +117,276 @@ def _wrong_answer(case: Case, found: dict[str, Any]) -> str:
         return "" if case.may_load and not said else f"it went on, and said {said[:3]}"
     fine = found["code"] in (1, 2) and len(said) == 1 and said[0].startswith("inchworm: ")
     return "" if fine else f"code {found['code']}, {len(said)} lines: {' / '.join(said)[:300]}"
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, 1e308, "", "nan", "inf", "os.system", "\0", [], [[]], {}, {"kind": "Box"},
+    {"array": "x"}, {"float": "x"}, {"dict": {"a": 1}}, {"list": [1]}, {"tuple": []}, [1, 2], ["a"], "float32", [0, 0], [2**40, 0],
+)  # fmt: skip
+SNIPPETS = (
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"-", b"1e999", b"NaN", b"\\u0000", b"\xff", b"\0" * 8, b"[[[[", b"9" * 40,
+    b"!!", b"&a", b"*a", b"\n", b"  ", b"? ",
+)  # fmt: skip
+
+
+def edit_bytes(blob: bytes, rng: random.Random) -> bytes:
+    """One to three edits: a bit, a byte, a piece taken out, doubled, moved, or put in."""
+    for _ in range(rng.randint(1, 3)):
+        at, length = rng.randrange(max(1, len(blob))), rng.choice((1, 1, 2, 8, 64))
+        kind = rng.randrange(6)
+        if kind == 0 and blob:
+            blob = blob[:at] + bytes([blob[at] ^ (1 << rng.randrange(8))]) + blob[at + 1 :]
+        elif kind == 1:
+            blob = blob[:at] + bytes([rng.randrange(256)]) + blob[at + 1 :]
+        elif kind == 2:
+            blob = blob[:at] + blob[at + length :]
+        elif kind == 3:
+            blob = blob[:at] + blob[at : at + length] + blob[at:]
+        elif kind == 4:
+            blob = blob[:at] + rng.choice(SNIPPETS) + blob[at:]
+        else:
+            blob = blob[:at] if rng.random() < 0.3 else blob[:at] + bytes(length) + blob[at + length :]
+    return blob
+
+
+def edit_meaning(data: Any, rng: random.Random) -> Any:
+    """Plain data with one or two of its values, keys or entries changed."""
+    data = copy.deepcopy(data)
+    for _ in range(rng.randint(1, 2)):
+        place = data
+        while isinstance(place, dict | list) and place:
+            key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            inner = place[key]
+            if not isinstance(inner, dict | list) or not inner or rng.random() < 0.25:
+                _change(place, key, rng)
+                break
+            place = inner
+    return data
+
+
+def _change(place: Any, key: Any, rng: random.Random) -> None:
+    kind = rng.randrange(4)
+    if kind == 0:
+        del place[key]
+    elif kind == 1 and isinstance(place, dict):
+        place[rng.choice(("", "x", "__class__", "0"))] = place.pop(key)
+    elif kind == 2 and isinstance(place, list):
+        place.extend(place[:3])
+    else:
+        place[key] = copy.deepcopy(rng.choice(VALUES))
+
+
+MUTANT_SECONDS = 2.0
+HEAD = len(BEFORE_DIGEST) + 64
+YAML = (
+    "env:\n  id: CartPole-v1\n  num_envs: 4\n  kwargs: {gravity: 9.8, name: 'a'}\n"
+    "  wrappers: [{name: ClipReward, kwargs: {min_reward: -1}}]\n"
+    "ppo:\n  learning_rate: 3e-4\n  minibatch_size: 64\n  target_kl: null\n"
+    "policy:\n  hidden_sizes: [64, 64]\n  activation: tanh\nrun:\n  name: x\n  seed: 3\n"
+)
+
+
+class Format:
+    """One kind of file: how to change it, and how it is opened. `change` returns whether the result must be refused."""
+
+    def __init__(self, name: str, change: Callable[[random.Random, int], bool], opened: Callable[[], Any]) -> None:
+        self.name, self.change, self.opened = name, change, opened
+
+
+def _tensor_format(name: str, genuine: Path, path: Path, opened: Callable[[Path], Any]) -> Format:
+    blob = genuine.read_bytes()
+    layout, entry, data = tensor_parts(blob)
+    header = len(blob) - len(data)
+
+    def change(rng: random.Random, number: int) -> bool:
+        kind = number % 4
+        if kind == 0:
+            mutant = edit_bytes(blob, rng)
+        elif kind == 1:  # the header's text, under a right checksum
+            text = edit_bytes(blob[8 + HEAD : header], rng)
+            mutant = signed((blob[8 : 8 + HEAD] + text).decode("utf-8", "replace"), data)
+        elif kind == 2:
+            mutant = tensor_file(edit_meaning(layout, rng), entry, edit_bytes(data, rng) if rng.random() < 0.3 else data)
+        else:
+            mutant = tensor_file(layout, edit_meaning({**entry, "sha256": ""}, rng), data)
+        path.write_bytes(mutant)
+        return kind == 0 and mutant != blob
+
+    return Format(name, change, lambda: opened(path))
+
+
+def _checkpoint_format(genuine: Path, path: Path) -> Format:
+    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
+
+    shutil.copytree(genuine, path)
+    files = {file.name: file.read_bytes() for file in path.iterdir()}
+    state, manifest = json.loads(files["state.json"]), json.loads(files["manifest.json"])["manifest"]
+
+    def change(rng: random.Random, number: int) -> bool:
+        for name, content in files.items():
+            (path / name).write_bytes(content)
+        kind, name = number % 4, rng.choice(list(files))
+        if kind == 0:
+            mutant = edit_bytes(files[name], rng)
+            (path / name).write_bytes(mutant)
+            return mutant != files[name]
+        if kind == 1:
+            (path / "state.json").write_bytes(edit_bytes(files["state.json"], rng))
+            sign_checkpoint(path)
+        elif kind == 2:
+            (path / "state.json").write_text(json.dumps(edit_meaning(state, rng)))
+            sign_checkpoint(path)
+        else:
+            (path / "manifest.json").write_text(manifest_text(edit_meaning(manifest, rng)))
+        return False
+
+    return Format("checkpoint", change, lambda: TrainingCheckpointer(path.parent).load(path))
+
+
+def _config_format(path: Path) -> Format:
+    import yaml
+
+    from inchworm.config.sections import TrainingConfig
+
+    data = yaml.safe_load(YAML)
+
+    def change(rng: random.Random, number: int) -> bool:
+        path.write_bytes(edit_bytes(YAML.encode(), rng) if number % 2 else yaml.safe_dump(edit_meaning(data, rng)).encode())
+        return False
+
+    return Format("config", change, lambda: TrainingConfig.from_yaml(path))
+
+
+def _replay_format(path: Path) -> Format:
+    from doubles.replays import small_replay
+    from inchworm.worlds.replay import load_replay, replay_page
+
+    data = small_replay()
+    blob = json.dumps(data).encode()
+
+    def change(rng: random.Random, number: int) -> bool:
+        path.write_bytes(edit_bytes(blob, rng) if number % 2 else json.dumps(edit_meaning(data, rng)).encode())
+        return False
+
+    return Format("replay", change, lambda: replay_page(load_replay(path)))
+
+
+def formats(scratch: Path) -> list[Format]:
+    """Every format that is read."""
+    from inchworm.policy.file import load_policy
+    from inchworm.rollout.rollout import Rollout
+
+    genuine = make_genuine(scratch / "genuine")
+    run = genuine / "runs" / "good"
+    return [
+        _tensor_format("policy", run / "policy.safetensors", scratch / "policy", lambda path: load_policy(path, "numpy")),
+        _tensor_format("rollout", genuine / "rollout.safetensors", scratch / "rollout", Rollout.load),
+        _checkpoint_format(newest_checkpoint(run), scratch / "copy" / newest_checkpoint(run).name),
+        _config_format(scratch / "config.yaml"),
+        _replay_format(scratch / "replay.json"),
+    ]
+
+
+@procedure(
+    "B2",
+    title="Files changed at random, in each of five formats, and headers made by Hypothesis",
+    must="only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken",
+    full=10_000,
+    usual=4_000,
+    test=60,
+)
+def mutants(work: Work) -> Outcome:
+    """`count` mutants of each format, in this process."""
+    outcome, taken = Outcome(), {}
+    kinds = formats(work.scratch)
+    slowest = 0.0
+    numbers = work.each(work.count * len(kinds))
+    for kind in kinds:
+        rng, loaded = random.Random(f"{work.seed}/{kind.name}"), 0
+        for number in range(work.count):
+            next(numbers)
+            wrong, seconds, is_loaded = _open_mutant(kind, rng, number)
+            slowest, loaded = max(slowest, seconds), loaded + is_loaded
+            outcome.check(not wrong, f"{kind.name}, mutant {number}: {wrong}")
+        taken[kind.name] = loaded
+    _headers(outcome, work)
+    outcome.figures = {"slowest": f"{slowest * 1000:.0f} ms"}
+    outcome.figures |= {f"{name}: still valid after the change": f"{count} of {work.count}" for name, count in taken.items()}
+    outcome.notes.append(
+        "three quarters of the mutants of files with a checksum have it made right, so that the parsers behind it are reached"
+    )
+    return outcome
+
+
+def _open_mutant(kind: Format, rng: random.Random, number: int) -> tuple[str, float, bool]:
+    from inchworm.core.errors import ConfigError, CorruptFileError
+
+    must_fail = kind.change(rng, number)
+    began, wrong, loaded = time.process_time(), "", False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            kind.opened()
+            loaded = True
+            wrong = "it was changed, and taken" if must_fail else ""
+        except (CorruptFileError, ConfigError) as error:
+            wrong = "" if isinstance(error, ConfigError) == (kind.name == "config") else f"{type(error).__name__}: {error}"
+        except FileNotFoundError as error:
+            wrong = f"FileNotFoundError: {error}"
+        except Exception as error:  # any other is what this looks for
+            wrong = f"{type(error).__name__}: {error}"
+    seconds = time.process_time() - began
+    return wrong or (f"it took {seconds:.1f} s" if seconds > MUTANT_SECONDS else ""), seconds, loaded
+
+
+def _headers(outcome: Outcome, work: Work) -> None:
+    """Headers of any shape, by Hypothesis, under a right checksum."""
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    from inchworm.core.errors import CorruptFileError
+    from inchworm.policy.file import read_policy
+    from inchworm.rollout.rollout import Rollout
+
+    names = st.sampled_from(
+        (
+            "spec",
+            "fields",
+            "dict",
+            "list",
+            "tuple",
+            "array",
+            "float",
+            "kind",
+            "Box",
+            "shape",
+            "config",
+            "observation_space",
+            "rewards",
+            "episodes",
+        )
+    )
+    leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8) | names
+    trees = st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names | st.text(max_size=4), inner, max_size=4), max_leaves=12
+    )
+    path = work.scratch / "header"
+
+    @settings(
+        max_examples=max(20, work.count // 10), deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    )
+    @given(st.dictionaries(names, trees, max_size=4), st.sampled_from(("policy", "rollout")), trees)
+    def attempt(header: dict[str, Any], kind: str, tensor: Any) -> None:
+        layout = {"x": tensor} if isinstance(tensor, dict | list) else {}
+        path.write_bytes(tensor_file(layout, {"format": "inchworm", "kind": kind, "version": 1, "header": header}, b""))
+        try:
+            read_policy(path) if kind == "policy" else Rollout.load(path)
+            fine = False
+        except CorruptFileError:
+            fine = True
+        outcome.check(fine, f"header {json.dumps(header)[:200]} as a {kind} was taken")
+
+    try:
+        attempt()
+    except Exception as error:  # Hypothesis has found an error that is not ours, and shrunk it
+        outcome.check(False, f"a header made by Hypothesis: {type(error).__name__}: {error}")

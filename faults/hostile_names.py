@@ -1,44 +1,111 @@
-"""B4 and B5: names that stay names, and text that steers no terminal and no page."""
+"""B3 to B6: loaders that run code, names that escape their directory, text that controls a terminal or page, secrets."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.programme import Outcome, Work, procedure
+from faults import page
+from faults.programme import ROOT, Outcome, Work, procedure
+
+BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "joblib", "shelve", "marshal", "cloudpickle", "jsonpickle", "dbm"}
+BANNED_CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.jit.load", "yaml.load",
+    "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "np.load", "numpy.load", "pickle.load", "pickle.loads",
+    "cloudpickle.load", "cloudpickle.loads", "tempfile.mktemp", "shutil.unpack_archive",
+}  # fmt: skip
+ALLOWED = {
+    ("env/workers/program.py", "cloudpickle.loads"),
+    ("env/workers/program.py", "cloudpickle"),
+    ("env/workers/process.py", "cloudpickle"),
+    ("env/workers/pool.py", "cloudpickle"),
+    ("env/workers/recipe.py", "cloudpickle"),
+}
+"""A factory goes to a worker of ours by cloudpickle, over a private socket; nobody else reads pickles, and no file is one."""
+
+
+def banned_uses(source: str, name: str) -> Iterator[str]:
+    """What a module of the library must not contain."""
+    for node in ast.walk(ast.parse(source)):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names if alias.name.partition(".")[0] in BANNED_MODULES]
+        elif isinstance(node, ast.ImportFrom):
+            found = [node.module] if node.module and node.module.partition(".")[0] in BANNED_MODULES else []
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            found = [called] if called in BANNED_CALLS else []
+            found += [f"{called}({word.arg})" for word in node.keywords if word.arg in ("allow_pickle", "shell", "weights_only")]
+        yield from (f"{name}:{node.lineno}: {use}" for use in found if (name, use) not in ALLOWED)
+
+
+@procedure(
+    "B3",
+    title="No loader that runs code: source, and an audit hook on train, resume, evaluate, collect, learn",
+    must="0 hits",
+    full=1,
+    test=0,
+)
+def nothing_unpickles(work: Work) -> Outcome:
+    """Every module is looked through; then whole commands run with a hook that hears every unpickling."""
+    outcome = Outcome()
+    package = ROOT / "src" / "inchworm"
+    for path in sorted(package.rglob("*.py")):
+        uses = list(banned_uses(path.read_text(encoding="utf-8"), path.relative_to(package).as_posix()))
+        outcome.check(not uses, "; ".join(uses))
+    for backend in ("numpy", "torch"):
+        for words, hits in _heard(work.scratch, backend):
+            outcome.check(hits == [], f"{words}: {hits[:3]}")
+    outcome.notes.append("the whole suite is not run under the hook: test tools and peers unpickle on purpose; B1 hears every loader")
+    return outcome
+
+
+_HEARD = """
+import sys, json
+hits = []
+def hear(event, arguments):
+    if event in ("pickle.find_class", "os.system"):
+        hits.append(f"{event} {arguments!r}"[:200])
+sys.addaudithook(hear)
+from inchworm.cli.main import main
+code = main(sys.argv[1:])
+sys.stderr.write("\\n" + json.dumps([code, hits]) + "\\n")
+"""
+
+
+def _heard(scratch: Path, backend: str) -> Iterator[tuple[str, list[str]]]:
+    small = ["--num-envs", "2", "--num-workers", "1", "--ppo.rollout-steps", "8", "--ppo.num-minibatches", "2", "--ppo.update-epochs", "1"]
+    small += ["--total-timesteps", "32", "--evaluation.final-episodes", "2", "--backend", backend, "--run.name", backend, "--quiet"]
+    run = f"runs/{backend}"
+    for command in (
+        ["train", "CartPole-v1", *small],
+        ["resume", run, "--total-timesteps", "64", "--quiet"],
+        ["evaluate", run, "--episodes", "2", "--quiet"],
+        ["collect", run, "--out", f"{backend}.safetensors", "--quiet"],
+        ["learn", run, f"{backend}.safetensors", "--quiet"],
+    ):
+        ended = subprocess.run([sys.executable, "-c", _HEARD, *command], cwd=scratch, capture_output=True, text=True, timeout=180)
+        code, hits = (
+            json.loads(ended.stderr.strip().splitlines()[-1])
+            if ended.returncode == 0 and ended.stderr.strip()
+            else (ended.returncode, [ended.stderr[-300:]])
+        )
+        yield f"{backend}: inchworm {command[0]}", [*hits, *([] if code == 0 else [f"it ended with {code}"])]
+
 
 CLIMBING = (
-    "../../x",
-    "/abs",
-    "a\0b",
-    "x" * 300,
-    "..",
-    ".",
-    "",
-    " ",
-    "a/b",
-    "a\\b",
-    "~",
-    "~root",
-    "\n",
-    "a\nb",
-    "\ud800",
-    ".tmp-x",
-    "CON",
-    "nul",
-    "-rf",
-    "ä" * 120,
-    "*",
-    "$(x)",
-    "%s",
-    "a:b",
-)
+    "../../x", "/abs", "a\0b", "x" * 300, "..", ".", "", " ", "a/b", "a\\b", "~", "~root", "\n", "a\nb", "\ud800", ".tmp-x", "CON",
+    "nul", "-rf", "ä" * 120, "*", "$(x)", "%s", "a:b",
+)  # fmt: skip
 
 
 @procedure(
@@ -114,19 +181,9 @@ def _named(text: str, field: str, scratch: Path, before: set[str]) -> str:
 
 
 HOSTILE_TEXT = (
-    "[bold]x[/bold]",
-    "[link=http://x]y[/link]",
-    "[/]",
-    "\x1b[2J\x1b]0;owned\x07",
-    "\x9b31m",
-    "a\rb",
-    "<script>alert(1)</script>",
-    '" onload="x',
-    "{{7*7}}",
-    "</style>",
-    "|a|b|",
-    "\u202eabc",
-)
+    "[bold]x[/bold]", "[link=http://x]y[/link]", "[/]", "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "a\rb", "<script>alert(1)</script>",
+    '" onload="x', "{{7*7}}", "</style>", "|a|b|", "\u202eabc",
+)  # fmt: skip
 
 
 @procedure(
@@ -144,7 +201,6 @@ def text_is_text(work: Work) -> Outcome:
             obeyed = [c for c in shown if not c.isprintable() and c not in "\n\t "]
             kept = text.isprintable() is False or text in shown
             outcome.check(not obeyed and kept, f"{place} with {text!r}: {shown[-200:]!r}")
-    from faults import page
 
     for text in HOSTILE_TEXT:
         cell = page.cell(text)
@@ -165,8 +221,8 @@ def _replay_page_obeys(text: str) -> str:
     replay["world"]["units"][0]["kind"] = text
     replay["meta"] = {"players": [text, text], text: [text]}
     opening = '<script type="application/json" id="replay">'
-    for page in (replay_page(replay), replay_page(small_replay())):
-        before, _, after = page.partition(opening)
+    for html in (replay_page(replay), replay_page(small_replay())):
+        before, _, after = html.partition(opening)
         data, _, after = after.partition("</script>")
         rest.append((before, after))
         if set(data) & set("<>&") or not data.isascii() or not data.isprintable():
@@ -202,3 +258,79 @@ def _shown(text: str, scratch: Path) -> Iterator[tuple[str, str]]:
     yield "a run's name", said(["config", "--config", str(config)])
     yield "a run that is not there", said(["evaluate", text])
     yield "an unknown command", said([text])
+
+
+SECRETS = (
+    "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "WANDB_API_KEY", "GITHUB_TOKEN", "MLFLOW_TRACKING_PASSWORD", "DATABASE_URL",
+    "HTTPS_PROXY", "PGPASSWORD",
+)  # fmt: skip
+
+
+@procedure(
+    "B6", title="Secrets in the environment", must="0 found in checkpoints, configs, metrics, versions, dumps, output", full=1, test=0
+)
+def secrets(work: Work) -> Outcome:
+    """Runs that end well, in a worker's error, and in a dump of bad numbers; then every file and every line of output is searched."""
+    outcome = Outcome()
+    marks = {name: f"canary-{number:04d}-{os.urandom(8).hex()}" for number, name in enumerate(SECRETS)}
+    (work.scratch / "worlds.py").write_text(_WORLDS)
+    environment = {**os.environ, **marks}
+    small = [
+        "--num-envs",
+        "2",
+        "--ppo.rollout-steps",
+        "8",
+        "--ppo.num-minibatches",
+        "2",
+        "--total-timesteps",
+        "32",
+        "--evaluation.final-episodes",
+        "2",
+    ]
+    for backend in ("numpy", "torch"):
+        for number, (world, extra) in enumerate(
+            (("CartPole-v1", ["--num-workers", "1"]), ("worlds:breaks", ["--num-workers", "1"]), ("worlds:huge", ["--num-workers", "0"]))
+        ):
+            command = [
+                sys.executable,
+                "-m",
+                "inchworm",
+                "train",
+                world,
+                *small,
+                *extra,
+                "--backend",
+                backend,
+                "--run.name",
+                f"{backend}{number}",
+            ]
+            ended = subprocess.run(command, cwd=work.scratch, env=environment, capture_output=True, timeout=180)
+            found = [name for name, mark in marks.items() if mark.encode() in ended.stdout + ended.stderr]
+            outcome.check(not found, f"{world} printed {found}")
+            outcome.check(ended.returncode == (0 if number == 0 else 1), f"{world} ended with {ended.returncode}: {ended.stderr[-300:]!r}")
+    files = [path for path in work.scratch.rglob("*") if path.is_file() and path.name != "worlds.py"]
+    for path in files:
+        content = path.read_bytes()
+        found = [name for name, mark in marks.items() if mark.encode() in content]
+        outcome.check(not found, f"{path.relative_to(work.scratch)} holds {found}")
+    outcome.figures = {"files searched": str(len(files))}
+    return outcome
+
+
+_WORLDS = """
+import gymnasium as gym
+
+class Breaks(gym.Wrapper):
+    def step(self, action):
+        raise RuntimeError("broken on purpose")
+
+class Huge(gym.RewardWrapper):
+    def reward(self, reward):
+        return 1e30
+
+def breaks():
+    return Breaks(gym.make("CartPole-v1"))
+
+def huge():
+    return Huge(gym.make("CartPole-v1"))
+"""

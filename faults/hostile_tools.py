@@ -1,18 +1,26 @@
-"""Serves section B: genuine files to start from, checksums made right over content that is not, and the process that opens files."""
+"""Building blocks of section B: genuine files, payloads, valid checksums over invalid content, and the process that opens files."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import gzip
 import hashlib
+import io
 import json
+import marshal
 import os
-import shutil
+import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from faults.programme import child_environment
 
@@ -20,7 +28,7 @@ BEFORE_DIGEST = '{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'
 
 
 def make_genuine(directory: Path) -> Path:
-    """A directory with a small run (runs/good: config, checkpoints, policy, metrics) and a rollout of it, made by the library itself."""
+    """Create a directory with a small run (runs/good: config, checkpoints, policy, metrics) and a rollout of it."""
     from inchworm.cli.main import main
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -40,7 +48,7 @@ def make_genuine(directory: Path) -> Path:
 
 
 def tensor_parts(blob: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """A tensor file taken apart: the tensors' layout, the entry of ours, the data."""
+    """Split a tensor file into the layout of its tensors, the inchworm entry and the data."""
     length = int.from_bytes(blob[:8], "little")
     layout = json.loads(blob[8 : 8 + length])
     entry = json.loads(layout.pop("__metadata__")["inchworm"])
@@ -48,7 +56,7 @@ def tensor_parts(blob: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def signed(text: str, data: bytes = b"") -> bytes:
-    """A tensor file with any header text that begins as ours do; the digest, 64 characters after that beginning, is made right."""
+    """A tensor file with any header text that begins as usual; its digest, 64 characters after that beginning, is made valid."""
     content = text.encode("utf-8", "surrogatepass")
     blob = struct.pack("<Q", len(content)) + content + data
     at = 8 + len(BEFORE_DIGEST)
@@ -57,14 +65,14 @@ def signed(text: str, data: bytes = b"") -> bytes:
 
 
 def tensor_file(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> bytes:
-    """The reverse of `tensor_parts`, with a right digest, whatever is in them."""
+    """The reverse of `tensor_parts`, with a valid digest."""
     entry = {"sha256": "0" * 64, **{name: value for name, value in entry.items() if name != "sha256"}}
     header = {"__metadata__": {"inchworm": json.dumps(entry)}, **layout}
     return signed(json.dumps(header, separators=(",", ":")), data)
 
 
 def sign_checkpoint(directory: Path) -> None:
-    """Make a checkpoint's manifest say what its files are, whatever they are."""
+    """Make the digests in a checkpoint's manifest match its files."""
     from inchworm.run.checkpoint import digest, manifest_text
 
     path = directory / "manifest.json"
@@ -75,48 +83,96 @@ def sign_checkpoint(directory: Path) -> None:
 
 
 def newest_checkpoint(run: Path) -> Path:
-    """The last one of a run."""
+    """The newest checkpoint directory of a run."""
     return sorted(path for path in (run / "checkpoints").iterdir() if path.name.startswith("step-"))[-1]
 
 
 class Opener:
     """The process that opens hostile files; see `hostile_child`."""
 
-    def __init__(self) -> None:
-        environment = child_environment(PYTHONDONTWRITEBYTECODE="1")
+    def __enter__(self) -> Self:
         command = [sys.executable, "-m", "faults.hostile_child"]
+        environment = child_environment(PYTHONDONTWRITEBYTECODE="1")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+        return self
 
     def open(self, job: dict[str, Any]) -> dict[str, Any]:
-        """What came of one job; the child bounds its time."""
+        """The report of one job; the child bounds its time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         return dict(json.loads(self._process.stdout.readline()))
 
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
-@contextlib.contextmanager
-def opener() -> Iterator[Opener]:
-    """An opener that is ended whatever happens."""
-    made = Opener()
-    try:
-        yield made
-    finally:
-        made.close()
+class Touch:
+    """Pickled, it becomes a call that makes the canary."""
+
+    def __init__(self, canary: Path) -> None:
+        self._canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self._canary}",)
 
 
-def fresh_run(genuine: Path, sandbox: Path) -> Path:
-    """A copy of the genuine run in a sandbox of its own."""
-    shutil.copytree(genuine / "runs", sandbox / "runs")
-    return sandbox / "runs" / "good"
+@functools.cache
+def payloads(canary: Path) -> dict[str, bytes]:
+    """Name -> bytes of a file of another program. All code in them touches the canary and nothing else."""
+    evil = Touch(canary)
+    code = f"open({str(canary)!r}, 'w').close()"
+    entities = ['<!ENTITY a0 "canary">'] + [f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)]
+    return {
+        "pickle, protocol 0": pickle.dumps(evil, 0),
+        "pickle, protocol 2": pickle.dumps({"state_dict": evil}, 2),
+        "pickle, protocol 5": pickle.dumps([evil], 5),
+        "two pickles in a row": pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2) + pickle.dumps(evil, 2),  # early torch
+        "torch zip": _zip({"archive/data.pkl": pickle.dumps(evil, 2), "archive/version": b"3\n", "archive/byteorder": b"big"}),
+        "torch tar": _tar({name: pickle.dumps(evil, 2) for name in ("sys_info", "pickle", "storages", "tensors")}),
+        "npz of objects": _saved(np.savez, weights=np.array([evil], object)),
+        "npy of objects": _saved(np.save, np.array([evil], object), allow_pickle=True),
+        "npz of big-endian numbers": _saved(np.savez, weights=np.arange(3, dtype=">f8")),
+        "compressed pickle": zlib.compress(pickle.dumps(evil)),
+        "zip with names that climb": _zip({"../../canary": b"x", "/tmp/canary": b"x", "..\\canary": b"x", "a\0b": b"x"}),
+        "tar with names that climb": _tar({"../../canary": b"x", "/tmp/canary": b"x"}),
+        "zip bomb": _zip({"weights": bytes(20_000_000)}),
+        "gzip bomb": gzip.compress(bytes(20_000_000)),
+        "byte code": b"\xa7\x0d\x0d\x0a" + bytes(12) + marshal.dumps(compile(code, "canary", "exec")),
+        "Python": f"import os\n{code}\n".encode(),
+        "shell": f"#!/bin/sh\ntouch {canary}\n".encode(),
+        "XML with entities in entities": ("<!DOCTYPE x [" + "".join(entities) + "]><x>&a9;</x>").encode(),
+        "HTML": f"<script>fetch('http://127.0.0.1:9/{canary}')</script>".encode(),
+        "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(512),
+        "nothing": b"",
+        "seven bytes": b"\x01" * 7,
+        "header of 100 MB, claimed": struct.pack("<Q", 100_000_000) + b'{"__metadata__":{' + bytes(100),
+        "header of 2^63, claimed": struct.pack("<Q", 2**63) + b"{}",
+        "header of 10 MB of brackets": struct.pack("<Q", 10_000_000) + b"[" * 10_000_000,
+    }
+
+
+def _zip(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def _tar(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def _saved(save: Callable[..., None], *values: Any, **named: Any) -> bytes:
+    file = io.BytesIO()
+    save(file, *values, **named)
+    return file.getvalue()

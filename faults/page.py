@@ -1,11 +1,45 @@
-"""docs/reliability.md, made from what the procedures have kept: the figures, what was reduced, what failed, and the peers beside."""
+"""Measured results, one file for each procedure, and docs/reliability.md, which is made from them."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+from pathlib import Path
 from typing import Any
 
-from faults import results
 from faults.programme import ROOT, Procedure, load_all
+from inchworm.core.tensor_file import write_atomically
+from inchworm.run.directory import versions
+
+DIRECTORY = Path(__file__).parent / "results"
+OURS = "inchworm"
+
+
+def keep(id: str, peer: str, found: dict[str, Any], directory: Path = DIRECTORY) -> None:
+    """Put a procedure's outcome beside what its peers did."""
+    path = directory / f"{id}.json"
+    data = read_one(path)
+    data[peer or OURS] = {**found, "machine": machine()}
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
+    write_atomically(path, text.replace(f"{ROOT}/", "") + "\n")  # where the project lies is nobody's business
+
+
+def read_one(path: Path) -> dict[str, Any]:
+    """Who -> outcome, of one procedure."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def read_all(directory: Path = DIRECTORY) -> dict[str, dict[str, Any]]:
+    """ID -> who -> outcome."""
+    return {path.stem: read_one(path) for path in sorted(directory.glob("*.json"))}
+
+
+def machine() -> str:
+    """Where it was measured."""
+    found = versions()
+    return f"{os.cpu_count()} cores, {found['cpu']}, Python {platform.python_version()}, NumPy {found['numpy']}, torch {found['torch']}"
+
 
 PAGE = ROOT / "docs" / "reliability.md"
 
@@ -18,14 +52,14 @@ What is promised, and what is not, is in [SECURITY.md](../SECURITY.md) and [runs
 """
 
 
-def write() -> None:
+def write_page() -> None:
     """Renew the page."""
-    PAGE.write_text(text(load_all(), results.read_all()), encoding="utf-8")
+    PAGE.write_text(page_text(load_all(), read_all()), encoding="utf-8")
 
 
-def text(procedures: dict[str, Procedure], kept: dict[str, dict[str, Any]]) -> str:
+def page_text(procedures: dict[str, Procedure], kept: dict[str, dict[str, Any]]) -> str:
     """The page."""
-    ours = {id: who[results.OURS] for id, who in kept.items() if results.OURS in who and id in procedures}
+    ours = {id: who[OURS] for id, who in kept.items() if OURS in who and id in procedures}
     lines = [HEAD, "## The programme", "", "| | fault | must | measured | count | |", "|---|---|---|---|---|---|"]
     lines += [_row(entry, ours.get(id)) for id, entry in procedures.items()]
     lines += ["", *_peers(procedures, kept), *_details(procedures, ours), *_failures(procedures, ours), *_machines(ours)]
@@ -51,9 +85,9 @@ def _count(entry: Procedure, found: dict[str, Any]) -> str:
 def _peers(procedures: dict[str, Procedure], kept: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for id, entry in procedures.items():
-        others = {name: found for name, found in kept.get(id, {}).items() if name != results.OURS}
+        others = {name: found for name, found in kept.get(id, {}).items() if name != OURS}
         for name, found in others.items():
-            mine = kept[id].get(results.OURS, {})
+            mine = kept[id].get(OURS, {})
             rows.append(f"| {id} {cell(entry.title)} | {_score(mine)} | {cell(name)}: {_score(found)} | {cell(_said(found))} |")
     if not rows:
         return []

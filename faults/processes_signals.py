@@ -1,53 +1,80 @@
-"""C7: signals at random moments, one or two of them, and a reader that goes away."""
+"""C7: signals at random moments, one or two of them, and a reader of the output that goes away.
+
+`python -m faults.processes_signals train …` is the command line with the current phase written where another process can read it.
+"""
 
 from __future__ import annotations
 
+import functools
+import mmap
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from faults.processes_launch import PHASES, VARIABLE, read_phase
-from faults.processes_tools import (
-    LIMIT_SECONDS,
-    RUN,
-    Child,
-    differences,
-    fingerprint,
-    finished,
-    fresh,
-    is_gone,
-    seconds,
-    shared_names,
-    started,
-    train_command,
-    undisturbed,
-    wait_for,
-    workers_of,
-)
+from faults import runs
 from faults.processes_worlds import STEP_SECONDS
 from faults.programme import Outcome, Work, procedure
+from faults.runs import RUN, Child, fresh, is_gone, shared_names, wait_for, workers_of
 
+PHASES = ("start-up", "collect", "learn", "save", "evaluation")
+VARIABLE = "FAULTS_PHASE"
 SAVED, SCORED, UPDATES = 4, 5, 20
 """A checkpoint every 4 iterations, and one before each evaluation, every 5."""
 FLAGS = (
     *("--run.checkpoint-interval", str(SAVED), "--run.keep-checkpoints", "30"),
     *("--evaluation.interval", str(SCORED), "--evaluation.episodes", "8"),
 )
+COMMAND = runs.train_command(*FLAGS, workers=0, updates=UPDATES)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def main() -> int:
+    """Run `inchworm` with methods wrapped so that each writes its phase to one byte of a file."""
+    from inchworm.backends.learner import BaseLearner
+    from inchworm.cli.main import main as command_line
+    from inchworm.collect.collector import RolloutCollector
+    from inchworm.evaluate.evaluator import PolicyEvaluator
+    from inchworm.run.checkpoint import TrainingCheckpointer
+
+    path = Path(os.environ[VARIABLE])
+    path.write_bytes(bytes(1))
+    with path.open("r+b") as file:
+        page = mmap.mmap(file.fileno(), 1)
+
+    def mark(owner: Any, name: str, phase: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def marked(*arguments: Any, **keywords: Any) -> Any:
+            before, page[0] = page[0], PHASES.index(phase) + 1
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                page[0] = before
+
+        setattr(owner, name, marked)
+
+    mark(RolloutCollector, "collect", "collect")
+    mark(BaseLearner, "update", "learn")
+    mark(TrainingCheckpointer, "save", "save")
+    mark(PolicyEvaluator, "evaluate", "evaluation")
+    return command_line()
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run that is disturbed."""
+    """One run that is interrupted."""
 
     phase: str
     signals: tuple[signal.Signals, ...] = (signal.SIGINT,)
     slow: bool = False
-    """Whether an iteration takes seconds, so that a second signal comes before its end; it is stepped by two workers then."""
+    """Whether an iteration takes seconds, so that a second signal comes before its end; two workers step it then."""
 
     def __str__(self) -> str:
         return f"{' and '.join(number.name for number in self.signals)} in {self.phase}"
@@ -55,6 +82,8 @@ class Case:
 
 def cases(count: int) -> list[Case]:
     """`count` times SIGINT, phase after phase; and for every ten of them two of each other kind."""
+    if count < 10:
+        return [Case(PHASES[(number + 1) % 5]) for number in range(count)]
     others = [
         Case("collect", (signal.SIGINT, signal.SIGINT), slow=True),
         Case("collect", (signal.SIGTERM, signal.SIGTERM), slow=True),
@@ -71,21 +100,25 @@ def cases(count: int) -> list[Case]:
     test=1,
 )
 def signals(work: Work) -> Outcome:
-    """Disturb, judge what is on the disk, give the command again, compare with the undisturbed run."""
-    outcome = Outcome()
-    moment = random.Random(work.seed)
-    wanted = undisturbed(command(), fresh(work.scratch / "undisturbed"))
-    first: list[float] = []
-    second: list[float] = []
-    todo = cases(work.count) if work.count >= 10 else [Case(PHASES[(number + 1) % 5]) for number in range(work.count)]
+    """Interrupt, check what is on the disk, run the command again, compare with the undisturbed run."""
+    outcome, rng, todo = Outcome(), random.Random(work.seed), cases(work.count)
+    expected = runs.undisturbed(work.scratch / "undisturbed", COMMAND)
+    times: dict[int, list[float]] = {1: [], 2: []}
     for number in work.each(len(todo)):
-        case = todo[number]
-        problem = _one(case, fresh(work.scratch / f"{number}"), moment, wanted, second if len(case.signals) == 2 else first)
-        outcome.check(not problem, f"{number}, {case}: {problem}")
-    for number in range(work.count // 10):
-        problem = _reader_gone(fresh(work.scratch / f"reader{number}"), wanted)
-        outcome.check(not problem, f"reader gone, {number}: {problem}")
-    outcome.figures = {"longest until out": seconds(first), "longest after a second signal": seconds(second)}
+        problem = _interrupt(todo[number], fresh(work.scratch / f"{number}"), work, rng, expected, times[len(todo[number].signals)])
+        outcome.check(not problem, f"{number}, {todo[number]}: {problem}")
+    for number in range(work.count // 10):  # as in `inchworm train … | head -1`: the run continues to its end, silently
+        directory = work.scratch / f"reader{number}"
+        loud = [part for part in COMMAND if part != "--quiet"]
+        with runs.started(loud, directory, stdout=subprocess.PIPE, **{STEP_SECONDS: "0.0002"}) as child:
+            assert child.process.stdout is not None
+            child.process.stdout.readline()
+            child.process.stdout.close()
+            code = child.code_within(runs.LIMIT)
+        different = runs.differences(runs.fingerprint(directory / RUN), expected)
+        fine = code == 0 and "Traceback" not in child.errors() and not different
+        outcome.check(fine, f"reader gone, {number}: exit code {code}; these differ: {different}; {child.errors()[-400:]}")
+    outcome.figures = {"longest until out": runs.longest(times[1]), "longest after a second signal": runs.longest(times[2])}
     outcome.notes.append(
         "a fifth of the moments is in start-up, where before the run exists nothing can be saved: then no debris is left; while the "
         "interpreter itself starts, the signal ends it as it would any program (a shell shows 130, 143 and 129 then, too)"
@@ -93,79 +126,75 @@ def signals(work: Work) -> Outcome:
     return outcome
 
 
-def command(entrance: str = "inchworm", workers: int = 0) -> list[str]:
-    """The run of this procedure; in how many processes its copies are stepped changes no number."""
-    return train_command(*FLAGS, entrance=entrance, workers=workers, updates=UPDATES)
-
-
-def _one(case: Case, directory: Path, moment: random.Random, wanted: dict[str, str], waits: list[float]) -> str:
-    phase = directory / "phase"
-    names = shared_names()
-    entrance = "inchworm" if case.phase == "start-up" else "faults.processes_launch"
-    variables = {VARIABLE: str(phase), STEP_SECONDS: "0.02" if case.slow else "0.0002"}
-    with started(command(entrance, 2 * case.slow), directory, **variables) as child:
-        if not _reach(case, child, phase, moment):
-            return f"the phase was not reached: {child.said()[-300:]}"
+def _interrupt(case: Case, directory: Path, work: Work, rng: random.Random, expected: dict[str, str], times: list[float]) -> str:
+    """What was wrong with one run that was interrupted and resumed; empty if nothing."""
+    phase, names = directory / "phase", shared_names()
+    entrance = "inchworm" if case.phase == "start-up" else "faults.processes_signals"
+    command = runs.train_command(*FLAGS, entrance=entrance, workers=2 * case.slow, updates=UPDATES)
+    with runs.started(command, directory, **{VARIABLE: str(phase), STEP_SECONDS: "0.02" if case.slow else "0.0002"}) as child:
+        if not _reach(case, child, phase, rng):
+            return f"the phase was not reached: {child.errors()[-300:]}"
         pids = workers_of(child.pid)
-        problem = _signal(case, child, moment, waits)
-        said = child.said()
-    if wait_for(lambda: all(is_gone(pid) for pid in pids), 2.0) is None:
+        if child.running():
+            for place, number in enumerate(case.signals):
+                if place:
+                    time.sleep(rng.uniform(0.05, 1.0))
+                began = time.monotonic()
+                os.kill(child.pid, number)
+            child.code_within(60)
+            times.append(time.monotonic() - began)
+        code = child.code_within(0)
+    if (gone := wait_for(lambda: all(is_gone(pid) for pid in pids), 60.0)) is None or work.late(gone, 2.0):
         return "its workers are left"
-    if problem == "it ended by itself":  # the moment was after the end: there is nothing to resume
-        return differences(fingerprint(directory / RUN), wanted)
-    return problem or _disk(case, directory, said) or (shared_names() - names and "names in /dev/shm") or _resumed(directory, wanted)
+    if code == 0:  # the moment was after the end: there is nothing to resume
+        return runs.differences(runs.fingerprint(directory / RUN), expected)
+    early = case.phase == "start-up" and not (directory / RUN / "config.yaml").exists()
+    if code != CODES[case.signals[0]] and not (early and code == -case.signals[0]):
+        return f"exit code {code} instead of {CODES[case.signals[0]]}: {child.errors()[-400:]}"
+    if work.late(times[-1], 2.0 if len(case.signals) == 2 else 10.0):
+        return f"it took {times[-1]:.1f} s"
+    problem = _disk_problem(case, directory, child.errors())
+    if problem or shared_names() - names:
+        return problem or "names in /dev/shm"
+    ended = runs.run(COMMAND, directory)
+    different = runs.differences(runs.fingerprint(directory / RUN), expected)
+    if ended.code or different:
+        return f"the same command again ended with {ended.code}; these differ: {different}; {ended.error[-400:]}"
+    return ""
 
 
-def _reach(case: Case, child: Child, phase: Path, moment: random.Random) -> bool:
-    """Wait for a random moment in the phase."""
+def _reach(case: Case, child: Child, path: Path, rng: random.Random) -> bool:
+    """Wait for a random moment in the phase, not always in its first occurrence."""
     if case.phase == "start-up":
-        time.sleep(moment.uniform(0.05, 0.9))
+        time.sleep(rng.uniform(0.05, 0.9))
         return True
-    begun = moment.randint(0, 12) if case.phase in ("collect", "learn") and not case.slow else moment.randint(0, 2)
-    for _ in range(begun + 1):  # not always the first one
-        left = wait_for(lambda: read_phase(phase) != case.phase or not child.running(), LIMIT_SECONDS, 0.0005)
-        there = wait_for(lambda: read_phase(phase) == case.phase or not child.running(), LIMIT_SECONDS, 0.0005)
-        if left is None or there is None:
-            return False
-    time.sleep(moment.uniform(0.0, 0.004))
+
+    def is_in_phase() -> bool:
+        data = path.read_bytes() if path.exists() else b""
+        return bool(data and data[0]) and PHASES[data[0] - 1] == case.phase
+
+    number = rng.randint(0, 12) if case.phase in ("collect", "learn") and not case.slow else rng.randint(0, 2)
+    for _ in range(number + 1):
+        for wanted in (False, True):
+            if wait_for(lambda: is_in_phase() == wanted or not child.running(), runs.LIMIT, 0.0005) is None:  # noqa: B023
+                return False
+    time.sleep(rng.uniform(0.0, 0.004))
     return True
 
 
-def _signal(case: Case, child: Child, moment: random.Random, waits: list[float]) -> str:
-    """Send the signals and wait for the end: what was not well about that."""
-    if not child.running():
-        return "it ended by itself" if child.code_within(0) == 0 else f"it ended before any signal: {child.said()[-300:]}"
-    for place, number in enumerate(case.signals):
-        if place:
-            time.sleep(moment.uniform(0.05, 1.0))
-        began = time.monotonic()
-        os.kill(child.pid, number)
-    code = child.code_within(30)
-    took = time.monotonic() - began
-    waits.append(took)
-    if code == 0:
-        return "it ended by itself"
-    early = case.phase == "start-up" and not (child.directory / RUN / "config.yaml").exists()
-    right = (CODES[case.signals[0]], -case.signals[0]) if early else (CODES[case.signals[0]],)
-    if code not in right:
-        return f"exit code {code} instead of {right[0]}: {child.said()[-400:]}"
-    limit = 2.0 if len(case.signals) == 2 else 10.0
-    return f"it took {took:.1f} s" if took > limit else ""
-
-
-def _disk(case: Case, directory: Path, said: str) -> str:
+def _disk_problem(case: Case, directory: Path, errors: str) -> str:
     """What is wrong with the files that an interrupted run left."""
     from inchworm.core.errors import InchwormError
     from inchworm.run.checkpoint import TrainingCheckpointer
 
     run = directory / RUN
-    if "Traceback" in said and (run.exists() or "inchworm" in said):
-        return f"a traceback: {said[-400:]}"
+    if "Traceback" in errors and (run.exists() or "inchworm" in errors):
+        return f"a traceback: {errors[-400:]}"
     debris = [str(path) for path in directory.rglob("*") if "tmp" in path.name.lower() or path.name.startswith(".")]
     if debris:
         return f"debris: {debris[:3]}"
     if not (run / "config.yaml").exists():
-        return "" if not run.exists() else f"a directory that is no run: {sorted(path.name for path in run.iterdir())}"
+        return f"a directory that is not a run: {sorted(path.name for path in run.iterdir())}" if run.exists() else ""
     checkpointer = TrainingCheckpointer(run / "checkpoints")
     try:
         steps = [checkpointer.load(path).step for path in checkpointer.all()]
@@ -179,23 +208,5 @@ def _disk(case: Case, directory: Path, said: str) -> str:
     return ""
 
 
-def _resumed(directory: Path, wanted: dict[str, str]) -> str:
-    code, said = finished(command(), directory)
-    if code != 0:
-        return f"the same command again ended with {code}: {said[-400:]}"
-    different = differences(fingerprint(directory / RUN), wanted)
-    return f"after the resume these differ from the undisturbed run: {different}" if different else ""
-
-
-def _reader_gone(directory: Path, wanted: dict[str, str]) -> str:
-    """As `inchworm train … | head -1`: the run goes on to its end, silently."""
-    loud = [part for part in command() if part != "--quiet"]
-    with started(loud, directory, stdout=subprocess.PIPE, **{STEP_SECONDS: "0.0002"}) as child:
-        assert child.process.stdout is not None
-        child.process.stdout.readline()
-        child.process.stdout.close()
-        code = child.code_within(LIMIT_SECONDS)
-        said = child.said()
-    if code != 0 or "Traceback" in said:
-        return f"exit code {code}: {said[-400:]}"
-    return differences(fingerprint(directory / RUN), wanted)
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,14 +17,24 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = ("durability", "hostile", "processes", "bad_data", "right", "bugs", "resume", "everyday")
-"""Where procedures are: A, B, C, D, E1 to E5, E6, F, G."""
+MODULES = (
+    *("durability_kills", "durability_points", "durability_full_disk", "durability_files"),  # A
+    *("hostile_files", "hostile_names"),  # B
+    *("processes_kills", "processes_errors", "processes_signals"),  # C
+    *("bad_data_steps", "bad_data_learning"),  # D
+    *("right_updates", "right_loss", "right_laws", "bugs"),  # E
+    *("resume", "resume_changes"),  # F
+    *("everyday_configs", "everyday_runs"),  # G
+    "peers",
+)
+"""The modules that contain procedures, by section."""
 
 KEPT_FAILURES = 20
 
@@ -33,6 +43,14 @@ def child_environment(**variables: str) -> dict[str, str]:
     """Return the environment of a child process: this package and the doubles of the tests are importable, and BLAS uses one thread."""
     path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
+
+
+def benchmark(name: str) -> Any:
+    """Import a script of benchmarks/ as a module. The scripts import each other by plain names."""
+    directory = str(ROOT / "benchmarks")
+    if directory not in sys.path:
+        sys.path.append(directory)
+    return importlib.import_module(name)
 
 
 @dataclass
@@ -62,19 +80,31 @@ class Outcome:
 
 
 class Work:
-    """What a procedure is given: how often, where, and whom to tell how far it is."""
+    """What a procedure is given: a count, a scratch directory and a seed. In the suite the work is `reduced`."""
 
-    def __init__(self, count: int, scratch: Path, *, seed: int = 0, tick: Callable[[int, int], None] = lambda done, total: None) -> None:
-        self.count, self.scratch, self.seed = count, scratch, seed
+    def __init__(
+        self,
+        count: int,
+        scratch: Path,
+        *,
+        seed: int = 0,
+        reduced: bool = True,
+        tick: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.count, self.scratch, self.seed, self.reduced = count, scratch, seed, reduced
         self._tick = tick
 
     def each(self, total: int | None = None) -> Iterator[int]:
-        """0 … count - 1, telling the runner how far it is."""
+        """Yield 0 … count - 1 (or total - 1) and report the progress."""
         total = self.count if total is None else total
         for number in range(total):
             self._tick(number, total)
             yield number
         self._tick(total, total)
+
+    def late(self, seconds: float, limit: float) -> bool:
+        """Whether a time limit was exceeded. Only `python -m faults` checks limits: the suite also runs on busy machines."""
+        return not self.reduced and seconds > limit
 
 
 Run = Callable[[Work], Outcome]

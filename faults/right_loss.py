@@ -1,15 +1,174 @@
-"""E2: PPO's loss and its gradient beside a version that shares no code with them, from the rollout to every parameter's slope."""
+"""E2: the PPO loss and its gradient compared with an independent implementation, from the rollout to every parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from faults.programme import Outcome, Work, procedure
-from faults.right_independent import Independent, statistics_of
 from faults.right_worlds import World, learner_of, policy_of, random_rollout, random_world
+
+NUDGE = 1e-30
+KINK = 1e-4
+"""Nearer than this to a kink there is no slope to speak of in float32; such cases are drawn again."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The normalisers before the update, in float64; identities where they are off."""
+
+    center: np.ndarray
+    inverse_std: np.ndarray
+    value_mean: float
+    value_std: float
+
+
+def statistics_of(weights: Mapping[str, np.ndarray], size: int) -> Statistics:
+    """Read from the policy's weights: mean, variance and count are there by name."""
+
+    def scale(name: str) -> np.ndarray:
+        var = np.asarray(weights[f"{name}.var"], np.float64)
+        return np.sqrt(var + 1e-8)
+
+    center, inverse = np.zeros(size), np.ones(size)
+    if "observation_normalizer.mean" in weights:
+        # They are kept wide but used as float32: the centre and the factor are rounded once, as every backend does.
+        center = weights["observation_normalizer.mean"].astype(np.float32).astype(np.float64)
+        inverse = (1 / scale("observation_normalizer")).astype(np.float32).astype(np.float64)
+    mean = float(weights.get("value_normalizer.mean", 0.0))
+    std = float(scale("value_normalizer")) if "value_normalizer.mean" in weights else 1.0
+    return Statistics(center, inverse, mean, std)
+
+
+def dense(weights: Mapping[str, Any], name: str, rows: Any, activation: str) -> Any:
+    """A stack of dense layers and its head, [N, in] -> [N, out]."""
+    index = 0
+    while f"{name}.{index}.weight" in weights:
+        rows = rows @ weights[f"{name}.{index}.weight"].T + weights[f"{name}.{index}.bias"]
+        rows = np.tanh(rows) if activation == "tanh" else rows * (rows.real > 0)
+        index += 1
+    return rows if name == "trunk" else rows @ weights[f"{name}.head.weight"].T + weights[f"{name}.head.bias"]
+
+
+class Independent:
+    """Everything from the rollout to the loss, as one function of the weights."""
+
+    def __init__(self, world: World, rollout: Any, start: Mapping[str, np.ndarray]) -> None:
+        self.world = world
+        observations = rollout.observations["observation"] if world.masked else rollout.observations
+        self.statistics = statistics_of(start, world.observation_size)
+        self.rows = self._normalized(observations.reshape(-1, world.observation_size))
+        self.mask = rollout.observations["action_mask"].reshape(len(self.rows), -1).astype(bool) if world.masked else None
+        self.actions = np.asarray(rollout.actions).reshape(len(self.rows), -1)
+        self.old_log_probs = rollout.log_probs.reshape(-1).astype(np.float64)
+        wide = {name: np.asarray(value, np.float64) for name, value in start.items()}
+        cuts = rollout.cut_observations["observation"] if world.masked else rollout.cut_observations
+        values = self._values(wide, self.rows).reshape(rollout.rewards.shape)  # [T, B]
+        following = np.concatenate([values[1:], values[-1:]])
+        following[tuple(rollout.cut_rows.T)] = self._values(wide, self._normalized(cuts))
+        advantages = self._advantages(rollout, values, following)
+        self.old_values, self.returns = values.reshape(-1), (advantages + values).reshape(-1)
+        self.advantages = advantages.reshape(-1)
+        if world.config.normalize_advantages != "off":
+            self.advantages = (self.advantages - self.advantages.mean()) / (self.advantages.std(ddof=1) + 1e-8)
+
+    def _normalized(self, rows: np.ndarray) -> np.ndarray:
+        return np.clip((rows.astype(np.float64) - self.statistics.center) * self.statistics.inverse_std, *self.world.clip)
+
+    def _values(self, weights: Mapping[str, Any], rows: Any) -> Any:
+        features = dense(weights, "trunk", rows, self.world.activation)
+        normalized = dense(weights, "critic", features, self.world.activation)[:, 0]
+        return normalized * self.statistics.value_std + self.statistics.value_mean
+
+    def _advantages(self, rollout: Any, values: np.ndarray, following: np.ndarray) -> np.ndarray:
+        """By the sum, row by row."""
+        config, ends = self.world.config, rollout.terminated | rollout.truncated
+        deltas = rollout.rewards + config.gamma * following * ~rollout.terminated - values
+        result = np.zeros_like(values)
+        for t, lane in np.ndindex(*values.shape):
+            for k, row in enumerate(range(t, len(values))):
+                result[t, lane] += (config.gamma * config.gae_lambda) ** k * deltas[row, lane]
+                if ends[row, lane]:
+                    break
+        return result
+
+    def terms(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """The loss and its parts at these weights."""
+        config, outputs = self.world.config, self._outputs(weights)
+        log_probs, entropy = self._distribution(weights, outputs)
+        ratio = np.exp(log_probs - self.old_log_probs)
+        clipped = _hold(ratio, 1 - config.clip_coef, 1 + config.clip_coef)
+        policy_loss = -_least(ratio * self.advantages, clipped * self.advantages).mean()
+        values = self._values(weights, self.rows)
+        errors = ((values - self.returns) / self.statistics.value_std) ** 2
+        if config.clip_vloss:
+            reach = config.clip_coef * self.statistics.value_std
+            held = self.old_values + _hold(values - self.old_values, -reach, reach)
+            errors = -_least(-errors, -(((held - self.returns) / self.statistics.value_std) ** 2))
+        value_loss = 0.5 * errors.mean()
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy.mean()
+        return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy.mean()}
+
+    def _outputs(self, weights: Mapping[str, Any]) -> Any:
+        return dense(weights, "actor", dense(weights, "trunk", self.rows, self.world.activation), self.world.activation)
+
+    def _distribution(self, weights: Mapping[str, Any], outputs: Any) -> tuple[Any, Any]:
+        """log pi(action) and entropy, each [N], summed over the parts of the action."""
+        if not self.world.choices:
+            log_std = weights["log_std"]
+            off = (self.actions - outputs) / np.exp(log_std)
+            log_probs = (-0.5 * off * off - log_std - 0.5 * np.log(2 * np.pi)).sum(1)
+            return log_probs, (log_std + 0.5 + 0.5 * np.log(2 * np.pi)).sum() + 0 * log_probs
+        log_probs = entropy = 0
+        first = 0
+        for part, size in enumerate(self.world.choices):
+            logits = outputs[:, first : first + size]
+            legal = np.ones(logits.shape, bool) if self.mask is None else self.mask[:, first : first + size]
+            weight = np.where(legal, np.exp(logits - logits.real.max(1, keepdims=True)), 0)
+            chances = weight / weight.sum(1, keepdims=True)  # an illegal choice has none
+            logs = np.log(np.where(legal, chances, 1))
+            log_probs = log_probs + logs[np.arange(len(logs)), self.actions[:, part].astype(int)]
+            entropy = entropy - (chances * logs).sum(1)
+            first += size
+        return log_probs, entropy
+
+    def near_a_kink(self, weights: Mapping[str, Any]) -> bool:
+        """Whether float32 might take the other side of a kink somewhere."""
+        config = self.world.config
+        ratio = np.exp(self._distribution(weights, self._outputs(weights))[0] - self.old_log_probs)
+        away = (self._values(weights, self.rows) - self.old_values) / self.statistics.value_std
+        edges = [np.abs(np.abs(ratio - 1) - config.clip_coef)]
+        if config.clip_vloss:
+            edges.append(np.abs(np.abs(away) - config.clip_coef))
+            held = self.old_values + np.clip(away, -config.clip_coef, config.clip_coef) * self.statistics.value_std
+            values = self._values(weights, self.rows)
+            tie = np.abs(np.abs(held - self.returns) - np.abs(values - self.returns)) / self.statistics.value_std
+            edges.append(np.where(np.abs(away) > config.clip_coef, tie, 1.0))
+        return bool(min(edge.min() for edge in edges) < KINK)
+
+    def gradient(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The loss's slope by every parameter, one complex step each."""
+        slopes = {}
+        for name in self.world.spec.layers:
+            slope = np.zeros(weights[name].shape)
+            for place in np.ndindex(*slope.shape):
+                moved = weights[name].astype(np.complex128)
+                moved[place] += 1j * NUDGE
+                slope[place] = self.terms({**weights, name: moved})["loss"].imag / NUDGE
+            slopes[name] = slope
+        return slopes
+
+
+def _least(a: Any, b: Any) -> Any:
+    return np.where(a.real <= b.real, a, b)
+
+
+def _hold(x: Any, low: float, high: float) -> Any:
+    return np.where(x.real < low, low, np.where(x.real > high, high, x))
+
 
 LIMITS = {"float64": (1e-12, 1e-9), "float32": (1e-6, 1e-5)}
 """Of the value and of the gradient, relative to the largest where that is above 1."""

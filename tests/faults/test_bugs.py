@@ -8,8 +8,7 @@ import pytest
 
 import inchworm
 from faults import bugs, bugs_mutants
-from faults.bugs_copy import Verdict
-from faults.bugs_data import BUGS, Bug, Edit, Form
+from faults.bugs import BUGS, Bug, Edit, Form, Verdict
 from faults.programme import ROOT
 
 SOURCE = Path(inchworm.__file__).parent

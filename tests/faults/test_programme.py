@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import page, results
+from faults import page
 from faults.__main__ import count_of
 from faults.programme import Outcome, Procedure, Work, as_data, load_all
 
@@ -61,11 +61,11 @@ def test_work_tells_how_far_it_is() -> None:
 
 
 def test_results_are_merged_by_id_and_by_who(tmp_path: Path) -> None:
-    results.keep("A1", "", {"passed": 1}, tmp_path)
-    results.keep("A1", "SB3", {"passed": 0}, tmp_path)
-    results.keep("B1", "", {"passed": 3}, tmp_path)
-    results.keep("A1", "", {"passed": 2}, tmp_path)
-    kept = results.read_all(tmp_path)
+    page.keep("A1", "", {"passed": 1}, tmp_path)
+    page.keep("A1", "SB3", {"passed": 0}, tmp_path)
+    page.keep("B1", "", {"passed": 3}, tmp_path)
+    page.keep("A1", "", {"passed": 2}, tmp_path)
+    kept = page.read_all(tmp_path)
     assert {id: {who: found["passed"] for who, found in entry.items()} for id, entry in kept.items()} == {
         "A1": {"inchworm": 2, "SB3": 0},
         "B1": {"inchworm": 3},
@@ -75,20 +75,20 @@ def test_results_are_merged_by_id_and_by_who(tmp_path: Path) -> None:
 def test_the_page_says_what_was_reduced_what_fell_short_and_what_the_peer_did() -> None:
     found = {**as_data(Outcome(49, 50, {"longest": "1 s"}, ["number 7: gone"], ["a note"]), count=50, seconds=3.0), "machine": "m"}
     peer = {**as_data(Outcome(0, 5, {}, ["lost"]), count=5, seconds=1.0), "machine": "m"}
-    text = page.text({"A1": _entry()}, {"A1": {"inchworm": found, "SB3": peer}})
+    text = page.page_text({"A1": _entry()}, {"A1": {"inchworm": found, "SB3": peer}})
     assert "| A1 | kill \\| it | all &lt;b&gt; | 49 of 50 | 50 (reduced; full: 200) | **short** |" in text
     assert "**A1**: number 7: gone" in text
     assert "SB3: 0 of 5 | lost |" in text
     assert "longest 1 s; a note" in text
-    assert "(reduced" not in page.text({"A1": _entry(full=50)}, {"A1": {"inchworm": found}})
+    assert "(reduced" not in page.page_text({"A1": _entry(full=50)}, {"A1": {"inchworm": found}})
 
 
 def test_a_procedure_that_was_not_measured_is_on_the_page() -> None:
-    assert "not measured yet" in page.text({"A1": _entry()}, {})
+    assert "not measured yet" in page.page_text({"A1": _entry()}, {})
 
 
 def test_the_kept_results_are_of_known_procedures_and_on_the_page() -> None:
-    for id, who in results.read_all().items():
+    for id, who in page.read_all().items():
         assert id in PROCEDURES
         assert json.dumps(who)
-    assert page.PAGE.read_text(encoding="utf-8") == page.text(PROCEDURES, results.read_all())
+    assert page.PAGE.read_text(encoding="utf-8") == page.page_text(PROCEDURES, page.read_all())

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from faults.everyday_runs import slope_of, soak_for
 from faults.programme import Work
-from faults.soak import slope_of, soak_for
 
 
 def test_a_slope_is_that_of_the_nearest_line() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from doubles.replays import hostile_replay, long_replay, small_replay
-from faults.hostile_edits import edit_bytes, edit_meaning
+from faults.hostile_files import edit_bytes, edit_meaning
 from inchworm.core.errors import CorruptFileError, InchwormError
 from inchworm.core.tensor_file import JSON_PIECES
 from inchworm.worlds import replay as replay_format

@@ -1,0 +1,349 @@
+"""F2 and F4: every value of a checkpoint changed, and resuming with another config, version, thread count or processor."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from faults import runs
+from faults.everyday_cases import FIELDS, Field
+from faults.programme import Outcome, Work, procedure
+from faults.resume import Rule, flags, settings, train
+from faults.runs import RUN, differences, fingerprint
+
+STOP, END = 5, 7
+"""The checkpoint is of this update, and the resumed run ends after that one; an evaluation lies between."""
+DRAWS = 700
+"""From each process-wide generator in every update: more than the 624 words that one holds, so that each of them is used."""
+TRANSIENT = {
+    "learner/stream/uinteger": "half of a draw, looked at only while has_uint32 is 1",
+    "collector/stream/uinteger": "half of a draw, looked at only while has_uint32 is 1",
+    "learner/bad_steps": "minibatches in a row that were not finite: the next good one sets it to 0",
+}
+"""Values that are taken over at loading, and need not show in what follows, with the reason why."""
+OF_PYTHON = {"generators/random/0": "Python's number of its own format, of which two hold the same words"}
+"""What is not ours to judge."""
+BACKENDS = ("numpy", "torch")
+
+
+class Drawing(Rule):
+    """The rule, which also draws from the generators of the process, as people's own worlds and losses may."""
+
+    def on_iteration(self, state: Any, metrics: Mapping[str, float]) -> bool:
+        """The sums of what was drawn become metrics."""
+        state.metrics["drawn/random"] = sum(random.random() for _ in range(DRAWS))
+        state.metrics["drawn/gauss"] = random.gauss(0, 1) + float(np.random.standard_normal())  # noqa: NPY002 - each keeps a second one back
+        state.metrics["drawn/numpy"] = float(np.random.random(DRAWS).sum())  # noqa: NPY002
+        if self._trainer.config.run.backend == "torch":
+            import torch
+
+            state.metrics["drawn/torch"] = float(torch.rand(DRAWS, dtype=torch.float64).sum() + torch.randn(1).sum())
+        return super().on_iteration(state, metrics)
+
+
+def train_and_draw(directory: Path, data: Mapping[str, Any], *, resume: bool) -> dict[str, str]:
+    """Start a run that ends after `STOP`, or continue to `END`; its fingerprint, and `loaded`, its whole state right after loading."""
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.trees import flatten_tree
+    from inchworm.train.trainer import PPOTrainer
+
+    config = TrainingConfig.from_dict(data)
+    loaded = {}
+    with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
+        if resume:
+            trainer.load_checkpoint()
+            arrays, structure = flatten_tree(trainer.full_state())
+            loaded = {"loaded": str(structure) + "".join(array.tobytes().hex() for array in arrays.values())}
+        trainer.train(callback=Drawing(trainer, END))
+    return fingerprint(directory) | loaded
+
+
+Path_ = tuple[Any, ...]
+
+
+def leaves(tree: Any, path: Path_ = ()) -> Iterator[tuple[Path_, str]]:
+    """Every value as (path, what to do to it). A list of numbers is changed in one place, and any list is also shortened."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(tree, list | tuple):
+        if tree:
+            yield path, "shortened"
+        if tree and all(isinstance(item, int | float) and not isinstance(item, bool) for item in tree):
+            yield (*path, len(tree) // 2), "changed"
+        else:
+            for index, value in enumerate(tree):
+                yield from leaves(value, (*path, index))
+    elif not (isinstance(tree, np.ndarray) and tree.size == 0):
+        yield path, "changed"
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same type, different enough to matter."""
+    if isinstance(value, np.ndarray):
+        result = value.copy()
+        place = np.unravel_index(result.size // 2, result.shape)
+        result[place] = changed(result[place].item())
+        return result
+    if value is None:
+        return 1.0
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value - 1 if value > 0 else value + 1
+    if isinstance(value, float):
+        return value + max(0.5, 0.5 * abs(value))
+    text = str(value)
+    return str(int(text) + 2) if text.isdigit() else text + "x"  # an increment of a stream must stay odd
+
+
+def put(tree: Any, path: Path_, how: str) -> Any:
+    """A copy of the tree with that one place changed."""
+    if not path:
+        return tree[:-1] if how == "shortened" else changed(tree)
+    key, rest = path[0], path[1:]
+    if isinstance(tree, tuple):
+        return tuple(put(item, rest, how) if index == key else item for index, item in enumerate(tree))
+    result = copy.copy(tree)
+    result[key] = put(tree[key], rest, how)
+    return result
+
+
+def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, how: str, data: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprint of a run that continues from a valid checkpoint with one value changed."""
+    from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer
+
+    shutil.copytree(stopped, directory)
+    shutil.rmtree(directory / "checkpoints")
+    whole = put({"state": checkpoint.state, "process": checkpoint.process}, path, how) if path else {"state": checkpoint.state}
+    manifest = checkpoint.manifest
+    note = ManifestNote(**{name: manifest[name] for name in ("rows", "threads", "cpu_capability", "exact")})
+    TrainingCheckpointer(directory / "checkpoints").save(
+        checkpoint.step, whole["state"], process=whole.get("process", checkpoint.process), note=note
+    )
+    return train_and_draw(directory, data, resume=True)
+
+
+def judge(found: Any, expected: Mapping[str, str], told: bool) -> str:
+    """What a change led to: refused, other numbers, another later state, a warning, or nothing."""
+    if isinstance(found, Exception):
+        from inchworm.core.errors import InchwormError
+
+        return "refused" if isinstance(found, InchwormError) else "refused by an error that is not ours"
+    differ = set(differences(found, expected).split(", ")) - {""}
+    if differ & {"metrics.jsonl", "policy.safetensors", "best_policy.safetensors"}:
+        return "other numbers"
+    if differ - {"loaded"}:
+        return "another later state"
+    return "a warning that it is not bit for bit" if told else "taken over" if differ else "nothing"
+
+
+@procedure(
+    "F2",
+    title="Every value in a checkpoint changed, one at a time",
+    must="the resumed run differs or is refused, for 100 % of the values",
+    full=100,
+    test=5,
+)
+def every_leaf(work: Work) -> Outcome:
+    """`count` of every 100 values, on both backends: CartPole with everything on that has state."""
+    import torch
+
+    from inchworm.run.checkpoint import TrainingCheckpointer
+    from inchworm.run.directory import NotExactWarning
+
+    outcome, kinds = Outcome(), Counter[str]()
+    foreign: list[str] = []
+    for backend in BACKENDS:
+        data, stopped = settings("discrete", backend), work.scratch / f"{backend}-stopped"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            random.seed(1)
+            np.random.seed(1)  # noqa: NPY002
+            torch.manual_seed(1)
+            train_and_draw(stopped, {**data, "run": {**data["run"], "max_iterations": STOP}}, resume=False)
+            checkpoint = TrainingCheckpointer(stopped / "checkpoints").load()
+            expected = resumed_with(stopped, work.scratch / f"{backend}-as-it-was", checkpoint, (), "", data)
+            again = resumed_with(stopped, work.scratch / f"{backend}-once-more", checkpoint, (), "", data)
+            outcome.check(again == expected, f"{backend}: unchanged, it differs in {differences(again, expected)}")
+            places = list(leaves({"state": checkpoint.state, "process": checkpoint.process}))
+            chosen = [place for number, place in enumerate(places) if number * work.count // 100 != (number - 1) * work.count // 100]
+            for number in work.each(len(chosen)):
+                path, how = chosen[number]
+                directory = work.scratch / f"{backend}-{number}"
+                found: Any
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    try:
+                        found = resumed_with(stopped, directory, checkpoint, path, how, data)
+                    except Exception as error:  # whatever a changed checkpoint leads to is a finding
+                        found = error
+                warned = any(issubclass(entry.category, NotExactWarning) for entry in caught)
+                shutil.rmtree(directory, ignore_errors=True)
+                what, name = judge(found, expected, warned), "/".join(map(str, path[1:]))
+                kinds[what] += 1
+                if what == "refused by an error that is not ours":
+                    foreign.append(f"{name} {how}: {type(found).__name__}: {str(found)[:80]}")
+                excused = (what == "taken over" and name in TRANSIENT) or name in OF_PYTHON
+                outcome.check(
+                    what not in ("nothing", "taken over") or excused, f"{backend}, {name} {how}: {what}, the resumed run is the same"
+                )
+        outcome.figures[f"values of a checkpoint, {backend}"] = str(len(places))
+    outcome.figures |= {what: str(number) for what, number in sorted(kinds.items())}
+    outcome.notes.append("the count is a share in per cent; a list of numbers counts as one value, and every list is also shortened")
+    outcome.notes += [f"may show nowhere: {name}: {why}" for name, why in {**TRANSIENT, **OF_PYTHON}.items()]
+    outcome.notes += [f"refused, but not in our words: {text}" for text in foreign[:5]]
+    return outcome
+
+
+OTHER_STOP, OTHER_END = 3, 5
+NOT_EXACT = "NotExactWarning: "
+UNLIKE = {"env.atari", "env.help_workers", "opponent.mode", "policy.central_critic", "policy.kind", "run.directory", "run.name"}
+"""Fields of which this world has no other value that could be run, or that say where the run is."""
+OTHERS: dict[str, Any] = {"torch": "1.0.0", "numpy": "1.0.0", "python": "3.0.0", "gymnasium": "0.1", "cpu": "another", "simd": "NONE"}
+"""What a manifest may say of the machine, each with something else."""
+
+
+def another(field: Field, now: Any) -> Any:
+    """A value that the field may have and has not."""
+    if field.kind == "bool":
+        return not now
+    choices = [value for value in (*field.usual, *field.options) if value not in (now, None)]
+    if choices:
+        return choices[0]
+    return None if now is not None else 5
+
+
+def load_problem(directory: Path, data: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Load the newest checkpoint of a run into a trainer with this config; the text of the error, if any, and the warnings."""
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.core.errors import InchwormError
+    from inchworm.train.trainer import PPOTrainer
+
+    message = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            config = TrainingConfig.from_dict(data)
+            with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
+                trainer.load_checkpoint()
+        except InchwormError as error:
+            message = f"{type(error).__name__}: {error}"
+    return message, [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+
+
+def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str, Any]) -> None:
+    """Every field of the config with another value."""
+    from inchworm.config.sections import TrainingConfig
+    from inchworm.run.directory import BIT_FIELDS, FREE_FIELDS
+
+    whole = TrainingConfig.from_dict(data).to_dict()
+    names = [name for name in FIELDS if name not in UNLIKE]
+    tried = {"refused": 0, "warned of": 0, "free": 0}
+    for number in work.each(min(work.count, len(names))):
+        name = names[number * len(names) // min(work.count, len(names))]
+        section, key = name.split(".")
+        value = another(FIELDS[name], whole[section][key])
+        changed = {**whole, section: {**whole[section], key: value}}
+        if name == "ppo.minibatch_size":
+            changed["ppo"]["num_minibatches"] = None
+        directory = work.scratch / "other"
+        shutil.copytree(stopped, directory)
+        message, warned = load_problem(directory, changed)
+        before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "lock"}
+        kept = all((directory / path.relative_to(stopped)).read_bytes() == content for path, content in before.items())
+        shutil.rmtree(directory)
+        line = f"{name}: {whole[section][key]} → {value}"
+        if name in FREE_FIELDS:
+            fine, what = not message, "free"
+        elif name in BIT_FIELDS:
+            fine, what = any(line in text and NOT_EXACT in text for text in warned) or message.startswith("ConfigError"), "warned of"
+        else:
+            fine, what = message.startswith("ConfigError") and line in message and kept, "refused"
+        tried[what] += 1
+        outcome.check(fine, f"{line} must be {what}: {message or 'it was taken'}; {warned}")
+    outcome.figures |= {f"config fields {what}": str(count) for what, count in tried.items()}
+
+
+def rewrite_manifest(directory: Path, **changes: Any) -> None:
+    """Let the newest checkpoint say that it was made elsewhere, in the library's own writing."""
+    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text, read_manifest
+
+    newest = TrainingCheckpointer(directory / "checkpoints").latest()
+    assert newest is not None
+    manifest = read_manifest(newest)
+    for name, value in changes.items():
+        place = manifest["versions"] if name in manifest["versions"] else manifest
+        place[name] = value
+    (newest / "manifest.json").write_text(manifest_text(manifest), encoding="utf-8")
+
+
+def other_machines(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+    """Other versions, threads and processors: warned of by name, and the run goes on to its end."""
+    cases: dict[str, dict[str, Any]] = {name: {name: value} for name, value in OTHERS.items()}
+    cases["cpu_capability"] = {"cpu_capability": "NONE"}
+    cases["nothing"] = {}
+    for name, changes in cases.items():
+        directory = work.scratch / f"elsewhere-{name}"
+        shutil.copytree(stopped, directory)
+        rewrite_manifest(directory, **changes)
+        found, warned = train(directory, data, resume=True, updates=OTHER_END)
+        ours = [text for text in warned if NOT_EXACT in text]
+        fine = not ours if name == "nothing" else any(text.startswith(f"{NOT_EXACT}{name}: ") for text in ours)
+        outcome.check(
+            fine and found == expected, f"another {name}: it warned {warned}, and its bits are {'others' if found != expected else 'right'}"
+        )
+    threads = {**data, "run": {**data["run"], "threads": 2}}
+    directory = work.scratch / "threads"
+    shutil.copytree(stopped, directory)
+    _, warned = train(directory, threads, resume=True, updates=OTHER_END)
+    fine = any("run.threads: 1 → 2" in text and NOT_EXACT in text for text in warned)
+    outcome.check(fine and fingerprint(directory) != {}, f"another thread count: it warned {warned}")
+
+
+def by_command_line(work: Work, outcome: Outcome) -> None:
+    """The same from the command line: exit code 2 and one line with the diff; a warning and exit code 0."""
+    begin = ["train", "CartPole-v1", *flags(settings("discrete", "torch")), "--run.directory=.", f"--run.name={RUN}", "--quiet"]
+    before = runs.undisturbed(work.scratch, runs.command([*begin, f"--run.max-iterations={OTHER_STOP}"]))
+    run = work.scratch / RUN
+    for flag, line in (("--ppo.gamma=0.5", "→ 0.5"), ("--run.seed=9", "run.seed: 3 → 9")):
+        ended = runs.run(runs.command(["resume", RUN, flag]), work.scratch)
+        one_line = line in ended.error and len(ended.error.strip().splitlines()) == 1 and "Traceback" not in ended.error
+        outcome.check(ended.code == 2 and one_line and fingerprint(run) == before, f"resume {flag}: exit code {ended.code}: {ended.error}")
+    versions = json.loads((run / "versions.json").read_text())
+    (run / "versions.json").write_text(json.dumps({**versions, "torch": "1.0.0"}))
+    rewrite_manifest(run, cpu_capability="NONE", numpy="1.0.0")
+    line = ["resume", RUN, "--run.threads=2", f"--run.max-iterations={OTHER_END}", "--quiet"]
+    ended = runs.run(runs.command(line), work.scratch)
+    for name in ("torch: 1.0.0", "numpy: 1.0.0", "cpu_capability: NONE", "run.threads: 1 → 2"):
+        warned = any(name in text and "bit" in text for text in ended.error.splitlines())
+        outcome.check(ended.code == 0 and warned, f"resume elsewhere ({name}): exit code {ended.code}: {ended.error}")
+
+
+@procedure(
+    "F4",
+    title="Resume with another config, thread count, version or processor",
+    must="another config is refused with a diff and exit code 2; the rest is warned of, and the run goes on",
+    full=60,
+    test=8,
+)
+def other_circumstances(work: Work) -> Outcome:
+    """`count` fields of the config, each with another value; then everything that a manifest says of the machine."""
+    outcome, data, stopped = Outcome(), settings("discrete", "torch"), work.scratch / "stopped"
+    train(stopped, settings("discrete", "torch", max_iterations=OTHER_STOP), resume=False, updates=OTHER_END)
+    whole = work.scratch / "whole"
+    expected, _ = train(whole, data, resume=False, updates=OTHER_END)
+    other_configs(work, outcome, stopped, data)
+    other_machines(work, outcome, stopped, data, expected)
+    by_command_line(work, outcome)
+    outcome.notes.append("another version or processor is what the checkpoint's manifest says, rewritten by the library's own writer")
+    return outcome
