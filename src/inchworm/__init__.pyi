@@ -73,10 +73,10 @@ from inchworm.selfplay.ratings import RatingGames as RatingGames
 from inchworm.tracking.console import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
-from inchworm.train.loop import create_training_components as create_training_components
 from inchworm.train.loop import default_training_step as default_training_step
-from inchworm.train.loop import functional_training_loop as functional_training_loop
 from inchworm.train.trainer import PPOTrainer as PPOTrainer
+from inchworm.train.trainer import create_training_components as create_training_components
+from inchworm.train.trainer import functional_training_loop as functional_training_loop
 from inchworm.worlds.replay import load_replay as load_replay
 from inchworm.worlds.replay import replay_page as replay_page
 from inchworm.worlds.replay import save_replay as save_replay

@@ -12,8 +12,7 @@ from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
 from inchworm.policy.file import save_policy
 from inchworm.selfplay.callback import bind_pool, make_opponent, opponent_callbacks, with_opponents
 from inchworm.selfplay.pool import OpponentPool
-from inchworm.train.loop import create_training_components
-from inchworm.train.trainer import PPOTrainer
+from inchworm.train.trainer import PPOTrainer, create_training_components
 
 SPACES = Teams.observation_space, Teams.action_space
 

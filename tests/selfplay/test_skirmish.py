@@ -42,7 +42,7 @@ def test_a_run_in_each_mode_is_scored_by_its_wins(mode, options, tmp_path):
     trainer = train(tmp_path, config_of(mode, iterations=2, **options))
     assert trainer.failures == []
     assert trainer.env.num_lanes == 8  # 4 copies x 2 units of ours
-    assert "8 lanes x 16 steps" in trainer.size
+    assert "4 envs x 2 agents x 16 steps" in trainer.size
     score = trainer.state.evaluations[-1]
     assert 0.0 <= score["win_rate"] <= 1.0
     assert score["episodes"] == 4

@@ -372,6 +372,6 @@ def test_the_end_of_a_run_saves_before_and_after_its_evaluation(tmp_path: Path) 
 def test_an_environment_that_was_handed_over_is_trained_in_without_scores() -> None:
     env: gym.Env[Any, Any] = Corridor()
     with PPOTrainer("mlp", env, config(EvalConfig(interval=1), iterations=2)) as trainer:
-        with pytest.warns(UserWarning, match=r"no evaluation during training.* give PPOTrainer an id or a factory"):
+        with pytest.warns(UserWarning, match=r"no evaluation during training.* pass PPOTrainer an id or a factory"):
             trainer.train()
         assert trainer.state.evaluations == []

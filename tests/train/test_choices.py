@@ -81,7 +81,7 @@ def cli_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert lines[0] == "training CartPole-v1 for 256 steps, seed 0, run runs/x"
     assert lines[1] == "no worker processes: all 8 copies of CartPole-v1 are stepped together"
     assert lines[2] == "ppo.compile=off, because run.backend=numpy has nothing to compile"
-    assert lines[3] == "a rollout is 8 lanes x 64 steps, 18.6 kB; numpy learns from it"
+    assert lines[3] == "rollout: 8 envs x 64 steps (18.6 kB), backend: numpy"
     assert "where the time went" in out
     assert main(["train", "CartPole-v1", *flags]) == 0  # auto again, on a run that exists: it keeps what it chose
     return tmp_path / "runs" / "x"

@@ -21,14 +21,12 @@ from inchworm.train.callbacks import BaseCallback, FunctionCallback, as_callback
 from inchworm.train.loop import (
     TrainingComponents,
     TrainingState,
-    create_training_components,
     default_training_step,
     episode_metrics,
-    functional_training_loop,
     is_done,
     run_training_loop,
 )
-from inchworm.train.trainer import PPOTrainer
+from inchworm.train.trainer import PPOTrainer, create_training_components, functional_training_loop
 
 STEPS, LANES = 8, 2
 BATCH = STEPS * LANES

@@ -16,9 +16,9 @@ from inchworm.core.errors import ConfigError
 from inchworm.policy.file import load_policy
 from inchworm.tracking.jsonl import METRICS
 from inchworm.train.loop import TrainingState as State
-from inchworm.train.loop import create_training_components, default_training_step, run_training_loop
+from inchworm.train.loop import default_training_step, run_training_loop
 from inchworm.train.resolve import settle
-from inchworm.train.trainer import PPOTrainer
+from inchworm.train.trainer import PPOTrainer, create_training_components
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")
 

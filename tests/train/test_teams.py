@@ -44,7 +44,7 @@ def config_of(directory: Path, name: str, plan: Any = JOINS, **env: Any) -> Trai
 def test_num_envs_counts_copies_and_steps_are_of_the_living():
     with PPOTrainer("mlp", Comings, SMALL, num_envs=4) as trainer:
         assert (trainer.env.num_lanes, trainer.config.env.num_envs) == (12, 4)
-        assert trainer.size.startswith("a rollout is 12 lanes x 10 steps")
+        assert trainer.size.startswith("rollout: 4 envs x 3 agents x 10 steps (")
         rollout = trainer.collect_rollouts()
         # 10 steps: a game of 6 (18 - 4 dead rows) and 4 steps of the next (12 - 2)
         assert rollout.num_valid == 4 * (14 + 10)

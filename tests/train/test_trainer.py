@@ -334,7 +334,7 @@ def test_evaluate_at_any_time_with_the_weights_of_now() -> None:
 
 def test_what_cannot_be_copied_cannot_be_evaluated_on() -> None:
     for env in (Corridor(), make_vector_env(Corridor, 2)):
-        with PPOTrainer(SMALL, env, PPO) as trainer, pytest.raises(ConfigError, match="give PPOTrainer an id or a factory"):
+        with PPOTrainer(SMALL, env, PPO) as trainer, pytest.raises(ConfigError, match="pass PPOTrainer an id or a factory"):
             trainer.evaluate()
 
 

@@ -1,30 +1,29 @@
-"""Around the walk: the training loop. Collect (steps 3 to 5), learn (steps 6 to 9), tell the callbacks; until the run is done."""
+"""The training loop: collect (steps 3 to 5), learn (steps 6 to 9), call the callbacks, until the run is done.
+
+The loop knows its parts only by their protocols. `train/trainer.py` puts them together.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from inchworm.backends.registry import acting_policy, learning_threads, make_learner
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import EpisodeRecord
-from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.selfplay.callback import bind_pool, opponent_callbacks
-from inchworm.train.resolve import evaluation_source, resolve_choices, resolve_env, resolve_policy
 
 
 @dataclass
 class TrainingState:
-    """How far a run has come. Saved with it, unlike what can be read from its files."""
+    """Progress of a run, as callbacks see it. What cannot be read from the run's other parts is saved in checkpoints."""
 
     iteration: int = 0
     env_steps: int = 0
@@ -33,45 +32,45 @@ class TrainingState:
     should_stop: bool = False
     interrupted: bool = False
     ended: bool = False
-    """Whether all that comes after the last iteration has been done, too."""
+    """Whether everything that follows the last iteration is done, too."""
     best_score: float | None = None
-    """The best evaluation so far."""
+    """The best evaluation score so far."""
     best_iteration: int | None = None
-    """After which iteration it was taken."""
+    """The iteration after which it was reached."""
     scored: int | None = None
-    """After which iteration the evaluation at the end was taken."""
+    """The iteration after which the final evaluation was taken."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the current iteration; callbacks may add to it."""
+    """Metrics of the current iteration; callbacks may add to them."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    """What went wrong beside the training itself, such as a crashed evaluation."""
+    """Errors outside of the training itself, such as a crashed evaluation."""
     history: dict[str, list[float]] = field(default_factory=dict)
     keep_history: bool = True
-    """Whether the history grows; a run of days that nobody asks for it need not hold it."""
+    """Whether `history` is filled; long runs that do not read it can save the memory."""
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback has ended the run, and what comes after its last iteration is still to be done."""
+        """Whether a callback has stopped the run, and what follows its last iteration is still to be done."""
         return self.should_stop and not self.interrupted and not self.ended
 
     def state_dict(self) -> dict[str, Any]:
-        """What cannot be read off the collector, as plain data."""
+        """What cannot be read from the collector, as plain data."""
         return {"iteration": self.iteration, "best_score": self.best_score, "stopped": self.stopped}
 
-    def follow(self, collector: RolloutCollector) -> None:
-        """Count what was collected outside the loop, too."""
-        self.env_steps, self.episodes, self.recent = collector.env_steps, collector.episodes, collector.recent.copy()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from these counters."""
+        """Restore what `state_dict` returned."""
         self.iteration, self.best_score = int(state["iteration"]), state["best_score"]
-        self.best_iteration = self.scored = None  # the checkpoint's manifest says whether it was this one
+        self.best_iteration = self.scored = None  # the checkpoint's manifest knows whether it was this iteration
         self.should_stop, self.interrupted, self.ended = bool(state.get("stopped", False)), False, False
+
+    def follow(self, collector: RolloutCollector) -> None:
+        """Take over the collector's counters, which include rollouts collected outside the loop."""
+        self.env_steps, self.episodes, self.recent = collector.env_steps, collector.episodes, collector.recent.copy()
 
 
 @dataclass(frozen=True)
 class TrainingComponents:
-    """The parts that an iteration uses; take one out and put your own in with `dataclasses.replace`."""
+    """The parts that an iteration uses; `dataclasses.replace` exchanges one."""
 
     config: TrainingConfig
     policy: Policy
@@ -84,53 +83,8 @@ class TrainingComponents:
 StepFunction = Callable[[TrainingState, TrainingComponents], Mapping[str, float]]
 
 
-def create_training_components(
-    config: TrainingConfig,
-    policy: str | PolicySpec | Policy,
-    env: Any = None,
-    *,
-    custom_losses: Sequence[Callable[..., Any]] = (),
-    callbacks: Sequence[Callback] = (),
-) -> TrainingComponents:
-    """The parts of a run, made from its config. `policy` and `env` are whatever `PPOTrainer` takes; by default env is the config's."""
-    source = config.env if env is None else env
-    config, _ = resolve_choices(policy, source, config)
-    vector_env = resolve_env(source, config)
-    try:
-        policy = resolve_policy(policy, config, vector_env)
-        learner = make_learner(policy, config)
-        length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)
-        collector = RolloutCollector(vector_env, acting_policy(policy), seed=config.run.seed, sequence_length=length)
-        bind_pool(vector_env, collector.policy)
-        watching = opponent_callbacks(vector_env, lambda: collector.policy, config, evaluation_source(source, config))
-    except BaseException:
-        vector_env.close()
-        raise
-    return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), (*watching, *callbacks))
-
-
-def functional_training_loop(
-    config: TrainingConfig,
-    policy: str | PolicySpec | Policy,
-    env: Any = None,
-    *,
-    step_fn: StepFunction | None = None,
-    custom_losses: Sequence[Callable[..., Any]] = (),
-    callbacks: Sequence[Callback] = (),
-) -> TrainingState:
-    """A whole run from its parts, without the trainer around it; `step_fn` replaces or wraps `default_training_step`."""
-    components = create_training_components(config, policy, env, custom_losses=custom_losses, callbacks=callbacks)
-    state = TrainingState()
-    try:
-        with learning_threads(config.run.threads, config.run.backend):
-            run_training_loop(state, components, step_fn or default_training_step)
-    finally:
-        components.collector.close()
-    return state
-
-
 def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction, *, run: RunConfig | None = None) -> None:
-    """Iterate until the run is done; `state` says how far it came, whatever stops it."""
+    """Iterate until the run is done. `state` is up to date whatever ends the loop."""
     run = run or components.config.run
     for callback in components.callbacks:
         callback.on_train_start(state)
@@ -138,22 +92,28 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         began, steps_before = time.perf_counter(), state.env_steps
         state.metrics = dict(step_fn(state, components))
         state.iteration += 1
-        state.metrics |= timing(time.perf_counter() - began, state.env_steps - steps_before)
+        seconds = time.perf_counter() - began
+        state.metrics |= {
+            "timing/seconds": seconds,
+            "timing/steps_per_second": (state.env_steps - steps_before) / max(seconds, 1e-9),
+        }
         for callback in components.callbacks:
             answer = callback.on_iteration(state, state.metrics)
-            if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons give their own kind of False
+            if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
                 state.should_stop = True
         if state.keep_history:
-            remember(state)
+            append_to_history(state)
     for callback in components.callbacks:
         callback.on_train_end(state)
 
 
 def default_training_step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
-    """One iteration: collect, learn, hand the new weights to whoever acts."""
+    """One iteration: collect a rollout, learn from it, give the new weights to the collector."""
     began = time.perf_counter()
     rollout = components.collector.collect(components.config.ppo.rollout_steps)
-    count_rollout(state, rollout)  # what was collected counts, whatever a callback makes of it
+    state.env_steps += rollout.num_valid  # before callbacks, which may replace the rollout
+    state.episodes += len(rollout.episodes)
+    state.recent.extend(rollout.episodes)
     for callback in components.callbacks:
         rollout = callback.on_rollout(state, rollout) or rollout
     collected = time.perf_counter()
@@ -168,7 +128,7 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
 
 
 def is_done(state: TrainingState, run: RunConfig) -> bool:
-    """Whether a run has reached its target, or was told to stop."""
+    """Whether a run has reached its target or was stopped."""
     return (
         state.should_stop
         or state.env_steps >= run.total_timesteps
@@ -177,15 +137,8 @@ def is_done(state: TrainingState, run: RunConfig) -> bool:
     )
 
 
-def count_rollout(state: TrainingState, rollout: Rollout) -> None:
-    """Enter a rollout into the counters."""
-    state.env_steps += rollout.num_valid
-    state.episodes += len(rollout.episodes)
-    state.recent.extend(rollout.episodes)
-
-
 def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
-    """Counters, running means over the last episodes, and the numbers that the environment's own `info` gave."""
+    """Counters, means over recent episodes, and means of the numbers in the environment's own `info`."""
     metrics = {"episodes": float(state.episodes), "iteration_episodes": float(len(rollout.episodes))}
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
@@ -196,13 +149,8 @@ def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
     return metrics
 
 
-def timing(seconds: float, env_steps: int) -> dict[str, float]:
-    """What the clock says of an iteration; kept apart from all that is deterministic."""
-    return {"timing/seconds": seconds, "timing/steps_per_second": env_steps / max(seconds, 1e-9)}
-
-
-def remember(state: TrainingState) -> None:
-    """One more entry in every list of the history; a metric that an iteration lacks is NaN there."""
+def append_to_history(state: TrainingState) -> None:
+    """Add the iteration to every list of the history; NaN for a metric that this iteration lacks."""
     row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
     length = len(state.history.get("timesteps", ()))
     for name in row.keys() | state.history.keys():

@@ -212,12 +212,14 @@ def _rehearse(env: Any, config: TrainingConfig, vector_env: VectorEnv) -> None:
 
 
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
-    """What a rollout will take, in a line; refused if there is not so much memory, or if it is too small for its minibatches."""
-    lanes, steps = config.env.num_envs * lanes_per_copy(env), config.ppo.rollout_steps
+    """The size of a rollout, in one line. Raises if it does not fit into memory, or is too small for its minibatches."""
+    copies, agents, steps = config.env.num_envs, lanes_per_copy(env), config.ppo.rollout_steps
+    lanes = copies * agents
     check_minibatches(config.ppo, lanes)
-    needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, shared_space(env), config.env.num_envs)
+    needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, shared_space(env), copies)
     check_fits(needed, what=f"a rollout of {lanes} lanes x {steps} steps")
-    return f"a rollout is {lanes} lanes x {steps} steps, {format_bytes(needed)}; {config.run.backend} learns from it"
+    envs = f"{copies} envs" if agents == 1 else f"{copies} envs x {agents} agents"
+    return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}"
 
 
 def _source(env: Any, config: EnvConfig) -> Any:

@@ -1,4 +1,4 @@
-"""The front door: `PPOTrainer`, a thin shell that makes the parts, keeps them together, and calls the loop."""
+"""`PPOTrainer`, and the loop as a function: the one place where the parts of a training are put together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inchworm.backends.registry import acting_policy, learning_threads, make_lea
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Actor, Callback, Learner, Tracker, VectorEnv
+from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import UpdateStats
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
@@ -40,11 +40,61 @@ from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState,
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_env, resolve_policy
 
-NO_COPY = "an environment that was handed over cannot be copied for evaluation; give PPOTrainer an id or a factory"
+NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
 
 
-class _Override:
-    """A part of the loop with one method replaced by that of a trainer's subclass."""
+def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
+    """The collector of a run; a pool of opponents among the environments is told whose past versions it keeps."""
+    length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
+    collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length)
+    bind_pool(env, collector.policy)
+    return collector
+
+
+def create_training_components(
+    config: TrainingConfig,
+    policy: str | PolicySpec | Policy,
+    env: Any = None,
+    *,
+    custom_losses: Sequence[Callable[..., Any]] = (),
+    callbacks: Sequence[Callback] = (),
+) -> TrainingComponents:
+    """Create the parts of a run from its config. `policy` and `env` are what `PPOTrainer` takes; `env` is by default the config's."""
+    source = config.env if env is None else env
+    config, _ = resolve_choices(policy, source, config)
+    vector_env = resolve_env(source, config)
+    try:
+        policy = resolve_policy(policy, config, vector_env)
+        learner, collector = make_learner(policy, config), make_collector(policy, vector_env, config)
+        opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, evaluation_source(source, config))
+    except BaseException:
+        vector_env.close()
+        raise
+    return TrainingComponents(config, policy, collector, learner, tuple(custom_losses), (*opponents, *callbacks))
+
+
+def functional_training_loop(
+    config: TrainingConfig,
+    policy: str | PolicySpec | Policy,
+    env: Any = None,
+    *,
+    step_fn: StepFunction | None = None,
+    custom_losses: Sequence[Callable[..., Any]] = (),
+    callbacks: Sequence[Callback] = (),
+) -> TrainingState:
+    """Train without a `PPOTrainer`; `step_fn` replaces or wraps `default_training_step`."""
+    components = create_training_components(config, policy, env, custom_losses=custom_losses, callbacks=callbacks)
+    state = TrainingState()
+    try:
+        with learning_threads(config.run.threads, config.run.backend):
+            run_training_loop(state, components, step_fn or default_training_step)
+    finally:
+        components.collector.close()
+    return state
+
+
+class Override:
+    """A part of the loop with a method replaced by that of a trainer's subclass."""
 
     def __init__(self, part: object, **methods: Callable[..., Any]) -> None:
         self._part = part
@@ -58,9 +108,9 @@ class PPOTrainer:
     """Trains a policy in an environment: collect, learn, repeat.
 
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
-    `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a whole `TrainingConfig`. Keywords
-    override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. Scores are taken during
-    `train` only if a `TrainingConfig` asks for it; `evaluate` takes one at any time.
+    `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
+    override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
+    `TrainingConfig` asks for it; `evaluate` can be called at any time.
     """
 
     def __init__(
@@ -90,9 +140,7 @@ class PPOTrainer:
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
             raise
-        length = self.config.ppo.sequence_length_for(self.config.ppo.rollout_steps, memory=True)  # read only if there is memory
-        self.collector = RolloutCollector(self.env, acting_policy(self.policy), seed=self.config.run.seed, sequence_length=length)
-        bind_pool(self.env, self.collector.policy)
+        self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
@@ -120,7 +168,7 @@ class PPOTrainer:
 
     @cached_property
     def learner(self) -> Learner:
-        """The optimiser of the policy; made when it is first needed, so that collecting needs no learning framework."""
+        """The learner of the policy, created when first used, so that collecting needs no learning framework."""
         return make_learner(self.policy, self.config, dump_directory=self.run_dir)
 
     @property
@@ -131,7 +179,7 @@ class PPOTrainer:
 
     @property
     def device(self) -> str:
-        """Where the policy learns."""
+        """The device on which the policy learns."""
         learner: Any = self.learner
         return str(learner.device)
 
@@ -152,20 +200,20 @@ class PPOTrainer:
 
     @property
     def inexact(self) -> list[str]:
-        """What of the environments a checkpoint cannot bring back, a sentence each."""
+        """What of the environments a checkpoint cannot restore exactly, a sentence each."""
         return inexactness(self.env)
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong beside the training itself."""
+        """Errors outside of the training itself, such as a crashed evaluation."""
         return self.state.failures
 
     def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
-        """The next `n_steps` steps of every lane, with the policy as it is. Never learns."""
+        """Collect the next `n_steps` steps of every lane with the current policy, without learning."""
         return self.collector.collect(n_steps if n_steps is not None else self.config.ppo.rollout_steps)
 
     def learn(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
-        """Draw the policy up to a rollout, whoever collected it. Never touches the environment or the rollout."""
+        """Update the policy from a rollout of any origin. Neither the environment nor the rollout is changed."""
         with learning_threads(self.config.run.threads, self.config.run.backend):
             stats = self.learner.update(rollout, custom_loss_fns)
         self.collector.set_weights(self.policy.get_weights())
@@ -180,9 +228,9 @@ class PPOTrainer:
         step_fn: StepFunction | None = None,
         profile: Profile | None = None,
     ) -> dict[str, list[float]]:
-        """Collect and learn until `total_timesteps` env steps have been taken since the run's beginning.
+        """Collect and learn until `total_timesteps` env steps have been taken since the start of the run.
 
-        Returns the history of this call: lists under timesteps, mean_reward, loss and every other metric, one entry an iteration.
+        Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration.
         """
         config = self.config
         if total_timesteps is not None:
@@ -197,17 +245,15 @@ class PPOTrainer:
         self.saver.set_callbacks(stateful_parts(own))
         collector, learner = self.collector, self.learner
         if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
-            collector = cast(RolloutCollector, _Override(collector, collect=self.collect_rollouts))
+            collector = cast(RolloutCollector, Override(collector, collect=self.collect_rollouts))
         if type(self).learn is not PPOTrainer.learn:
-            learner = cast(Learner, _Override(learner, update=self.learn))
+            learner = cast(Learner, Override(learner, update=self.learn))
         callbacks = self._ordered_callbacks(config, own)
         components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), tuple(callbacks))
         try:
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
-                if profile is None:
-                    run_training_loop(self.state, components, step_fn or default_training_step)
-                else:
-                    profile.run(self.state, components, step_fn or default_training_step)
+                run_loop = run_training_loop if profile is None else profile.run
+                run_loop(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
             self.saver.save_snapshot(self._snapshot.taken)
             raise
@@ -220,36 +266,36 @@ class PPOTrainer:
         return self.state.history
 
     def evaluate(self, episodes: int | None = None, *, deterministic: bool | None = None) -> EvalStats:
-        """Score the policy on environments of its own."""
+        """Evaluate the policy on environments created for it."""
         if self.evaluator is None:
             raise ConfigError(NO_COPY)
         with learning_threads(self.config.run.threads, self.config.run.backend):
             return self.evaluator.evaluate(self.collector.policy, episodes, deterministic)
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
-        """Write all state as one checkpoint, into the run's directory or the one given; and the policy file beside it."""
+        """Write the complete state as a checkpoint, to the run's directory (with the policy file) or to the one given."""
         return self.saver.save(directory)
 
     def full_state(self) -> dict[str, Any]:
-        """All that a run is at this moment, as plain data and arrays."""
+        """The complete state of the training, as plain data and arrays."""
         return self.saver.full_state()
 
     def load_checkpoint(self, path: str | Path | None = None) -> None:
-        """Go on from a checkpoint: the newest of the run, or the one (or the directory of them) given."""
+        """Restore a checkpoint: the newest of the run, or the one given (or the newest in a directory of checkpoints)."""
         self.saver.load(path)
 
     def save_policy(self, path: str | Path) -> Path:
-        """Write the policy file: spec, weights and normalisers, for acting anywhere."""
+        """Write the policy file: spec, weights and normalisers."""
         files = policy_files(self.policy, Path(path).name, self.policy.get_weights())
-        if len(files) != 1:  # each of several has one of its own, which inchworm.save_policy writes
-            raise ConfigError("only built-in networks have a policy file; save a network of your own with its own state_dict")
+        if len(files) != 1:  # inchworm.save_policy writes each part of a composite policy
+            raise ConfigError("only built-in networks have a policy file; save your own network with its state_dict")
         ((spec, weights),) = files.values()
         return save_policy(path, spec, weights)
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""
-        with contextlib.ExitStack() as stack:  # from the last to the first, all of them, also if one fails
-            stack.callback(self.saver.close)  # the lock last: until then nobody else may write
+        with contextlib.ExitStack() as stack:  # in reverse order, all of them even if one fails
+            stack.callback(self.saver.close)  # releases the run's lock last
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close)
             stack.callback(self.collector.close)
