@@ -50,7 +50,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     "rollout/sequences.py": (
         "rollout/test_sequences.py",
         "backends/torch/test_minibatches.py",
-        "rollout/test_living.py",
         "conformance/test_central.py",
         "backends/torch/test_central.py",
         "policy/test_central.py",

@@ -1,16 +1,21 @@
-"""The buffer, with rows that say where they come from: every entry of row t, lane b is 100 * t + b."""
+"""The buffer, with rows that identify their origin: every entry of row t, lane b is 100 * t + b. The size of a rollout."""
 
 from __future__ import annotations
 
 import weakref
 
+import gymnasium as gym
 import numpy as np
+import optree
 import pytest
 from gymnasium import spaces
 
-from inchworm.core.errors import RolloutError
+from inchworm import PPOTrainer, TrainingConfig
+from inchworm.core.errors import ConfigError, RolloutError
 from inchworm.core.types import EnvStep, EpisodeRecord, PolicyStep
-from inchworm.rollout.buffer import RolloutBuffer
+from inchworm.rollout import buffer as buffer_module
+from inchworm.rollout.buffer import RolloutBuffer, available_bytes, check_fits, format_bytes, rollout_bytes
+from inchworm.rollout.rollout import ARRAY_FIELDS
 
 BOX, CHOICE = spaces.Box(-1e6, 1e6, (2,), np.float32), spaces.Discrete(1000)
 
@@ -81,20 +86,13 @@ def test_cut_rows_of_truncated_terminated_and_last_rows():
     rollout.validate(BOX, CHOICE)
 
 
-@pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_a_lane_that_ended_in_the_last_row_needs_its_true_successor(flag):
-    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
-    buffer.add(**row(0, 2, **{flag: lanes_with(1, of=2)}))
+@pytest.mark.parametrize(("flag", "steps"), [("terminated", 1), ("truncated", 1), ("truncated", 2)])
+def test_a_lane_that_ended_needs_its_true_successor(flag, steps):
+    buffer = RolloutBuffer.create(steps, 2, BOX, CHOICE)
+    for t in range(steps):
+        buffer.add(**row(t, 2, **({flag: lanes_with(1, of=2)} if t == 0 else {})))
     with pytest.raises(RolloutError, match=r"lane 1 ended at row 0 without its true successor; call add_cut\(1"):
         buffer.get(last_observations=last_observations(2))
-
-
-def test_a_truncated_row_needs_its_true_successor():
-    buffer = RolloutBuffer.create(2, 1, BOX, CHOICE)
-    buffer.add(**row(0, 1, truncated=np.array([True])))
-    buffer.add(**row(1, 1))
-    with pytest.raises(RolloutError, match="lane 0 ended at row 0"):
-        buffer.get(last_observations=last_observations(1))
 
 
 def test_callers_may_reuse_their_arrays():
@@ -124,6 +122,8 @@ def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
         buffer.add(**row(4, 2))
     buffer.reset()
     assert len(buffer) == 0
+    with pytest.raises(RolloutError, match="holds 0 of 1 rows"):
+        buffer.get(last_observations=last_observations(2))
     buffer.add(**row(5, 2))
     following = buffer.get(last_observations=last_observations(2) + 1)
     assert kept.actions.tolist() == [[300, 301]]
@@ -135,18 +135,6 @@ def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
                 assert not value.flags.writeable, name
     with pytest.raises(ValueError, match="read-only"):
         kept.rewards[0, 0] = 1
-
-
-def test_full_and_short_buffers_are_refused():
-    buffer = RolloutBuffer.create(2, 1, BOX, CHOICE)
-    with pytest.raises(RolloutError, match="holds 0 of 2 rows"):
-        buffer.get(last_observations=last_observations(1))
-    buffer.add(**row(0, 1))
-    with pytest.raises(RolloutError, match="holds 1 of 2 rows"):
-        buffer.get(last_observations=last_observations(1))
-    buffer.add(**row(1, 1))
-    with pytest.raises(RolloutError, match="full"):
-        buffer.add(**row(2, 1))
 
 
 def test_wrong_calls_of_add_cut():
@@ -173,7 +161,7 @@ def test_wrong_calls_of_add_cut():
         ({"terminated": np.zeros(3, np.float32)}, r"terminated: got float32\[3\], expected bool\[3\]"),
     ],
 )
-def test_numpy_bends_no_wrong_row_into_shape(changes, words):
+def test_wrong_rows_are_not_broadcast_or_cast(changes, words):
     buffer = RolloutBuffer.create(2, 3, BOX, CHOICE)
     with pytest.raises(RolloutError, match=words):
         buffer.add(**row(0, 3, **changes))
@@ -297,13 +285,13 @@ def test_a_row_is_written_in_three_parts():
     assert rollout.cut_global_state.tolist() == [555, 1, 1, 2, 2, 3, 3]
 
 
-def test_a_rollout_that_nobody_keeps_is_let_go():
+def test_the_buffer_keeps_no_reference_to_the_rollout():
     buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
     buffer.add(**row(0, 2))
     rollout = buffer.get(last_observations=last_observations(2))
     rewards = weakref.ref(rollout.rewards)
     del rollout
-    assert rewards() is None  # neither the buffer nor its writers hold on to it
+    assert rewards() is None
     with pytest.raises(RolloutError, match="full"):
         buffer.add_cut(0, np.zeros(2))
 
@@ -313,3 +301,75 @@ def test_the_last_observations_must_be_of_all_lanes():
     buffer.add(**row(0, 2))
     with pytest.raises(RolloutError, match=r"cut_observations: got float32\[1, 2\], expected float32\[2, 2\]"):
         buffer.get(last_observations=last_observations(1))
+
+
+def test_the_size_by_hand() -> None:
+    # a row: 4 floats observed, 1 int64 action, log-prob and reward as float32, 4 flags: 16 + 8 + 8 + 4 = 36 bytes
+    # 128 steps x 64 lanes x 36 = 294,912, and 64 successors of 16 bytes = 1,024
+    assert rollout_bytes(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), 128, 64) == 295_936
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space"),
+    [
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(3)),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": spaces.Discrete(4)}), spaces.Box(-1, 1, (2,))),
+    ],
+)
+def test_the_size_is_that_of_a_rollout_without_ends(observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    with PPOTrainer("mlp", Endless(observation_space, action_space), seed=0) as trainer:
+        rollout = trainer.collect_rollouts(7)
+    held = ("policy_version", "weights_fingerprint", "cut_rows", "cut_valid")
+    arrays = [leaf for name in ARRAY_FIELDS if name not in held for leaf in optree.tree_leaves(getattr(rollout, name))]
+    assert sum(array.nbytes for array in arrays) == rollout_bytes(observation_space, action_space, 7, 1)
+
+
+class Endless(gym.Env):
+    """Episodes never end."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def test_a_rollout_larger_than_the_free_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "available_bytes", lambda: 1000)
+    check_fits(1000, what="x")
+    with pytest.raises(ConfigError, match=r"^x takes 1 kB, but 1 kB of memory are free; use fewer env.num_envs or ppo.rollout_steps$"):
+        check_fits(1001, what="x")
+    config = TrainingConfig.from_dict({"ppo": {"rollout_steps": 64}, "env": {"num_envs": 8}})
+    with pytest.raises(ConfigError, match="a rollout of 8 lanes x 64 steps takes 18"):
+        PPOTrainer("mlp", "CartPole-v1", config)
+    monkeypatch.setattr(buffer_module, "available_bytes", lambda: None)
+    check_fits(10**15, what="x")
+
+
+def test_free_memory_as_the_system_reports_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    assert available_bytes() is None or available_bytes() > 10**6
+    facts = tmp_path / "meminfo"
+    facts.write_text("MemTotal: 9 kB\nMemAvailable:     2048 kB\n")
+    monkeypatch.setattr(buffer_module, "_MEMINFO", facts)
+    assert available_bytes() == 2048 * 1024
+    facts.write_text("nothing of the kind\n")
+    monkeypatch.setattr(buffer_module.os, "sysconf", lambda name: {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
+    assert available_bytes() == 3 * 4096
+    monkeypatch.setattr(buffer_module.os, "sysconf", _unknown)
+    assert available_bytes() is None
+
+
+def _unknown(name: str) -> int:
+    raise ValueError(name)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (999, "999 bytes"), (18_600, "18.6 kB"), (2_500_000, "2.5 MB"), (3 * 10**9, "3 GB"), (10**16, "1e+04 TB")],
+)
+def test_format_bytes(count: int, words: str) -> None:
+    assert format_bytes(count) == words

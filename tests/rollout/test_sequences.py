@@ -1,14 +1,20 @@
-"""Sequences and minibatches, with data that say where they come from: entry = 100 * t + b."""
+"""Sequences and minibatches, with data that identify their origin: entry = 100 * t + b. Invalid rows are filled."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
+import optree
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inchworm.core.errors import RolloutError
+from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.sequences import (
+    fill_invalid_rows,
     insert_reset_rows,
     iter_minibatches,
     num_sequences,
@@ -80,7 +86,7 @@ def test_a_known_spacing_refuses_sequences_that_begin_elsewhere():
     for length in (28, 16, 48):
         with pytest.raises(RolloutError, match=f"does not fit sequences of {length} steps"):
             sequence_states(memory, 100, length, 32)
-    assert len(sequence_states(memory, 100, 28)) == 4  # nobody has told: it may be so
+    assert len(sequence_states(memory, 100, 28)) == 4  # the spacing is unknown: it may be 28
 
 
 def test_torch_tensors_pass_alike():
@@ -116,12 +122,9 @@ def test_seven_sequences_in_three_minibatches():
 
 
 @pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [0, 1, 3], [[0, 1, 2]]])
-def test_a_shuffle_that_is_none_is_refused(permutation):
+def test_an_invalid_permutation_is_rejected(permutation):
     with pytest.raises(ValueError, match=r"rng.permutation\(3\)"):
         list(iter_minibatches(3, 2, np.array(permutation)))
-
-
-def test_no_minibatches_are_refused():
     with pytest.raises(ValueError, match="num_minibatches=0"):
         list(iter_minibatches(3, 0, np.arange(3)))
 
@@ -135,7 +138,7 @@ def test_select_takes_the_same_columns_of_every_leaf():
     np.testing.assert_array_equal(chosen["b"][..., 0], 2 * chosen["a"])
 
 
-def test_room_is_made_before_each_row_that_forgets_but_the_first():
+def test_a_reset_row_before_each_start_but_the_first():
     starts = np.array([[True, False], [False, False], [True, False], [True, True]])  # [L 4, N 2]
     plan = insert_reset_rows(starts)
     assert plan.depth == 4 + 4  # two more rows in the first column, one in the second; rounded up to four
@@ -147,7 +150,99 @@ def test_room_is_made_before_each_row_that_forgets_but_the_first():
 
 
 @pytest.mark.parametrize(("resets", "added"), [(1, 4), (4, 4), (5, 8), (33, 36), (65, 72), (129, 144)])
-def test_room_is_round(resets, added):
+def test_the_number_of_reset_rows_is_round(resets, added):
     starts = np.zeros((200, 1), np.bool_)
     starts[1 : resets + 1] = True
     assert insert_reset_rows(starts).depth == 200 + added
+
+
+# ---- invalid rows
+
+SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
+READ = ("observations", "actions", "log_probs")
+
+
+@pytest.fixture
+def clean():
+    return create_fake_rollout(SPACE, spaces.Discrete(3, start=4), 4, 2)
+
+
+@pytest.fixture
+def valid():
+    """Three invalid rows; the first valid one is (0, 1)."""
+    rows = np.ones((4, 2), bool)
+    rows[0, 0] = rows[1, 0] = rows[3, 1] = False
+    return rows
+
+
+def dirty(rollout, valid, garbage=np.nan):
+    data = {name: optree.tree_map(np.array, rollout[name]) for name in (*READ, "rewards", "cut_observations")}
+    data["observations"]["x"][~valid] = garbage
+    data["observations"]["action_mask"][~valid] = 0
+    data["actions"][~valid] = 0  # which the space does not have
+    data["log_probs"][~valid] = garbage
+    data["rewards"][0, 0], data["rewards"][1, 0], data["rewards"][3, 1] = 7, -7, np.inf
+    data["cut_observations"]["x"][~valid[tuple(rollout.cut_rows.T)]] = garbage
+    return replace(rollout, valid=valid, cut_valid=valid[tuple(rollout.cut_rows.T)], **data)
+
+
+def test_invalid_rows_become_the_first_valid_one(clean, valid):
+    safe = fill_invalid_rows(dirty(clean, valid))
+    for name in READ:
+        for found, expected in zip(optree.tree_leaves(safe[name]), optree.tree_leaves(clean[name])):
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found[valid], expected[valid])
+            for t, b in np.argwhere(~valid):
+                np.testing.assert_array_equal(found[t, b], expected[0, 1])
+
+
+def test_cut_rows_of_invalid_rows_are_filled_too(clean, valid):
+    safe = fill_invalid_rows(dirty(clean, valid))
+    invalid = ~valid[tuple(clean.cut_rows.T)]
+    assert invalid.any()
+    assert not invalid.all()
+    np.testing.assert_array_equal(safe.cut_observations["x"][~invalid], clean.cut_observations["x"][~invalid])
+    for row in safe.cut_observations["x"][invalid]:
+        np.testing.assert_array_equal(row, clean.observations["x"][0, 1])
+    np.testing.assert_array_equal(safe.cut_rows, clean.cut_rows)
+
+
+def test_an_agent_that_joins_right_after_an_invalid_row_is_kept(clean, valid):
+    bad = dirty(clean, valid)
+    joins = replace(bad, cut_observations=clean.cut_observations, cut_valid=np.ones_like(bad.cut_valid))
+    np.testing.assert_array_equal(fill_invalid_rows(joins).cut_observations["x"], clean.cut_observations["x"])
+
+
+def test_finite_rewards_stay(clean, valid):
+    rewards = fill_invalid_rows(dirty(clean, valid)).rewards
+    assert rewards.dtype == np.float32
+    assert (rewards[0, 0], rewards[1, 0], rewards[3, 1]) == (7, -7, 0)  # a reward after death may count for a team
+    np.testing.assert_array_equal(rewards[valid], clean.rewards[valid])
+
+
+def test_a_valid_rows_reward_is_never_changed(clean, valid):
+    # A reward that is not finite in a valid row is an error that must not be hidden.
+    rewards = np.array(clean.rewards)
+    rewards[2, 0] = np.nan
+    assert np.isnan(fill_invalid_rows(replace(clean, valid=valid, rewards=rewards)).rewards[2, 0])
+
+
+def test_the_result_does_not_depend_on_invalid_rows(clean, valid):
+    results = [fill_invalid_rows(dirty(clean, valid, garbage)) for garbage in (np.nan, np.inf, 1e30, 0.0)]
+    for other in results[1:]:
+        for field in fields(other):
+            if field.name != "episodes":
+                optree.tree_map(np.testing.assert_array_equal, results[0][field.name], other[field.name])
+
+
+def test_the_input_is_not_written_to(clean, valid):
+    given = dirty(clean, valid).map(np.array)
+    before = [leaf.tobytes() for leaf in optree.tree_leaves(given.to_dict()) if isinstance(leaf, np.ndarray)]
+    fill_invalid_rows(given)
+    assert before == [leaf.tobytes() for leaf in optree.tree_leaves(given.to_dict()) if isinstance(leaf, np.ndarray)]
+
+
+def test_without_invalid_rows_nothing_is_copied(clean):
+    none_valid = replace(clean, valid=np.zeros((4, 2), bool))
+    assert fill_invalid_rows(clean) is clean
+    assert fill_invalid_rows(none_valid) is none_valid
