@@ -89,7 +89,7 @@ def _plain_loop() -> Turn:
             began = time.perf_counter()
             world.step(np.ascontiguousarray(actions.T).reshape(3, 2, 3, 1))
             world.rewards()
-            state.seen.reshape(-1, 6).T.copy(), state.mask.reshape(-1, 6).T.copy()
+            state.observations.reshape(-1, 6).T.copy(), state.mask.reshape(-1, 6).T.copy()
             if state.reasons[0]:
                 world.begin([next(seeds)])
             inside += time.perf_counter() - began

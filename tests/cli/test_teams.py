@@ -102,7 +102,7 @@ def test_skirmish_is_trained_without_pettingzoo(cli: Any, monkeypatch: pytest.Mo
     assert cli("evaluate", "bare", "--episodes", 2, "--quiet").code == 0
     result = cli("train", "Skirmish-v0", "--env.kwargs", "{units: [wizard]}")
     assert result.code == 2
-    assert result.err == "inchworm: units: 'wizard' is no class of units; use scout, soldier, heavy\n"
+    assert result.err == "inchworm: units: 'wizard' is not a unit class; use scout, soldier, heavy\n"
 
 
 def test_a_rollout_of_another_world_is_named(cli: Any, team: Path, run: Path) -> None:

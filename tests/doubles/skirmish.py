@@ -31,19 +31,19 @@ class Arena:
     def park(self) -> None:
         """Everybody in the corner behind, far from everything; facing forward."""
         self.state.places[0], self.state.places[1] = -self.config.width / 2 + 1, -self.config.height / 2 + 1
-        self.world.look()
+        self.world.observe()
 
     def put(self, team: int, unit: int, x: float, y: float, heading: int = 0) -> None:
         self.state.places[:, team, unit, 0] = x, y
         self.state.headings[team, unit, 0] = heading
-        self.world.look()
+        self.world.observe()
 
     def wall(self, x0: float, y0: float, x1: float, y1: float) -> None:
         """A block in blue's frame, and its mirror image; needs wall_pairs=1."""
         centre, half = np.array([(x0 + x1) / 2, (y0 + y1) / 2]), np.array([(x1 - x0) / 2, (y1 - y0) / 2])
         self.state.walls[0, :, :, 0] = np.stack([centre, -centre], 1)
         self.state.walls[1, :, :, 0] = half[:, None]
-        self.world.look()
+        self.world.observe()
 
     def step(self, **moves: Sequence[int]) -> None:
         """One step; `blue_0=(move, turn, attack)` and so on, the others do nothing."""
@@ -59,15 +59,15 @@ class Arena:
         return whole[:MOVES], whole[MOVES : MOVES + TURNS], whole[MOVES + TURNS :]
 
     def own(self, name: str, team: int = BLUE, unit: int = 0) -> float:
-        return float(self.state.seen[OWN.index(name), team, unit, 0])
+        return float(self.state.observations[OWN.index(name), team, unit, 0])
 
     def enemy(self, name: str, enemy: int = 0, team: int = BLUE, unit: int = 0) -> float:
         """What a unit sees of an enemy."""
         row = Layout(self.size).enemies.start + ENEMY.index(name) * self.size + enemy
-        return float(self.state.seen[row, team, unit, 0])
+        return float(self.state.observations[row, team, unit, 0])
 
     def rays(self, team: int = BLUE, unit: int = 0) -> list[float]:
-        return self.state.seen[Layout(self.size).rays, team, unit, 0].tolist()
+        return self.state.observations[Layout(self.size).rays, team, unit, 0].tolist()
 
     def health(self, team: int, unit: int = 0) -> float:
         return float(self.state.health[team, unit, 0])

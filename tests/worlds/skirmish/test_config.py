@@ -18,7 +18,7 @@ from inchworm.worlds.skirmish.state import ALLY, ENEMY, OWN, Layout, action_spac
     [
         ({"units": ()}, "must name 1 to 10 units"),
         ({"units": ("scout",) * 11}, "must name 1 to 10 units"),
-        ({"units": ("Scout",)}, "'Scout' is no class of units; use scout, soldier, heavy"),
+        ({"units": ("Scout",)}, "'Scout' is not a unit class; use scout, soldier, heavy"),
         ({"width": 9.0}, "width=9.0 must be 10 or more"),
         ({"height": 12.1}, "height=12.1 must be a multiple of 1/8"),
         ({"wall_pairs": 5}, "wall_pairs=5 must be 4 or less"),

@@ -19,7 +19,7 @@ def win_rate(games: list[dict[str, float]]) -> float:
 def decide(arena: Arena, team: int = BLUE, unit: int = 0) -> list[int]:
     """What the player does with one unit."""
     seen = {
-        "observation": arena.state.seen[:, team, unit, 0][None],
+        "observation": arena.state.observations[:, team, unit, 0][None],
         "action_mask": arena.state.mask[:, team, unit, 0][None].astype(np.int8),
     }
     step = HeuristicPolicy(arena.config).act(seen, (), np.zeros(1, bool), np.random.default_rng(0))
@@ -76,19 +76,19 @@ def test_what_it_decides() -> None:
     arena.put(RED, 1, -4.0, -1.0)  # the second a little to its left, at (4, 1)
     assert decide(arena)[2] == 1, "the nearer of two that are equally strong"
     arena.state.health[RED, 1, 0] = 20.0
-    arena.world.look()
+    arena.world.observe()
     assert decide(arena)[2] == 2, "the weaker"
     arena.put(RED, 0, -6.0, 0.0)
     arena.put(RED, 1, 0.0, -6.0)
     arena.state.health[RED, 1, 0] = 100.0
-    arena.world.look()
+    arena.world.observe()
     assert decide(arena)[:2] in ([NORTH, LEFT], [EAST, 0]), "towards an enemy that is out of reach"
     arena.put(RED, 1, 0.0, 3.5)  # at (0, -3.5): to the right
     assert decide(arena)[1] == RIGHT
     arena.put(RED, 1, 7.0, 5.0)
     arena.put(RED, 0, -4.0, 0.0)
     arena.state.health[BLUE, 0, 0] = 20.0
-    arena.world.look()
+    arena.world.observe()
     assert decide(arena) == [WEST, 0, 1], "flees, shooting"
 
 

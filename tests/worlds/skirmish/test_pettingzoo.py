@@ -40,7 +40,7 @@ def test_agents_die_and_the_game_ends_for_the_rest() -> None:
     assert env.agents == ["blue_0", "red_0"] == list(observations) == list(infos)
     env.world.state.places[:, 0, 0, 0], env.world.state.places[:, 1, 0, 0] = (-2.0, 4.0), (-2.0, -4.0)  # 4 apart, out of the zone
     env.world.state.health[1] = 12.0
-    env.world.look()
+    env.world.observe()
     _, rewards, terminations, truncations, infos = env.step({"blue_0": [0, 0, 1], "red_0": [0, 0, 0]})
     assert terminations == {"blue_0": True, "red_0": True}
     assert not any(truncations.values())
@@ -111,5 +111,5 @@ def test_bad_input() -> None:
         parallel_env(render_mode="human")
     with pytest.raises(ConfigError, match="did you mean units"):
         parallel_env(unit=["scout"])
-    with pytest.raises(ConfigError, match="'tank' is no class of units; use scout, soldier, heavy"):
+    with pytest.raises(ConfigError, match="'tank' is not a unit class; use scout, soldier, heavy"):
         parallel_env(units=["tank"])

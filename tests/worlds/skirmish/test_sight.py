@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from inchworm.worlds.skirmish.config import LATTICE
-from inchworm.worlds.skirmish.state import DIRECTIONS, free_ways, sight_is_free
+from inchworm.worlds.skirmish.sight import free_distances, has_line_of_sight
+from inchworm.worlds.skirmish.state import DIRECTIONS
 
 EDGE = np.array([8.0, 6.0], np.float32)
 ARENAS, UNITS, WALLS = 40, 3, 4
@@ -46,7 +47,7 @@ def test_lines_of_sight(seed: int) -> None:
     rng = np.random.default_rng(seed)
     walls = random_walls(rng)
     ours, theirs = (np.stack([lattice(rng, -7, 7, (UNITS, ARENAS), 4), lattice(rng, -5, 5, (UNITS, ARENAS), 4)]) for _ in range(2))
-    found = sight_is_free(ours, theirs, walls)  # [j, i, E]
+    found = has_line_of_sight(ours, theirs, walls)  # [j, i, E]
     hidden = 0
     for arena in range(ARENAS):
         for i in range(UNITS):
@@ -59,12 +60,12 @@ def test_lines_of_sight(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_free_ways(seed: int) -> None:
+def test_free_distances(seed: int) -> None:
     """Walk in small steps until the unit would be inside a grown wall or beyond the edge."""
     rng = np.random.default_rng(seed)
     walls, radii = random_walls(rng), np.array([[0.25], [0.375], [0.5]], np.float32)
     places = np.stack([lattice(rng, -7, 7, (2, UNITS, ARENAS)), lattice(rng, -5, 5, (2, UNITS, ARENAS))])
-    found = free_ways(places, radii, walls, EDGE)
+    found = free_distances(places, radii, walls, EDGE)
 
     def stuck(points: np.ndarray, unit: int, arena: int) -> np.ndarray:
         """[K] for points [K, 2]."""
@@ -92,6 +93,6 @@ def test_free_ways(seed: int) -> None:
 
 def test_without_walls_the_edge_is_all() -> None:
     places = np.zeros((2, 2, 1, 1), np.float32)
-    free = free_ways(places, np.array([[0.5]], np.float32), np.zeros((2, 2, 0, 1), np.float32), EDGE)
+    free = free_distances(places, np.array([[0.5]], np.float32), np.zeros((2, 2, 0, 1), np.float32), EDGE)
     assert free[:, 0, 0, 0].tolist() == [7.5, 5.5, 5.5, 5.5, 7.5, 5.5, 5.5, 5.5]
-    assert sight_is_free(places[:, 0], places[:, 1], np.zeros((2, 2, 0, 1), np.float32)).all()
+    assert has_line_of_sight(places[:, 0], places[:, 1], np.zeros((2, 2, 0, 1), np.float32)).all()

@@ -58,7 +58,7 @@ def test_an_arena_has_the_same_bits_alone_as_among_many(units: tuple[str, ...]) 
 def crowd(world: SkirmishWorld) -> None:
     """Everybody nearer to the middle."""
     world.state.places *= np.float32(0.5)
-    world.look()
+    world.observe()
 
 
 def test_swapping_the_teams_changes_nothing_but_their_names() -> None:
@@ -71,7 +71,7 @@ def test_swapping_the_teams_changes_nothing_but_their_names() -> None:
         joint = actions_for(one, rng)
         one.step(joint)
         other.step(np.ascontiguousarray(joint[:, ::-1]))
-        for name in ("seen", "mask", "rewards", "reward_sums"):
+        for name in ("observations", "mask", "rewards", "reward_sums"):
             assert np.array_equal(arrays(one)[name], arrays(other)[name][:, ::-1]), name
         assert np.array_equal(one.state.health, other.state.health[::-1])
     assert (one.state.health[BLUE] != one.state.health[RED]).any()

@@ -14,7 +14,7 @@ from doubles.skirmish import BLUE, EAST, LEFT, NORTH, NORTH_EAST, RED, RIGHT, WE
 from inchworm.core.errors import EnvError
 from inchworm.worlds.skirmish import SkirmishConfig, SkirmishWorld
 from inchworm.worlds.skirmish.config import CLASSES, HEADINGS, LATTICE
-from inchworm.worlds.skirmish.state import ALLY, NOBODY, REASONS, Layout
+from inchworm.worlds.skirmish.state import ALLY, NO_TEAM, REASONS, Layout
 from inchworm.worlds.skirmish.world import DAMAGE, DEATH, HURT, KILL, WIN, ZONE
 
 
@@ -139,7 +139,7 @@ def test_allies_are_known_wherever_they_are() -> None:
     arena = Arena(units=("soldier", "soldier"))
     arena.put(BLUE, 0, -6.0, 4.0)
     arena.put(BLUE, 1, 2.0, -4.0)
-    rows = arena.state.seen[Layout(2).allies, BLUE, 0, 0].reshape(len(ALLY), 2)  # [feature, ally]
+    rows = arena.state.observations[Layout(2).allies, BLUE, 0, 0].reshape(len(ALLY), 2)  # [feature, ally]
     # dx = 8 and dy = -8 over the longer side, 16; the first is the unit itself
     assert rows.tolist() == [[1.0, 1.0], [0.0, 0.5], [0.0, -0.5], [1.0, 1.0], [0.0, 0.0]]
 
@@ -208,7 +208,7 @@ def test_two_units_can_kill_each_other() -> None:
     arena.state.health[:] = 12.0
     arena.step(blue_0=(0, 0, 1), red_0=(0, 0, 1))
     assert (arena.health(BLUE), arena.health(RED)) == (0.0, 0.0)
-    assert result(arena) == (NOBODY, "elimination")
+    assert result(arena) == (NO_TEAM, "elimination")
     for team in (BLUE, RED):
         assert arena.reward(KILL, team) == pytest.approx(0.2)
         assert arena.reward(DEATH, team) == pytest.approx(-0.2)
@@ -233,9 +233,9 @@ def test_the_dead_see_nothing_and_do_nothing() -> None:
     arena.put(RED, 0, 3.0, -4.0)
     arena.state.health[RED, 0, 0] = 12.0
     arena.step(blue_0=(0, 0, 1))
-    assert result(arena) == (NOBODY, "")
+    assert result(arena) == (NO_TEAM, "")
     assert arena.state.died[RED, :, 0].tolist() == [True, False]
-    assert not arena.state.seen[:, RED, 0, 0].any()
+    assert not arena.state.observations[:, RED, 0, 0].any()
     assert arena.state.mask[:, RED, 0, 0].all(), "the mask of a lane without an agent allows everything"
     assert (arena.enemy("alive"), arena.enemy("visible")) == (0.0, 0.0)
     before = arena.state.places.copy(), arena.state.headings.copy()
@@ -266,7 +266,7 @@ def test_the_zone_counts_for_the_team_that_is_alone_in_it() -> None:
     assert arena.reward(ZONE, BLUE) == 0.0
     arena.put(BLUE, 0, -2.5625, 0.0)  # just outside
     for turn in range(3):
-        assert result(arena) == (NOBODY, ""), turn
+        assert result(arena) == (NO_TEAM, ""), turn
         arena.step()
     assert arena.state.scores[:, 0].tolist() == [1.0, 3.0]
     assert result(arena) == (RED, "zone")
@@ -283,12 +283,12 @@ def test_elimination() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "health", "winner"),
-    [((3, 2), (10, 100), BLUE), ((2, 3), (100, 10), RED), ((2, 2), (50, 49), BLUE), ((2, 2), (49, 50), RED), ((2, 2), (50, 50), NOBODY)],
+    [((3, 2), (10, 100), BLUE), ((2, 3), (100, 10), RED), ((2, 2), (50, 49), BLUE), ((2, 2), (49, 50), RED), ((2, 2), (50, 50), NO_TEAM)],
 )
 def test_on_time_the_score_decides_then_health(scores: tuple[int, int], health: tuple[int, int], winner: int) -> None:
     arena = Arena(max_steps=2)
     arena.step()
-    assert result(arena) == (NOBODY, "")
+    assert result(arena) == (NO_TEAM, "")
     assert arena.own("clock") == 0.5
     arena.state.scores[:, 0], arena.state.health[:, 0, 0] = scores, health
     arena.step()
@@ -346,7 +346,7 @@ def test_no_wall_closes_the_way() -> None:
         while edge and not any(x > 6.0 for x, _ in edge):
             x, y = edge.pop()
             world.state.places[:, 0, 0, 0] = x, y
-            world.look()
+            world.observe()
             free = world.state.mask[[EAST, NORTH, WEST, 6], 0, 0, 0]
             around = [(x + step, y), (x, y + step), (x - step, y), (x, y - step)]
             fresh = [place for place, open_ in zip(around, free) if open_ and place not in reached]

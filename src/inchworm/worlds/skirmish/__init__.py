@@ -16,7 +16,7 @@ __all__ = ["HeuristicPolicy", "SkirmishConfig", "SkirmishVectorEnv", "SkirmishWo
 
 
 def parallel_env(*, render_mode: str | None = None, **config: Any) -> SkirmishParallelEnv:
-    """One arena as a PettingZoo parallel environment; keywords are the fields of `SkirmishConfig`."""
+    """Create one arena as a PettingZoo parallel environment; keywords are the fields of `SkirmishConfig`."""
     from inchworm.worlds.skirmish.pettingzoo import SkirmishParallelEnv  # PettingZoo is an extra
 
     return SkirmishParallelEnv(SkirmishConfig.from_dict(config), render_mode=render_mode)

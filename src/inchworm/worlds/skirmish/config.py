@@ -1,4 +1,4 @@
-"""Serves step 1: the knobs of a game of Skirmish; the fields are what `env.kwargs` of the id Skirmish-v0 may hold."""
+"""Rules and unit classes of Skirmish. The fields of `SkirmishConfig` are what `env.kwargs` of the id Skirmish-v0 may hold."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ LATTICE = 16
 """Positions are multiples of 1 / LATTICE."""
 
 HEADINGS = 16
-"""Directions that a unit can face: multiples of 22.5 degrees, counted to the left from the own frame's +x."""
+"""Directions that a unit can face: multiples of 22.5 degrees, counterclockwise from +x in its team's frame."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnitClass:
-    """What a kind of unit can do."""
+    """The abilities of a kind of unit."""
 
     health: int
     speed: float
-    """The way of one step along an axis; a diagonal step is as long, up to the lattice."""
+    """The length of a step along an axis; a diagonal step is as long, rounded to the lattice."""
     radius: float
-    """How far its centre stays from walls."""
+    """The minimum distance of its centre from walls."""
     sight: float
     """How far it sees enemies."""
     reach: float
-    """How far its weapon carries."""
+    """The range of its weapon."""
     arc: int
     """The weapon's full angle in degrees, centred on the facing."""
     damage: int
@@ -44,7 +44,7 @@ class UnitClass:
 
     @property
     def diagonal(self) -> float:
-        """The way of a diagonal step along each axis."""
+        """The length of a diagonal step along each axis."""
         return round(self.speed * math.sqrt(0.5) * LATTICE) / LATTICE
 
 
@@ -53,12 +53,12 @@ CLASSES: dict[str, UnitClass] = {
     "soldier": UnitClass(health=100, speed=0.75, radius=0.375, sight=7.0, reach=5.0, arc=90, damage=12, cooldown=3, turn=2),
     "heavy": UnitClass(health=160, speed=0.5, radius=0.5, sight=6.0, reach=4.0, arc=60, damage=20, cooldown=4, turn=2),
 }
-"""scout: quick, sees far, weak; soldier: the longest reach; heavy: slow, tough, narrow and hard."""
+"""scout: fast, far sight, weak; soldier: the longest reach; heavy: slow, tough, strong in a narrow arc."""
 
 
 _MOST_UNITS = 10
 _SPAWN_DEPTH = 3.0
-"""No wall stands this close to a team's own side."""
+"""Walls keep this distance from a team's side."""
 
 
 @config_class()
@@ -76,9 +76,9 @@ class SkirmishConfig(ConfigBase):
     zone_radius: Annotated[float, Field(ge=0.5)] = 2.5
     """The round zone in the middle of the arena."""
     zone_target: Annotated[int, Field(ge=1, le=1_000_000)] = 40
-    """A team that has held the zone alone for so many steps wins."""
+    """A team wins once it has held the zone alone for this many steps."""
     max_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 150
-    """After so many steps the game is cut off and decided on time."""
+    """After this many steps the game is truncated and decided on time."""
     reward_damage: float = 0.5
     """For a hit, per 100 points of health taken from the enemy."""
     reward_hurt: float = -0.25
@@ -90,14 +90,14 @@ class SkirmishConfig(ConfigBase):
     reward_zone: float = 0.01
     """For the whole team, per step in which it held the zone alone; the other team gets as much less."""
     reward_win: float = 1.0
-    """For the whole team, for a win by elimination or zone; the losers get as much less. On time nothing is paid: the game was cut off."""
+    """For the whole team, for a win by elimination or zone; the losers get as much less. On time nothing is paid: the game is truncated."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.units) <= _MOST_UNITS:
             raise ConfigError(f"units={list(self.units)} must name 1 to {_MOST_UNITS} units")
         for name in self.units:
             if name not in CLASSES:
-                raise ConfigError(f"units: {name!r} is no class of units; use {', '.join(CLASSES)}")
+                raise ConfigError(f"units: {name!r} is not a unit class; use {', '.join(CLASSES)}")
         for name in ("width", "height"):
             if getattr(self, name) * LATTICE % 2:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a multiple of 1/8")
@@ -112,12 +112,12 @@ class SkirmishConfig(ConfigBase):
 
     @property
     def classes(self) -> tuple[UnitClass, ...]:
-        """The units' classes."""
+        """The classes of a team's units."""
         return tuple(CLASSES[name] for name in self.units)
 
     @property
     def most_wall_pairs(self) -> int:
-        """How many blocks one above the other leave each other room to pass."""
+        """The most blocks that leave room to pass between them."""
         return int(self.height // 3)
 
     @property

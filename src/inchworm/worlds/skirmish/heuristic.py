@@ -1,8 +1,8 @@
-"""Serves step 2: a hand-written player of Skirmish, who sees what an agent sees. An opponent to train against, and a yardstick.
+"""A hand-written player for Skirmish with the observations of an agent: an opponent to train against, and a baseline.
 
-Its habits, which a better player can use: it walks to the zone and stays there, it fights the enemy that looks nearest and weakest,
-it keeps its distance mostly while its weapon cools down, it flees when badly hurt unless the enemy scores, it never hides behind a wall,
-and it forgets whom it does not see.
+Its rules, which a better player can exploit: it goes to the zone and stays there, attacks the enemy that is nearest and weakest, keeps its
+distance mainly while its weapon cools down, flees when badly hurt unless the enemy scores, never hides behind walls, and forgets
+enemies that it no longer sees.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from inchworm.worlds.skirmish.state import DIRECTIONS, ENEMY, MOVES, OWN, TURNS,
 _HEALTH, _COOLDOWN, _HOLDER = map(OWN.index, ("health", "cooldown", "holder"))
 _VISIBLE, _DX, _DISTANCE, _FOE_HEALTH = map(ENEMY.index, ("visible", "dx", "distance", "health"))
 _FORWARD = np.array([1.0, 0.0], np.float32)
-"""Towards the enemy's side."""
+"""The direction of the enemy's side."""
 _UNSEEN = np.float32(1e3)
 _WEAK = 0.3
 """The share of health below which a unit flees."""
 _MOMENTUM, _MOMENTUM_AT_WALLS = np.float32(0.3), np.float32(1.0)
-"""How much going on as it faces counts beside going to the goal."""
+"""The weight of continuing in the facing direction, relative to going to the goal."""
 _HOLD = 0.6
-"""The part of the zone's radius within which a unit that sees nobody stands still."""
+"""The part of the zone's radius within which a unit that sees no enemy stands still."""
 
 
 class HeuristicPolicy:
-    """An actor for Skirmish. With `skill` below 1 a unit does a random legal thing instead in a share of 1 - `skill` of its steps."""
+    """An actor for Skirmish. With `skill` below 1, a share of 1 - `skill` of its actions is random and legal instead."""
 
     def __init__(self, config: SkirmishConfig | None = None, skill: float = 1.0) -> None:
         self.config = config or SkirmishConfig()
@@ -49,7 +49,7 @@ class HeuristicPolicy:
 
     @property
     def skill(self) -> float:
-        """From 0 (random) to 1 (as good as it can); a curriculum may raise it at any time."""
+        """From 0 (random) to 1 (best); may be changed at any time, for example by a curriculum."""
         return self._skill
 
     @skill.setter
@@ -59,7 +59,7 @@ class HeuristicPolicy:
         self._skill = float(skill)
 
     def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's
-        """No memory."""
+        """Return the empty state: no memory."""
         return ()
 
     def act(
@@ -71,22 +71,19 @@ class HeuristicPolicy:
         *,
         deterministic: bool = False,  # noqa: ARG002 - skill is strength, not exploration
     ) -> PolicyStep:
-        """One legal action per lane. The share of random ones is the skill's also where `deterministic`."""
+        """Choose a legal action per lane. The share of random ones depends on the skill even if `deterministic`."""
         seen, mask = observations["observation"], observations[MASK_KEY].astype(np.bool_)
         actions = self._choose(seen, mask)
         if self._skill < 1.0:
             careless = rng.random(len(seen)) >= self._skill
-            actions = np.where(careless[:, None], self._random(mask, rng), actions)
+            drawn = rng.random(mask.shape, np.float32)
+            drawn += mask  # legal choices are above 1, the others below, so that the largest is uniform over the legal ones
+            random = np.stack([drawn[:, part].argmax(1) for part in self._parts], 1)  # [B, 3]
+            actions = np.where(careless[:, None], random, actions)
         return PolicyStep(actions, actions, np.zeros(len(episode_starts), np.float32), state)
 
-    def _random(self, mask: Array, rng: np.random.Generator) -> Array:
-        """[B, 3]: each part uniform over what is legal."""
-        drawn = rng.random(mask.shape, np.float32)
-        drawn += mask  # what is legal is above 1, the rest below
-        return np.stack([drawn[:, part].argmax(1) for part in self._parts], 1)
-
     def _choose(self, seen: Array, mask: Array) -> Array:
-        """[B, 3]: what the rules say."""
+        """[B, 3]: the actions by the rules."""
         own = seen[:, : len(OWN)]
         enemies = seen[:, self._enemies].reshape(len(seen), len(ENEMY), -1)  # [B, feature, enemy]
         visible, distance, health = enemies[:, _VISIBLE] > 0, enemies[:, _DISTANCE] * self._sight, enemies[:, _FOE_HEALTH]
@@ -94,15 +91,6 @@ class HeuristicPolicy:
         foe = np.where(visible, distance + 4.0 * health, _UNSEEN).argmin(1)  # near and weak first
         away = enemies[lanes, _DX : _DX + 2, foe]  # [B, 2]
         meets, gap = visible.any(1), distance[lanes, foe]
-        goal = self._goal(seen, own, away, meets, gap)
-        move = self._move(goal, own, mask[:, :MOVES])
-        heading = np.where(meets[:, None], away, np.where(move[:, None] > 0, self._moves[move], _FORWARD))
-        attackable = mask[:, MOVES + TURNS + 1 :]
-        attack = np.where(attackable.any(1), 1 + np.where(attackable, health + 0.05 * distance, _UNSEEN).argmin(1), 0)
-        return np.stack([move, self._turn(own, heading), attack], 1)
-
-    def _goal(self, seen: Array, own: Array, away: Array, meets: Array, gap: Array) -> Array:
-        """[B, 2]: where to go, as a direction; zero to stay."""
         reach = self._reach[seen[:, self._kind].argmax(1)]  # [B]
         place = own[:, 0:2] * self._edge
         in_hold = (place * place).sum(1) < (_HOLD * self.config.zone_radius) ** 2
@@ -110,13 +98,17 @@ class HeuristicPolicy:
         waits = own[:, _COOLDOWN] > 0  # the weapon cools down
         too_near = gap < np.where(waits, 0.8, 0.4) * reach
         flees = too_near | (own[:, _HEALTH] < _WEAK)
-        nears = gap > 0.85 * reach
-        towards = np.where(flees, -1.0, np.where(nears, 1.0, 0.0)).astype(np.float32)
-        fights = meets & (in_hold | (own[:, _HOLDER] >= 0))  # who sees the enemy score goes for the zone first
-        return np.where(fights[:, None], away * towards[:, None], home)
+        towards = np.where(flees, -1.0, np.where(gap > 0.85 * reach, 1.0, 0.0)).astype(np.float32)
+        fights = meets & (in_hold | (own[:, _HOLDER] >= 0))  # while the enemy scores, the zone comes first
+        goal = np.where(fights[:, None], away * towards[:, None], home)  # [B, 2]: a direction; zero to stay
+        move = self._move(goal, own, mask[:, :MOVES])
+        heading = np.where(meets[:, None], away, np.where(move[:, None] > 0, self._moves[move], _FORWARD))
+        attackable = mask[:, MOVES + TURNS + 1 :]
+        attack = np.where(attackable.any(1), 1 + np.where(attackable, health + 0.05 * distance, _UNSEEN).argmin(1), 0)
+        return np.stack([move, self._turn(own, heading), attack], 1)
 
     def _move(self, goal: Array, own: Array, legal: Array) -> Array:
-        """[B]: the legal move that leads best to the goal; at a wall, going on as the unit faces keeps it from turning back."""
+        """[B]: the legal move that best leads to the goal; preferring the facing direction keeps a unit at a wall from turning back."""
         length = np.sqrt((goal * goal).sum(1, keepdims=True))
         worth = self._along_moves(goal / np.maximum(length, np.float32(1e-6)))  # [B, 9]
         worth[:, 0] = np.where(length[:, 0] > 0, -0.5, 9.0)
@@ -125,12 +117,12 @@ class HeuristicPolicy:
         return np.where(legal, worth, -_UNSEEN).argmax(1)
 
     def _along_moves(self, vectors: Array) -> Array:
-        """[B, 9]: how far each move leads along each vector [B, 2]."""
+        """[B, 9]: the component of each move along each vector [B, 2]."""
         return vectors[:, :1] * self._moves[:, 0] + vectors[:, 1:] * self._moves[:, 1]
 
     @staticmethod
     def _turn(own: Array, heading: Array) -> Array:
-        """[B]: 1 left or 2 right towards a direction, 0 if the unit faces it nearly."""
+        """[B]: 1 (left) or 2 (right) towards a direction, 0 if the unit almost faces it."""
         ahead = own[:, 2] * heading[:, 0] + own[:, 3] * heading[:, 1]
         left = own[:, 2] * heading[:, 1] - own[:, 3] * heading[:, 0]
         aimed = (ahead > 0) & (np.abs(left) < math.tan(math.radians(15.0)) * ahead)

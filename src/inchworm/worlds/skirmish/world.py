@@ -1,7 +1,7 @@
-"""Step 1 of 9: many arenas of Skirmish move at once: moves, then turns, then shots, each of all units together.
+"""Step 1 of 9: Skirmish, many arenas stepped together: all moves, then all turns, then all shots, then ends and rewards.
 
-A step is elementwise arithmetic on arrays with the arena as last axis, on numbers that float32 holds exactly or rounds the same way
-wherever they stand, so an arena's bits do not depend on how many others are stepped beside it.
+A step is elementwise arithmetic on arrays with the arena as last axis. Its numbers are exact in float32, or rounded the same way at any
+position of an array, so an arena's bits do not depend on how many others are stepped with it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inchworm.worlds.skirmish.state import (
     DIRECTIONS,
     ELIMINATION,
     HELD,
-    NOBODY,
+    NO_TEAM,
     REASONS,
     TIME,
     ArenaState,
@@ -35,46 +35,37 @@ from inchworm.worlds.skirmish.state import (
 def decide(config: SkirmishConfig, state: ArenaState) -> None:
     """Set `winners` and `reasons` after a step: elimination comes before zone, zone before time.
 
-    Both teams eliminated by the same shots is a draw. On time the higher zone score wins, then the larger rest of health.
+    If the same shots eliminate both teams, the game is a draw. On time the higher zone score wins, then the larger remaining health.
     """
     left = np.logical_or.reduce(state.alive, 1)  # [2, E]
-    wiped = ~(left[0] & left[1])
+    eliminated = ~(left[0] & left[1])
     held = np.maximum(state.scores[0], state.scores[1]) >= config.zone_target
     late = state.steps >= config.max_steps
     state.reasons[:] = 0
-    state.winners[:] = NOBODY
-    if not (wiped | held | late).any():
+    state.winners[:] = NO_TEAM
+    if not (eliminated | held | late).any():
         return
     state.reasons[late] = TIME
     state.reasons[held] = HELD
-    state.reasons[wiped] = ELIMINATION
-    health = team_health(state)
-    _name(state, (state.reasons == TIME), _first_larger(state.scores, health))
-    _name(state, (state.reasons == HELD), _first_larger(state.scores, state.scores))
-    _name(state, (state.reasons == ELIMINATION), _first_larger(left.astype(np.float32), state.scores * 0))
+    state.reasons[eliminated] = ELIMINATION
+    health = np.add.reduce(state.health, 1)  # [2, E]: whole numbers, so the order of the sum does not matter
+    units = left.astype(np.float32)
+    for reason, first, second in ((TIME, state.scores, health), (HELD, state.scores, state.scores), (ELIMINATION, units, units)):
+        lead = np.where(first[0] != first[1], first[0] - first[1], second[0] - second[1])  # [E]
+        winners = np.where(lead > 0, 0, np.where(lead < 0, 1, NO_TEAM))
+        np.copyto(state.winners, winners, where=state.reasons == reason)
 
 
-def team_health(state: ArenaState) -> Array:
-    """[2, E] f32: whole numbers, so the order of the sum does not matter."""
-    return np.add.reduce(state.health, 1)
-
-
-def _first_larger(first: Array, second: Array) -> Array:
-    """[E] int: the team with more of the first, else of the second, else NOBODY."""
-    blue = (first[0] > first[1]) | ((first[0] == first[1]) & (second[0] > second[1]))
-    red = (first[1] > first[0]) | ((first[0] == first[1]) & (second[1] > second[0]))
-    return np.where(blue, 0, np.where(red, 1, NOBODY))
-
-
-def _name(state: ArenaState, which: Array, winners: Array) -> None:
-    np.copyto(state.winners, winners, where=which)
-
+_ANGLES = [2.0 * math.pi * heading / HEADINGS for heading in range(HEADINGS // 2)]
+_HALF_TURN = np.array([[round(math.cos(angle), 9) for angle in _ANGLES], [round(math.sin(angle), 9) for angle in _ANGLES]], np.float32)
+_FACINGS = np.concatenate([_HALF_TURN, -_HALF_TURN], 1)
+"""[2 (x, y), HEADINGS] f32: the second half is the first rotated by 180 degrees, to the bit."""
 
 DAMAGE, HURT, KILL, DEATH, ZONE, WIN = range(len(COMPONENTS))
 
 
 class Rewards:
-    """The weights of a config, ready for a step."""
+    """Computes the rewards of a step with the weights of a config."""
 
     def __init__(self, config: SkirmishConfig) -> None:
         self._damage, self._hurt = np.float32(config.reward_damage / 100.0), np.float32(config.reward_hurt / 100.0)
@@ -82,7 +73,7 @@ class Rewards:
         self._zone, self._win = np.float32(config.reward_zone), np.float32(config.reward_win)
 
     def write(self, state: ArenaState, dealt: Array, lost: Array, kills: Array) -> None:
-        """Fill `rewards` and add them to the sums. Dealt, lost and kills are [2, n, E], of each unit."""
+        """Write `rewards` and add them to the sums. Damage dealt, health lost and kills are [2, n, E], for each unit."""
         parts = state.rewards
         np.multiply(dealt, self._damage, out=parts[DAMAGE])
         np.multiply(lost, self._hurt, out=parts[HURT])
@@ -92,8 +83,8 @@ class Rewards:
         held *= self._zone
         parts[ZONE, 0], parts[ZONE, 1] = held, -held
         if state.reasons.any():
-            # A game cut off on time is truncated: its value goes on in the critic, so that paying the win too would count it twice.
-            paid = (state.winners != NOBODY) & (state.reasons != TIME)
+            # A game that ends on time is truncated: the critic bootstraps its value, so paying the win as well would count it twice.
+            paid = (state.winners != NO_TEAM) & (state.reasons != TIME)
             won = np.where(paid, 1 - 2 * state.winners, 0) * self._win
             parts[WIN, 0], parts[WIN, 1] = won, -won
         else:
@@ -102,7 +93,7 @@ class Rewards:
 
     @staticmethod
     def total(state: ArenaState) -> Array:
-        """[2, n, E] f32: the components, added in their order."""
+        """[2, n, E] f32: the sum of the components, in their order."""
         total = state.rewards[0] + state.rewards[1]
         for part in state.rewards[2:]:
             total += part
@@ -110,7 +101,7 @@ class Rewards:
 
 
 class SkirmishWorld:
-    """`num_arenas` arenas of one config. `begin` starts games, `step` moves all arenas; `state` is all that they are."""
+    """`num_arenas` arenas of one config. `begin` starts games and `step` steps all arenas; `state` holds everything about them."""
 
     def __init__(self, config: SkirmishConfig, num_arenas: int) -> None:
         size = config.team_size
@@ -121,7 +112,11 @@ class SkirmishWorld:
         self._full_health = np.array([kind.health for kind in kinds], np.float32)[:, None]  # [n, 1]
         self._damage = np.array([kind.damage for kind in kinds], np.float32)[:, None]
         self._cooldown = np.array([kind.cooldown for kind in kinds], np.float32)[:, None]
-        self._ways = _ways(config)  # [2 (x, y), move * n + unit] f32
+        moves = [[(0.0, 0.0)] * size]
+        for x, y in DIRECTIONS:
+            lengths = [kind.speed if 0 in (x, y) else kind.diagonal for kind in kinds]
+            moves.append([(x * length, y * length) for length in lengths])
+        self._moves = np.array(moves, np.float32).reshape(-1, 2).T.copy()  # [2 (x, y), move * n + unit]
         self._turns = np.array([[0] * size, [kind.turn for kind in kinds], [-kind.turn for kind in kinds]]).reshape(-1)
         self._units = np.arange(size)[:, None]  # [n, 1]
         lanes = 2 * size * num_arenas
@@ -132,7 +127,7 @@ class SkirmishWorld:
         self._enemies = np.arange(1, size + 1)[:, None, None, None]  # [j, 1, 1, 1]
 
     def begin(self, seeds: Sequence[int], arenas: Sequence[int] | None = None) -> None:
-        """Start a game in every arena, each drawn from its own seed. With `arenas` only these are drawn, the others start theirs again."""
+        """Start a game in every arena, each drawn from its own seed. With `arenas` only these are drawn; the others restart their games."""
         state, config = self.state, self.config
         for arena, seed in zip(range(self.num_arenas) if arenas is None else arenas, seeds):
             stream = np.random.Generator(np.random.PCG64(int(seed)))
@@ -145,25 +140,29 @@ class SkirmishWorld:
         for array in (state.cooldowns, state.scores, state.holds, state.steps, state.shots, state.hits, state.died):
             array[:] = 0
         state.rewards[:], state.reward_sums[:] = 0.0, 0.0
-        state.winners[:], state.reasons[:] = NOBODY, 0
-        self.look()
+        state.winners[:], state.reasons[:] = NO_TEAM, 0
+        self.observe()
 
-    def look(self) -> None:
-        """Renew what the units see and may do, after somebody has changed the state."""
-        self._face()
-        self._observer.look(self.state, self._observer.sightings(self.state), self._observer.in_zone(self.state))
+    def observe(self) -> None:
+        """Recompute facings, observations and masks after the state was changed from outside."""
+        np.take(_FACINGS, self.state.headings, axis=1, out=self.state.facings, mode="clip")
+        self._observer.write(self.state, self._observer.sightings(self.state), self._observer.in_zone(self.state))
 
     def step(self, actions: Array) -> None:
-        """Move all arenas by actions [3 (move, turn, attack), 2, n, E] int; a part that the mask forbids is not done.
+        """Step all arenas with actions [3 (move, turn, attack), 2, n, E] int; parts that the mask forbids are ignored.
 
-        A game that is over stays in the state until somebody begins another.
+        A finished game stays in the state until `begin` starts another.
         """
         state, observer = self.state, self._observer
-        actions = self._legal(actions)
-        state.places += self._ways[:, actions[0] * self.config.team_size + self._units]
+        if (actions.view(np.uint64) >= self._sizes).any():  # as unsigned, a negative number is huge
+            raise EnvError(f"actions must be from 0 to {[int(size) - 1 for size in self._sizes.ravel()]} for (move, turn, attack)")
+        allowed = state.mask.reshape(-1).take(actions * self._mask_stride + self._mask_places)
+        allowed &= state.alive
+        actions = actions * allowed  # 0 is always allowed: stay, do not turn, do not attack
+        state.places += self._moves[:, actions[0] * self.config.team_size + self._units]
         state.headings += self._turns[actions[1] * self.config.team_size + self._units]
         state.headings &= HEADINGS - 1
-        self._face()
+        np.take(_FACINGS, state.headings, axis=1, out=state.facings, mode="clip")
         sightings = observer.sightings(state)
         state.steps += np.float32(1.0)
         dealt, lost, kills = self._shoot(actions[2], sightings)
@@ -173,101 +172,68 @@ class SkirmishWorld:
         state.scores += state.holds
         decide(self.config, state)
         self._rewards.write(state, dealt, lost, kills)
-        observer.look(state, sightings, in_zone)
-
-    def _legal(self, actions: Array) -> Array:
-        """The actions with 0, which is always allowed, where the mask forbids what was asked for."""
-        if (actions.view(np.uint64) >= self._sizes).any():  # a negative number is a huge one there
-            raise EnvError(f"actions must be from 0 to {[int(size) - 1 for size in self._sizes.ravel()]} for (move, turn, attack)")
-        allowed = self.state.mask.reshape(-1).take(actions * self._mask_stride + self._mask_places)
-        allowed &= self.state.alive
-        return actions * allowed
-
-    def _face(self) -> None:
-        np.take(_FACINGS, self.state.headings, axis=1, out=self.state.facings, mode="clip")
+        observer.write(state, sightings, in_zone)
 
     def _shoot(self, targets: Array, sightings: Sightings) -> tuple[Array, Array, Array]:
-        """All shots at once; (damage dealt, health lost, kills) of each unit, [2, n, E].
+        """Resolve all shots together; return (damage dealt, health lost, kills) of each unit, [2, n, E].
 
-        A shot was allowed by what the unit saw before the step; it hits if the enemy is in the arc after everybody has moved.
+        Whether a shot is allowed depends on the positions before the step; it hits if the enemy is in the arc after all moves.
         """
         state = self.state
         hits = (targets == self._enemies) & sightings.in_arc  # [j, 2, i, E]
         blows = hits * self._damage
-        taken = np.add.reduce(blows, 2)[:, ::-1].swapaxes(0, 1)  # [2, n, E]: whole numbers, in any order
+        taken = np.add.reduce(blows, 2)[:, ::-1].swapaxes(0, 1)  # [2, n, E]: whole numbers, so the order does not matter
         before = state.health.copy()
         np.subtract(before, taken, out=state.health)
         np.maximum(state.health, np.float32(0.0), out=state.health)
         np.greater(state.health, 0, out=state.alive)
         lost = before - state.health
         np.greater(lost > 0, state.alive, out=state.died)
-        fired = targets > 0
         state.shots[:] = targets
         np.logical_or.reduce(hits, 0, out=state.hits)
-        np.copyto(state.cooldowns, self._cooldown, where=fired)
+        np.copyto(state.cooldowns, self._cooldown, where=targets > 0)
         state.cooldowns -= np.float32(1.0)
         np.maximum(state.cooldowns, np.float32(0.0), out=state.cooldowns)
-        rest = before[::-1].swapaxes(0, 1)[:, :, None]  # [j, 2, 1, E]: more than is left cannot be dealt
+        rest = before[::-1].swapaxes(0, 1)[:, :, None]  # [j, 2, 1, E]: a shot deals no more than what is left
         dealt = np.add.reduce(np.minimum(blows, rest), 0)
         kills = np.logical_or.reduce(hits & state.died[::-1].swapaxes(0, 1)[:, :, None], 0)
         return dealt, lost, kills
 
     def rewards(self) -> Array:
-        """[2, n, E] f32: of the last step."""
+        """[2, n, E] f32: the rewards of the last step."""
         return self._rewards.total(self.state)
 
     def global_state(self, out: Array) -> None:
-        """Write the whole of every arena into [E, S]: see `layout.state_space`."""
+        """Write the global state of every arena into [E, S]: see `state_space`."""
         global_states(self.config, self.state, out)
 
     def describe(self, arena: int) -> dict[str, Any]:
-        """The world part of a replay: what does not change during a game."""
+        """Describe an arena for a replay: what does not change during a game."""
         return describe_arena(self.config, self.state, arena)
 
     def frame(self, arena: int) -> dict[str, Any]:
-        """One frame of a replay: units, scores and shots as they stand."""
+        """Describe an arena's current state as one frame of a replay."""
         return frame_of_arena(self.config, self.state, arena)
 
 
-def _ways(config: SkirmishConfig) -> Array:
-    """[2 (x, y), (1 + directions) * n]: what each move of each unit adds to its place."""
-    ways = [[(0.0, 0.0)] * config.team_size]
-    for x, y in DIRECTIONS:
-        lengths = [kind.speed if 0 in (x, y) else kind.diagonal for kind in config.classes]
-        ways.append([(x * length, y * length) for length in lengths])
-    return np.array(ways, np.float32).reshape(-1, 2).T.copy()
-
-
-def _facings() -> Array:
-    """[2 (x, y), HEADINGS] f32: the second half is the first turned by 180 degrees to the bit."""
-    half = [2.0 * math.pi * heading / HEADINGS for heading in range(HEADINGS // 2)]
-    first = np.array([[round(math.cos(angle), 9) for angle in half], [round(math.sin(angle), 9) for angle in half]], np.float32)
-    return np.concatenate([first, -first], 1)
-
-
-_FACINGS = _facings()
-
-
 def episode_infos(config: SkirmishConfig, state: ArenaState, arena: int) -> list[dict[str, float]]:
-    """One dict for each unit, the first team's first.
+    """Return the final info of each unit, the first team's units first.
 
-    win is 1, 0, or 0.5 for a draw; hp_margin the mean share of health that the own units have left less the enemies'; zone_score and
-    enemy_zone_score in steps; one of ended_elimination, ended_zone and ended_time is 1; reward/<component> are sums over the game.
+    win is 1, 0, or 0.5 for a draw; hp_margin the mean share of health left in the own team minus the enemy's (0 for dead units); zone_score
+    and enemy_zone_score in steps; one of ended_elimination, ended_zone and ended_time is 1; reward/<component> are sums over the game.
     """
     winner, reason = int(state.winners[arena]), int(state.reasons[arena])
-    blue, red = (_mean_share(config, health) for health in state.health[..., arena].tolist())
+    blue, red = (
+        sum(left / kind.health for left, kind in zip(health, config.classes)) / config.team_size
+        for health in state.health[..., arena].tolist()
+    )
     scores = state.scores[:, arena].tolist()
     sums = state.reward_sums[..., arena].reshape(len(COMPONENTS), -1).T.tolist()
     ended = {f"ended_{name}": float(reason == index) for index, name in enumerate(REASONS) if name}
     infos = []
     for unit, parts in enumerate(sums):
         team = unit // config.team_size
-        info = {"win": 0.5 if winner == NOBODY else float(winner == team), "hp_margin": (red - blue) if team else (blue - red)}
+        info = {"win": 0.5 if winner == NO_TEAM else float(winner == team), "hp_margin": (red - blue) if team else (blue - red)}
         info |= {"zone_score": scores[team], "enemy_zone_score": scores[1 - team], **ended}
         infos.append(info | {f"reward/{name}": part for name, part in zip(COMPONENTS, parts)})
     return infos
-
-
-def _mean_share(config: SkirmishConfig, health: list[float]) -> float:
-    """The mean over a team's units of the share of health that is left; 0 for the dead."""
-    return sum(left / kind.health for left, kind in zip(health, config.classes)) / config.team_size
