@@ -133,7 +133,7 @@ FIELDS: dict[str, Field] = {
 OTHERS = ("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies")
 """Fields of nested data, which have cases of their own."""
 
-WORDS = {"float": ("number",), "int": ("integer",), "bool": ("boolean",), "text": ("string",), "ints": ("tuple", "integer", "list")}
+WORDS = {"float": ("number",), "int": ("whole number",), "bool": ("true or false",), "text": ("text",), "ints": ("list", "whole number")}
 """What an error must say is allowed, for a value of another type: one of these."""
 
 
@@ -169,7 +169,8 @@ def out_of_range(field: Field, rng: np.random.Generator) -> Any:
 def says_what_is_allowed(field: Field, message: str) -> bool:
     """Whether an error tells what the field may be: its choices, its bounds, or its type."""
     choices = bool(field.options) and all(str(option) in message for option in field.options)
-    bounds = field.low is not None and any(word in message for word in (f"{field.low:g}", "above 0"))
+    limits = [str(int(limit)) if limit == int(limit) else str(limit) for limit in (field.low, field.high) if limit is not None]
+    bounds = any(f"must be {limit} or" in message for limit in limits) or "must be above 0" in message
     return choices or bounds or any(word in message for word in WORDS.get(field.kind, ()))
 
 
@@ -261,8 +262,8 @@ def unknown_section(data: Data, rng: np.random.Generator) -> Case:
 def doubled_key(data: Data, rng: np.random.Generator) -> Case:
     section = _pick(rng, SECTIONS)
     if rng.random() < 0.5:
-        return Case("doubled section", written({"a": RAW}, "1\nrun: {}\nrun: {}"), "refused", ("'run'", "twice"))
-    return Case("doubled key", written(put(data, f"{section}.a", RAW), "1\n  a: 2"), "refused", ("'a'", "twice"))
+        return Case("doubled section", written({"a": RAW}, "1\nrun: {}\nrun: {}"), "refused", ("'run'", "duplicate"))
+    return Case("doubled key", written(put(data, f"{section}.a", RAW), "1\n  a: 2"), "refused", ("'a'", "duplicate"))
 
 
 def exponent(data: Data, rng: np.random.Generator) -> Case:
@@ -349,13 +350,13 @@ def nested(data: Data, rng: np.random.Generator) -> Case:
             ("env.kwargs", {1: 2}, "string|text"),
             ("env.kwargs", "a"),
             ("env.wrappers", [1], "mapping"),
-            ("env.wrappers", [{"name": 1}], "string"),
+            ("env.wrappers", [{"name": 1}], "text"),
             ("env.wrappers", [{}], "name"),
             ("env.wrappers", {"a": "b"}),
             ("env.wrappers", [{"name": "ClipReward", "kw": 1}], "kwargs"),
-            ("policy.cnn_filters", [[1, 2]], "3"),
-            ("policy.cnn_filters", [[1, 2, "x"]], "integer"),
-            ("policy.cnn_filters", [[1, 2, 0]], "from 1 to 10000"),
+            ("policy.cnn_filters", [[1, 2]], "is missing"),
+            ("policy.cnn_filters", [[1, 2, "x"]], "whole number"),
+            ("policy.cnn_filters", [[1, 2, 0]], "1 or more"),
             ("policy.cnn_filters", 3),
         ),
     )
@@ -378,7 +379,7 @@ def at_odds(data: Data, rng: np.random.Generator) -> Case:
             ({"env.num_workers": 99}, ("env.num_workers", "env.num_envs")),
             ({"env.help_workers": True}, ("env.help_workers", "env.num_workers")),
             ({"policy.kind": "lstm", "run.backend": "numpy"}, ("policy.kind=lstm", "run.backend=torch")),
-            ({"ppo.sequence_length": 999}, ("ppo.sequence_length", "from 1 to")),
+            ({"ppo.sequence_length": 999}, ("ppo.sequence_length", "or less")),
         ),
     )
     for name, value in changes.items():

@@ -118,4 +118,4 @@ def test_the_command_line_trains_against_past_selves(tmp_path, monkeypatch, caps
     assert "rating" in shown
     assert (tmp_path / "runs" / "duel" / "ratings.html").exists()
     assert main(["train", "CartPole-v1", "--opponent.mode", "random", "--num-workers", "0"]) != 0
-    assert "needs a world with two teams" in capsys.readouterr().err
+    assert "needs an environment with two teams" in capsys.readouterr().err
