@@ -168,8 +168,6 @@ NEVER = {
 
 
 NOT_YET = {
-    ("inchworm.backends.registry", "inchworm.backends.numpy.gae"),
-    ("inchworm.backends.registry", "inchworm.backends.numpy.policy"),
     ("inchworm.collect.actors", "inchworm.backends.numpy.distributions"),
     ("inchworm.collect.actors", "inchworm.backends.numpy.policy"),
     ("inchworm.env.source", "inchworm.worlds.cartpole"),

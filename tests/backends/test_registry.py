@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import numpy as np
 import pytest
@@ -10,11 +11,22 @@ import threadpoolctl
 import torch
 from gymnasium import spaces
 
+from inchworm import PPOTrainer
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.registry import acting_policy, compute_advantages, is_builtin, learning_threads, make_learner, make_policy
+from inchworm.backends.registry import (
+    acting_policy,
+    compute_advantages,
+    get_backend,
+    is_builtin,
+    learning_threads,
+    make_learner,
+    make_policy,
+    register_backend,
+)
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import BACKENDS, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 
@@ -119,3 +131,46 @@ def test_matrices_of_numpy_get_one_thread_whatever_torch_gets():
     with learning_threads(2, "numpy"):
         assert set(blas()) == {1}
     assert blas() == before
+
+
+DUMMY = """
+from inchworm.backends.numpy.backend import *
+from inchworm.backends.numpy.backend import NumpyPolicy
+from inchworm.backends.numpy.learner import NumpyOptimizer
+
+made = []
+
+class DummyPolicy(NumpyPolicy):
+    backend = "dummy"
+
+class DummyLearner(NumpyOptimizer):
+    pass
+
+def make_policy(spec, weights, seed):
+    return DummyPolicy(spec, weights, seed=seed)
+
+def make_learner(policy, config, dump_directory):
+    made.append(DummyLearner(policy, config.ppo, seed=config.run.seed, total_timesteps=config.run.total_timesteps))
+    return made[-1]
+"""
+
+
+def test_another_package_adds_a_backend_and_trains_with_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "dummy", "")
+    monkeypatch.delitem(BACKENDS, "dummy")  # and is removed after the test
+    with pytest.raises(ConfigError, match=r"run.backend='dummy' is not known; use numpy or torch"):
+        RunConfig(backend="dummy")
+    (tmp_path / "dummy_backend.py").write_text(DUMMY)
+    monkeypatch.syspath_prepend(tmp_path)
+    register_backend("dummy", "dummy_backend")
+    config = TrainingConfig(run=RunConfig(backend="dummy", directory=str(tmp_path)), ppo=PPOConfig(rollout_steps=16, num_minibatches=2))
+    with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2) as trainer:
+        before = trainer.policy.get_weights()["actor.0.weight"]
+        trainer.learn(trainer.collect_rollouts())
+        assert type(trainer.policy).__name__ == "DummyPolicy"
+        assert np.abs(trainer.policy.get_weights()["actor.0.weight"] - before).max() > 0
+    assert [learner.updates for learner in importlib.import_module("dummy_backend").made] == [1]
+    with pytest.raises(ConfigError, match="already registered as dummy_backend"):
+        register_backend("dummy", "another_module")
+    with pytest.raises(ConfigError, match=r"there is no backend 'jax'; use one of numpy, torch, dummy"):
+        get_backend("jax")

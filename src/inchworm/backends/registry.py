@@ -1,100 +1,144 @@
-"""Serves the loop: which backend acts, learns and looks at a policy. The only place that chooses; nothing heavy is imported before it."""
+"""Backends by name: which one acts, learns and computes advantages for a policy. A backend is imported when it is first used.
+
+A backend is a module with the functions of `Backend`; `register_backend` adds one from another package.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from types import ModuleType
+from typing import Any, Protocol, cast
 
 import numpy as np
 import threadpoolctl
 
-from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
-from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.config.sections import BACKENDS, PPOConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.core.types import Advantages
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
-Backend: TypeAlias = Literal["torch", "numpy"]
+
+class Backend(Protocol):
+    """The functions of a backend's module."""
+
+    def make_policy(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
+        """A policy that can be trained. Its attributes `backend` and `builtin` are the backend's name and True."""
+        ...
+
+    def make_learner(self, policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
+        """The learner of a policy."""
+        ...
+
+    def compute_advantages(self, policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+        """See `compute_advantages`."""
+        ...
+
+    def acting_policy(self, policy: Policy) -> Actor:
+        """See `acting_policy`."""
+        ...
+
+    def threads(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """Use `count` CPU threads inside."""
+        ...
+
+    def num_threads(self) -> int | None:
+        """The current number of CPU threads; None where it cannot be changed."""
+        ...
+
+    def cpu_capability(self) -> str | None:
+        """The vector instructions in use, which decide the last bits of a result; None if unknown."""
+        ...
+
+    def generator_state(self) -> Any:
+        """The state of the framework's global random generator, as plain data."""
+        ...
+
+    def restore_generator(self, state: Any) -> None:
+        """Restore what `generator_state` returned."""
+        ...
+
+    def to_array(self, value: object) -> np.ndarray | None:
+        """A copy of one of the framework's tensors as an array; None for anything else."""
+        ...
+
+    def from_array(self, array: np.ndarray) -> Any:
+        """A copy of an array as one of the framework's tensors."""
+        ...
+
+    def checking(self) -> ModuleType:
+        """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
+        ...
 
 
-def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None, backend: Backend = "torch") -> Policy:
+def register_backend(name: str, module: str) -> None:
+    """Add a backend: from now on `run.backend` accepts `name`, and `module` is imported when it is used."""
+    if BACKENDS.get(name, module) != module:
+        raise ConfigError(f"the backend {name} is already registered as {BACKENDS[name]}; choose another name")
+    BACKENDS[name] = module
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of a name."""
+    if name not in BACKENDS:
+        raise ConfigError(f"there is no backend {name!r:.80}; use one of {', '.join(BACKENDS)}")
+    return cast(Backend, importlib.import_module(BACKENDS[name]))
+
+
+def backend_of(policy: Policy) -> Backend:
+    """The backend of a policy: the one that it names, or torch, which trains networks of users."""
+    return get_backend(getattr(policy, "backend", "torch"))
+
+
+def imported_backends() -> dict[str, Backend]:
+    """The backends whose framework (the package of the same name) this process has imported: those whose state is worth saving."""
+    return {name: get_backend(name) for name, module in BACKENDS.items() if name in sys.modules or module in sys.modules}
+
+
+def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None, backend: str = "torch") -> Policy:
     """A policy that can be trained, from its spec."""
-    if backend == "numpy":
-        return NumpyPolicy(spec, weights, seed=seed)
-    from inchworm.backends.torch.policy import TorchPolicy
-
-    return TorchPolicy(spec, weights, seed=seed)
+    return get_backend(backend).make_policy(spec, weights, seed)
 
 
 def acting_policy(policy: Actor) -> Actor:
-    """Who acts for a policy while it learns: a NumPy twin where the network is small enough to be one, else the policy itself."""
+    """The actor of a policy during training: a NumPy copy where that is faster, else the policy itself."""
     if isinstance(policy, CompositePolicy):
         return policy.replaced({name: acting_policy(part) for name, part in policy.policies.items()})
-    if not isinstance(policy, Policy) or isinstance(policy, NumpyPolicy):
-        return policy
-    from inchworm.backends.torch.policy import TorchPolicy
-
-    if isinstance(policy, TorchPolicy) and policy.builtin and not policy.spec.observations.images:
-        return NumpyPolicy(policy.spec, policy.get_weights())
-    return policy
+    return backend_of(policy).acting_policy(policy) if isinstance(policy, Policy) else policy
 
 
 def is_builtin(policy: Actor) -> bool:
-    """Whether a policy is fully described by its spec and weights, and so has a policy file."""
-    if isinstance(policy, CompositePolicy):  # its parts may be
-        return False
-    return isinstance(policy, NumpyPolicy) or (isinstance(policy, Policy) and _is_builtin_torch(policy))
-
-
-def _is_builtin_torch(policy: Policy) -> bool:
-    from inchworm.backends.torch.policy import TorchPolicy
-
-    return isinstance(policy, TorchPolicy) and policy.builtin
+    """Whether a policy is fully described by its spec and weights, and so has a policy file; a composite is not, its parts may be."""
+    return bool(getattr(policy, "builtin", False))
 
 
 def policy_files(policy: Actor, name: str, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[PolicySpec, Mapping[str, np.ndarray]]]:
     """The policy files that describe a policy, by file name: one for a built-in policy, one for each built-in part of a composite."""
     if isinstance(policy, CompositePolicy):
         stem, _, kind = name.rpartition(".")
-        parts = {f"{stem}-{part}.{kind}": (part, learned) for part, learned in policy.learned.items() if is_builtin(learned)}
-        return {file: (_spec_of(learned), weights_of(weights, part)) for file, (part, learned) in parts.items()}
-    return {name: (_spec_of(policy), weights)} if is_builtin(policy) else {}
+        parts: dict[str, Any] = {part: learned for part, learned in policy.learned.items() if is_builtin(learned)}
+        return {f"{stem}-{part}.{kind}": (learned.spec, weights_of(weights, part)) for part, learned in parts.items()}
+    return {name: (cast(Any, policy).spec, weights)} if is_builtin(policy) else {}
 
 
 def describe_policy(policy: Actor) -> dict[str, Any] | None:
-    """A policy's architecture as plain data, as far as it is built in; None if it is not."""
+    """The architecture of a built-in policy, or of the built-in parts of a composite, as plain data; else None."""
     if isinstance(policy, CompositePolicy):
         return policy.to_dict(describe_policy)
-    return _spec_of(policy).to_dict() if is_builtin(policy) else None
-
-
-def _spec_of(policy: Any) -> PolicySpec:
-    spec: PolicySpec = policy.spec
-    return spec
+    return cast(Any, policy).spec.to_dict() if is_builtin(policy) else None
 
 
 def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:
     """The learner of a policy, with the run's seed, device and length."""
-    if isinstance(policy, CompositePolicy):
-        return _composite_learner(policy, config, dump_directory)
-    run = config.run
-    known: dict[str, Any] = {"seed": run.seed, "total_timesteps": run.total_timesteps, "dump_directory": dump_directory}
-    if run.backend == "numpy":
-        from inchworm.backends.numpy.learner import NumpyOptimizer
-
-        return NumpyOptimizer(policy, config.ppo, **known)
-    from inchworm.backends.torch.learner import PPOOptimizer
-
-    return PPOOptimizer(policy, config.ppo, device=run.device, **known)
-
-
-def _composite_learner(policy: CompositePolicy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
+    if not isinstance(policy, CompositePolicy):
+        return get_backend(config.run.backend).make_learner(policy, config, dump_directory)
     from inchworm.backends.composite import CompositeLearner
 
     learners: dict[str, Any] = {}
@@ -105,37 +149,28 @@ def _composite_learner(policy: CompositePolicy, config: TrainingConfig, dump_dir
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
-    """The current critic's view of a rollout: values, successors' values, advantages and returns, each [T, B], as NumPy arrays."""
+    """Values, values of the true successors, advantages and returns of a rollout under the current critic, each [T, B] in NumPy."""
     if isinstance(policy, CompositePolicy):
         from inchworm.backends.composite import composite_advantages
 
         return composite_advantages(policy, rollout, lambda part, own: compute_advantages(part, own, config))
-    if isinstance(policy, NumpyPolicy):
-        return compute_advantages_numpy(policy, rollout, config)
-    from inchworm.backends.torch.gae import advantages_as_arrays
-
-    return advantages_as_arrays(policy, rollout, config)
+    return backend_of(policy).compute_advantages(policy, rollout, config)
 
 
 @contextlib.contextmanager
-def learning_threads(threads: int, backend: Backend = "torch") -> Iterator[None]:
-    """So many CPU threads for torch inside, and as before outside; 0 changes nothing. The number changes the last bits of a result.
+def learning_threads(threads: int, backend: str = "torch") -> Iterator[None]:
+    """Use this many CPU threads inside, and as many as before outside; 0 changes nothing. The number affects the last bits of a result.
 
-    NumPy's matrices always get one: those of small networks lose by being shared, and so they have the same bits everywhere.
+    NumPy's matrix products always get one thread: those of small networks only lose by more, and so they have the same bits everywhere.
     """
     if not threads:
         yield
         return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_matrix_library().limit(limits=1))
-        if backend == "torch":
-            from inchworm.backends.torch.learner import torch_threads
-
-            stack.enter_context(torch_threads(threads))
+    with _matrix_library().limit(limits=1), get_backend(backend).threads(threads):
         yield
 
 
 @functools.cache
 def _matrix_library() -> threadpoolctl.ThreadpoolController:
-    """NumPy's matrix library, looked for once: that takes a millisecond."""
+    """NumPy's matrix library; finding it takes a millisecond."""
     return threadpoolctl.ThreadpoolController().select(user_api="blas")

@@ -49,6 +49,10 @@ Positive = Annotated[float, Field(gt=0)]
 Texts = Annotated[tuple[str, ...], FROM_LIST]
 
 
+BACKENDS = {"numpy": "inchworm.backends.numpy.backend", "torch": "inchworm.backends.torch.backend"}
+"""The backends that `run.backend` accepts, with their modules; `inchworm.backends.registry.register_backend` adds others."""
+
+
 @config_class("env.wrappers.")
 class WrapperConfig(ConfigBase):
     """One wrapper of `gymnasium.wrappers`, by its class name."""
@@ -344,8 +348,8 @@ class RunConfig(ConfigBase):
     """Stop after this many iterations, if that is sooner."""
     max_episodes: Count | None = None
     """Stop after this many finished episodes, if that is sooner."""
-    backend: Literal["torch", "numpy"] = "torch"
-    """What trains the policy: torch, or NumPy (MLP policies only), which needs no torch and is faster for small networks."""
+    backend: str = "torch"
+    """What trains the policy: torch, or numpy (MLP policies only), which needs no torch and is faster for small networks."""
     device: str = "auto"
     """Device of torch: auto is cuda if available, else cpu."""
     threads: Annotated[int, Field(ge=0, le=1_024)] = 1
@@ -363,6 +367,8 @@ class RunConfig(ConfigBase):
         if self.name is not None:
             check_name(self.name, "run.name")
         check_path(self.directory, "run.directory")
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"run.backend={self.backend!r:.80} is not known; use {' or '.join(BACKENDS)}")
 
 
 @config_class()

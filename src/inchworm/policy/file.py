@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import optree
@@ -105,16 +105,13 @@ def read_policy(path: str | Path) -> tuple[PolicySpec, dict[str, np.ndarray]]:
     return spec, weights
 
 
-def load_policy(path: str | Path, backend: Literal["auto", "numpy", "torch"] = "auto") -> Policy:
-    """A policy from its file. `auto` acts in NumPy where that is possible and imports torch only for convolutions."""
+def load_policy(path: str | Path, backend: str = "auto") -> Policy:
+    """Load a policy from its file. `auto` acts in NumPy where that is possible, and imports torch only for convolutions."""
+    from inchworm.backends.registry import make_policy  # which backends there are is known above this package
+
     spec, weights = read_policy(path)
-    if backend == "numpy" or (backend == "auto" and not spec.observations.images):
-        from inchworm.backends.numpy.policy import NumpyPolicy
-
-        return NumpyPolicy(spec, weights)
-    from inchworm.backends.torch.policy import TorchPolicy
-
-    return TorchPolicy(spec, weights)
+    chosen = ("torch" if spec.observations.images else "numpy") if backend == "auto" else backend
+    return make_policy(spec, weights=weights, backend=chosen)
 
 
 FORGETFUL = "predict begins with an empty memory at every call; predict_with_memory(observation, state) keeps it between calls"

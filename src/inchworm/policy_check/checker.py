@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from inchworm.backends.registry import acting_policy, learning_threads
+from inchworm.backends.registry import acting_policy, get_backend, learning_threads
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.protocols import Actor, Policy, VectorEnv
@@ -55,8 +55,7 @@ def check_policy(
 
 def _run_checks(policy: Any, env: VectorEnv, steps: int, seed: int, findings: Findings) -> None:
     """Run the checks in an order in which the first failure is the cause: checks that depend on a failed one are skipped."""
-    from inchworm.backends.torch import checking
-
+    checking: Any = get_backend("torch").checking()
     missing = [name for name in _METHODS if name not in dir(policy)]
     if missing:
         findings.problem("protocol", f"{type(policy).__name__} has no {', '.join(missing)}: see inchworm.Policy for what each of them does")

@@ -16,7 +16,6 @@ import math
 import os
 import re
 import shutil
-import sys
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from inchworm.backends.registry import is_builtin, make_policy
+from inchworm.backends.registry import get_backend, imported_backends, is_builtin, make_policy
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
 from inchworm.core.protocols import Policy
 from inchworm.core.spaces import check_same_form
@@ -415,21 +414,14 @@ def as_arrays(tree: Any) -> Any:
         return {"keys": list(tree), "values": [as_arrays(value) for value in tree.values()]}
     if isinstance(tree, list | tuple):
         return [as_arrays(value) for value in tree]
-    if "torch" in sys.modules:
-        from inchworm.backends.torch.learner import to_array
-
-        array = to_array(tree)
-        if array is not None:
-            return {"tensor": array}
-    return tree
+    arrays = [backend.to_array(tree) for backend in imported_backends().values()]
+    return next(({"tensor": array} for array in arrays if array is not None), tree)
 
 
 def from_arrays(tree: Any) -> Any:
     """Invert `as_arrays`; tensors become torch tensors again."""
     if isinstance(tree, Mapping) and "tensor" in tree:
-        from inchworm.backends.torch.learner import tensor_of
-
-        return tensor_of(tree["tensor"])
+        return get_backend("torch").from_array(tree["tensor"])
     if isinstance(tree, Mapping):
         return {key: from_arrays(value) for key, value in zip(tree["keys"], tree["values"], strict=True)}
     return [from_arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inchworm.backends.registry import describe_policy, policy_files
+from inchworm.backends.registry import describe_policy, imported_backends, policy_files
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError
@@ -146,51 +145,33 @@ def restore_states(parts: Sequence[object], saved: Sequence[Mapping[str, Any]], 
 
 
 def generators_state() -> dict[str, Any]:
-    """State of the process-wide random generators of Python, NumPy and torch, which user code may draw from."""
+    """State of the process-wide random generators of Python, NumPy and other imported frameworks, which user code may draw from."""
     version, numbers, gauss = random.getstate()
-    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - user code may use it
-    state: dict[str, Any] = {"random": [version, list(numbers), gauss], "numpy": _as_lists(legacy)}
-    if "torch" in sys.modules:
-        from inchworm.backends.torch.learner import generator_state
-
-        state["torch"] = generator_state()
-    return state
-
-
-def _as_lists(tree: Any) -> Any:
-    """Arrays as lists of numbers, for JSON."""
-    if isinstance(tree, Mapping):
-        return {key: _as_lists(value) for key, value in tree.items()}
-    return tree.tolist() if isinstance(tree, np.ndarray | np.generic) else tree
+    frameworks = {name: backend.generator_state() for name, backend in imported_backends().items()}
+    return {"random": [version, list(numbers), gauss], **frameworks}
 
 
 def restore_generators(state: Mapping[str, Any]) -> None:
-    """Restore what `generators_state` returned; torch's only if this process has imported torch."""
+    """Restore what `generators_state` returned; a framework's only if this process has imported it."""
     version, numbers, gauss = state["random"]
     random.setstate((version, tuple(numbers), gauss))
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    if "torch" in state and "torch" in sys.modules:
-        from inchworm.backends.torch.learner import restore_generator
-
-        restore_generator(state["torch"])
+    for name, backend in imported_backends().items():
+        if name in state:
+            backend.restore_generator(state[name])
 
 
 def cpu_capability() -> str | None:
-    """The vector instructions that torch uses on this processor; None if torch is not imported."""
-    if "torch" not in sys.modules:
-        return None
-    from inchworm.backends.torch.learner import capability
-
-    return capability()
+    """The vector instructions that the imported frameworks use on this processor; None if unknown."""
+    found = [backend.cpu_capability() for backend in imported_backends().values()]
+    return next((capability for capability in found if capability is not None), None)
 
 
 def thread_count(threads: int) -> int | None:
     """Number of learning threads for `run.threads`; 0 is the process's default, which is known only if torch is imported."""
-    if threads or "torch" not in sys.modules:
-        return threads or None
-    from inchworm.backends.torch.learner import num_threads
-
-    return num_threads()
+    if threads:
+        return threads
+    found = [backend.num_threads() for backend in imported_backends().values()]
+    return next((count for count in found if count is not None), None)
 
 
 class SaveThread:

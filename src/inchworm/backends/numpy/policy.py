@@ -107,6 +107,9 @@ VALUE_CHUNK = 16_384
 class NumpyPolicy(Predicts):
     """A policy from its spec and weights: an MLP, whose state is `()`, or one with an LSTM or GRU, whose memory is the caller's."""
 
+    backend = "numpy"
+    builtin = True
+
     def __init__(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None = None, *, seed: int = 0) -> None:
         if spec.observations.images:
             raise SpaceError(f'convolutions do not run in NumPy; use the torch backend for policy.kind="{spec.config.kind}" on images')

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from inchworm.backends.numpy import gae as reference
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.config.sections import PPOConfig
 from inchworm.core.protocols import Policy
 from inchworm.core.types import Advantages
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import fill_invalid_rows
 
 
 def compute_gae(
@@ -49,10 +45,3 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
     next_values[rows[:, 0], rows[:, 1]] = reference.cut_values(policy, rollout, goes_on)  # [K]
     advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)
-
-
-def advantages_as_arrays(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
-    """`compute_advantages` for a rollout of NumPy arrays, with NumPy arrays as its result."""
-    device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
-    result = compute_advantages(policy, fill_invalid_rows(rollout).map(partial(to_tensor, device=device)), config)
-    return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -343,44 +342,3 @@ def as_metrics(rows: Sequence[Row]) -> StepMetrics:
     whole = torch.cat([numbers, flagged]).cpu().numpy()
     columns = np.hstack([part.reshape(len(rows), -1) for part in np.split(whole, [len(numbers)])])  # [n, names]
     return dict(zip((*names, *flags), columns.T))
-
-
-def generator_state() -> str:
-    """The state of torch's CPU generator, as hexadecimal text."""
-    return torch.get_rng_state().numpy().tobytes().hex()
-
-
-def restore_generator(state: str) -> None:
-    """Put it where `generator_state` found it."""
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8))
-
-
-def capability() -> str:
-    """The vector instructions that torch chose."""
-    return str(torch.backends.cpu.get_cpu_capability())
-
-
-def num_threads() -> int:
-    """Threads of one operation."""
-    return torch.get_num_threads()
-
-
-def to_array(value: object) -> np.ndarray | None:
-    """A copy of a tensor as an array; None for what is no tensor."""
-    return value.detach().cpu().numpy().copy() if isinstance(value, torch.Tensor) else None
-
-
-def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """A copy of an array as a tensor."""
-    return torch.from_numpy(np.array(array))
-
-
-@contextlib.contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """So many inside, and as before outside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

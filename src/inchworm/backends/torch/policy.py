@@ -32,6 +32,8 @@ class TorchPolicy(Predicts, nn.Module):
     `action_outputs` has `spec.actions.num_outputs` columns; its parameters then are the weights.
     """
 
+    backend = "torch"
+
     def __init__(
         self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None = None, *, seed: int = 0, network: Network | None = None
     ) -> None:

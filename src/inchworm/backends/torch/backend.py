@@ -1,0 +1,105 @@
+"""Torch as a backend: the functions that `backends/registry` asks every backend for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.torch import gae
+from inchworm.backends.torch.encoding import to_tensor
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.core.protocols import Actor, Learner, Policy
+from inchworm.core.types import Advantages
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.sequences import fill_invalid_rows
+
+
+def make_policy(spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
+    """A policy of this backend."""
+    return TorchPolicy(spec, weights, seed=seed)
+
+
+def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
+    """The learner of a policy."""
+    from inchworm.backends.torch.learner import PPOOptimizer  # acting does not need it
+
+    run = config.run
+    return PPOOptimizer(
+        policy,
+        config.ppo,
+        device=run.device,
+        seed=run.seed,
+        total_timesteps=run.total_timesteps,
+        dump_directory=dump_directory,
+    )
+
+
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+    """The advantages of a rollout of NumPy arrays, as NumPy arrays."""
+    device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
+    result = gae.compute_advantages(policy, fill_invalid_rows(rollout).map(partial(to_tensor, device=device)), config)
+    return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])
+
+
+def acting_policy(policy: Policy) -> Actor:
+    """A NumPy copy where the network is built in and has no convolutions, which acts faster; else the policy itself."""
+    if isinstance(policy, TorchPolicy) and policy.builtin and not policy.spec.observations.images:
+        return NumpyPolicy(policy.spec, policy.get_weights())
+    return policy
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Use `count` CPU threads inside, and as many as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def num_threads() -> int | None:
+    """The number of CPU threads of one operation."""
+    return torch.get_num_threads()
+
+
+def cpu_capability() -> str | None:
+    """The vector instructions that torch uses on this processor."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def generator_state() -> str:
+    """The state of torch's CPU generator, as hexadecimal text; user code may draw from it."""
+    return torch.get_rng_state().numpy().tobytes().hex()
+
+
+def restore_generator(state: str) -> None:
+    """Restore what `generator_state` returned."""
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8))
+
+
+def to_array(value: object) -> np.ndarray | None:
+    """A copy of a tensor as an array; None for anything else."""
+    return value.detach().cpu().numpy().copy() if isinstance(value, torch.Tensor) else None
+
+
+def from_array(array: np.ndarray) -> torch.Tensor:
+    """A copy of an array as a tensor."""
+    return torch.from_numpy(np.array(array))
+
+
+def checking() -> ModuleType:
+    """The functions that `check_policy` needs."""
+    from inchworm.backends.torch import checking
+
+    return checking
