@@ -1,7 +1,7 @@
-"""Serves step 2 of 9: a pool of opponents. Fixed players, and past selves that join and leave while the policy learns.
+"""Sources of opponents: a pool of fixed players and past policies, and a heuristic whose skill rises with the policy's.
 
-Past selves are kept as weights, all of them in the pool's own state, so that a checkpoint holds everybody who plays. One that leaves is
-no longer drawn, and is kept until the last episode against it has ended.
+Past policies are kept as weights in the pool's state, so that a checkpoint holds every opponent. A retired one is no longer drawn, and
+is kept until the last episode against it has ended.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from inchworm.core.types import Weights
 from inchworm.selfplay.ratings import Rating, RatingBook
 
 MEMORY = 100
-"""Games after which an old result counts 1/e of a new one: the policy that played it is another one by now."""
+"""Number of games after which the weight of a result has fallen to 1/e, because the policy has changed since."""
 
 
 @dataclass(slots=True)
 class Score:
-    """Games against one opponent, older ones counting less."""
+    """Results against one opponent, with less weight on older games."""
 
     wins: float = 0.0
     games: float = 0.0
 
     def add(self, win: float) -> None:
-        """One more game: 1 won, 0 lost, 0.5 drawn."""
+        """Add a game: 1 won, 0 lost, 0.5 drawn."""
         keep = 1.0 - 1.0 / MEMORY
         self.wins, self.games = self.wins * keep + win, self.games * keep + 1.0
 
     @property
     def win_rate(self) -> float:
-        """(wins + 1) / (games + 2): one half before the first game, and never quite 0 or 1."""
+        """(wins + 1) / (games + 2): one half before the first game, never exactly 0 or 1."""
         return (self.wins + 1.0) / (self.games + 2.0)
 
 
 def pfsp_weights(win_rates: Sequence[float], power: float) -> np.ndarray:
-    """How likely each opponent is drawn, by (1 - win rate)^power; all alike where nobody is left to fear."""
+    """Return the probability of drawing each opponent, proportional to (1 - win rate)^power; uniform if all are 0."""
     weights: np.ndarray = (1.0 - np.asarray(win_rates, np.float64)) ** power  # [members]
     total = weights.sum()
     if not total > 0:
@@ -51,27 +51,27 @@ def pfsp_weights(win_rates: Sequence[float], power: float) -> np.ndarray:
 
 
 def draw_index(probabilities: np.ndarray, rng: np.random.Generator) -> int:
-    """One index by its probability, from one uniform number."""
+    """Draw an index by its probability, from one uniform number."""
     return min(int(np.searchsorted(np.cumsum(probabilities), rng.random(), side="right")), len(probabilities) - 1)
 
 
 @dataclass
 class PastSelf:
-    """The policy as it was after some iteration."""
+    """The policy as it was after an iteration."""
 
     iteration: int
     weights: Weights
     score: Score = field(default_factory=Score)
     rating: Rating | None = None
     retired: bool = False
-    """Whether it has left, and only finishes its episodes."""
+    """Whether it is no longer drawn, and only finishes its episodes."""
 
 
 class OpponentPool:
-    """A source of opponents: `fixed` players by name, and the past selves of the policy it is bound to.
+    """A source of opponents: `fixed` players by name, and past selves of the policy it is bound to.
 
-    Of the games a `latest_share` is against the newest past self and an `anchor_share` against fixed players; the others are against past
-    selves by prioritised fictitious self-play. Without past selves (`keep_selves=False`) all are against fixed players.
+    A `latest_share` of the games is against the newest past self, an `anchor_share` against fixed players, and the rest against past
+    selves by prioritised fictitious self-play. Without past selves (`keep_selves=False`) all games are against fixed players.
     """
 
     def __init__(
@@ -92,31 +92,31 @@ class OpponentPool:
         self._size, self._power, self._latest_share, self._anchor_share = size, power, latest_share, anchor_share
         self._template: Policy | None = None
         self._actors: dict[str, Actor] = {}
-        self._playing: dict[int, str] = {}  # copy -> whom it meets
+        self._playing: dict[int, str] = {}  # env copy -> its opponent
         if not keep_selves and not self.fixed:
             raise ConfigError("a pool without past selves needs a fixed player; give opponent.anchors or opponent.policies")
 
     def bind(self, policy: Policy) -> None:
-        """Say whose past selves these are. As it is now, it is the first of them."""
+        """Set the policy whose past selves are kept; its current weights become the first of them."""
         self._template = policy
         if self.keep_selves and not self.selves:
             self.add_self(0)
 
     def add_self(self, iteration: int, rating: Rating | None = None) -> str:
-        """Let the policy as it is now join; beyond the size the easiest leaves, the older of two that are alike, never the newest."""
+        """Add the current policy; beyond the pool's size the easiest (of equals the oldest) is retired, never the newest."""
         name = f"self-{iteration}"
         weights = {key: np.array(value) for key, value in self._bound().get_weights().items()}
         for array in weights.values():
-            array.flags.writeable = False  # checkpoints under way share them
+            array.flags.writeable = False  # shared with checkpoints that are being written
         self.selves[name] = PastSelf(iteration, weights, rating=rating)
         active = self._active()
-        for leaver in sorted(active[:-1], key=lambda one: -self.selves[one].score.win_rate)[: max(0, len(active) - self._size)]:
-            self.selves[leaver].retired = True
-        self._forget_unused()
+        for easiest in sorted(active[:-1], key=lambda one: -self.selves[one].score.win_rate)[: max(0, len(active) - self._size)]:
+            self.selves[easiest].retired = True
+        self._remove_unused()
         return name
 
     def draw(self, copy: int, rng: np.random.Generator) -> str:
-        """Whom the copy meets in the episode that begins."""
+        """Draw the opponent of a copy's next episode."""
         active, share = self._active(), float(rng.random())
         if active and share < self._latest_share:
             name = active[-1]
@@ -125,7 +125,7 @@ class OpponentPool:
         else:
             name = self._prioritised({name: self.selves[name].score.win_rate for name in active}, rng)
         self._playing[copy] = name
-        self._forget_unused()
+        self._remove_unused()
         return name
 
     def _prioritised(self, win_rates: Mapping[str, float], rng: np.random.Generator) -> str:
@@ -134,12 +134,12 @@ class OpponentPool:
         return list(win_rates)[draw_index(pfsp_weights(list(win_rates.values()), self._power), rng)]
 
     def actor(self, name: str) -> Actor:
-        """The player of that name: a fixed one, or a past self made from its weights."""
+        """Return the player of that name: a fixed one, or a past self made from its weights."""
         if name in self.fixed:
             return self.fixed[name]
         if name not in self.selves:
             raise ConfigError(
-                f"there is no {name} in the pool, which has {', '.join([*self.fixed, *self.selves])}; keep opponent as it was"
+                f"there is no {name} in the pool, which has {', '.join([*self.fixed, *self.selves])}; restore the config of opponent"
             )
         if name not in self._actors:
             player = copying.deepcopy(self._bound())
@@ -148,20 +148,20 @@ class OpponentPool:
         return self._actors[name]
 
     def record(self, name: str, win: float) -> None:
-        """An episode against a player ended."""
+        """Count the result of an episode against a player."""
         if name in self.scores:
             self.scores[name].add(win)
         elif name in self.selves:
             self.selves[name].score.add(win)
 
     def metrics(self) -> dict[str, float]:
-        """The win rate against everybody who is drawn and has been met, by name, and how many past selves there are."""
+        """Return the win rates against current opponents with at least one game, and the number of past selves."""
         scores = {**self.scores, **{name: self.selves[name].score for name in self._active()}}
         rates = {f"win_rate/{name}": score.win_rate for name, score in scores.items() if score.games}
         return {**rates, "pool_size": float(len(self._active()))} if self.keep_selves else rates
 
     def state_dict(self) -> dict[str, Any]:
-        """Everybody, with weights, results and ratings."""
+        """Return all players, with weights, results and ratings."""
         return {
             "fixed": {name: [score.wins, score.games] for name, score in self.scores.items()},
             "selves": [
@@ -180,47 +180,50 @@ class OpponentPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. The fixed players must be the same ones."""
+        """Restore; the fixed players must be the same."""
         if set(state["fixed"]) != set(self.fixed):
             raise ConfigError(
                 f"the saved pool has the fixed players {', '.join(sorted(state['fixed']))}, but this one {', '.join(sorted(self.fixed))}; "
-                "keep opponent.anchors and opponent.policies, and the policy files, as they were"
+                "use the same opponent.anchors, opponent.policies and policy files"
             )
         self.scores = {name: Score(*map(float, state["fixed"][name])) for name in self.fixed}
-        self.selves = {str(entry["name"]): _past_self(entry) for entry in state["selves"]}
+        self.selves = {
+            str(entry["name"]): PastSelf(
+                int(entry["iteration"]),
+                {str(name): np.asarray(value) for name, value in entry["weights"].items()},
+                Score(*map(float, entry["score"])),
+                None if entry["rating"] is None else Rating(*map(float, entry["rating"])),
+                bool(entry["retired"]),
+            )
+            for entry in state["selves"]
+        }
         self._playing = {int(copy): str(name) for copy, name in state["playing"]}
         self._actors = {}
         self.book.load_state_dict(state["ratings"])
 
     def _active(self) -> list[str]:
-        """Past selves that are drawn, the newest last."""
+        """Return the past selves that can be drawn, the newest last."""
         return [name for name, one in self.selves.items() if not one.retired]
 
-    def _forget_unused(self) -> None:
-        """Let go of who has left and plays nowhere any more."""
-        gone = [name for name, one in self.selves.items() if one.retired and name not in self._playing.values()]
-        for name in gone:
+    def _remove_unused(self) -> None:
+        """Remove retired past selves whose last episode has ended."""
+        unused = [name for name, one in self.selves.items() if one.retired and name not in self._playing.values()]
+        for name in unused:
             del self.selves[name]
             self._actors.pop(name, None)
 
     def _bound(self) -> Policy:
         if self._template is None:
-            raise ConfigError("this pool knows no policy whose past selves it could keep; call bind(policy) first")
+            raise ConfigError("this pool is not bound to a policy; call bind(policy) first")
         return self._template
 
 
-def _past_self(entry: Mapping[str, Any]) -> PastSelf:
-    weights = {str(name): np.asarray(value) for name, value in entry["weights"].items()}
-    rating = None if entry["rating"] is None else Rating(*map(float, entry["rating"]))
-    return PastSelf(int(entry["iteration"]), weights, Score(*map(float, entry["score"])), rating, bool(entry["retired"]))
-
-
 STEP, GAMES = 0.1, 20
-"""How far the skill is raised at a time, and how many games of one skill are played at least."""
+"""By how much the skill is raised, and the minimum number of games at one skill."""
 
 
 class SkillLadder:
-    """Begins at skill `start` and climbs to `top`; a copy meets the skill that holds when its episode begins."""
+    """The heuristic at a skill that rises from `start` to `top` with the win rate; it changes between episodes only."""
 
     def __init__(self, make: Callable[[float], Actor], *, start: float, top: float = 1.0, threshold: float = 0.6) -> None:
         self._make, self._top, self._threshold = make, top, threshold
@@ -229,28 +232,28 @@ class SkillLadder:
 
     @property
     def name(self) -> str:
-        """Of the player whom the next episode meets."""
+        """Name of the next episode's opponent."""
         return f"heuristic:{self.skill:.6g}"
 
-    def draw(self, copy: int, rng: np.random.Generator) -> str:  # noqa: ARG002 - there is no choice
-        """The heuristic at today's skill."""
+    def draw(self, copy: int, rng: np.random.Generator) -> str:  # noqa: ARG002 - there is only one
+        """Return the heuristic at the current skill."""
         return self.name
 
     def actor(self, name: str) -> Actor:
-        """The heuristic of that name."""
+        """Return the heuristic of that name."""
         if name not in self._actors:
             kind, _, skill = name.partition(":")
             if kind != "heuristic":
                 raise ConfigError(
-                    f"a saved game is against {name}, but the opponent here is a heuristic; give the opponent that it began with"
+                    f"a saved game is against {name}, but the opponent here is a heuristic; use the opponent of the saved game"
                 )
             self._actors[name] = self._make(float(skill))
         return self._actors[name]
 
     def record(self, name: str, win: float) -> None:
-        """Count a game of today's skill, and raise it if it has become too easy."""
+        """Count a game at the current skill, and raise the skill if the win rate is high enough."""
         if name != self.name:
-            return  # begun before the last step up
+            return  # it started before the skill was raised
         self._score.add(win)
         self._played += 1
         if self.skill < self._top and self._played >= GAMES and self._score.win_rate >= self._threshold:
@@ -258,14 +261,14 @@ class SkillLadder:
             self._score, self._played = Score(), 0
 
     def metrics(self) -> dict[str, float]:
-        """For the run's rows."""
+        """Return the current skill and the win rate at it."""
         return {"opponent/skill": self.skill, "opponent/win_rate": self._score.win_rate}
 
     def state_dict(self) -> dict[str, Any]:
-        """The skill and the games at it."""
+        """Return the skill and the results at it."""
         return {"skill": self.skill, "wins": self._score.wins, "games": self._score.games, "played": self._played}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the skill and the results at it."""
         self.skill, self._played = float(state["skill"]), int(state["played"])
         self._score = Score(float(state["wins"]), float(state["games"]))

@@ -1,4 +1,4 @@
-"""Serves the loop: the ratings of a run as a page of its own. One SVG, one table, nothing that is loaded from elsewhere."""
+"""The ratings of a run as a self-contained HTML page: one SVG and one table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import html
 import math
 from collections.abc import Sequence
 
-from inchworm.selfplay.ratings import RatingBook, RatingEntry
+from inchworm.selfplay.ratings import RatingBook
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860.0, 420.0, 60.0, 180.0, 30.0, 45.0
 _POLICY, _FIXED = "#3b76c4", "#c4663b"
 _GAP = 15.0
-"""Between the lines of text beside the curve, so that players of like strength can be read."""
+"""Smallest distance between the names next to the curve."""
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -22,7 +22,7 @@ th, td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #8884
 
 
 class _Scale:
-    """Where numbers stand on the page."""
+    """Coordinates of env steps and ratings."""
 
     def __init__(self, book: RatingBook) -> None:
         bounds = [bound for entry in book.history for bound in entry.rating.interval95]
@@ -38,27 +38,41 @@ class _Scale:
 
 
 def ratings_page(book: RatingBook) -> str:
-    """A self-contained HTML page: rating ± 2 sigma over env steps, the fixed players as lines, and the numbers below."""
+    """Return the page: rating ± 2 sigma over env steps, the fixed players as lines, and a table of the numbers."""
+    names = list(book.anchors)
+    titles = ("iteration", "env steps", "rating", "± 2 sigma", *(f"win rate vs {_shorten(name)}" for name in names))
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    rows = []
+    for entry in book.history:
+        rates = [f"{entry.win_rates[name]:.0%}" if name in entry.win_rates else "" for name in names]
+        cells = [f"{entry.iteration:,}", f"{entry.env_steps:,}", f"{entry.rating.mu:.1f}", f"{2 * entry.rating.sigma:.1f}", *rates]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>Ratings</title><style>{_STYLE}</style></head>\n<body>'
         f"<h1>Ratings</h1>\n<p>The policy's rating with ± 2 sigma over env steps. The fixed players (dashed) are the scale: they were "
-        f"rated by games among themselves at the start and never move.</p>\n{ratings_svg(book)}\n{_table(book)}\n</body></html>\n"
+        f"rated by games among themselves at the start and never change.</p>\n{ratings_svg(book)}\n"
+        f"<table><tr>{head}</tr>\n{''.join(rows)}</table>\n</body></html>\n"
     )
 
 
 def ratings_svg(book: RatingBook) -> str:
-    """The curve alone."""
+    """Return the curve."""
     scale = _Scale(book)
     upper = [(scale.x(entry.env_steps), scale.y(entry.rating.interval95[1])) for entry in book.history]
     lower = [(scale.x(entry.env_steps), scale.y(entry.rating.interval95[0])) for entry in reversed(book.history)]
     middle = [(scale.x(entry.env_steps), scale.y(entry.rating.mu)) for entry in book.history]
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_POLICY}"/>' for x, y in middle)
-    return (
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="rating over env steps">'
-        f"{_axes(scale)}{''.join(_anchor(scale, rating.mu) for rating in book.anchors.values())}"
-        f'<polygon points="{_points(upper + lower)}" fill="{_POLICY}" opacity="0.2"/>'
-        f'<polyline points="{_points(middle)}" fill="none" stroke="{_POLICY}" stroke-width="2"/>{dots}{_names(scale, book)}</svg>'
+    return "".join(
+        [
+            f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="rating over env steps">',
+            _axes(scale),
+            *[_line(scale.y(rating.mu), f'stroke="{_FIXED}" stroke-dasharray="6 4"') for rating in book.anchors.values()],
+            f'<polygon points="{_points(upper + lower)}" fill="{_POLICY}" opacity="0.2"/>',
+            f'<polyline points="{_points(middle)}" fill="none" stroke="{_POLICY}" stroke-width="2"/>',
+            *[f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_POLICY}"/>' for x, y in middle],
+            _names(scale, book),
+            "</svg>",
+        ]
     )
 
 
@@ -66,7 +80,7 @@ def _axes(scale: _Scale) -> str:
     parts = [f'<text x="{_LEFT - 8:.0f}" y="14" text-anchor="end">rating</text>']
     for level in _ticks(scale.low, scale.high):
         parts.append(f'<text x="{_LEFT - 8:.0f}" y="{scale.y(level) + 4:.1f}" text-anchor="end">{level:g}</text>')
-        parts.append(_line(_LEFT, scale.y(level), _WIDTH - _RIGHT, scale.y(level), 'stroke="#888" stroke-opacity="0.3"'))
+        parts.append(_line(scale.y(level), 'stroke="#888" stroke-opacity="0.3"'))
     below = f'y="{_HEIGHT - _BOTTOM + 18:.0f}" text-anchor="middle"'
     parts += [f'<text x="{scale.x(steps):.1f}" {below}>{steps:,.0f}</text>' for steps in _ticks(0.0, scale.last)]
     parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 6:.0f}" text-anchor="middle">env steps</text>')
@@ -74,52 +88,32 @@ def _axes(scale: _Scale) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, three to nine of them: steps of 1, 2 or 5 times a power of ten."""
+    """Return three to nine round numbers from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / 8
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough)
     return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _anchor(scale: _Scale, level: float) -> str:
-    return _line(_LEFT, scale.y(level), _WIDTH - _RIGHT, scale.y(level), f'stroke="{_FIXED}" stroke-dasharray="6 4"')
-
-
 def _names(scale: _Scale, book: RatingBook) -> str:
-    """Who stands where, beside the curve; from the strongest down, none on top of another."""
-    last = book.history[-1].rating.mu
+    """Write the players' names next to the curve, from the strongest down, without overlap."""
     players = [(rating.mu, name, "") for name, rating in book.anchors.items()]
-    players.append((last, "the policy", f' style="fill: {_POLICY}; font-weight: bold"'))
+    players.append((book.history[-1].rating.mu, "the policy", f' style="fill: {_POLICY}; font-weight: bold"'))
     parts, above = [], -math.inf
-    for level, name, look in sorted(players, key=lambda player: -player[0]):
+    for level, name, style in sorted(players, key=lambda player: -player[0]):
         above = max(scale.y(level) + 4, above + _GAP)
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 8:.0f}" y="{above:.1f}"{look}>{html.escape(_short(name))} {level:.1f}</text>')
+        parts.append(f'<text x="{_WIDTH - _RIGHT + 8:.0f}" y="{above:.1f}"{style}>{html.escape(_shorten(name))} {level:.1f}</text>')
     return "".join(parts)
 
 
-def _short(name: str) -> str:
-    """A name as far as there is room for it beside the curve."""
+def _shorten(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def _line(x0: float, y0: float, x1: float, y1: float, look: str) -> str:
-    return f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" {look}/>'
+def _line(y: float, style: str) -> str:
+    """Draw a horizontal line across the plot."""
+    return f'<line x1="{_LEFT:.1f}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT:.1f}" y2="{y:.1f}" {style}/>'
 
 
 def _points(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def _table(book: RatingBook) -> str:
-    names = list(book.anchors)
-    heads = "".join(
-        f"<th>{html.escape(name)}</th>"
-        for name in ("iteration", "env steps", "rating", "± 2 sigma", *(f"win rate vs {_short(n)}" for n in names))
-    )
-    return f"<table><tr>{heads}</tr>\n{''.join(_row(entry, names) for entry in book.history)}</table>"
-
-
-def _row(entry: RatingEntry, names: Sequence[str]) -> str:
-    rates = [f"{entry.win_rates[name]:.0%}" if name in entry.win_rates else "" for name in names]
-    cells = [f"{entry.iteration:,}", f"{entry.env_steps:,}", f"{entry.rating.mu:.1f}", f"{2 * entry.rating.sigma:.1f}", *rates]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"
