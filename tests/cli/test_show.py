@@ -32,3 +32,8 @@ def test_nested_values_come_back(tmp_path: Path) -> None:
     config = TrainingConfig(env=EnvConfig(kwargs={"a": [1, {"b": "x: y # z"}], "c": "null"}))
     (tmp_path / "printed.yaml").write_text(commented_yaml(config))
     assert TrainingConfig.from_yaml(tmp_path / "printed.yaml") == config
+
+
+def test_version_prints_what_affects_a_result(cli: Any) -> None:
+    assert {line.split()[0] for line in cli("--version").out.splitlines()} >= {"python", "inchworm", "numpy", "torch"}
+    assert cli("version", "x").code == 2
