@@ -1,18 +1,33 @@
-"""When a policy is rated and joins its past selves, what is written, and that a broken rating does not end a run."""
+"""Opponents from a config, when the policy is rated and joins the pool, what is written, and self-play runs in Skirmish."""
 
 import json
-import xml.etree.ElementTree as ElementTree
+import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from doubles.teams import SPEC, Always, Teams
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.core.protocols import Policy
-from inchworm.selfplay.callback import LadderCallback, SelfPlayCallback
+from inchworm.cli.main import main
+from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
+from inchworm.policy.file import save_policy
+from inchworm.selfplay.callback import (
+    LadderCallback,
+    MatchEvaluator,
+    SelfPlayCallback,
+    bind_pool,
+    make_evaluator,
+    make_opponent,
+    opponent_callbacks,
+    with_opponents,
+)
 from inchworm.selfplay.pool import OpponentPool
-from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, RatingGames
-from inchworm.selfplay.report import ratings_page, ratings_svg
+from inchworm.selfplay.ratings import Rating, RatingEntry, RatingGames
+from inchworm.train.trainer import PPOTrainer, create_training_components
 
 
 def at(iteration):
@@ -21,7 +36,6 @@ def at(iteration):
 
 def made(tmp_path, games=None, **options):
     policy = NumpyPolicy(SPEC, seed=0)
-    assert isinstance(policy, Policy)
     pool = OpponentPool({"weak<1>": Always(0), "strong": Always(3)}, size=3)
     pool.bind(policy)
     games = games or RatingGames(lambda copies: Teams(copies, 4), episodes=4)
@@ -47,7 +61,7 @@ def test_the_schedule(tmp_path):
     assert pool.selves["self-3"].rating is None
     assert pool.selves["self-6"].rating == pool.book.history[-1].rating  # rated in the iteration that it joined in
     assert pool.book.anchors == before
-    callback.on_train_start(at(7))  # a run that goes on rates its fixed players no more
+    callback.on_train_start(at(7))  # a resumed run does not rate its fixed players again
     assert pool.book.anchors == before
     assert len(pool.book.history) == 4
 
@@ -66,7 +80,7 @@ def test_ratings_are_written_as_they_come(tmp_path):
     assert pool.book.history[1].env_steps == 100
 
 
-def test_a_disk_that_is_full_is_a_warning(tmp_path):
+def test_ratings_that_cannot_be_written_are_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
     pool, callback = made(tmp_path / "file" / "below")
     pool.book.history.append(RatingEntry(0, 0, Rating(), {}))
@@ -74,7 +88,7 @@ def test_a_disk_that_is_full_is_a_warning(tmp_path):
         callback.on_train_end(at(1))
 
 
-def test_a_broken_rating_is_written_down_and_training_goes_on(tmp_path):
+def test_a_failed_rating_is_recorded_and_training_continues(tmp_path):
     class Broken(RatingGames):
         def rate(self, *args):
             raise RuntimeError("no")
@@ -88,7 +102,7 @@ def test_a_broken_rating_is_written_down_and_training_goes_on(tmp_path):
     assert "rating" not in state.metrics
 
 
-def test_a_ladders_numbers_join_the_row():
+def test_a_ladders_metrics_are_logged():
     callback = LadderCallback(lambda: {"opponent/skill": 0.3})
     state = at(1)
     callback.on_train_start(state)
@@ -98,38 +112,236 @@ def test_a_ladders_numbers_join_the_row():
     assert state.metrics == {"opponent/skill": 0.3}
 
 
-def test_the_report_shows_the_curve_the_band_and_the_fixed_players():
-    entries = [RatingEntry(i, 1000 * i, Rating(20.0 + i, 2.0), {"a<b": 0.5 + 0.1 * i}) for i in range(4)]
-    book = RatingBook({"a<b": Rating(22.0, 1.0)}, entries)
-    svg = ElementTree.fromstring(ratings_svg(book))
-    (curve,), (band,) = svg.findall("polyline"), svg.findall("polygon")
-    points = [tuple(map(float, point.split(","))) for point in curve.get("points").split()]
-    assert len(points) == 4
-    assert [x for x, _ in points] == sorted(x for x, _ in points)
-    assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)  # up the page
-    assert len(band.get("points").split()) == 8
-    # the scale runs from 16 - 1 to 27 + 1 over 345 pixels from y = 30: the fixed player at 22 is at 30 + 345 * 6 / 13
-    dashed = [line for line in svg.findall("line") if line.get("stroke-dasharray")]
-    assert float(dashed[0].get("y1")) == pytest.approx(30 + 345 * 6 / 13, abs=0.1)
-    told = [(text.text, float(text.get("y"))) for text in svg.findall("text")]
-    ratings, steps = ["16", "18", "20", "22", "24", "26", "28"], ["0", "500", "1,000", "1,500", "2,000", "2,500", "3,000"]
-    assert [text for text, _ in told] == ["rating", *ratings, *steps, "env steps", "the policy 23.0", "a<b 22.0"]
-    assert told[-1][1] - told[-2][1] == pytest.approx(345 / 13, abs=0.1)  # a rating of 1 apart: room enough
+# ---- opponents from a config
+
+SPACES = Teams.observation_space, Teams.action_space
 
 
-def test_players_of_like_strength_are_named_one_below_the_other():
-    book = RatingBook({"one": Rating(20.0, 1.0), "two": Rating(20.0, 1.0)}, [RatingEntry(0, 0, Rating(20.0, 2.0), {})])
-    texts = ElementTree.fromstring(ratings_svg(book)).findall("text")[-3:]
-    assert [text.text for text in texts] == ["one 20.0", "two 20.0", "the policy 20.0"]
-    places = [float(text.get("y")) for text in texts]
-    assert places[1] - places[0] == places[2] - places[1] == 15.0
+def config_of(mode="self_play", **opponent):
+    return TrainingConfig.from_dict(
+        {"env": {"id": "Teams-v0", "num_envs": 6}, "opponent": {"mode": mode, "rating_interval": 0, **opponent}}
+    )
 
 
-def test_the_page_holds_no_names_as_html_and_loads_nothing():
-    entries = [RatingEntry(i, 1000 * i, Rating(20.0 + i, 2.0), {"a<b": 0.5 + 0.1 * i}) for i in range(4)]
-    book = RatingBook({"a<b": Rating(22.0, 1.0)}, entries)
-    page = ratings_page(book)
-    assert "a&lt;b" in page
-    assert "a<b" not in page
-    assert "80%" in page
-    assert "http" not in page
+def training(tmp_path, iterations, **opponent):
+    plain = config_of(snapshot_interval=2, pool_size=2, **opponent)
+    changed = plain.replace(
+        policy=plain.policy.replace(hidden_sizes=(8,)),
+        ppo=PPOConfig(rollout_steps=8, update_epochs=2, num_minibatches=2, learning_rate=0.01),
+        evaluation=EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(backend="numpy", max_iterations=iterations, total_timesteps=10**9, checkpoint_interval=3),
+    )
+    return PPOTrainer("mlp", Teams(6, 4), changed, run_dir=tmp_path)
+
+
+def test_each_mode_makes_its_opponent():
+    assert isinstance(make_opponent(config_of("random"), *SPACES), RandomActor)
+    pool = make_opponent(config_of("self_play"), *SPACES)
+    assert isinstance(pool, OpponentPool)
+    assert list(pool.fixed) == ["random"]  # this world has no heuristic
+    assert pool.keep_selves
+    assert not make_opponent(config_of("pool"), *SPACES).keep_selves
+    with pytest.raises(ConfigError, match="Teams-v0 has no heuristic"):
+        make_opponent(config_of("heuristic"), *SPACES)
+
+
+def test_policy_files_are_players_named_by_their_weights(tmp_path):
+    policy = NumpyPolicy(SPEC, seed=3)
+    path = save_policy(tmp_path / "rival.safetensors", SPEC, policy.get_weights())
+    names = list(make_opponent(config_of("pool", policies=[str(path)]), *SPACES).fixed)
+    assert names[0] == "random"
+    assert names[1].startswith("policy-")
+    save_policy(path, SPEC, NumpyPolicy(SPEC, seed=4).get_weights())
+    assert list(make_opponent(config_of("pool", policies=[str(path)]), *SPACES).fixed)[1] != names[1]
+    with pytest.raises(ConfigError, match=r"names missing\.safetensors, which cannot be read"):
+        make_opponent(config_of("pool", policies=["missing.safetensors"]), *SPACES)
+    with pytest.raises(SpaceError, match="rival"):
+        make_opponent(config_of("pool", policies=[str(path)]), SPACES[1], SPACES[1])
+
+
+def test_sides():
+    alternating = with_opponents(Teams(3, 4), config_of("self_play"))  # copies 0 to 2 play sides 0, 1, 0
+    assert alternating.lanes.tolist() == [0, 1, 6, 7, 8, 9]
+    assert alternating.state_dict()["source"] is not None
+    assert with_opponents(Teams(2, 4), config_of("random", sides="second")).lanes.tolist() == [2, 3, 6, 7]
+    assert with_opponents(Teams(2, 4), config_of("random", sides="first")).lanes.tolist() == [0, 1, 4, 5]
+    alone = Teams(2, 4)
+    assert with_opponents(alone, config_of("none")) is alone
+
+
+def test_worlds_without_two_teams_are_refused():
+    for world, agents in ((Teams(2, 3), 3), (Teams(2, 1), 1)):
+        with pytest.raises(ConfigError, match=f"needs a world with two teams, but a copy of Teams-v0 has {agents} agent"):
+            with_opponents(world, config_of("random"))
+    with pytest.raises(ConfigError, match="a copy of CartPole-v1 has 1 agent"):
+        PPOTrainer("mlp", "CartPole-v1", TrainingConfig(opponent=OpponentConfig(mode="random")))
+
+
+def test_a_missing_package_is_reported_first(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openskill.models", None)
+    with pytest.raises(MissingExtraError):
+        make_opponent(config_of("self_play", rating_interval=5), *SPACES)
+    make_opponent(config_of("self_play"), *SPACES)
+
+
+def test_self_play_needs_weights():
+    env = with_opponents(Teams(2, 4), config_of("self_play"))
+    with pytest.raises(ConfigError, match="Always only acts"):
+        bind_pool(env, Always(1))
+    bind_pool(with_opponents(Teams(2, 4), config_of("random")), Always(1))
+
+
+def test_an_environment_instance_cannot_be_rated():
+    rated = config_of("self_play", rating_interval=1)
+    env = with_opponents(Teams(2, 4), rated)
+    with pytest.warns(UserWarning, match="nobody is rated"):
+        opponent_callbacks(env, lambda: Always(1), rated, None)
+    assert opponent_callbacks(with_opponents(Teams(2, 4), config_of("random")), lambda: Always(1), config_of("random"), None) == []
+
+
+def test_self_play_learns_to_choose_the_greatest_action(tmp_path):
+    """The action 3 never loses this game. A random policy plays 1.5 on average."""
+    with training(tmp_path, 20) as trainer:
+        trainer.train()
+        step = trainer.collector.policy.act(
+            {"seen": np.array([[1.0, 0.0, 2.0]], np.float32), "action_mask": np.array([[1, 1, 1, 1, 0]])},
+            (),
+            np.zeros(1, bool),
+            np.random.default_rng(0),
+            deterministic=True,
+        )
+    assert step.env_actions.tolist() == [3]
+
+
+def test_the_parts_without_a_trainer_have_opponents_too():
+    config = config_of("self_play")
+    parts = create_training_components(config.replace(run=config.run.replace(backend="numpy")), "mlp", Teams(6, 4))
+    assert isinstance(parts.collector.vector_env, OpponentVectorEnv)
+    assert type(parts.callbacks[0]).__name__ == "SelfPlayCallback"
+    assert list(parts.collector.vector_env.opponent.selves) == ["self-0"]
+    parts.collector.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mode": "league"}, "opponent.mode"),
+        ({"skill": 1.5}, "opponent.skill=1.5 must be 1 or less"),
+        ({"skill": 0.5, "skill_start": 0.8}, "skill_start=0.8 is above opponent.skill=0.5"),
+        ({"skill_threshold": 0.0}, "opponent.skill_threshold=0.0 must be above 0"),
+        ({"latest_share": 0.7, "anchor_share": 0.4}, "add up to more than 1"),
+        ({"anchors": ["random", "clever"]}, r"opponent.anchors\[1\]: unknown opponent 'clever'"),
+        ({"anchors": ["heuristic:2"]}, r"opponent.anchors\[0\]: heuristic:2: the skill must be from 0 to 1"),
+        ({"policies": [""]}, r"opponent.policies\[0\]=''"),
+        ({"pool_size": 0}, "opponent.pool_size=0"),
+        ({"snapshot_interval": 0}, "opponent.snapshot_interval=0"),
+        ({"rating_interval": -1}, "opponent.rating_interval=-1"),
+        ({"rating_episodes": 0}, "opponent.rating_episodes=0"),
+        ({"pfsp_power": -1.0}, "opponent.pfsp_power=-1.0"),
+        ({"poolsize": 3}, "did you mean opponent.pool_size"),
+    ],
+)
+def test_bad_fields_are_one_clear_line(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        TrainingConfig.from_dict({"opponent": fields})
+
+
+# ---- runs in Skirmish
+
+SMALL = {"units": ["scout", "soldier"], "max_steps": 20, "wall_pairs": 0}
+
+
+def skirmish_config(mode, *, iterations=4, policy=None, **opponent):
+    fields = {"mode": mode, "snapshot_interval": 1, "pool_size": 2, "rating_interval": 2, "rating_episodes": 2, **opponent}
+    data = {
+        "env": {"id": "Skirmish-v0", "num_envs": 4, "num_workers": 0, "kwargs": SMALL},
+        "policy": {"hidden_sizes": [8], **(policy or {})},
+        "ppo": {"rollout_steps": 16, "update_epochs": 1, "num_minibatches": 2},
+        "opponent": fields,
+        "evaluation": {"interval": 0, "final_episodes": 4, "num_envs": 2},
+        "run": {"max_iterations": iterations, "total_timesteps": 10**9, "checkpoint_interval": 2},
+    }
+    return TrainingConfig.from_dict(data)
+
+
+def train(directory, config):
+    with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
+        if (directory / "checkpoints").exists():
+            trainer.load_checkpoint()
+        trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"), [("random", {}), ("heuristic", {"skill_start": 0.3}), ("pool", {"anchors": ["random", "heuristic"]})]
+)
+def test_a_run_in_each_mode_is_scored_by_its_wins(mode, options, tmp_path):
+    trainer = train(tmp_path, skirmish_config(mode, iterations=2, **options))
+    assert trainer.failures == []
+    assert trainer.env.num_lanes == 8  # 4 copies x 2 units of ours
+    assert "4 envs x 2 agents x 16 steps" in trainer.size
+    score = trainer.state.evaluations[-1]
+    assert 0.0 <= score["win_rate"] <= 1.0
+    assert score["episodes"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ("opponent/skill" in rows[0]) == (mode == "heuristic")
+    assert ("rating" in rows[1]) == (mode == "pool")
+
+
+@pytest.mark.parametrize("policy", [{}, {"kind": "gru", "memory_size": 6}])
+def test_self_play_resumes_bit_for_bit(policy, tmp_path):
+    """Past selves, their memory, the opponent of each copy, and the ratings are restored."""
+    whole = train(tmp_path / "whole", skirmish_config("self_play", policy=policy))
+    train(tmp_path / "half", skirmish_config("self_play", policy=policy, iterations=2))
+    rest = train(tmp_path / "half", skirmish_config("self_play", policy=policy))
+    assert whole.failures == rest.failures == []
+    for name, value in whole.policy.get_weights().items():
+        assert np.array_equal(value, rest.policy.get_weights()[name]), name
+    assert whole.env.playing == rest.env.playing
+    ratings = [json.loads((tmp_path / name / "ratings.json").read_text()) for name in ("whole", "half")]
+    assert ratings[0] == ratings[1]
+    assert [entry["iteration"] for entry in ratings[0]["history"]] == [0, 2, 4]
+    assert set(ratings[0]["anchors"]) == {"random", "heuristic:0.5", "heuristic"}
+    assert "svg" in (tmp_path / "whole" / "ratings.html").read_text()
+
+
+def test_the_heuristic_is_above_chance_on_the_scale(tmp_path):
+    trainer = train(tmp_path, skirmish_config("self_play", iterations=1, rating_episodes=10))
+    anchors = trainer.env.opponent.book.anchors
+    assert anchors["random"].mu < anchors["heuristic"].mu
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_the_ratio_is_one_against_opponents(kind, tmp_path):
+    config = skirmish_config("self_play", policy={"kind": kind}, rating_interval=0)
+    with PPOTrainer(config.policy, config.env, config) as trainer:
+        trainer.collect_rollouts(16)  # so that memory is carried over
+        rollout = trainer.collect_rollouts(16)
+        stats = trainer.learn(rollout)
+    assert stats["ratio_error"] < 5e-5
+
+
+def test_evaluation_is_the_same_each_time_and_from_both_sides():
+    config = skirmish_config("self_play")
+    with make_evaluator(config.env, config) as evaluator:
+        assert isinstance(evaluator, MatchEvaluator)
+        env = evaluator.vector_env
+        assert isinstance(env, OpponentVectorEnv)
+        assert env.lanes.tolist() == [0, 1, 6, 7]  # side 0 of copy 0, side 1 of copy 1
+        assert type(env.opponent.actor(env.opponent.name)).__name__ == "HeuristicPolicy"
+        actor = env.opponent.actor(env.opponent.name)
+        first, second = (evaluator.evaluate(actor, 4, deterministic=False) for _ in range(2))
+    assert first.returns.tolist() == second.returns.tolist()
+
+
+def test_the_command_line_trains_against_past_selves(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    kwargs = "{units: [scout], max_steps: 10, wall_pairs: 0}"
+    flags = ["--opponent.mode", "self_play", "--opponent.rating-interval", "1", "--opponent.rating-episodes", "2", "--run.name", "duel"]
+    sizes = ["--num-envs", "2", "--num-workers", "0", "--ppo.rollout-steps", "8", "--ppo.num-minibatches", "1", "--run.max-iterations", "2"]
+    assert main(["train", "Skirmish-v0", *flags, *sizes, "--env.kwargs", kwargs, "--evaluation.final-episodes", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "rating" in shown
+    assert (tmp_path / "runs" / "duel" / "ratings.html").exists()
+    assert main(["train", "CartPole-v1", "--opponent.mode", "random", "--num-workers", "0"]) != 0
+    assert "needs an environment with two teams" in capsys.readouterr().err
