@@ -10,9 +10,8 @@ from doubles.duel import WIDTH, DuelVectorEnv, Plays, length_of
 from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.seeding import episode_seed
-from inchworm.env.source import make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
-from inchworm.evaluate.games import lanes_of_a_copy, mean_info, num_copies
+from inchworm.evaluate.games import mean_info
 
 
 def test_an_episode_is_a_game_of_a_copy() -> None:
@@ -57,19 +56,6 @@ def test_the_mean_of_equal_numbers_is_that_number() -> None:
     assert mean_info([{"x": 0.1}] * 3) == {"x": 0.1}
     assert mean_info([{"x": 1.0, "y": 3.0}, {"x": 2.0}]) == {"x": 1.5, "y": 3.0}
     assert math.isnan(mean_info([{"x": math.nan}, {"x": 1.0}])["x"])
-
-
-def test_a_vector_env_that_says_nothing_has_one_lane_per_copy() -> None:
-    class Silent:
-        """Nothing but the contract."""
-
-        num_lanes = 6
-
-    assert (lanes_of_a_copy(DuelVectorEnv(3)), num_copies(DuelVectorEnv(3))) == (WIDTH, 3)
-    assert lanes_of_a_copy(Silent()) == 1  # type: ignore[arg-type]
-    assert num_copies(Silent()) == 6  # type: ignore[arg-type]
-    with make_vector_env("CartPole-v1", 3) as env:  # type: ignore[attr-defined]
-        assert (lanes_of_a_copy(env), num_copies(env)) == (1, 3)
 
 
 def test_a_bad_return_names_the_lane() -> None:

@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from inchworm import PolicyConfig, PolicySpec
 from inchworm.core.errors import ConfigError
-from inchworm.run.saver import FORMAT, SAYS_NOTHING, check_state, inexactness, states_of
+from inchworm.run.saver import FORMAT, check_state, states_of
 from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_parts
 
 
@@ -30,25 +30,6 @@ def test_only_what_remembers_is_saved_with_its_place_and_name() -> None:
         {"place": 1, "name": "Remembers", "state": {"number": 1}},
         {"place": 3, "name": "Remembers", "state": {"number": 2}},
     ]
-
-
-class Says:
-    def __init__(self, *sentences: str) -> None:
-        self.inexact = list(sentences)
-
-
-class Exact:
-    def __init__(self, exact: Any) -> None:
-        self.exact = exact
-
-
-def test_environments_are_asked_and_silence_is_no_promise() -> None:
-    def ask(env: Any) -> list[str]:
-        return inexactness(env)
-
-    assert ask(Says()) == ask(Exact(True)) == []
-    assert ask(Says("a clock", "a thread", "a clock")) == ["a clock", "a thread"]
-    assert ask(Exact(False)) == ask(Exact(1)) == ask(object()) == [SAYS_NOTHING]
 
 
 def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:

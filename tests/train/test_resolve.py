@@ -15,9 +15,8 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
 from inchworm.core.types import PolicyStep, Tree
-from inchworm.env.source import InProcessVectorEnv, make_vector_env
+from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
-from inchworm.train.resolve import evaluation_source
 from inchworm.train.trainer import PPOTrainer
 
 CARTPOLE = gym.make("CartPole-v1")
@@ -247,19 +246,6 @@ def _cartpole_with_three_actions() -> gym.Env[Any, Any]:
     env = gym.make("CartPole-v1")
     env.action_space = spaces.Discrete(3)
     return env
-
-
-# ---- where evaluation gets its own environments
-
-
-def test_evaluation_sources() -> None:
-    config = TrainingConfig()
-    assert evaluation_source("CartPole-v1", config) is config.env
-    assert evaluation_source(config.env, config) is config.env
-    assert isinstance(evaluation_source(make_cartpole, config)(), gym.Env)
-    assert isinstance(evaluation_source(CARTPOLE, config)(), gym.Env)
-    assert evaluation_source(Corridor(), config) is None  # an unregistered environment cannot be made again
-    assert evaluation_source(InProcessVectorEnv(Corridor, 1), config) is None
 
 
 @pytest.mark.parametrize("given", ["factory", "instance"])

@@ -7,10 +7,11 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from doubles.stepping import assert_equal_steps, frozen, run
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
+from inchworm.env.registry import vectorised
 from inchworm.env.source import make_vector_env
 from inchworm.env.step_arrays import carve_rows
 from inchworm.worlds import cartpole
-from inchworm.worlds.cartpole import AllAtOnce, LaneByLane, NativeCartPole, native_pays
+from inchworm.worlds.cartpole import AllAtOnce, LaneByLane, NativeCartPole
 
 
 def slow(name="CartPole-v1", num_envs=8, **kwargs):
@@ -106,16 +107,16 @@ def unchecked():
 
 @pytest.mark.parametrize(("lanes", "dynamics"), [(1, LaneByLane), (16, LaneByLane), (17, AllAtOnce)])
 def test_it_is_not_used_where_the_bits_differ(monkeypatch, unchecked, lanes, dynamics):
-    assert native_pays(EnvConfig(num_envs=lanes))
+    assert vectorised(EnvConfig(num_envs=lanes)) is cartpole.WORLD
     put = dynamics.put
     monkeypatch.setattr(dynamics, "put", lambda self, lane, state: put(self, lane, state * (1.0 + 2e-7)))
     cartpole._is_bit_equal.cache_clear()
-    assert not native_pays(EnvConfig(num_envs=lanes))
+    assert not vectorised(EnvConfig(num_envs=lanes))
 
 
 def test_it_is_not_used_where_episodes_end_otherwise(monkeypatch, unchecked):
     monkeypatch.setattr(cartpole._CartPoleEngine, "finish", lambda self: [(0, {})])
-    assert not native_pays(EnvConfig())
+    assert not vectorised(EnvConfig())
 
 
 @pytest.mark.parametrize("dynamics", [LaneByLane, AllAtOnce])

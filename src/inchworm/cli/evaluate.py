@@ -19,6 +19,7 @@ from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.env.registry import team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.games import make_world
 from inchworm.evaluate.matches import (
@@ -111,7 +112,7 @@ def _match_env(options: MatchOptions) -> EnvConfig:
     if options.env is not None:
         envs = [env.replace(id=options.env) for env in envs] or [EnvConfig(id=options.env)]
     if not envs:
-        raise UsageError("neither player is a run, so the environment is not known; add --env Skirmish-v0")
+        raise UsageError(f"neither player is a run, so the environment is not known; add --env, such as --env {team_worlds()}")
     if options.kwargs is not None:
         return envs[0].replace(kwargs=options.kwargs)
     if envs[0].id != envs[-1].id:

@@ -7,9 +7,9 @@ from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import Env, make_env
+from inchworm.env.registry import team_worlds, vectorised
 from inchworm.env.teams import is_team_env
 from inchworm.run.directory import Run, open_run
-from inchworm.worlds.cartpole import SKIRMISH, native_pays
 
 
 def named_run(name: str, prog: str, *, env: str | None = None) -> Run:
@@ -51,7 +51,7 @@ def check_can_be_trained_in(config: TrainingConfig) -> None:
         return
     if config.opponent.mode != "none":
         raise UsageError(
-            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as Skirmish-v0; {config.env.id} has one agent"
+            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as {team_worlds()}; {config.env.id} has one agent"
         )
     if config.policy.central_critic:
         raise UsageError(f"policy.central_critic needs an environment with several agents; {config.env.id} has one")
@@ -61,11 +61,10 @@ def has_several_agents(config: EnvConfig, *, where: str = "") -> bool:
     """Make the environment once, and return whether it has several agents. An error's message begins with `where`."""
     if config.id.startswith(ENVPOOL):  # made as a whole pool only
         return False
-    if config.id == SKIRMISH and native_pays(config):  # vectorised, without PettingZoo
-        from inchworm.worlds.skirmish import SkirmishConfig  # most runs do not need it
-
+    world = vectorised(config)
+    if world is not None and world.has_teams:  # made without PettingZoo
         try:
-            SkirmishConfig.from_dict(config.kwargs)
+            world.check_kwargs(config.kwargs)
         except ConfigError as error:
             raise UsageError(f"{where}{error}") from error
         return True

@@ -15,7 +15,7 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import RolloutError, SpaceError
-from inchworm.core.protocols import Policy, VectorEnv, lanes_per_copy
+from inchworm.core.protocols import Policy, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
@@ -61,7 +61,7 @@ def run_collect(arguments: Sequence[str]) -> int:
     seed = derive_seed(run.config.run.seed, "collect", policy.policy_version) if options.seed is None else options.seed
     env = _training_env(run, policy, options.num_envs, seed)
     try:
-        copies = env.num_lanes // lanes_per_copy(env)
+        copies = env.num_envs
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")
         terminal.print(f"collecting {steps:,} steps of {lanes} of {run.config.env.id}", markup=False)
         length = run.config.ppo.sequence_length_for(steps, memory=True)

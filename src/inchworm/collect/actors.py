@@ -14,10 +14,8 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor
 from inchworm.core.spaces import MASK_KEY, Space
 from inchworm.core.types import Array, PolicyStep, Tree
+from inchworm.env.registry import heuristic_of, team_worlds
 from inchworm.policy.layout import action_layout
-
-SKIRMISH = "Skirmish-v0"
-"""The id of the world that brings a heuristic."""
 
 
 class RandomActor:
@@ -75,13 +73,12 @@ def make_actor(name: str, action_space: Space, env_id: str, kwargs: Mapping[str,
     kind, skill = read_opponent(name)
     if kind == "random":
         return RandomActor(action_space)
-    if not has_heuristic(env_id):
-        raise ConfigError(f"{env_id} has no heuristic to play against; use {SKIRMISH}, or random, a pool of policies, or self_play")
-    from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig
-
-    return HeuristicPolicy(SkirmishConfig.from_dict(kwargs or {}), skill=skill)
+    make_heuristic = heuristic_of(env_id)
+    if make_heuristic is None:
+        raise ConfigError(f"{env_id} has no heuristic to play against; use {team_worlds()}, or random, a pool of policies, or self_play")
+    return make_heuristic(kwargs or {}, skill)
 
 
 def has_heuristic(env_id: str) -> bool:
-    """Whether a world brings a heuristic."""
-    return env_id == SKIRMISH
+    """Whether a world has a hand-written player."""
+    return heuristic_of(env_id) is not None

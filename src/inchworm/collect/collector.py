@@ -11,7 +11,7 @@ import numpy as np
 import optree
 
 from inchworm.core.errors import BadNumberError, ConfigError
-from inchworm.core.protocols import Actor, Policy, VectorEnv, agents_leave, lanes_per_copy
+from inchworm.core.protocols import Actor, Policy, VectorEnv, complete_vector_env
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name
 from inchworm.core.types import EnvStep, EpisodeRecord, ProfilePoint, Tree
@@ -32,13 +32,13 @@ class RolloutCollector:
     """
 
     def __init__(self, vector_env: VectorEnv, policy: Actor, *, seed: int = 0, sequence_length: int = 1) -> None:
-        self.vector_env, self.policy = vector_env, policy
+        self.vector_env, self.policy = complete_vector_env(vector_env), policy
         self.env_steps = 0
         self.episodes = 0
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
         self._sequence_length = sequence_length
         self._stream = make_stream(seed, "sampling")
-        self._lanes_per_copy, self._agents_leave = lanes_per_copy(vector_env), agents_leave(vector_env)
+        self._lanes_per_copy, self._agents_leave = self.vector_env.lanes_per_copy, self.vector_env.agents_leave
         self._float_paths = [path for path, space in leaves(vector_env.observation_space) if leaf_dtype(space).kind == "f"]
         self._step_pending = False  # between send and recv
         self._reset_episode_state()

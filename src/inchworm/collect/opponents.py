@@ -13,16 +13,15 @@ import optree
 from gymnasium import spaces
 
 from inchworm.core.errors import ConfigError, EnvError
-from inchworm.core.protocols import Actor, HasTeams, Policy, SaysExact, SaysInexact, SharesState, Stateful, VectorEnv
+from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import Space, check_same_form, zeros
 from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
 from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.values import make_put
 from inchworm.policy.file import fingerprint
-from inchworm.policy.spec import PolicySpec
 
-__all__ = ["OneOpponent", "OpponentSource", "OpponentVectorEnv", "TeamVectorEnv", "team_lanes"]
+__all__ = ["OneOpponent", "OpponentSource", "OpponentVectorEnv", "team_lanes"]
 
 
 @runtime_checkable
@@ -40,21 +39,6 @@ class OpponentSource(Protocol):
     def record(self, name: str, win: float) -> None:
         """An episode against that opponent ended: 1 won by us, 0 lost, 0.5 drawn."""
         ...
-
-
-@runtime_checkable
-class KnowsSpaces(Protocol):
-    """An actor that says what it was made for."""
-
-    observation_space: Space
-    action_space: Space
-
-
-@runtime_checkable
-class HasSpec(Protocol):
-    """An actor with an architecture as data, as the built-in policies have one."""
-
-    spec: PolicySpec
 
 
 class OneOpponent:
@@ -81,10 +65,10 @@ class OneOpponent:
 
 def check_spaces(actor: Actor, observation_space: Space, action_space: Space, who: str) -> None:
     """Refuse a player that was made for another world. Bounds may differ: they are no part of a network."""
-    known: Any = actor.spec if isinstance(actor, HasSpec) else actor
-    if not isinstance(known, KnowsSpaces):
-        return  # its actions are checked when it acts
-    check_same_form(who, (known.observation_space, known.action_space), (observation_space, action_space))
+    known = getattr(actor, "spec", actor)
+    seen, done = getattr(known, "observation_space", None), getattr(known, "action_space", None)
+    if seen is not None and done is not None:  # else its actions are checked when it acts
+        check_same_form(who, (seen, done), (observation_space, action_space))
 
 
 @dataclass
@@ -221,11 +205,6 @@ _NOTHING_TO_ACT_ON = (
 )
 
 
-@runtime_checkable
-class TeamVectorEnv(VectorEnv, HasTeams, Protocol):
-    """A vector env that says how its lanes are shared out: lane i is agent i % lanes_per_copy of copy i // lanes_per_copy."""
-
-
 def team_lanes(num_envs: int, lanes_per_copy: int, sides: int | Sequence[int] | Array = 0) -> np.ndarray:
     """The lanes of one team in every copy: side 0 is the first half of a copy's lanes, side 1 the second; one for all or one per copy."""
     if lanes_per_copy < 2 or lanes_per_copy % 2:
@@ -261,14 +240,15 @@ class OpponentVectorEnv:
 
         Copies are numbered from `first_copy`.
         """
-        if not isinstance(inner, TeamVectorEnv):
-            raise EnvError(f"{type(inner).__name__} does not say how many lanes a copy has (lanes_per_copy, num_envs), so it has no teams")
-        self.inner = inner
+        self.inner = inner = complete_vector_env(inner)
+        if inner.lanes_per_copy < 2:
+            raise EnvError(f"{type(inner).__name__} has one lane per copy, so it has no teams; set its lanes_per_copy if it has more")
         self.observation_space, self.action_space = inner.observation_space, inner.action_space
         self.num_envs = inner.num_envs
         self.lanes, theirs = _split_lanes(inner, lanes)
         self.num_lanes = len(self.lanes)
         self.lanes_per_copy = self.num_lanes // self.num_envs
+        self.agents_leave = True  # a copy has several lanes, of which some are hidden
         self._first = self.lanes[:: self.lanes_per_copy] % inner.lanes_per_copy  # [E] which of a copy's agents our first is
         self.global_state_space = _with_side(inner)
         self.opponent = _as_source(opponent, self)
@@ -292,12 +272,9 @@ class OpponentVectorEnv:
         return tuple(self._opposition.names)
 
     @property
-    def inexact(self) -> list[str]:
-        """What of the environments a checkpoint cannot bring back; the opponents it can."""
-        if isinstance(self.inner, SaysInexact):
-            return list(self.inner.inexact)
-        is_exact = isinstance(self.inner, SaysExact) and self.inner.exact is True
-        return [] if is_exact else ["the inner vector env says nothing of its exactness"]
+    def inexact(self) -> Sequence[str]:
+        """What of the environments a checkpoint cannot restore; the opponents it can."""
+        return self.inner.inexact
 
     @property
     def exact(self) -> bool:
@@ -415,9 +392,9 @@ class OpponentVectorEnv:
         self.close()
 
 
-def _with_side(inner: TeamVectorEnv) -> Space | None:
+def _with_side(inner: VectorEnv) -> Space | None:
     """The space of the world's state and of the side that is ours: one critic serves both, and the state alone does not tell them."""
-    world = inner.global_state_space if isinstance(inner, SharesState) else None
+    world = inner.global_state_space
     return None if world is None else spaces.Dict({SIDE: spaces.Discrete(inner.lanes_per_copy), "world": world})
 
 
@@ -432,7 +409,7 @@ def _as_source(opponent: Actor | OpponentSource, env: OpponentVectorEnv) -> Oppo
     return source
 
 
-def _split_lanes(inner: TeamVectorEnv, lanes: Sequence[int] | Array) -> tuple[np.ndarray, np.ndarray]:
+def _split_lanes(inner: VectorEnv, lanes: Sequence[int] | Array) -> tuple[np.ndarray, np.ndarray]:
     """Our lanes [B] and the others' [E, k], of an inner env whose copies have equally many of each."""
     ours = np.asarray(lanes, np.int64)
     inside = ours.ndim == 1 and len(ours) > 0 and (np.diff(ours) > 0).all() and ours[0] >= 0 and ours[-1] < inner.num_lanes

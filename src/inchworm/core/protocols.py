@@ -1,4 +1,4 @@
-"""The contracts between the parts. Whoever keeps one may bring their own part; nothing here is inherited from.
+"""The contracts between the parts. Any object that meets one can take the part's place; inheriting is not required.
 
 An `Actor` acts. A `Policy` is an actor that can be trained. A `VectorEnv` is many copies of a world stepped as one. A
 `Collector` reaches into it and brings back rollouts; a `Learner` draws the policy up to them. A `Callback` watches the
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from inchworm.rollout.rollout import Rollout
     from inchworm.train.loop import TrainingState
+
+UNKNOWN_EXACTNESS = "the vector env does not say whether it can be restored exactly (attribute inexact)"
 
 
 @runtime_checkable
@@ -85,6 +87,21 @@ class VectorEnv(Protocol):
     action_space: gym.Space[Any]
     """Of one lane."""
     num_lanes: int
+    num_envs: int
+    """Number of copies; `num_lanes` is `num_envs * lanes_per_copy`."""
+
+    # Optional: a vector env without these gets the defaults from `complete_vector_env`.
+    lanes_per_copy: int = 1
+    """Number of adjacent lanes of each copy: lane i is agent i % lanes_per_copy of copy i // lanes_per_copy."""
+    global_state_space: Space | None = None
+    """Space of the global state of one copy, for a central critic; None without one."""
+    agents_leave: bool = False
+    """Whether an agent may leave or join while its copy's episode continues; by default where a copy has several lanes."""
+
+    @property
+    def inexact(self) -> Sequence[str]:
+        """Why a resumed run may differ from an uninterrupted one, a sentence each; empty if it is bit-identical."""
+        return (UNKNOWN_EXACTNESS,)
 
     def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
         """Begin new episodes in the copies `indices` (all by default), with these seeds or with derived ones.
@@ -220,17 +237,16 @@ class Stateful(Protocol):
         ...
 
 
-@runtime_checkable
 class ReadsGlobalState(Protocol):
-    """A policy that says whether its critic is central: whether it reads the world's global state beside the observations."""
+    """A policy whose critic may be central, that is, may read the environment's global state besides the observations."""
 
     @property
     def central_critic(self) -> bool:
-        """Whether it does."""
+        """Whether it does; False for a policy without this attribute."""
         ...
 
     def value(self, observations: Tree, state: Tree, episode_starts: Array, global_state: Tree = ..., valid: Array | None = ...) -> Array:
-        """`Policy.value` with two more arguments, which a central critic gets: `lane_states` [L, N, …] and who lives [L, N].
+        """`Policy.value` with two more arguments for a central critic: `lane_states` [L, N, …] and which agents are alive [L, N].
 
         Those are {"world": the global state of the lane's copy, "place": the lane's number in its copy}.
         """
@@ -239,57 +255,20 @@ class ReadsGlobalState(Protocol):
 
 def reads_global_state(policy: object) -> bool:
     """Whether a policy's critic is central."""
-    return isinstance(policy, ReadsGlobalState) and policy.central_critic
+    return bool(getattr(policy, "central_critic", False))
 
 
-@runtime_checkable
-class HasTeams(Protocol):
-    """A vector env that says how many adjacent lanes each of its copies fills; one that does not has one lane a copy."""
-
-    lanes_per_copy: int
-    num_envs: int
-    """Copies: `num_lanes` is `num_envs * lanes_per_copy`."""
-
-
-def lanes_per_copy(env: object) -> int:
-    """How many adjacent lanes each copy of a vector env fills."""
-    return int(env.lanes_per_copy) if isinstance(env, HasTeams) else 1
-
-
-@runtime_checkable
-class HidesLanes(Protocol):
-    """A vector env around another, of which it shows only some lanes."""
-
-    inner: object
-
-
-def agents_leave(env: object) -> bool:
-    """Whether an agent may leave, or join, while the episode of its copy goes on: a copy has several lanes, be they shown or not."""
-    return lanes_per_copy(env) > 1 or (isinstance(env, HidesLanes) and agents_leave(env.inner))
-
-
-@runtime_checkable
-class SaysInexact(Protocol):
-    """A vector env that says what of it a checkpoint cannot bring back exactly."""
-
-    @property
-    def inexact(self) -> Sequence[str]:
-        """A sentence for each such thing; empty if a resumed run has the bits of an uninterrupted one."""
-        ...
-
-
-@runtime_checkable
-class SaysExact(Protocol):
-    """A vector env that says whether a checkpoint brings it back exactly."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether it does."""
-        ...
-
-
-@runtime_checkable
-class SharesState(Protocol):
-    """A vector env that says of what space its global states are; None where it has none."""
-
-    global_state_space: Space | None
+def complete_vector_env(env: Any) -> VectorEnv:
+    """Give a vector env that was written elsewhere the optional attributes of `VectorEnv` that it lacks."""
+    if not hasattr(env, "lanes_per_copy"):
+        env.lanes_per_copy = 1
+    if not hasattr(env, "num_envs"):
+        env.num_envs = env.num_lanes // env.lanes_per_copy
+    if not hasattr(env, "global_state_space"):
+        env.global_state_space = None
+    if not hasattr(env, "agents_leave"):
+        env.agents_leave = env.lanes_per_copy > 1
+    if not hasattr(env, "inexact"):
+        env.inexact = () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,)
+    completed: VectorEnv = env
+    return completed

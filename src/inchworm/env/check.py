@@ -9,6 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +23,7 @@ from inchworm.core.types import Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.make import Env, make_env, wrapper_chain
 from inchworm.env.pettingzoo_copy import TeamCopy
+from inchworm.env.source import env_source
 from inchworm.env.step_arrays import StepRows, carve_rows, map_tree, tree_leaves
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.trial import Spy, Trace, drive, first_difference, put_legal_actions, same
@@ -259,7 +261,11 @@ def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 20
 
 
 def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
-    make = _maker(env)
+    source = env_source(env)
+    if source.is_vector:
+        raise EnvError(f"check_env takes an environment, an id, a factory or an EnvConfig; got {type(env).__name__}")
+    config = EnvConfig(id=env) if source.kind == "id" else env
+    make: Callable[[], Env] = partial(make_env, config) if source.is_config else env if source.can_be_copied else lambda: env
     first = found.attempt("making the environment", make)
     if first is None:
         return
@@ -280,18 +286,6 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
     finally:
         if env is not first:
             found.attempt("closing", first.close)
-
-
-def _maker(env: Any) -> Callable[[], Env]:
-    if isinstance(env, str):
-        env = EnvConfig(id=env)
-    if isinstance(env, EnvConfig):
-        return lambda: make_env(env)
-    if isinstance(env, gym.Env) or is_team_env(env):
-        return lambda: env
-    if callable(env):
-        return env  # type: ignore[no-any-return]
-    raise EnvError(f"check_env takes an environment, an id, a factory or an EnvConfig; got {type(env).__name__}")
 
 
 def _check_values(lane: GymnasiumCopy, trace: Trace, found: Findings) -> None:

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import atari
+from inchworm.env.registry import find_world
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.values import brief
 
@@ -73,29 +74,26 @@ _CROSSES_EPISODES = {
     "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
 }
 
-_OWN_WORLDS = {"Skirmish-v0": "inchworm.worlds.skirmish.pettingzoo:make_arena"}
-"""Ids of worlds that come with inchworm, and what makes one copy."""
-
 
 def make_env(config: EnvConfig) -> Env:
     """One environment as `config` describes it: the world, then what the config puts around it."""
-    return dress(_make_world(config), config)
+    return add_wrappers(_make_world(config), config)
 
 
 def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
     """One environment from a factory, with the config's arguments, limit and wrappers."""
     _check_call(factory, config)
-    return dress(_limit(_checked(factory(**config.kwargs), config.id), config), config)
+    return add_wrappers(_limit(_checked(factory(**config.kwargs), config.id), config), config)
 
 
-def dress_given(env: Env, config: EnvConfig) -> Env:
-    """An environment that was handed over, with the config's limit and wrappers; its arguments are its owner's business."""
+def wrap_given(env: Env, config: EnvConfig) -> Env:
+    """Put the config's limit and wrappers around an environment that was handed over."""
     if config.kwargs:
         raise EnvError(f"env.kwargs={config.kwargs} cannot reach an environment that is made already; give a factory")
-    return dress(_limit(env, config), config)
+    return add_wrappers(_limit(env, config), config)
 
 
-def dress(env: Env, config: EnvConfig) -> Env:
+def add_wrappers(env: Env, config: EnvConfig) -> Env:
     """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for; a team has none of them."""
     if is_team_env(env):
         return _undressed(env, config)
@@ -140,7 +138,8 @@ def wrapper_chain(env: Env) -> Iterator[Env]:
 
 
 def _make_world(config: EnvConfig) -> Env:
-    name = _OWN_WORLDS.get(config.id, config.id)
+    world = find_world(config.id)
+    name = config.id if world is None or world.make_copy is None else world.make_copy
     if ":" in name:
         factory = _find_factory(name)
         if factory is not None:

@@ -1,27 +1,189 @@
-"""Step 2 of 9: copies of an environment, stepped as one. `make_vector_env` chooses how they run; the numbers are the same."""
+"""What a user may hand over as an environment, decided once, and the vector env that is made from it.
+
+`env_source` sorts an id, an `EnvConfig`, a factory, an environment or a vector env into one `EnvSource`; everything else asks that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
-from inchworm.core.protocols import VectorEnv
+from inchworm.core.protocols import VectorEnv, complete_vector_env
 from inchworm.env.episodes import Replay
 from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
 from inchworm.env.local import Block, warn_of
-from inchworm.env.make import Env, make_env
+from inchworm.env.make import Env, make_env, make_from, wrap_given
+from inchworm.env.registry import vectorised
 from inchworm.env.teams import is_team_env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
-from inchworm.worlds.cartpole import SKIRMISH, NativeCartPole, native_pays
 
-__all__ = ["InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "make_vector_env"]
+__all__ = ["EnvSource", "InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "env_source", "make_vector_env"]
 
 DEFAULT_NUM_ENVS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSource:
+    """An environment as it was handed over."""
+
+    given: Any
+    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "vector"]
+
+    @property
+    def is_config(self) -> bool:
+        """Whether it is plain data, so that any process can make it."""
+        return self.kind in ("id", "config")
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is one environment: a single copy that stays in this process."""
+        return self.kind in ("gymnasium", "pettingzoo")
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it is a vector env, ours or another library's."""
+        return self.kind in ("gymnasium.vector", "vector")
+
+    @property
+    def can_be_copied(self) -> bool:
+        """Whether copies can be made from it, here or in workers."""
+        return self.is_config or self.kind == "factory"
+
+    @property
+    def num_copies(self) -> int | None:
+        """Number of copies of an environment that exists already; None if they are still to be made."""
+        if self.is_instance:
+            return 1
+        return int(self.given.num_envs) if self.is_vector else None
+
+    @property
+    def name(self) -> str:
+        """An id for the run's record; for an environment without one its class or function, as `module:name` where copies have teams."""
+        given: Any = self.given
+        if self.is_config:
+            return given if self.kind == "id" else str(given.id)
+        if self.kind == "gymnasium":
+            return given.spec.id if given.spec is not None else type(given.unwrapped).__name__
+        if self.kind == "pettingzoo" or (self.kind == "vector" and given.lanes_per_copy > 1):
+            kind = type(given.unwrapped if self.kind == "pettingzoo" else given)
+            return f"{kind.__module__}:{kind.__qualname__}"
+        name = getattr(given, "__qualname__", None)
+        return type(given).__name__ if name is None else f"{given.__module__}:{name}"
+
+    def with_config(self, config: EnvConfig) -> EnvSource:
+        """The same source with a config's limit and wrappers; an id becomes the config, a vector env stays as it is."""
+        if self.is_config:
+            return EnvSource(config, "config")
+        if self.is_vector:
+            return self
+        if self.kind == "factory":
+            return EnvSource(partial(make_from, self.given, config), "factory")
+        return EnvSource(wrap_given(self.given, config), self.kind)
+
+    def for_evaluation(self, config: EnvConfig) -> EnvSource | None:
+        """A source of separate copies for evaluation; None where only the environments that train exist."""
+        if self.can_be_copied:
+            return self.with_config(config)
+        spec = self.given.spec if self.kind == "gymnasium" else None
+        return None if spec is None else EnvSource(lambda: wrap_given(gym.make(spec), config), "factory")
+
+
+def env_source(env: Any) -> EnvSource:
+    """Decide what was handed over."""
+    if isinstance(env, EnvSource):
+        return env
+    if isinstance(env, str):
+        return EnvSource(env, "id")
+    if isinstance(env, EnvConfig):
+        return EnvSource(env, "config")
+    if not isinstance(env, type) and all(hasattr(env, name) for name in ("num_lanes", "send", "recv", "load_state_dict")):
+        return EnvSource(complete_vector_env(env), "vector")
+    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
+        return EnvSource(env, "gymnasium.vector")
+    if isinstance(env, gym.Env):
+        return EnvSource(env, "gymnasium")
+    if is_team_env(env):
+        return EnvSource(env, "pettingzoo")
+    if callable(env):
+        return EnvSource(env, "factory")
+    raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")
+
+
+def make_vector_env(
+    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv | EnvSource,
+    num_envs: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
+    *,
+    seed: int = 0,
+    worker_timeout: float | None = None,
+    worker_restarts: int | None = None,
+    max_replay_steps: int = 100_000,
+    first_copy: int = 0,
+    global_state: bool = False,
+) -> VectorEnv:
+    """Make many copies of an environment, stepped as one.
+
+    `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
+    copy, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. A factory may
+    also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
+    `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
+    `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
+    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
+    """
+    source = env_source(env)
+    given: Any = source.given
+    options: dict[str, Any] = {"seed": seed, "max_replay_steps": max_replay_steps, "first_copy": first_copy}
+    if source.kind == "vector":
+        if global_state and isinstance(given, LaneVectorEnv) and given.global_state_space is None:
+            raise EnvError("the vector env was made without a global state; make it by make_vector_env(…, global_state=True)")
+        vector_env: VectorEnv = given
+        return vector_env
+    if source.kind == "gymnasium.vector":
+        if global_state:
+            raise EnvError(f"{type(given).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
+        return adapt_vector_env(given, **options)
+    if source.is_instance:
+        if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
+            raise EnvError(
+                f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were asked for; "
+                "give its id or a factory, so that it can be made several times"
+            )
+        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, **options)
+    overrides = {
+        "num_envs": num_envs,
+        "num_workers": num_workers,
+        "worker_timeout": worker_timeout,
+        "worker_restarts": worker_restarts,
+    }
+    config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig(num_envs=DEFAULT_NUM_ENVS)
+    config = config.replace(**{name: value for name, value in overrides.items() if value is not None})
+    if source.is_config and config.id.startswith(ENVPOOL):
+        if global_state:
+            raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
+        return make_envpool(config, seed=seed, first_copy=first_copy)
+    if config.num_workers != "auto" and config.num_workers > 0:
+        workers = {name: getattr(config, name) for name in ("help_workers", "worker_timeout", "worker_restarts")}
+        make = config if source.is_config else given
+        return WorkerVectorEnv(make, config.num_envs, config.num_workers, global_state=global_state, **workers, **options)
+    world = vectorised(config) if source.is_config else None
+    if world is not None and world.make_vector is not None and (world.has_teams or not global_state):
+        return world.make_vector(config, global_state=global_state, **options)
+    factory = partial(make_env, config) if source.is_config else given
+    return InProcessVectorEnv(factory, config.num_envs, global_state=global_state, **options)
+
+
+class InProcessVectorEnv(LaneVectorEnv):
+    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
+
+    def __init__(self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, **options: Any) -> None:
+        super().__init__(_InProcess(make, num_envs, global_state), **options)
 
 
 class _InProcess:
@@ -37,7 +199,7 @@ class _InProcess:
         self.get_states, self.set_states = self._block.get_states, self._block.set_states
 
     def start(self) -> None:
-        """Nothing to wake: `finish` takes the step."""
+        """Nothing to start: `finish` takes the step."""
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay one copy after another."""
@@ -48,17 +210,10 @@ class _InProcess:
         warn_of(self._block.close())
 
 
-class InProcessVectorEnv(LaneVectorEnv):
-    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
-
-    def __init__(self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, **options: Any) -> None:
-        super().__init__(_InProcess(make, num_envs, global_state), **options)
-
-
 class WorkerVectorEnv(LaneVectorEnv):
     """`num_envs` copies in `num_workers` processes; with `help_workers` a share of them is stepped in this process meanwhile.
 
-    A worker that dies, or does not answer within `worker_timeout` seconds, is replaced and its copies are brought to where they stood,
+    A worker that dies, or does not answer within `worker_timeout` seconds, is replaced and its copies are rebuilt by replay,
     at most `worker_restarts` times in ten minutes; one whose environment raises ends all of them with a `WorkerError`.
     """
 
@@ -76,103 +231,9 @@ class WorkerVectorEnv(LaneVectorEnv):
     ) -> None:
         most = num_envs - help_workers
         if not 1 <= num_workers <= most:
-            beside = ", beside the share of this process," if help_workers else ""
-            raise EnvError(f"num_workers={num_workers}{beside} must be from 1 to {most}, because num_envs={num_envs}")
+            share = " (this process steps a share too)" if help_workers else ""
+            raise EnvError(f"num_workers={num_workers}{share} must be from 1 to {most}, because num_envs={num_envs}")
         parts: dict[str, Any] = {"help_workers": help_workers, "global_state": global_state}
         engine = WorkerPool(make, num_envs, num_workers, worker_timeout, worker_restarts, **parts)
         super().__init__(engine, **options)
         engine.rebuild_from(self._ledger)
-
-
-def make_vector_env(
-    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv,
-    num_envs: int | None = None,
-    num_workers: int | Literal["auto"] | None = None,
-    *,
-    seed: int = 0,
-    worker_timeout: float | None = None,
-    worker_restarts: int | None = None,
-    max_replay_steps: int = 100_000,
-    first_copy: int = 0,
-    global_state: bool = False,
-) -> VectorEnv:
-    """Many copies of an environment, stepped as one.
-
-    `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
-    copy, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. A factory may
-    also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
-    `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
-    `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
-    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
-    """
-    if isinstance(env, VectorEnv):
-        return _with_state(env) if global_state else env
-    if global_state and isinstance(env, gym.vector.VectorEnv):
-        raise EnvError(f"{type(env).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
-    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env, which EnvPool's is too
-        return adapt_vector_env(env, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
-    overrides = {
-        "num_envs": num_envs,
-        "num_workers": num_workers,
-        "worker_timeout": worker_timeout,
-        "worker_restarts": worker_restarts,
-    }
-    given = {name: value for name, value in overrides.items() if value is not None}
-    options: dict[str, Any] = {
-        "seed": seed,
-        "max_replay_steps": max_replay_steps,
-        "first_copy": first_copy,
-        "global_state": global_state,
-    }
-    if isinstance(env, str):
-        env = EnvConfig(id=env)
-    if isinstance(env, gym.Env) or is_team_env(env):
-        return _of_instance(env, num_envs, num_workers, options)
-    if isinstance(env, EnvConfig):
-        return _of_config(env.replace(**given), options)
-    if callable(env):
-        copies = DEFAULT_NUM_ENVS if num_envs is None else num_envs
-        checked = EnvConfig(num_envs=copies).replace(**given)
-        workers = 0 if checked.num_workers == "auto" else checked.num_workers
-        if workers:
-            return WorkerVectorEnv(env, copies, workers, **_worker_options(checked), **options)
-        return InProcessVectorEnv(env, copies, **options)
-    raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")
-
-
-def _with_state(env: VectorEnv) -> VectorEnv:
-    """A vector env that was handed over, if it shows a global state."""
-    if not isinstance(env, LaneVectorEnv) or env.global_state_space is not None:
-        return env
-    raise EnvError("the vector env was made without a global state; make it by make_vector_env(…, global_state=True)")
-
-
-def _of_config(config: EnvConfig, options: dict[str, Any]) -> VectorEnv:
-    if config.id.startswith(ENVPOOL):
-        if options["global_state"]:
-            raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
-        return make_envpool(config, seed=options["seed"], first_copy=options["first_copy"])
-    workers = 0 if config.num_workers == "auto" else config.num_workers
-    if workers:
-        return WorkerVectorEnv(config, config.num_envs, workers, **_worker_options(config), **options)
-    if config.id == SKIRMISH and native_pays(config):
-        from inchworm.worlds.skirmish import SkirmishVectorEnv  # most runs need none of it
-
-        return SkirmishVectorEnv(config.kwargs, config.num_envs, **options)
-    if native_pays(config) and not options["global_state"]:
-        del options["global_state"]
-        return NativeCartPole(config.id, config.num_envs, max_episode_steps=config.max_episode_steps, **options)
-    return InProcessVectorEnv(lambda: make_env(config), config.num_envs, **options)
-
-
-def _worker_options(config: EnvConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("help_workers", "worker_timeout", "worker_restarts")}
-
-
-def _of_instance(env: Any, num_envs: int | None, num_workers: Any, options: dict[str, Any]) -> VectorEnv:
-    if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
-        raise EnvError(
-            f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were asked for; "
-            "give its id or a factory, so that it can be made several times"
-        )
-    return InProcessVectorEnv(lambda: env, 1, **options)

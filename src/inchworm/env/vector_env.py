@@ -90,6 +90,9 @@ class Engine(Protocol):
 class LaneVectorEnv:
     """The `VectorEnv` contract over an engine."""
 
+    needs_trial = True
+    """Whether a run tries at its start if the environment can be restored exactly."""
+
     def __init__(
         self,
         engine: Engine,
@@ -111,6 +114,7 @@ class LaneVectorEnv:
         self.num_lanes = len(rows.rewards)
         self.num_envs = len(rows.seeds)
         self.lanes_per_copy = engine.lanes_per_copy
+        self.agents_leave = engine.lanes_per_copy > 1
         self.global_state_space = rows.global_state_space
         self._put_actions = make_put(self.action_space)
         self._ledger = EpisodeLedger(

@@ -10,7 +10,8 @@ from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
-from inchworm.evaluate.games import Game, Progress, check_episodes, make_world, num_copies
+from inchworm.env.source import env_source
+from inchworm.evaluate.games import Game, Progress, check_episodes, make_world
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, evaluate_suites
 
@@ -25,7 +26,7 @@ class PolicyEvaluator:
     def __init__(self, env: Any = None, config: EvalConfig | None = None) -> None:
         """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`."""
         self.config = config or EvalConfig()
-        self._source = env
+        self._source = None if env is None else env_source(env)
         self._env: VectorEnv | None = None
 
     def evaluate(
@@ -44,7 +45,7 @@ class PolicyEvaluator:
         if seeds is not None and len(seeds) != count:
             raise ConfigError(f"evaluation got {len(seeds)} seeds for {count} episodes; give one seed per episode, or no seeds")
         env, seed = self.vector_env, self.config.seed
-        copies = num_copies(env)
+        copies = env.num_envs
         try:
             if seeds is None:  # episode i is number i // copies of copy i % copies
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
@@ -65,8 +66,9 @@ class PolicyEvaluator:
         """The environments that are played, made at the first access."""
         if self._source is None:
             raise ConfigError("this evaluator has no environment; use PolicyEvaluator(env), or call evaluate_suites")
-        if isinstance(self._source, VectorEnv):
-            return self._source
+        if self._source.kind == "vector":
+            given: VectorEnv = self._source.given
+            return given
         if self._env is None:
             self._env = make_world(self._source, self.config.num_envs, self.config.seed)
         return self._env

@@ -14,29 +14,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from inchworm.collect.opponents import TeamVectorEnv
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.core.types import EndedEpisode, EnvStep
-from inchworm.env.source import make_vector_env
-from inchworm.env.teams import Team, as_team, is_team_env
+from inchworm.env.registry import vectorised
+from inchworm.env.source import EnvSource, env_source, make_vector_env
+from inchworm.env.teams import Team, as_team
 from inchworm.evaluate.stats import EvalStats
-from inchworm.worlds.cartpole import SKIRMISH, native_pays
 
 Progress = Callable[[int], None]
 """Called with the number of finished episodes whenever one ends."""
-
-
-def lanes_of_a_copy(env: VectorEnv) -> int:
-    """Return the number of adjacent lanes of each copy; 1 if the environment does not define it."""
-    return env.lanes_per_copy if isinstance(env, TeamVectorEnv) else 1
-
-
-def num_copies(env: VectorEnv) -> int:
-    """Return the number of copies, which is the number of simultaneous games."""
-    return env.num_lanes // lanes_of_a_copy(env)
 
 
 def check_episodes(episodes: int) -> None:
@@ -52,8 +41,7 @@ class Game:
         self.env = env
         self.seeds = seeds
         self.idle_seed = idle_seed
-        self.width = lanes_of_a_copy(env)
-        self.copies = num_copies(env)
+        self.width, self.copies = env.lanes_per_copy, env.num_envs
         self.returns = np.zeros((len(seeds), self.width))  # [episodes, k]
         self.lengths = np.zeros(len(seeds), np.int64)  # [episodes]
         self.infos: list[Mapping[str, float]] = [{} for _ in seeds]
@@ -126,56 +114,58 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     return {name: values[0] if values.count(values[0]) == len(values) else float(np.mean(values)) for name, values in numbers.items()}
 
 
-def make_world(source: Any, num_envs: int, seed: int) -> VectorEnv:
+def make_world(env: Any, num_envs: int, seed: int) -> VectorEnv:
     """Make `num_envs` copies of anything that `make_vector_env` accepts; an instance is used as the only copy and not closed."""
-    copies = 1 if isinstance(source, gym.Env) or is_team_env(source) else num_envs
-    return make_vector_env(for_evaluation(source, num_envs), copies, seed=seed)
+    source = env_source(env)
+    return make_vector_env(for_evaluation(source, num_envs), 1 if source.is_instance else num_envs, seed=seed)
 
 
 @contextmanager
-def opened(source: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
+def opened(env: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
     """Make the environments and close them at the end; a `VectorEnv` is used as it is and stays open."""
-    if isinstance(source, VectorEnv):
-        yield source
+    source = env_source(env)
+    if source.kind == "vector":
+        yield source.given
         return
-    env = make_world(source, num_envs, seed)
+    made = make_world(source, num_envs, seed)
     try:
-        yield env
+        yield made
     finally:
-        env.close()
+        made.close()
 
 
-def for_evaluation(source: Any, num_envs: int) -> Any:
+def for_evaluation(env: EnvSource, num_envs: int) -> Any:
     """Adapt an env source to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
-    if isinstance(source, gym.Env):
-        return _Borrowed(source)
-    if is_team_env(source):
+    if env.kind == "gymnasium":
+        return _Borrowed(env.given)
+    if env.kind == "pettingzoo":
         from pettingzoo.utils import BaseParallelWrapper  # an extra, installed where there is such an environment
 
         class BorrowedTeam(BaseParallelWrapper):  # type: ignore[misc]
             def close(self) -> None:
                 """Leave the environment open."""
 
-        team = as_team(source)
+        team = as_team(env.given)
         return Team(BorrowedTeam(team.env), team.max_steps)
-    if not isinstance(source, EnvConfig):
-        return source
-    if source.id == SKIRMISH and native_pays(source):  # vectorised: workers would only slow it down
+    if not env.is_config:
+        return env
+    source = EnvConfig(id=env.given) if env.kind == "id" else env.given
+    if vectorised(source) is not None:  # all copies step together: workers would only slow it down
         return source.replace(num_envs=num_envs, num_workers=0, help_workers=False)
     workers = source.num_workers if source.num_workers == "auto" else min(source.num_workers, num_envs)
     helps = source.help_workers and workers != "auto" and 1 <= workers < num_envs
-    env = source.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
-    if not env.atari:
-        return env
+    config = source.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
+    if not config.atari:
+        return config
     # Training ends Atari episodes at lost lives and clips rewards to their signs; scores are of whole games with the true rewards.
     preprocessing = {"noop_max": 30, "frame_skip": 4, "screen_size": 84, "grayscale_obs": True, "terminal_on_life_loss": False}
-    limit = env.max_episode_steps
+    limit = config.max_episode_steps
     wrappers = (
         WrapperConfig(name="AtariPreprocessing", kwargs=preprocessing),
         *(() if limit is None else (WrapperConfig(name="TimeLimit", kwargs={"max_episode_steps": limit}),)),
-        *env.wrappers,
+        *config.wrappers,
     )
-    return env.replace(atari=False, max_episode_steps=None, kwargs={**env.kwargs, "frameskip": 1}, wrappers=wrappers)
+    return config.replace(atari=False, max_episode_steps=None, kwargs={**config.kwargs, "frameskip": 1}, wrappers=wrappers)
 
 
 class _Borrowed(gym.Wrapper[Any, Any, Any, Any]):

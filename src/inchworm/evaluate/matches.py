@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from inchworm.collect.actors import SKIRMISH, make_actor
+from inchworm.collect.actors import make_actor
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lanes
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed, make_stream
 from inchworm.core.types import EnvStep, Tree
-from inchworm.evaluate.games import Game, Progress, check_episodes, lanes_of_a_copy, num_copies, opened
+from inchworm.env.registry import heuristic_env, team_worlds
+from inchworm.evaluate.games import Game, Progress, check_episodes, opened
 from inchworm.evaluate.stats import MatchStats
-from inchworm.worlds.replay import make_replay
-
-if TYPE_CHECKING:
-    from inchworm.worlds.skirmish import SkirmishConfig, SkirmishVectorEnv
 
 
 def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
@@ -32,30 +29,14 @@ def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
         return load_named_policy(name, env=world)[0]
     if name == "random":
         return make_actor(name, env.action_space, "")
-    if not isinstance(source, EnvConfig) or source.id != SKIRMISH:
-        raise ConfigError(f"{world or 'this environment'} has no heuristic, only {SKIRMISH} has; give a run, a policy file or random")
+    if not isinstance(source, EnvConfig):
+        raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
     return make_actor(name, env.action_space, source.id, source.kwargs)
 
 
 def is_built_in(name: str) -> bool:
     """Tell whether the name is of a player that needs no file."""
     return name == "random" or name.partition(":")[0] == "heuristic"
-
-
-def skirmish_env(config: Any) -> EnvConfig:
-    """Return the env config of a game of Skirmish, given as its id, its rules (also as a mapping) or an env config."""
-    from inchworm.worlds.skirmish import SkirmishConfig
-
-    if config == SKIRMISH:
-        return EnvConfig(id=SKIRMISH)
-    if isinstance(config, Mapping):
-        config = SkirmishConfig.from_dict(config)
-    if isinstance(config, SkirmishConfig):
-        return EnvConfig(id=SKIRMISH, kwargs=config.to_dict())
-    if not isinstance(config, EnvConfig) or config.id != SKIRMISH:
-        found = f"the id {config.id}" if isinstance(config, EnvConfig) else type(config).__name__
-        raise ConfigError(f'the heuristic plays only {SKIRMISH}, not {found}; give EnvConfig(id="{SKIRMISH}") or a SkirmishConfig')
-    return config
 
 
 def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
@@ -69,9 +50,15 @@ class RecordedVectorEnv:
     """Records the first game of copy 0; everything else is forwarded to the inner environment."""
 
     def __init__(self, inner: VectorEnv, players: tuple[str, str]) -> None:
-        self._inner, self._players = _skirmish(inner), players
+        self._inner, self._players = inner, players
+        self._make_replay: Any = getattr(inner, "make_replay", None)
+        if self._make_replay is None:
+            raise ConfigError(
+                f"cannot make a replay of {type(inner).__name__}, which has no make_replay; only games of {team_worlds()} can be replayed, "
+                "without wrappers and without env.max_episode_steps (use max_steps in env.kwargs)"
+            )
         self.observation_space, self.action_space = inner.observation_space, inner.action_space
-        self.num_lanes, self.num_envs, self.lanes_per_copy = inner.num_lanes, self._inner.num_envs, self._inner.lanes_per_copy
+        self.num_lanes, self.num_envs, self.lanes_per_copy = inner.num_lanes, inner.num_envs, inner.lanes_per_copy
         self._seed = -1
         self._actions: list[np.ndarray] = []  # [2n, 3] each
         self._info: Mapping[str, float] | None = None  # the last info of the first game, once it has ended
@@ -118,30 +105,10 @@ class RecordedVectorEnv:
 
     def replay(self) -> dict[str, Any]:
         """Return the first game: its world, a frame for the start and for each step, and its result."""
-        from inchworm.worlds.skirmish import SkirmishWorld
-
         if self._info is None:
             raise RuntimeError("the first game has not ended")
-        world = SkirmishWorld(self._inner.config, 1)
-        world.begin([self._seed])
-        frames = [world.frame(0)]
-        for joint in self._actions:
-            by_team = joint.reshape(2, self.lanes_per_copy // 2, -1, 1)  # [2, n, 3, 1]
-            world.step(np.ascontiguousarray(by_team.transpose(2, 0, 1, 3)))
-            frames.append(world.frame(0))
-        meta = {"seed": self._seed, "players": list(self._players), "steps": len(self._actions), "hp_margin": self._info["hp_margin"]}
-        return make_replay(world.describe(0), frames, meta, self._info)
-
-
-def _skirmish(env: VectorEnv) -> SkirmishVectorEnv:
-    from inchworm.worlds.skirmish import SkirmishVectorEnv
-
-    if not isinstance(env, SkirmishVectorEnv):
-        raise ConfigError(
-            f"cannot make a replay of {type(env).__name__}: only games of Skirmish-v0 can be replayed, without wrappers and without "
-            "env.max_episode_steps (use max_steps in env.kwargs)"
-        )
-    return env
+        replay: dict[str, Any] = self._make_replay(self._seed, self._actions, self._players, self._info)
+        return replay
 
 
 def play_match(
@@ -166,16 +133,19 @@ def play_match(
     """
     pairs = pair_seeds(episodes, seeds, seed)
     with opened(env, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
-        width, copies = lanes_of_a_copy(inner), num_copies(inner)
+        width, copies = inner.lanes_per_copy, inner.num_envs
         if width % 2:
-            raise ConfigError(f"a match needs an environment with two teams, such as Skirmish-v0; a copy of this one has {width} lane(s)")
+            raise ConfigError(
+                f"a match needs an environment with two teams, such as {team_worlds()}; a copy of this one has {width} lane(s)"
+            )
         if copies % 2:
             raise ConfigError(f"a match needs an even number of env copies, one half for each side, not {copies}")
         for actor, name in zip((first, second), players):
             check_made_for(actor, inner, name)
         recorded = RecordedVectorEnv(inner, players) if save_replay else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
-        ours = OpponentVectorEnv(recorded or inner, second, lanes, seed=seed, deterministic=deterministic)
+        played: Any = recorded or inner
+        ours = OpponentVectorEnv(played, second, lanes, seed=seed, deterministic=deterministic)
         game = Game(ours, [one for one in pairs for _ in (0, 1)], seed)
         stats = game.play(first, make_stream(seed, "evaluation"), deterministic, progress)
     fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
@@ -184,7 +154,7 @@ def play_match(
 
 def evaluate_vs_heuristic(
     policy: Actor,
-    env_config: EnvConfig | SkirmishConfig | Mapping[str, Any] | str,
+    env_config: Any,
     episodes: int | None = None,
     seeds: Sequence[int] | None = None,
     device: Any = None,  # noqa: ARG001 - accepted for compatibility; a policy acts on its own device
@@ -197,13 +167,13 @@ def evaluate_vs_heuristic(
     seed: int = EvalConfig.seed,
     progress: Progress | None = None,
 ) -> tuple[MatchStats, dict[str, Any] | None]:
-    """Score a policy in Skirmish against the heuristic at `skill` (0 to 1); return the stats and, if requested, a replay of the first game.
+    """Score a policy against a world's heuristic at `skill` (0 to 1); return the stats and, if requested, a replay of the first game.
 
-    `env_config` is a `SkirmishConfig` or a mapping of its fields, or Skirmish-v0 as an id or an `EnvConfig`. Episodes and seeds are as in
-    `play_match`: each seed is played from either side. `heuristic` replaces the opponent by another actor. `device` is ignored: a
-    policy acts on its own device.
+    `env_config` is the world as an id or an `EnvConfig`, or its rules, as its config object or a mapping of the fields. Episodes and
+    seeds are as in `play_match`: each seed is played from either side. `heuristic` replaces the opponent by another actor. `device` is
+    ignored: a policy acts on its own device.
     """
-    source = skirmish_env(env_config)
+    source = heuristic_env(env_config)
     if heuristic is not None and skill != 1.0:
         raise ConfigError(f"skill={skill} applies to the built-in heuristic; do not give both skill and heuristic")
     pairs = pair_seeds(episodes, seeds, seed)

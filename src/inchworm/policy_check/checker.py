@@ -15,6 +15,7 @@ from inchworm.backends.registry import acting_policy, get_backend, learning_thre
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.env.source import env_source
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check import acting, learning
 from inchworm.policy_check.findings import Findings, PolicyReport, Subject, observation_pool
@@ -39,8 +40,7 @@ def check_policy(
     """
     findings = Findings()
     asked = resolve_config(policy, env, None, num_envs=None, seed=seed, backend="torch", device="cpu")
-    copies = 1 if isinstance(env, gym.Env) else min(_COPIES, asked.env.num_envs)
-    num_envs = asked.env.num_envs if isinstance(env, VectorEnv | gym.vector.VectorEnv) else copies
+    num_envs = env_source(env).num_copies or min(_COPIES, asked.env.num_envs)
     config, _ = resolve_choices(policy, env, asked.replace(env=asked.env.replace(num_workers=0, num_envs=num_envs)))
     vector_env = resolve_env(env, config)
     try:

@@ -22,7 +22,7 @@ from inchworm.backends.registry import describe_policy, imported_backends, polic
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError
-from inchworm.core.protocols import Learner, Policy, SaysExact, SaysInexact, Stateful, Tracker, VectorEnv
+from inchworm.core.protocols import Learner, Policy, Stateful, Tracker
 from inchworm.core.tensor_file import make_directory, untrusted
 from inchworm.policy.file import read_policy, save_policy
 from inchworm.policy.spec import PolicySpec
@@ -50,7 +50,6 @@ _PARTS = {"format", "config", "weights", "learner", "collector", "state"}
 _KEYS = {1: _PARTS, 2: _PARTS | {"spec", "callbacks", "trackers"}}
 
 LAST_SAVE_FAILED = "the last save of the run failed; earlier checkpoints are intact. Free some disk space, then resume"
-SAYS_NOTHING = "this vector env says nothing of its exactness"
 BACKGROUND_RATIO = 20
 """A save runs in the background if at least this many times its duration has passed since the last one. If saves are closer together, a
 kill could lose several intervals, and little time would be gained."""
@@ -87,13 +86,6 @@ class TrainerParts:
     """Called with the checkpoint's `ppo.compile`, before the learner is restored: `auto` is resolved once per run."""
     inexact: Callable[[], Sequence[str]]
     """What of the environments cannot be restored exactly, a sentence each."""
-
-
-def inexactness(env: VectorEnv) -> list[str]:
-    """What of the environments a checkpoint cannot restore, a sentence each, none twice."""
-    if isinstance(env, SaysInexact):
-        return list(dict.fromkeys(env.inexact))
-    return [] if isinstance(env, SaysExact) and env.exact is True else [SAYS_NOTHING]
 
 
 def check_state(state: Mapping[str, Any], step: int, spec: Mapping[str, Any] | None) -> None:

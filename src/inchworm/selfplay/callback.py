@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inchworm.collect.actors import has_heuristic, make_actor
-from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, TeamVectorEnv, check_spaces, team_lanes
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, team_lanes
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
-from inchworm.env.source import make_vector_env
+from inchworm.env.registry import team_worlds
+from inchworm.env.source import EnvSource, make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.file import fingerprint, load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
@@ -148,17 +149,17 @@ def with_opponents(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
     return OpponentVectorEnv(teams, source, _our_lanes(teams, config.opponent), seed=config.run.seed)
 
 
-def _check_teams(env: VectorEnv, config: TrainingConfig) -> TeamVectorEnv:
-    agents = env.lanes_per_copy if isinstance(env, TeamVectorEnv) else 1
-    if not isinstance(env, TeamVectorEnv) or agents % 2:
+def _check_teams(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
+    agents = env.lanes_per_copy
+    if agents % 2:
         raise ConfigError(
             f"opponent.mode={config.opponent.mode} needs a world with two teams, but a copy of {config.env.id} has {agents} agent(s); "
-            "use a world such as Skirmish-v0, or opponent.mode=none"
+            f"use a world such as {team_worlds()}, or opponent.mode=none"
         )
     return env
 
 
-def _our_lanes(env: TeamVectorEnv, config: OpponentConfig) -> np.ndarray:
+def _our_lanes(env: VectorEnv, config: OpponentConfig) -> np.ndarray:
     sides: Any = {"first": 0, "second": 1, "alternate": np.arange(env.num_envs) % 2}[config.sides]
     return team_lanes(env.num_envs, env.lanes_per_copy, sides)
 
@@ -275,7 +276,8 @@ def _pool_of(env: VectorEnv) -> OpponentPool | None:
 
 
 def _rating_env(source: Any, config: TrainingConfig, copies: int) -> VectorEnv:
-    world = source.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(source, EnvConfig) else source
+    given = source.given if isinstance(source, EnvSource) else source
+    world = given.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(given, EnvConfig) else source
     return make_vector_env(world, copies, 0, seed=config.evaluation.seed)
 
 

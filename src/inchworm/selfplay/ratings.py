@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.collect.opponents import OpponentVectorEnv, TeamVectorEnv, team_lanes
+from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
-from inchworm.core.protocols import Actor, VectorEnv
+from inchworm.core.protocols import Actor, VectorEnv, complete_vector_env
 from inchworm.core.seeding import derive_seed, make_stream
 from inchworm.evaluate.games import Game
 
@@ -126,7 +126,7 @@ class RatingGames:
         """`make_env(n)` makes n copies of a world of two teams; `deterministic` says whether the first player acts greedily."""
         self.episodes = episodes + episodes % 2
         self._make_env, self._seed, self._deterministic = make_env, seed, deterministic
-        self._env: TeamVectorEnv | None = None
+        self._env: VectorEnv | None = None
 
     def play(self, ours: Actor, theirs: Actor) -> np.ndarray:
         """What `ours` made of each game [episodes]: 1 won, 0 lost, 0.5 drawn."""
@@ -165,10 +165,10 @@ class RatingGames:
         if env is not None:
             env.close()
 
-    def _inner(self) -> TeamVectorEnv:
+    def _inner(self) -> VectorEnv:
         if self._env is None:
-            env = self._make_env(min(_MOST_COPIES, self.episodes))
-            if not isinstance(env, TeamVectorEnv):
-                raise EnvError(f"{type(env).__name__} does not say how many lanes a copy has, so nobody can be rated in it")
+            env = complete_vector_env(self._make_env(min(_MOST_COPIES, self.episodes)))
+            if env.lanes_per_copy < 2:
+                raise EnvError(f"ratings need two teams, but {type(env).__name__} has one lane per copy")
             self._env = env
         return self._env

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, cast
-
-import gymnasium as gym
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import is_builtin, make_policy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig, check_minibatches
 from inchworm.core.errors import ConfigError, SpaceError
-from inchworm.core.protocols import Actor, HasTeams, Policy, SharesState, VectorEnv, lanes_per_copy, reads_global_state
+from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import Space, form_of, in_one_line
-from inchworm.env.make import dress_given, make_from
-from inchworm.env.source import make_vector_env
-from inchworm.env.teams import is_team_env
+from inchworm.core.spaces import form_of, in_one_line
+from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import rehearse_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
@@ -26,7 +21,6 @@ from inchworm.policy.composite import CompositePolicy, PolicyMap
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.selfplay.callback import with_opponents
-from inchworm.worlds.cartpole import NativeCartPole
 
 
 def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingConfig, list[str]]:
@@ -50,7 +44,7 @@ def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingCon
 def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
     """Refuse a policy that was made for another world. Bounds may differ: they are no part of a network."""
     pairs = {"observation": (spec.observation_space, env.observation_space), "action": (spec.action_space, env.action_space)}
-    shared = shared_space(env)
+    shared = env.global_state_space
     check_critic(spec.global_state_space is not None, env)
     if spec.global_state_space is not None and shared is not None:
         pairs["global state"] = (spec.global_state_space, shared)
@@ -64,16 +58,11 @@ def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
 
 def check_critic(is_central: bool, env: VectorEnv) -> None:
     """Refuse a world that shows its state to a critic that does not look at it: nobody could value what the dead are credited with."""
-    if shared_space(env) is not None and not is_central:
+    if env.global_state_space is not None and not is_central:
         raise ConfigError(
             "the environment shares a global state, so that credit goes on after a death, which only a central critic can value; "
             "set policy.central_critic=true, or make it without global_state, or bring a policy that ReadsGlobalState"
         )
-
-
-def shared_space(env: VectorEnv) -> Space | None:
-    """What the environment shows to a central critic; None if it shows nothing."""
-    return env.global_state_space if isinstance(env, SharesState) else None
 
 
 _COPIES = 4
@@ -97,52 +86,29 @@ def resolve_config(
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
     given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
     return base.replace(
-        env=_world(env, base.env, num_envs),
+        env=_world(env_source(env), base.env, num_envs),
         policy=_network(policy, base.policy),
         ppo=config if isinstance(config, PPOConfig) else base.ppo,
         run=base.run.replace(**{name: value for name, value in given.items() if value is not None}),
     )
 
 
-def _world(env: Any, config: EnvConfig, num_envs: int | None) -> EnvConfig:
-    """The env config of a run: what is asked for, or a description of what was handed over."""
-    if isinstance(env, EnvConfig):
-        config = env
-    elif isinstance(env, str):
-        config = config.replace(id=env)
-    else:
-        config = config.replace(id=_describe(env))
-    copies = _fixed_copies(env)
+def _world(source: EnvSource, config: EnvConfig, num_envs: int | None) -> EnvConfig:
+    """The env config of a run: what was asked for, or a description of what was handed over."""
+    config = source.given if source.kind == "config" else config.replace(id=source.name)
+    copies = source.num_copies
     if copies is not None and num_envs not in (None, copies):
-        what = "copies" if isinstance(env, HasTeams) and env.lanes_per_copy > 1 else "lane(s)"
-        raise ConfigError(f"num_envs={num_envs}, but the {type(env).__name__} that was given has {copies} {what}; give an id or a factory")
+        what = "copies" if source.kind == "vector" and source.given.lanes_per_copy > 1 else "lane(s)"
+        raise ConfigError(
+            f"num_envs={num_envs}, but the {type(source.given).__name__} that was given has {copies} {what}; give an id or a factory"
+        )
     copies = num_envs if copies is None else copies
     if copies is None:
         return config
-    if (isinstance(env, gym.Env) or is_team_env(env)) and config.num_workers not in (0, "auto"):
-        raise ConfigError(f"env.num_workers={config.num_workers}, but an environment that was handed over stays here; give a factory")
+    if source.is_instance and config.num_workers not in (0, "auto"):
+        raise ConfigError(f"env.num_workers={config.num_workers}, but an environment instance stays in this process; give a factory")
     workers = config.num_workers
     return config.replace(num_envs=copies, num_workers=workers if workers == "auto" else min(workers, copies))
-
-
-def _fixed_copies(env: Any) -> int | None:
-    """How many copies there are of what was handed over; None if they are still to be made."""
-    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
-        return int(env.num_envs)
-    if isinstance(env, gym.Env) or is_team_env(env):
-        return 1
-    return env.num_lanes // lanes_per_copy(env) if isinstance(env, VectorEnv) else None
-
-
-def _describe(env: Any) -> str:
-    """What to call an environment that is no id, so that the run's record does not name another one."""
-    if isinstance(env, gym.Env):
-        return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-    if is_team_env(env) or (isinstance(env, HasTeams) and env.lanes_per_copy > 1):  # by its module: so it is no id of one lane a copy
-        kind = type(env.unwrapped if is_team_env(env) else env)
-        return f"{kind.__module__}:{kind.__qualname__}"
-    name = getattr(env, "__qualname__", None)
-    return type(env).__name__ if name is None else f"{env.__module__}:{name}"
 
 
 def _network(policy: Any, config: PolicyConfig) -> PolicyConfig:
@@ -166,16 +132,16 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[Trai
 
     What is no id may share things with this process, which a worker would not see: it stays here unless workers are asked for.
     """
-    if not isinstance(env, str | EnvConfig) and config.env.num_workers == "auto":
+    if not env_source(env).is_config and config.env.num_workers == "auto":
         config = config.replace(env=config.env.replace(num_workers=0))
     return settle(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
 
 
 def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
     """The environments that train, as one vector env; with `rehearse` it is tried whether they can be resumed."""
-    world = config.env
+    source, world = env_source(env), config.env
     vector_env = make_vector_env(
-        _source(env, world),
+        source.with_config(world),
         world.num_envs,
         world.num_workers,
         seed=config.run.seed,
@@ -186,52 +152,38 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
     )
     try:
         if rehearse:
-            _rehearse(env, config, vector_env)
+            _rehearse(source, config, vector_env)
         return with_opponents(vector_env, config)
     except BaseException:  # there are no opponents for it, or Ctrl-C was pressed
-        if vector_env is not env:  # the caller's own stays open
+        if vector_env is not source.given:  # the caller's own stays open
             vector_env.close()
         raise
 
 
-def _rehearse(env: Any, config: TrainingConfig, vector_env: VectorEnv) -> None:
+def _rehearse(source: EnvSource, config: TrainingConfig, vector_env: VectorEnv) -> None:
     """Mark environments that cannot be resumed exactly. One that was handed over cannot be copied to find out."""
-    if not isinstance(vector_env, LaneVectorEnv) or isinstance(vector_env, NativeCartPole):
-        return
-    if isinstance(env, gym.Env | VectorEnv | gym.vector.VectorEnv) or is_team_env(env):
+    if not isinstance(vector_env, LaneVectorEnv) or not vector_env.needs_trial or not source.can_be_copied:
         return
     world = config.env.replace(num_envs=1, num_workers=0, help_workers=False)
-    source = _source(env, world)
+    single = source.with_config(world)
     # What was to stay out of this process does: it may crash or hang, and a worker's end is not the run's.
     apart = int(config.env.num_workers not in (0, "auto") and not config.env.help_workers)
     options: dict[str, Any] = {"seed": config.run.seed, "worker_timeout": world.worker_timeout, "worker_restarts": 0}
     options["global_state"] = config.policy.central_critic
-    flaw = rehearse_resume(lambda: cast(LaneVectorEnv, make_vector_env(source, 1, apart, **options)), world.id, once=bool(apart))
+    flaw = rehearse_resume(lambda: cast(LaneVectorEnv, make_vector_env(single, 1, apart, **options)), world.id, once=bool(apart))
     if flaw is not None:
         vector_env.mark_inexact(flaw)
 
 
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     """The size of a rollout, in one line. Raises if it does not fit into memory, or is too small for its minibatches."""
-    copies, agents, steps = config.env.num_envs, lanes_per_copy(env), config.ppo.rollout_steps
+    copies, agents, steps = config.env.num_envs, env.lanes_per_copy, config.ppo.rollout_steps
     lanes = copies * agents
     check_minibatches(config.ppo, lanes)
-    needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, shared_space(env), copies)
+    needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, env.global_state_space, copies)
     check_fits(needed, what=f"a rollout of {lanes} lanes x {steps} steps")
     envs = f"{copies} envs" if agents == 1 else f"{copies} envs x {agents} agents"
     return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}"
-
-
-def _source(env: Any, config: EnvConfig) -> Any:
-    """What copies are made from: the config, or what was given, with the config's limit and wrappers around it."""
-    if isinstance(env, str | EnvConfig):
-        return config
-    if isinstance(env, VectorEnv | gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
-        return env
-    if isinstance(env, gym.Env) or is_team_env(env):
-        return dress_given(env, config)
-    is_factory = callable(env)
-    return partial(make_from, env, config) if is_factory else env
 
 
 def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Policy:
@@ -239,7 +191,7 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
-        policy = PolicySpec(env.observation_space, env.action_space, config.policy, shared_space(env), lanes_per_copy(env))
+        policy = PolicySpec(env.observation_space, env.action_space, config.policy, env.global_state_space, env.lanes_per_copy)
     if isinstance(policy, PolicySpec):
         check_spaces(policy, env)
         needed = _COPIES * 4 * sum(math.prod(shape) for shape in policy.layers.values())
@@ -268,18 +220,8 @@ def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig,
         policy = several  # whoever made it keeps it
     else:
         policy = several.filled(parts) if isinstance(several, PolicyMap) else several.replaced(parts)
-    policy.check_lanes(env.num_lanes, lanes_per_copy(env))
+    policy.check_lanes(env.num_lanes, env.lanes_per_copy)
     return policy
-
-
-def evaluation_source(env: Any, config: TrainingConfig) -> Any:
-    """Where evaluation gets environments of its own from; None where only the ones that train exist."""
-    if isinstance(env, VectorEnv | gym.vector.VectorEnv) or is_team_env(env):
-        return None
-    if isinstance(env, gym.Env):
-        spec = env.spec
-        return None if spec is None else lambda: dress_given(gym.make(spec), config.env)
-    return _source(env, config.env)
 
 
 COMPILE_SECONDS = 40.0

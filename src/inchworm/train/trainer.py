@@ -18,13 +18,14 @@ from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, Trainin
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import UpdateStats
+from inchworm.env.source import env_source
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.saver import Saver, TrainerParts, inexactness
+from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, make_evaluator, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import (
@@ -38,7 +39,7 @@ from inchworm.train.callbacks import (
 )
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
 from inchworm.train.profile import Profile
-from inchworm.train.resolve import describe_size, evaluation_source, resolve_choices, resolve_config, resolve_env, resolve_policy
+from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
 
 NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
 
@@ -66,7 +67,7 @@ def create_training_components(
     try:
         policy = resolve_policy(policy, config, vector_env)
         learner, collector = make_learner(policy, config), make_collector(policy, vector_env, config)
-        opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, evaluation_source(source, config))
+        opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, env_source(source).for_evaluation(config.env))
     except BaseException:
         vector_env.close()
         raise
@@ -160,7 +161,7 @@ class PPOTrainer:
         self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
             self.saver.warn_inexact(self.inexact)
-        source = evaluation_source(env, self.config)
+        source = env_source(env).for_evaluation(self.config.env)
         self.evaluator = make_evaluator(source, self.config) if source is not None else None
         self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, source, self.run_dir)
         for tracker in self.trackers:
@@ -201,7 +202,7 @@ class PPOTrainer:
     @property
     def inexact(self) -> list[str]:
         """What of the environments a checkpoint cannot restore exactly, a sentence each."""
-        return inexactness(self.env)
+        return list(dict.fromkeys(self.env.inexact))
 
     @property
     def failures(self) -> list[str]:

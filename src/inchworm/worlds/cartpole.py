@@ -21,6 +21,7 @@ from inchworm.core.errors import EnvError
 from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.local import Block
+from inchworm.env.registry import World
 from inchworm.env.step_arrays import StepRows, carve_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
@@ -177,16 +178,10 @@ _FEW_LANES = 16
 
 _IDS = ("CartPole-v0", "CartPole-v1")
 
-SKIRMISH = "Skirmish-v0"
-"""Our own world of two teams (`worlds/skirmish`), whose arenas are stepped as one."""
 
-
-def native_pays(config: EnvConfig) -> bool:
-    """Whether a config's environment is stepped natively: it is one we know, nothing is wrapped around it, and the bits are equal."""
-    bare = config.native and not (config.wrappers or config.atari) and config.frame_stack == 1
-    if config.id == SKIRMISH:
-        return bare and config.max_episode_steps is None
-    return bare and not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
+def _vector_fits(config: EnvConfig) -> bool:
+    """Whether all copies of a config can be stepped natively: it has no arguments, and the results are bit-identical here."""
+    return not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
 
 
 class _CartPoleEngine(Engine):
@@ -280,6 +275,8 @@ class _CartPoleEngine(Engine):
 class NativeCartPole(LaneVectorEnv):
     """CartPole-v0 or -v1, all lanes at once: the same bits as `InProcessVectorEnv` in a fraction of the time."""
 
+    needs_trial = False  # replay is exact: tests compare it
+
     def __init__(self, name: str, num_envs: int, *, max_episode_steps: int | None = None, **options: Any) -> None:
         super().__init__(_CartPoleEngine(name, num_envs, max_episode_steps, _dynamics(num_envs)), **options)
 
@@ -309,3 +306,12 @@ def _is_bit_equal(name: str, dynamics: Callable[[CartPoleEnv, StepRows], Dynamic
             if lane in ended:
                 seen[lane], _ = env.reset(seed=lane + lanes)
     return True
+
+
+def _make_vector(config: EnvConfig, *, global_state: bool = False, **options: Any) -> NativeCartPole:
+    del global_state  # one agent has none
+    return NativeCartPole(config.id, config.num_envs, max_episode_steps=config.max_episode_steps, **options)
+
+
+WORLD = World(make_vector=_make_vector, vector_fits=_vector_fits)
+"""CartPole as `env/registry` knows it."""

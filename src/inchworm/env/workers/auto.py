@@ -11,19 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.spaces import zeros
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import Env, make_env
-from inchworm.env.source import InProcessVectorEnv
+from inchworm.env.registry import vectorised
+from inchworm.env.source import InProcessVectorEnv, env_source
 from inchworm.env.step_arrays import map_tree
-from inchworm.env.teams import is_team_env
 from inchworm.env.trial import put_legal_actions
-from inchworm.worlds.cartpole import native_pays
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -84,16 +83,17 @@ def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = 
     """
     if config.num_workers != "auto":
         return WorkerChoice(config.num_workers, f"{_workers(config.num_workers)} (env.num_workers={config.num_workers})")
-    if isinstance(env, gym.Env) or is_team_env(env):
+    if env is not None and env_source(env).is_instance:
         return WorkerChoice(0, "no worker processes: an environment instance stays in this process")
     if env is None and config.id.startswith(ENVPOOL):
         return WorkerChoice(0, "no worker processes: EnvPool steps its copies in threads")
-    if env is None and native_pays(config):
+    if env is None and vectorised(config) is not None:
         return WorkerChoice(0, f"no worker processes: all {config.num_envs} copies of {config.id} are stepped together")
     cores = usable_cores() if cores is None else cores
     if config.num_envs == 1 or cores == 1:
         return WorkerChoice(0, f"no worker processes: there is only one {'copy' if config.num_envs == 1 else 'core'}")
-    return choose_by_step(step_seconds(env or (lambda: make_env(config))), config.num_envs, cores)
+    make: Any = env or (lambda: make_env(config))
+    return choose_by_step(step_seconds(make), config.num_envs, cores)
 
 
 def choose_by_step(seconds: float, num_envs: int, cores: int) -> WorkerChoice:

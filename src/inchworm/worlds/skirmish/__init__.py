@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from inchworm.config.sections import EnvConfig
+from inchworm.env.registry import World
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.heuristic import HeuristicPolicy
 from inchworm.worlds.skirmish.vector import SkirmishVectorEnv
@@ -12,7 +15,7 @@ from inchworm.worlds.skirmish.world import SkirmishWorld
 if TYPE_CHECKING:
     from inchworm.worlds.skirmish.pettingzoo import SkirmishParallelEnv
 
-__all__ = ["HeuristicPolicy", "SkirmishConfig", "SkirmishVectorEnv", "SkirmishWorld", "parallel_env"]
+__all__ = ["WORLD", "HeuristicPolicy", "SkirmishConfig", "SkirmishVectorEnv", "SkirmishWorld", "parallel_env"]
 
 
 def parallel_env(*, render_mode: str | None = None, **config: Any) -> SkirmishParallelEnv:
@@ -20,3 +23,25 @@ def parallel_env(*, render_mode: str | None = None, **config: Any) -> SkirmishPa
     from inchworm.worlds.skirmish.pettingzoo import SkirmishParallelEnv  # PettingZoo is an extra
 
     return SkirmishParallelEnv(SkirmishConfig.from_dict(config), render_mode=render_mode)
+
+
+def _make_vector(config: EnvConfig, *, global_state: bool = False, **options: Any) -> SkirmishVectorEnv:
+    return SkirmishVectorEnv(config.kwargs, config.num_envs, global_state=global_state, **options)
+
+
+def _kwargs_of(rules: Any) -> Mapping[str, Any] | None:
+    if isinstance(rules, Mapping):
+        rules = SkirmishConfig.from_dict(rules)
+    return rules.to_dict() if isinstance(rules, SkirmishConfig) else None
+
+
+WORLD = World(
+    make_copy="inchworm.worlds.skirmish.pettingzoo:make_arena",
+    make_vector=_make_vector,
+    vector_fits=lambda config: config.max_episode_steps is None,
+    check_kwargs=SkirmishConfig.from_dict,
+    kwargs_of=_kwargs_of,
+    make_heuristic=lambda kwargs, skill: HeuristicPolicy(SkirmishConfig.from_dict(kwargs), skill=skill),
+    has_teams=True,
+)
+"""Skirmish as `env/registry` knows it."""

@@ -12,6 +12,7 @@ from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.step_arrays import StepRows, carve_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
+from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.state import TIME, action_space, observation_space, state_space
 from inchworm.worlds.skirmish.world import SkirmishWorld, episode_infos
@@ -152,6 +153,18 @@ class SkirmishVectorEnv(LaneVectorEnv):
     def describe(self, copy: int) -> dict[str, Any]:
         """Describe a copy's running game for a replay: what does not change."""
         return self._skirmish.world.describe(copy)
+
+    def make_replay(self, seed: int, actions: Sequence[np.ndarray], players: tuple[str, str], info: Mapping[str, float]) -> dict[str, Any]:
+        """The replay of a whole game, played again from its seed and the actions [2n, 3] of each step; `info` is its last."""
+        world = SkirmishWorld(self.config, 1)
+        world.begin([seed])
+        frames = [world.frame(0)]
+        for joint in actions:
+            by_team = joint.reshape(2, self.config.team_size, -1, 1)  # [2, n, 3, 1]
+            world.step(np.ascontiguousarray(by_team.transpose(2, 0, 1, 3)))
+            frames.append(world.frame(0))
+        meta = {"seed": seed, "players": list(players), "steps": len(actions), "hp_margin": info["hp_margin"]}
+        return make_replay(world.describe(0), frames, meta, info)
 
     def frame(self, copy: int) -> dict[str, Any]:
         """Describe a copy's current state as one frame of a replay."""

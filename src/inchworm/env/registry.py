@@ -1,0 +1,102 @@
+"""Worlds by id: what they offer besides copies made by Gymnasium. A world is imported when asked for, so `env` never imports `worlds`.
+
+To add a world, put one line into the table below, or call `register_world` from your own package.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import ConfigError, EnvError
+from inchworm.core.protocols import Actor, VectorEnv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The description of a world; all parts are optional."""
+
+    make_copy: str | None = None
+    """`package.module:function`, which makes one copy from `env.kwargs`; None where Gymnasium makes it. Named, as it may need an extra."""
+    make_vector: Callable[..., VectorEnv] | None = None
+    """Makes all copies as one vector env: `make_vector(config, *, global_state, seed, first_copy, max_replay_steps)`."""
+    vector_fits: Callable[[EnvConfig], bool] = lambda config: True  # noqa: ARG005
+    """Whether `make_vector` can make a config's copies, bit-identical to those made one by one; asked only if nothing is wrapped around."""
+    check_kwargs: Callable[[Mapping[str, Any]], object] = dict
+    """Raises `ConfigError` for `env.kwargs` that the world does not take."""
+    kwargs_of: Callable[[Any], Mapping[str, Any] | None] = lambda rules: None  # noqa: ARG005
+    """`env.kwargs` of the world's own config object; None for any other object."""
+    make_heuristic: Callable[[Mapping[str, Any], float], Actor] | None = None
+    """Makes a hand-written player from `env.kwargs` and a skill from 0 to 1."""
+    has_teams: bool = False
+    """Whether a copy has two teams, as halves of its lanes."""
+
+
+_WORLDS = {
+    "CartPole-v0": "inchworm.worlds.cartpole:WORLD",
+    "CartPole-v1": "inchworm.worlds.cartpole:WORLD",
+    "Skirmish-v0": "inchworm.worlds.skirmish:WORLD",
+}
+"""Id -> `package.module:NAME` of its `World`."""
+
+
+def register_world(id: str, path: str) -> None:
+    """Add a world under its id; `path` is the `package.module:NAME` of its `World`, which is imported when it is first needed."""
+    if _WORLDS.setdefault(id, path) != path:
+        raise EnvError(f"the world {id} is registered already, as {_WORLDS[id]}")
+
+
+def find_world(id: str) -> World | None:
+    """The description of a world, or None for an id that is only Gymnasium's (or that of a factory)."""
+    return _load(_WORLDS[id]) if id in _WORLDS else None
+
+
+@functools.cache
+def _load(path: str) -> World:
+    module, _, name = path.partition(":")
+    world = getattr(importlib.import_module(module), name)
+    if not isinstance(world, World):
+        raise EnvError(f"{path} is registered as a world, but is of type {type(world).__name__}; make it an inchworm.env.registry.World")
+    return world
+
+
+def vectorised(config: EnvConfig) -> World | None:
+    """The world that makes all copies of a config as one vector env; None where copies are made one by one."""
+    if not config.native or config.wrappers or config.atari or config.frame_stack > 1:
+        return None
+    world = find_world(config.id)
+    return world if world is not None and world.make_vector is not None and world.vector_fits(config) else None
+
+
+def team_worlds() -> str:
+    """The registered ids of worlds with two teams, for messages."""
+    return ", ".join(id for id, path in _WORLDS.items() if _load(path).has_teams)
+
+
+def heuristic_of(id: str) -> Callable[[Mapping[str, Any], float], Actor] | None:
+    """What makes a world's hand-written player; None if it has none."""
+    world = find_world(id)
+    return None if world is None else world.make_heuristic
+
+
+def heuristic_env(given: Any) -> EnvConfig:
+    """The env config of a world with a heuristic: given as config or id, or by its rules, as a mapping or as the world's config object."""
+    if isinstance(given, str):
+        given = EnvConfig(id=given)
+    if isinstance(given, EnvConfig):
+        if heuristic_of(given.id) is not None:
+            return given
+        found = f"the id {given.id}"
+    else:
+        for id in _WORLDS:
+            world = _load(_WORLDS[id])
+            kwargs = world.kwargs_of(given) if world.make_heuristic is not None else None
+            if kwargs is not None:
+                return EnvConfig(id=id, kwargs=dict(kwargs))
+        found = type(given).__name__
+    known = ", ".join(id for id in _WORLDS if heuristic_of(id) is not None)
+    raise ConfigError(f"there is no heuristic for {found}; give the id of a world that has one ({known}), or its rules")

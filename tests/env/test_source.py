@@ -1,0 +1,90 @@
+"""Tests of env/source.py: what was handed over is decided once."""
+
+import functools
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from doubles.duel import DuelVectorEnv
+from doubles.toys import Corridor
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import EnvError
+from inchworm.env.source import EnvSource, InProcessVectorEnv, env_source, make_vector_env
+
+
+def cartpole():
+    return gym.make("CartPole-v1")
+
+
+def cartpoles():
+    return SyncVectorEnv([cartpole] * 3, autoreset_mode=AutoresetMode.DISABLED)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "name", "copies"),
+    [
+        (lambda: "CartPole-v1", "id", "CartPole-v1", None),
+        (lambda: EnvConfig(id="Acrobot-v1"), "config", "Acrobot-v1", None),
+        (lambda: cartpole, "factory", f"{__name__}:cartpole", None),
+        (lambda: Corridor, "factory", "doubles.toys:Corridor", None),
+        (lambda: functools.partial(cartpole), "factory", "partial", None),
+        (cartpole, "gymnasium", "CartPole-v1", 1),
+        (Corridor, "gymnasium", "Corridor", 1),
+        (cartpoles, "gymnasium.vector", "SyncVectorEnv", 3),
+        (lambda: InProcessVectorEnv(Corridor, 2), "vector", "InProcessVectorEnv", 2),
+        (lambda: DuelVectorEnv(3), "vector", "doubles.duel:DuelVectorEnv", 3),
+    ],
+)
+def test_what_was_handed_over(make, kind, name, copies):
+    source = env_source(make())
+    assert (source.kind, source.name, source.num_copies) == (kind, name, copies)
+    assert source.can_be_copied == (copies is None)
+    assert source.is_instance == (kind == "gymnasium")
+    assert env_source(source) is source
+
+
+def test_a_pettingzoo_environment_is_an_instance():
+    team_toys = pytest.importorskip("inchworm.worlds.team_toys")
+    world = next(value for value in vars(team_toys).values() if isinstance(value, type) and hasattr(value, "possible_agents"))
+    source = env_source(world())
+    assert (source.kind, source.num_copies, source.is_instance, source.can_be_copied) == ("pettingzoo", 1, True, False)
+    assert source.name == f"{team_toys.__name__}:{world.__name__}"
+    assert source.for_evaluation(EnvConfig()) is None
+
+
+@pytest.mark.parametrize("thing", [3, None, SimpleNamespace(num_lanes=2)])
+def test_anything_else_is_refused(thing):
+    with pytest.raises(EnvError, match="an environment must be an id"):
+        make_vector_env(thing)
+
+
+def test_separate_copies_for_evaluation():
+    config = EnvConfig(max_episode_steps=5)
+    assert env_source("CartPole-v1").for_evaluation(config) == EnvSource(config, "config")
+    for given in (cartpole, cartpole()):  # a registered environment can be made again
+        again = env_source(given).for_evaluation(config)
+        assert again is not None
+        env = again.given()
+        assert env is not given
+        env.reset()
+        assert [env.step(0)[3] for _ in range(5)] == [False] * 4 + [True]  # with the config's limit
+    assert env_source(Corridor()).for_evaluation(config) is None
+    assert env_source(InProcessVectorEnv(Corridor, 1)).for_evaluation(config) is None
+
+
+def test_a_vector_env_is_returned_with_the_attributes_it_lacks():
+    duel = DuelVectorEnv(2)
+    assert make_vector_env(duel) is duel
+    assert (duel.global_state_space, duel.agents_leave) == (None, True)
+
+
+def test_a_source_makes_the_vector_env_of_what_was_given():
+    source = env_source(Corridor).with_config(EnvConfig(max_episode_steps=2))
+    env = make_vector_env(source, 2)
+    env.reset()
+    actions = np.zeros(2, np.int64)
+    assert not env.step(actions).truncated.any()
+    assert env.step(actions).truncated.all()
