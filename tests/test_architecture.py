@@ -170,8 +170,6 @@ NEVER = {
 NOT_YET = {
     ("inchworm.collect.actors", "inchworm.backends.numpy.distributions"),
     ("inchworm.collect.actors", "inchworm.backends.numpy.policy"),
-    ("inchworm.env.source", "inchworm.worlds.cartpole"),
-    ("inchworm.env.workers.auto", "inchworm.worlds.cartpole"),
     ("inchworm.policy.composite", "inchworm.rollout.rollout"),
     ("inchworm.policy.spec", "inchworm.rollout.sequences"),
 }

@@ -48,10 +48,9 @@ def test_what_was_handed_over(make, kind, name, copies):
 
 def test_a_pettingzoo_environment_is_an_instance():
     team_toys = pytest.importorskip("inchworm.worlds.team_toys")
-    world = next(value for value in vars(team_toys).values() if isinstance(value, type) and hasattr(value, "possible_agents"))
-    source = env_source(world())
+    source = env_source(team_toys.Sacrifice())
     assert (source.kind, source.num_copies, source.is_instance, source.can_be_copied) == ("pettingzoo", 1, True, False)
-    assert source.name == f"{team_toys.__name__}:{world.__name__}"
+    assert source.name == "inchworm.worlds.team_toys:Sacrifice"
     assert source.for_evaluation(EnvConfig()) is None
 
 

@@ -168,9 +168,9 @@ def test_a_return_that_is_not_finite_is_an_error() -> None:
 
 
 def test_evaluation_has_its_own_copies_and_no_more_workers_than_those() -> None:
-    config = for_evaluation(EnvConfig(num_envs=16, num_workers=12), 4)
+    config = for_evaluation(EnvConfig(id="Acrobot-v1", num_envs=16, num_workers=12), 4)
     assert (config.num_envs, config.num_workers) == (4, 4)
-    assert for_evaluation(EnvConfig(), 4).num_workers == "auto"
+    assert for_evaluation(EnvConfig(id="Acrobot-v1"), 4).num_workers == "auto"
 
 
 def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
@@ -199,12 +199,12 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
 
 @pytest.mark.parametrize(("copies", "workers", "helps"), [(2, 2, False), (3, 2, True), (1, 1, False)])
 def test_evaluation_of_a_run_that_helps_its_workers_has_a_share_only_if_one_is_left(copies: int, workers: int, helps: bool) -> None:
-    source = EnvConfig(id="CartPole-v1", num_envs=4, num_workers=2, help_workers=True)
+    source = EnvConfig(id="Acrobot-v1", num_envs=4, num_workers=2, help_workers=True)
     found = for_evaluation(source, copies)
     assert (found.num_envs, found.num_workers, found.help_workers) == (copies, workers, helps)
 
 
-def test_skirmish_is_scored_in_this_process_whatever_trained_it() -> None:
+def test_vectorised_worlds_are_scored_in_this_process_whatever_trained_them() -> None:
     trained = EnvConfig(id="Skirmish-v0", num_envs=8, num_workers=2, help_workers=True)
     assert for_evaluation(trained, 4) == EnvConfig(id="Skirmish-v0", num_envs=4, num_workers=0)
     limited = trained.replace(max_episode_steps=20, help_workers=False)  # which arenas that step as one do not know

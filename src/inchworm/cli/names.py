@@ -51,7 +51,8 @@ def check_can_be_trained_in(config: TrainingConfig) -> None:
         return
     if config.opponent.mode != "none":
         raise UsageError(
-            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as {team_worlds()}; {config.env.id} has one agent"
+            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as {team_worlds()}; "
+            f"{config.env.id} has one agent"
         )
     if config.policy.central_critic:
         raise UsageError(f"policy.central_critic needs an environment with several agents; {config.env.id} has one")

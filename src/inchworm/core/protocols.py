@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inchworm.train.loop import TrainingState
 
 UNKNOWN_EXACTNESS = "the vector env does not say whether it can be restored exactly (attribute inexact)"
+_MISSING = object()
 
 
 @runtime_checkable
@@ -260,15 +261,16 @@ def reads_global_state(policy: object) -> bool:
 
 def complete_vector_env(env: Any) -> VectorEnv:
     """Give a vector env that was written elsewhere the optional attributes of `VectorEnv` that it lacks."""
-    if not hasattr(env, "lanes_per_copy"):
-        env.lanes_per_copy = 1
-    if not hasattr(env, "num_envs"):
-        env.num_envs = env.num_lanes // env.lanes_per_copy
-    if not hasattr(env, "global_state_space"):
-        env.global_state_space = None
-    if not hasattr(env, "agents_leave"):
-        env.agents_leave = env.lanes_per_copy > 1
-    if not hasattr(env, "inexact"):
-        env.inexact = () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,)
+    lanes_per_copy = getattr(env, "lanes_per_copy", 1)
+    defaults = {
+        "lanes_per_copy": 1,
+        "num_envs": env.num_lanes // lanes_per_copy,
+        "global_state_space": None,
+        "agents_leave": lanes_per_copy > 1,
+        "inexact": () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,),
+    }
+    for name, default in defaults.items():
+        if getattr(env, name, _MISSING) is _MISSING:
+            setattr(env, name, default)
     completed: VectorEnv = env
     return completed

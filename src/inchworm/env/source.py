@@ -28,6 +28,9 @@ __all__ = ["EnvSource", "InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "e
 
 DEFAULT_NUM_ENVS = 8
 
+_VECTOR_ENV = ("num_lanes", "send", "recv", "load_state_dict")
+"""What a `VectorEnv` has and no other kind of environment."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
@@ -103,7 +106,7 @@ def env_source(env: Any) -> EnvSource:
         return EnvSource(env, "id")
     if isinstance(env, EnvConfig):
         return EnvSource(env, "config")
-    if not isinstance(env, type) and all(hasattr(env, name) for name in ("num_lanes", "send", "recv", "load_state_dict")):
+    if not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV):
         return EnvSource(complete_vector_env(env), "vector")
     if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
         return EnvSource(env, "gymnasium.vector")

@@ -20,7 +20,7 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.core.types import EndedEpisode, EnvStep
 from inchworm.env.registry import vectorised
-from inchworm.env.source import EnvSource, env_source, make_vector_env
+from inchworm.env.source import env_source, make_vector_env
 from inchworm.env.teams import Team, as_team
 from inchworm.evaluate.stats import EvalStats
 
@@ -134,8 +134,9 @@ def opened(env: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
         made.close()
 
 
-def for_evaluation(env: EnvSource, num_envs: int) -> Any:
-    """Adapt an env source to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
+def for_evaluation(given: Any, num_envs: int) -> Any:
+    """Adapt what was handed over to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
+    env = env_source(given)
     if env.kind == "gymnasium":
         return _Borrowed(env.given)
     if env.kind == "pettingzoo":
