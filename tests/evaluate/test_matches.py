@@ -107,7 +107,7 @@ def test_a_player_from_another_world_is_refused_in_one_line(place: int) -> None:
 
 
 def test_a_replay_needs_a_world_that_can_be_shown() -> None:
-    with pytest.raises(ConfigError, match="cannot make a replay of DuelVectorEnv.*only games of Skirmish-v0"):
+    with pytest.raises(ConfigError, match=r"cannot make a replay of DuelVectorEnv.*only games of Skirmish-v0"):
         play_match(Plays(1), Plays(2), DuelVectorEnv(2), 4, save_replay=True)
 
 
