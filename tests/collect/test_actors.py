@@ -1,4 +1,4 @@
-"""A random actor does what is legal, everything that is, equally often."""
+"""A random actor draws legal actions uniformly; names make actors."""
 
 import numpy as np
 import pytest
@@ -44,11 +44,11 @@ def test_numbers_are_uniform_within_bounds_and_normal_without():
     assert np.allclose(step.log_probs, expected, atol=1e-4)
 
 
-def test_names_mean_actors():
+def test_actors_by_name():
     assert isinstance(make_actor("random", Teams.action_space, "Any-v0"), RandomActor)
     assert read_opponent("heuristic:0.25") == ("heuristic", 0.25)
     assert read_opponent("heuristic") == ("heuristic", 1.0)
-    for name, words in (("nobody", "unknown opponent"), ("heuristic", "Any-v0 has no heuristic")):
+    for name, words in (("unknown", "unknown opponent"), ("heuristic", "Any-v0 has no heuristic")):
         with pytest.raises(ConfigError, match=words):
             make_actor(name, Teams.action_space, "Any-v0")
     for text in ("2", "x", "nan", "-0.1", ""):

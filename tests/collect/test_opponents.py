@@ -1,4 +1,4 @@
-"""Who plays which lane, when opponents change, whose return is counted, and that all of it comes back."""
+"""Which lanes opponents play, when they change, whose return is counted, and that all of it is restored."""
 
 import copy
 
@@ -18,7 +18,7 @@ from inchworm.run.checkpoint import TrainingCheckpointer
 
 
 class Draws:
-    """A source of three opponents; whom a copy meets is drawn uniformly, and everything is written down."""
+    """A source of three opponents, drawn uniformly; draws and results are recorded."""
 
     def __init__(self):
         self.actors = {"one": Always(1), "three": Always(3), "counter": Counter()}
@@ -37,7 +37,7 @@ class Draws:
 
 
 def play(env, steps, action=2):
-    """Constant play; what was seen and what all lanes did."""
+    """Play a constant action; record what was seen and what all lanes did."""
     shown = []
     for _ in range(steps):
         step = env.step(np.full(env.num_lanes, action))
@@ -61,7 +61,7 @@ def test_team_lanes_are_halves_of_copies():
             team_lanes(3, width, sides)
 
 
-def test_it_keeps_the_contract_over_our_lanes():
+def test_it_is_a_vector_env_of_our_lanes():
     env = OpponentVectorEnv(Teams(4, 4, shares_state=True), Always(1), team_lanes(4, 4, [0, 1, 0, 1]))
     assert isinstance(env, VectorEnv)
     assert (env.num_lanes, env.lanes_per_copy, env.num_envs) == (8, 2, 4)
@@ -72,7 +72,7 @@ def test_it_keeps_the_contract_over_our_lanes():
     assert step.observations["seen"][:, :2].astype(int).tolist() == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 0], [2, 1], [3, 2], [3, 3]]
     assert step.episode_starts.all()
     assert step.rewards.tolist() == [0.0] * 8
-    assert step.global_state["world"].shape == (4, 1)  # once per copy, whoever looks
+    assert step.global_state["world"].shape == (4, 1)  # once per copy
     assert step.global_state["first"].tolist() == [0, 2, 0, 2]  # which agent our first is: a critic must know its side
     assert env.global_state_space == spaces.Dict({"first": spaces.Discrete(4), "world": env.inner.global_state_space})
 
@@ -174,9 +174,9 @@ def test_a_resumed_game_has_the_same_bits(steps, tmp_path):
 
 
 def test_the_memory_matters_to_the_resumed_game():
-    """The same, with the memory or the stream left out: then the games differ, so the test above could see it."""
+    """With a wrong memory or stream the games differ, so the test above can fail."""
 
-    def go_on(spoil):
+    def resumed(spoil):
         env = OpponentVectorEnv(Teams(3, 4), Counter(), team_lanes(3, 4), seed=9)
         env.reset()
         play(env, 3)
@@ -187,15 +187,17 @@ def test_the_memory_matters_to_the_resumed_game():
         other.reset(indices=())
         return play(env, 12), play(other, 12)
 
-    assert same(*go_on(lambda state: None))
-    assert not same(*go_on(lambda state: state["memory"][0]["state"]["count"].fill(0)))
+    assert same(*resumed(lambda state: None))
+    assert not same(*resumed(lambda state: state["memory"][0]["state"]["count"].fill(0)))
     assert not same(
-        *go_on(lambda state: state.update(stream=OpponentVectorEnv(Teams(), Counter(), [0, 4, 8, 12]).state_dict()["opponents"]["stream"]))
+        *resumed(
+            lambda state: state.update(stream=OpponentVectorEnv(Teams(), Counter(), [0, 4, 8, 12]).state_dict()["opponents"]["stream"])
+        )
     )
 
 
 def test_memory_stays_with_its_lanes_when_groups_change():
-    """One copy leaves and another joins the counter's group: those who stay go on counting."""
+    """One copy leaves and another joins the counter's group: the copies that stay keep their count."""
     source = Draws()
     order = {0: ["counter", "one"], 1: ["counter"] * 2, 2: ["one", "counter"]}
     source.draw = lambda copy, rng: order[copy].pop(0)
@@ -210,7 +212,7 @@ def test_memory_stays_with_its_lanes_when_groups_change():
     assert env.inner.got.tolist() == [0, 1, 0, 3, 0, 1]
 
 
-def test_an_opponent_forgets_when_an_episode_begins():
+def test_an_opponents_memory_is_reset_with_each_episode():
     env = OpponentVectorEnv(Teams(2, 2), Counter(), team_lanes(2, 2), deterministic=True)
     env.reset(seeds=[0, 1])  # of 5 and 6 steps
     theirs = [step[0][1::2].tolist() for step in play(env, 8, action=0)]
@@ -238,7 +240,7 @@ def test_a_source_that_remembers_is_saved_with_the_env():
 @pytest.mark.parametrize(
     "lanes", [[], [0, 0, 4, 8, 12], [0, 4, 8], [4, 0, 8, 12], [0, 1, 4, 8, 12], [0, 4, 8, 16], list(range(16)), [[0, 4, 8, 12]]]
 )
-def test_lanes_that_are_no_team_are_refused(lanes):
+def test_lanes_that_are_not_a_team_are_rejected(lanes):
     with pytest.raises(ConfigError, match="equally many in each of 4 copies"):
         OpponentVectorEnv(Teams(), Always(1), lanes)
 
@@ -261,7 +263,7 @@ def test_bad_opponents_are_one_clear_line():
         wrong.step(np.zeros(8, int))
 
 
-def test_wrong_order_of_calls_and_other_games_are_refused():
+def test_wrong_order_of_calls_and_other_games_are_rejected():
     env = OpponentVectorEnv(Teams(), Counter(), team_lanes(4, 4))
     with pytest.raises(EnvError, match="nothing to act on"):
         env.send(np.zeros(8, int))
@@ -290,7 +292,7 @@ def _without_teams():
     return env
 
 
-def test_the_rest_passes_through():
+def test_other_calls_are_forwarded():
     env = OpponentVectorEnv(Teams(), Counter(), team_lanes(4, 4))
     env.set_reset_options({"skill": 1}, [2])
     assert env.inner.options == {"options": {"skill": 1}, "indices": [2]}

@@ -1,8 +1,7 @@
-"""Rollouts of teams: dead rows count in nothing, cuts are the true successors, and credit runs on after a death where it should."""
+"""Rollouts of teams: invalid rows are not counted, cuts are the true successors, and credit flows past a death with a global state."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
 
 
 class Memory:
-    """An actor that does nothing, and remembers how many observations it has read since the last start; 0 is what it begins with."""
+    """An actor that does nothing, and counts the observations it has read since the last start."""
 
     def initial_state(self, num_lanes: int) -> np.ndarray:
         return np.zeros((num_lanes, 1), np.float32)
@@ -37,7 +36,7 @@ class Memory:
 
 
 class Dies:
-    """The hero gives itself up."""
+    """The hero sacrifices itself."""
 
     def initial_state(self, num_lanes: int) -> tuple[()]:
         return ()
@@ -54,15 +53,15 @@ def collected(plan: Any, steps: int, *, copies: int = 1, global_state: bool = Fa
     return rollout, collector
 
 
-def test_the_dead_are_not_valid_and_take_no_steps():
-    """Two copies of three agents in 8 steps; the second dies after 2 of 6: 2 x (6 x 3 - 4 + 2 x 3) = 40 living steps."""
+def test_rows_after_a_death_are_invalid_and_not_counted():
+    """Two copies of three agents in 8 steps; the second dies after 2 of 6: 2 x (6 x 3 - 4 + 2 x 3) = 40 valid steps."""
     rollout, collector = collected(DEATHS, 8, copies=2)
     row = [1, 1, 1]
     assert rollout.valid[:, :3].astype(int).tolist() == [row, row, *[[1, 0, 1]] * 4, row, row]
     assert rollout.num_valid == collector.env_steps == 40
     assert rollout.terminated[:, 1].astype(int).tolist() == [0, 1, 0, 0, 0, 1, 0, 1]
     records = {record.lane: record for record in rollout.episodes}
-    # 1 + … + 6 = 21 | 11 + 12 = 23 | 21 + … + 26 = 141; lengths are living steps
+    # 1 + … + 6 = 21 | 11 + 12 = 23 | 21 + … + 26 = 141; lengths count valid steps
     assert [(records[lane].episode_return, records[lane].length) for lane in range(3)] == [(21, 6), (23, 2), (141, 6)]
     assert {record.info["team_return"] for record in rollout.episodes} == {185}
     assert collector.episodes == 6
@@ -77,11 +76,11 @@ def test_cuts_are_true_successors_also_of_agents_that_left():
     assert rollout.terminated.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]]  # its death, in the last row
     assert rollout.cut_rows.tolist() == [[0, 2], [3, 0], [3, 1], [3, 2]]
     assert rollout.cut_observations[:, :2].tolist() == [[2, 1], [0, 4], [1, 4], [2, 4]]  # (place, steps taken) where they got to
-    assert rollout.cut_state[:, 0].tolist() == [1, 4, 2, 1]  # observations read: who joins has forgotten what was before
+    assert rollout.cut_state[:, 0].tolist() == [1, 4, 2, 1]  # observations read since the agent joined
     assert rollout.episodes == ()
 
 
-def test_an_agent_that_never_lived_has_no_record():
+def test_an_agent_that_never_joined_has_no_record():
     rollout, collector = collected([[(0, 2, "terminated")], [(9, 10, "terminated")]], 4)
     assert [(record.lane, record.length) for record in rollout.episodes] == [(0, 2), (0, 2)]
     assert collector.env_steps == 4
@@ -118,8 +117,8 @@ def test_save_load_combine_and_select(tmp_path: Path):
 
 @pytest.mark.parametrize("plan", [DEATHS, JOINS])
 @pytest.mark.parametrize("global_state", [False, True])
-def test_stopped_anywhere_it_goes_on_as_if_not(plan: Any, global_state: bool):
-    """Also where an agent has just joined, is dead, or is back: memory, returns and lengths are what they were."""
+def test_resuming_anywhere_changes_no_bit(plan: Any, global_state: bool):
+    """Also where an agent has just joined, is dead, or has rejoined: memory, returns and lengths are restored."""
 
     def fresh() -> RolloutCollector:
         env = make_vector_env(lambda: Comings(plan, pension=0.25), 2, global_state=global_state, seed=4)
@@ -138,8 +137,8 @@ def test_stopped_anywhere_it_goes_on_as_if_not(plan: Any, global_state: bool):
 
 
 @pytest.mark.parametrize("lane", [0, 1, 2])
-def test_one_agent_of_each_copy_may_leave_and_join_beside_opponents(lane: int):
-    """The copies have three lanes, of which we see one: its comings and goings are those that it has among the others."""
+def test_one_agent_of_each_copy_leaves_and_joins_among_opponents(lane: int):
+    """The copies have three lanes, of which we see one: it leaves and joins as in the whole environment."""
     plan = [[(0, 4, "terminated")], [(1, 2, "truncated"), (3, 4, "truncated")], [(0, 1, "truncated"), (2, 3, "terminated")]]
 
     def alone() -> RolloutCollector:
@@ -160,7 +159,7 @@ def test_one_agent_of_each_copy_may_leave_and_join_beside_opponents(lane: int):
         assert np.array_equal(one.cut_observations, two.cut_observations)
 
 
-def test_a_world_of_one_agent_is_a_lane_like_any_other():
+def test_a_team_of_one_agent_is_an_ordinary_lane():
     rollout, collector = collected([[(0, 3, "truncated")]], 7, copies=2)
     assert rollout.rewards[:, 0].tolist() == [1, 2, 3, 1, 2, 3, 1]
     assert rollout.truncated[:, 1].tolist() == [False, False, True] * 2 + [False]
@@ -168,7 +167,7 @@ def test_a_world_of_one_agent_is_a_lane_like_any_other():
     assert collector.env_steps == 14
 
 
-def test_who_lives_at_the_successors_of_cut_rows():
+def test_cut_valid_tells_whether_the_successor_has_an_agent():
     """Two games of 3 steps, cut off: the second agent dies in the step of the cut, the third before it; the fourth lives on."""
     plan = [[(0, 3, "truncated")], [(0, 3, "terminated")], [(0, 2, "terminated")], [(0, 3, "truncated")]]
     rollout, _ = collected(plan, 5, global_state=True)
@@ -181,7 +180,7 @@ def test_who_lives_at_the_successors_of_cut_rows():
 
 
 @pytest.mark.parametrize("seen", [None, [1, 3]])
-def test_a_central_critic_says_the_same_of_a_successor_and_of_the_row_that_it_becomes(seen: list[int] | None):
+def test_a_central_critic_values_a_successor_as_the_row_that_it_becomes(seen: list[int] | None):
     """Wherever rollouts are cut: where agents die, join, or are away, their memories with them."""
     plan = [[(0, 6, "truncated")], [(0, 2, "terminated"), (3, 5, "truncated")]]
 
@@ -202,8 +201,8 @@ def test_a_central_critic_says_the_same_of_a_successor_and_of_the_row_that_it_be
         part = parted.collect(count)
         found = compute_advantages(policy, part, ppo)
         np.testing.assert_allclose(found.values, whole.values[row : row + count], rtol=1e-5, atol=1e-6)
-        goes_on = ~part.terminated
-        np.testing.assert_allclose(found.next_values[goes_on], whole.next_values[row : row + count][goes_on], rtol=1e-5, atol=1e-6)
+        continues = ~part.terminated
+        np.testing.assert_allclose(found.next_values[continues], whole.next_values[row : row + count][continues], rtol=1e-5, atol=1e-6)
         row += count
 
 
@@ -227,7 +226,7 @@ def test_a_global_state_that_is_not_finite_stops_the_run():
 
 
 class Critic:
-    """Says what it is told: `values` of rows [T, B], `at_cuts` of successors [K]."""
+    """Returns given `values` of rows [T, B] and `at_cuts` of successors [K]."""
 
     policy_version = 0
 
@@ -254,7 +253,7 @@ def test_without_a_global_state_credit_stops_at_death():
 
 
 def test_with_a_global_state_a_sacrifice_is_credited_with_what_it_wins():
-    """The same game: now row 0 is not terminated, and the recursion runs through the rows of the dead.
+    """The same game: now row 0 is not terminated, and the recursion runs through the invalid rows.
 
     A3 = 1 - 2 = -1; A2 = A1 = 0 + 2/2 - 2 + A/4: -1.25, -1.3125; A0 = -0.1 + 2/2 - 2 + A1/4 = -1.1 - 0.328125.
     """
@@ -268,7 +267,7 @@ def test_with_a_global_state_a_sacrifice_is_credited_with_what_it_wins():
     assert plain.advantages[0, 0] == pytest.approx(0.9)
 
 
-def test_a_game_that_is_cut_off_is_bootstrapped_for_the_dead_too():
+def test_a_truncated_game_is_bootstrapped_for_dead_agents_too():
     """The second dies in row 1 of 3, the game is truncated after row 2 with V = 8 there; gamma = lambda = 1, values 0, pension 1.
 
     Row 2: A = 1 + 8 = 9; row 1: 12 + 9 = 21; row 0: 11 + 21 = 32.
@@ -281,16 +280,3 @@ def test_a_game_that_is_cut_off_is_bootstrapped_for_the_dead_too():
     alone, _ = collected(plan, 3, pension=1.0)
     found = compute_advantages(Critic(np.zeros((3, 2)), [8, 8]), alone, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
     assert found.advantages[:2, 1].tolist() == [23, 12]
-
-
-def test_a_garbled_dead_row_is_made_harmless_with_the_rest_unchanged():
-    from inchworm.rollout.sequences import fill_invalid_rows
-
-    rollout, _ = collected(DEATHS, 8, global_state=True)
-    dead = ~rollout.valid
-    observations = np.where(dead[..., None], np.nan, rollout.observations)
-    clean = fill_invalid_rows(dataclasses.replace(rollout, observations=observations))
-    assert np.isfinite(clean.observations).all()
-    assert np.array_equal(clean.rewards, rollout.rewards)
-    assert clean.global_state is rollout.global_state
-    assert clean.cut_global_state is rollout.cut_global_state

@@ -1,4 +1,4 @@
-"""The rollout as a value: reading, joining, splitting, checking; data of other origin."""
+"""The rollout: reading, checks, data of other origin, combining, selecting lanes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assert_equal(left: Rollout, right: Rollout) -> None:
 
 
 def data(steps: int = 3, lanes: int = 2, **changes):
-    """The least that makes a rollout: entry 10 * t + b, every lane's last row terminated."""
+    """The required fields of a rollout: entry 10 * t + b, every lane's last row terminated."""
     number = 10 * np.arange(steps)[:, None] + np.arange(lanes)
     terminated = np.zeros((steps, lanes), bool)
     terminated[-1:] = True
@@ -122,7 +122,7 @@ def test_map_reaches_every_array():
 
 def test_successor_observations():
     # Lane 0: row 0 goes on, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
-    # Lane 1: row 0 terminated: its successor is the next row, which nobody may use.
+    # Lane 1: row 0 terminated: its successor is the next row, which must not be used.
     observations = np.array([[1.0, 10], [2, 20], [3, 30]])
     rollout = Rollout.from_dict(
         data(
@@ -141,7 +141,7 @@ def test_successor_observations():
 # from_dict
 
 
-def test_the_least_that_makes_a_rollout():
+def test_the_required_fields_make_a_rollout():
     rollout = Rollout.from_dict(data())
     assert not rollout.truncated.any()
     assert rollout.valid.all()
@@ -172,7 +172,7 @@ def test_the_input_is_neither_changed_nor_shared():
         assert not rollout[name].flags.writeable
     given["rewards"][:] = -1
     np.testing.assert_array_equal(rollout.rewards, copies["rewards"])
-    assert Rollout.from_dict(rollout.to_dict()).rewards is rollout.rewards  # nobody can write to it: no copy
+    assert Rollout.from_dict(rollout.to_dict()).rewards is rollout.rewards  # read-only: no copy
 
 
 def test_episode_starts_follow_ends():
@@ -211,7 +211,7 @@ def test_given_cut_rows_are_sorted_with_what_belongs_to_them():
     assert_equal(Rollout.from_dict(given), rich())
 
 
-def test_tensors_and_lists_are_taken():
+def test_tensors_and_lists_are_accepted():
     torch = pytest.importorskip("torch")
     expected = Rollout.from_dict(data())
     assert_equal(Rollout.from_dict({name: torch.from_numpy(array) for name, array in data().items()}), expected)
@@ -225,7 +225,7 @@ def test_wider_floats_and_whole_rewards_are_cast():
     assert rollout.log_probs.dtype == rollout.rewards.dtype == np.float32
 
 
-def test_opinions_are_ignored_with_a_warning():
+def test_what_the_learner_computes_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="values, returns ignored: learn computes them itself"):
         rollout = Rollout.from_dict(data(values=np.zeros((3, 2)), returns="whatever"))
     assert_equal(rollout, Rollout.from_dict(data()))
@@ -240,7 +240,7 @@ def test_empty_rollouts_are_legal(shape):
 
 
 T32 = np.zeros((3, 2))
-REFUSED = {
+REJECTED = {
     "missing": (lambda d: d.pop("actions"), "lacks actions; required are observations"),
     "typo": (lambda d: d.update(log_prob=T32), "unknown rollout key 'log_prob'; did you mean log_probs?"),
     "obs": (lambda d: d.update(obs=T32), "did you mean observations"),
@@ -302,9 +302,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words(case):
-    change, words = REFUSED[case]
+@pytest.mark.parametrize("case", REJECTED)
+def test_wrong_data_are_rejected_with_a_reason(case):
+    change, words = REJECTED[case]
     given = data()
     change(given)
     with pytest.raises(RolloutError, match=words):
@@ -471,11 +471,11 @@ def without(rollout: Rollout, **changes) -> Rollout:
         (lambda: rich(copies=4), "rollout 1: global_state has 1 lanes per env copy, rollout 0 2"),
     ],
 )
-def test_what_does_not_fit_is_named(other, words):
+def test_rollouts_that_do_not_fit_are_rejected(other, words):
     with pytest.raises(RolloutError, match=words):
         combine_rollouts([rich(), other()])
 
 
-def test_nothing_to_combine():
+def test_combining_nothing_is_an_error():
     with pytest.raises(RolloutError, match="no rollout to combine"):
         combine_rollouts([])
