@@ -122,8 +122,8 @@ def test_a_full_disk_is_said(cli: Any, game: Path, opened: list[str], monkeypatc
         (["game.json", "--out", "game.json"], 2, "--out game.json is the replay itself; name another file"),
         (["game.json", "--out", "."], 2, "--out . is a directory; name a file in it"),
         (["game.json", "--opne"], 2, "unknown flag --opne; did you mean --open?"),
-        (["cut.json"], 1, "cut.json is no replay that can be read: it is cut short or no JSON"),
-        (["other.json"], 1, """other.json is no replay that can be read: its "format" is 'x\\x1b[31m'"""),
+        (["cut.json"], 1, "cut.json is not a readable replay: truncated or not JSON"),
+        (["other.json"], 1, """other.json is not a readable replay: "format" is 'x\\x1b[31m'"""),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments: list[str], code: int, words: str, cli: Any, game: Path, opened: list[str]) -> None:

@@ -58,17 +58,17 @@ def put(place: str, value: Any) -> Change:
 
 
 WRONG: dict[str, tuple[Change, str]] = {
-    "another format": (put("format", "other"), """its "format" is 'other' and not "inchworm-replay\""""),
-    "no format": (lambda replay: replay.pop("format"), 'its "format" is None'),
-    "a later version": (put("version", 2), "it has version 2 of the format, and this inchworm reads 1; update inchworm"),
-    "version true": (put("version", True), "it has version True"),
-    "version text": (put("version", "1"), "it has version '1'"),
+    "another format": (put("format", "other"), """"format" is 'other', not "inchworm-replay\""""),
+    "no format": (lambda replay: replay.pop("format"), '"format" is None'),
+    "a later version": (put("version", 2), "format version 2 is not supported (this inchworm reads 1); update inchworm"),
+    "version true": (put("version", True), "format version True"),
+    "version text": (put("version", "1"), "format version '1'"),
     "no frames": (lambda replay: replay.pop("frames"), "the replay lacks frames"),
-    "an unknown entry": (put("more", 1), "the replay has the unknown entry 'more'"),
+    "an unknown entry": (put("more", 1), "the replay has the unknown key 'more'"),
     "an empty game": (put("frames", []), "frames has 0 entries; there must be 1 to 101"),
     "more frames than steps": (put("world.max_steps", 2), "frames has 4 entries; there must be 1 to 3"),
-    "frames as text": (put("frames", "x"), "frames is str and no list"),
-    "a frame that is a list": (put("frames.1", []), "frames[1] is list and no mapping"),
+    "frames as text": (put("frames", "x"), "frames is str, not a list"),
+    "a frame that is a list": (put("frames.1", []), "frames[1] is list, not a mapping"),
     "a unit too few": (lambda replay: replay["frames"][2]["units"].pop(), "frames[2].units has 1 entries; there must be 2"),
     "a row too short": (lambda replay: replay["frames"][2]["units"][0].pop(), "frames[2].units has 4 entries; there must be 5"),
     "a place that is NaN": (put("frames.1.units.0.0", math.nan), "frames[1].units: a place or facing is nan"),
@@ -82,13 +82,13 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a score that is null": (put("frames.0.score.1", None), "frames[0].score is None"),
     "a shooter who is not there": (
         put("frames.1.shots.0.0", 2),
-        "frames[1].shots: the shooter is 2; it must be a whole number from 0 to 1",
+        "frames[1].shots: the shooter is 2; it must be an integer from 0 to 1",
     ),
     "a shooter from behind": (put("frames.1.shots.0.0", -1), "the shooter is -1"),
     "half a target": (put("frames.1.shots.0.1", 0.5), "the target is 0.5"),
     "a hit that is true": (put("frames.1.shots.0.2", True), "hit is True"),
     "65 shots": (put("frames.1.shots", [[0, 1, 1]] * 65), "frames[1].shots has 65 entries; there must be 0 to 64"),
-    "world as a list": (put("world", []), "world is list and no mapping"),
+    "world as a list": (put("world", []), "world is list, not a mapping"),
     "no width": (put("world.width", 0), "world.width is 0; it must be a number from 0.001 to 10000"),
     "an endless height": (put("world.height", 1e308), "world.height is 1e+308"),
     "1,001 walls": (put("world.walls", [[0, 0, 1, 1]] * 1001), "world.walls has 1,001 entries; there must be 0 to 1,000"),
@@ -98,15 +98,15 @@ WRONG: dict[str, tuple[Change, str]] = {
     "one team": (put("world.teams", ["blue"]), "world.teams has 1 entries; there must be 2"),
     "a team that is a number": (put("world.teams.0", 5), "world.teams[0] is 5; it must be text"),
     "no units": (put("world.units", []), "world.units has 0 entries; there must be 1 to 64"),
-    "a third team": (put("world.units.0.team", 2), "world.units[0].team is 2; it must be a whole number from 0 to 1"),
+    "a third team": (put("world.units.0.team", 2), "world.units[0].team is 2; it must be an integer from 0 to 1"),
     "a kind without letters": (put("world.units.0.kind", ""), "world.units[0].kind is ''"),
     "a kind of a million letters": (put("world.units.0.kind", "x" * 10**6), "it must be text of at most 1,000 characters"),
-    "half a character": (put("world.units.0.kind", "\ud800"), "world.units[0].kind holds half a character"),
+    "half a character": (put("world.units.0.kind", "\ud800"), "world.units[0].kind contains a lone surrogate"),
     "no health at all": (put("world.units.0.max_health", 0), "world.units[0].max_health is 0"),
     "an arc of 7": (put("world.units.0.arc", 7), "world.units[0].arc is 7"),
     "10^30 steps": (put("world.max_steps", 10**30), "world.max_steps is 1000000000000000000000000000000; it must"),
     "no time": (put("world.step_seconds", 0), "world.step_seconds is 0"),
-    "meta as a list": (put("meta", []), "meta is list and no mapping"),
+    "meta as a list": (put("meta", []), "meta is list, not a mapping"),
     "three players": (put("meta.players", ["a", "b", "c"]), "meta.players has 3 entries; there must be 2"),
     "players that are numbers": (put("meta.players", [1, 2]), "meta.players[0] is 1; it must be text"),
     "meta beyond JSON": (put("meta.x", {1, 2}), "a number in meta is {1, 2}; it must be a number"),
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "meta with a name of numbers": (put("meta.x", {1: 2}), "a name in meta is 1; it must be text"),
     "meta with 10^30": (put("meta.x", 10**30), "a number in meta is 1000000000000000000000000000000; it"),
     "meta too deep": (put("meta.x", json.loads("[" * 9 + "]" * 9)), "meta is more than 8 levels deep"),
-    "a result that is text": (put("result", "won"), "result is str and no mapping"),
+    "a result that is text": (put("result", "won"), "result is str, not a mapping"),
     "a third winner": (put("result.winner", 2), "result.winner is 2"),
     "an unknown reason": (put("result.reason", "magic"), "result.reason is 'magic'; it must be one of elimination, zone, time"),
 }
@@ -137,7 +137,7 @@ def test_whatever_is_wrong_is_said_in_one_line(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("data", [None, [], "x", 3])
 def test_other_data_are_no_replay(data: Any) -> None:
-    with pytest.raises(CorruptFileError, match=f'its "format" is {type(data).__name__} and not'):
+    with pytest.raises(CorruptFileError, match=f'"format" is {type(data).__name__}, not'):
         check_replay(data)
 
 
@@ -146,9 +146,7 @@ def test_a_file_cut_short_anywhere_says_so(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     for length in (*range(0, len(whole) - 2, 7), len(whole) - 3):  # the last two are the closing brace and the line's end
         path.write_bytes(whole[:length])
-        with pytest.raises(
-            CorruptFileError, match=r"cut\.json is no replay that can be read: it is cut short or no JSON \(.*char \d+\)\)$"
-        ):
+        with pytest.raises(CorruptFileError, match=r"cut\.json is not a readable replay: truncated or not JSON \(.*char \d+\)\)$"):
             load_replay(path)
     path.write_bytes(whole[:-1])
     assert load_replay(path) == small_replay()
@@ -157,7 +155,7 @@ def test_a_file_cut_short_anywhere_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\xff\xfe{}", "it is no UTF-8 text (byte 0)"),
+        (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
         (b"[]", "JSON that is no object"),
         (b'{"format":"inchworm-replay","format":"x"}', "JSON with a key that stands there twice"),
         (b'{"format":NaN}', "JSON with the number NaN"),
@@ -191,7 +189,7 @@ def test_a_directory_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_format, "MAX_BYTES", 500)
-    with pytest.raises(ReplayError, match=r"too long to be read again \(9\d\d bytes and 1\d\d values; .*record fewer steps"):
+    with pytest.raises(ReplayError, match=r"too large \(9\d\d bytes and 1\d\d values; .*record fewer steps"):
         save_replay(tmp_path / "game.json", small_replay())
     monkeypatch.undo()
     monkeypatch.setattr(replay_format, "JSON_PIECES", 100)

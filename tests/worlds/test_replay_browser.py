@@ -104,7 +104,7 @@ def test_what_is_shown_is_what_the_file_says(small: Page) -> None:
     assert (small.text("#clock"), small.text("#step")) == ("0.5 s", "step 1 / 3")
     small.scrub(2 / 3)
     assert small.texts("#units .health") == ["10 / 10", "dead"]
-    assert small.text("#zone-state") == "zone: nobody's"
+    assert small.text("#zone-state") == "zone: neutral"
     small.scrub(1)
     assert small.frame == 3
     assert small.texts("#units .health") == ["7.5 / 10", "dead"]

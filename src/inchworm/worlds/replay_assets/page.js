@@ -1,11 +1,11 @@
 "use strict";
-// The page of one replay. All text from the file is shown through textContent; nothing of it becomes markup.
+// The page of a replay. All text from the file is set through textContent, so that none of it becomes markup.
 (() => {
   const replay = JSON.parse(document.getElementById("replay").textContent);
   const { world, frames, result, meta } = replay;
   const X = 0, Y = 1, FACING = 2, HEALTH = 3, COOLDOWN = 4; // the columns of a unit's row
   const LAST = frames.length - 1;
-  const MOST_EVENTS = 500; // a longer list helps nobody, and is slow
+  const MOST_EVENTS = 500; // a longer list is slow and not useful
   const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
   const byId = (id) => document.getElementById(id);
   const canvas = byId("arena"), pen = canvas.getContext("2d");
@@ -36,7 +36,7 @@
 
   const slowest = world.units.map((_, index) => frames.reduce((most, frame) => Math.max(most, frame.units[index][COOLDOWN]), 1e-9));
 
-  /** Who scores for the zone in a frame: 0, 1, "both" of them stand in it, or null. */
+  /** Which team scores for the zone in a frame: 0, 1, "both" if units of both are in it, or null. */
   const holders = frames.map((frame, number) => {
     const before = number ? frames[number - 1].score : [0, 0];
     const gains = [frame.score[0] - before[0], frame.score[1] - before[1]];
@@ -50,14 +50,14 @@
     return present[0] && present[1] ? "both" : null;
   });
 
-  /** "blue S1, S2 and H3 kill red H3", or "red H3 dies" where no shot tells who did it. */
+  /** "blue S1, S2 and H3 kill red H3", or "red H3 dies" if no shot hit it. */
   function killText(frame, index) {
     const killers = frame.shots.filter(([, target, hit]) => hit && target === index).map(([shooter]) => shooter);
     if (!killers.length) return `${unitName(index)} dies`;
     const same = killers.every((killer) => world.units[killer].team === world.units[killers[0]].team);
-    const told = killers.map((killer, place) => (place && same ? names[killer] : unitName(killer)));
-    const last = told.pop();
-    return told.length ? `${told.join(", ")} and ${last} kill ${unitName(index)}` : `${last} kills ${unitName(index)}`;
+    const listed = killers.map((killer, place) => (place && same ? names[killer] : unitName(killer)));
+    const last = listed.pop();
+    return listed.length ? `${listed.join(", ")} and ${last} kill ${unitName(index)}` : `${last} kills ${unitName(index)}`;
   }
 
   const events = (() => {
@@ -132,7 +132,7 @@
     return made;
   }
 
-  // ---- the parts that do ------------------------------------------------------------------------------------------------------
+  // ---- the parts that change --------------------------------------------------------------------------------------------------
 
   function show() {
     const number = Math.floor(state.at), frame = frames[number];
@@ -152,7 +152,7 @@
     draw();
   }
 
-  /** Mark the events of this frame, and keep the last one that has happened in sight. */
+  /** Mark the events of this frame, and scroll to the latest one. */
   function showEvents(number) {
     const list = byId("events");
     let latest = list.firstChild;
@@ -167,7 +167,7 @@
   }
 
   function zoneText(holder) {
-    if (holder === null) return "zone: nobody's";
+    if (holder === null) return "zone: neutral";
     return holder === "both" ? "zone: contested" : `zone: ${world.teams[holder]}`;
   }
 
@@ -214,7 +214,7 @@
   const toX = (x) => x * state.scale;
   const toY = (y) => (world.height - y) * state.scale; // y points upwards in the world
 
-  /** Where the units are now: between two frames each goes straight, and turns the shorter way. */
+  /** Interpolate the units between two frames: straight lines, and turns the shorter way. */
   function between() {
     const number = Math.floor(state.at), part = state.at - number, rows = frames[number].units;
     if (!part) return rows;
@@ -309,7 +309,7 @@
     pen.fill();
     disc(row[X], row[Y], size);
     pen.fill();
-    if (unit.team) { // a ring, so that the teams differ without colours, too
+    if (unit.team) { // a ring, so that the teams differ without colours as well
       disc(row[X], row[Y], size * 0.74);
       pen.fillStyle = colours.card;
       pen.fill();
@@ -394,7 +394,7 @@
 
   function tick(now) {
     if (!state.playing) return;
-    const passed = Math.max(0, Math.min(250, now - state.clock)); // a page in the background does not leap ahead
+    const passed = Math.max(0, Math.min(250, now - state.clock)); // a page in the background does not jump ahead
     state.clock = now;
     state.at = Math.min(LAST, state.at + (passed / 1000 / world.step_seconds) * Number(speed.value));
     if (state.at >= LAST) pause();
@@ -412,7 +412,7 @@
 
   function key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const own = event.target.closest("button, select, summary, input[type=checkbox]"); // these have keys of their own
+    const own = event.target.closest("button, select, summary, input[type=checkbox]"); // these handle keys themselves
     if (own && (event.key === " " || event.key === "Enter" || own === speed)) return;
     const far = event.shiftKey ? 10 : 1;
     const actions = {
