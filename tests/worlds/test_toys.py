@@ -80,7 +80,7 @@ def test_the_mixed_corridor_has_masks_a_dict_and_a_hybrid_action() -> None:
 
 
 def test_a_corridor_needs_a_length() -> None:
-    with pytest.raises(ValueError, match="1 step or more"):
+    with pytest.raises(ValueError, match="must be 1 or more"):
         MemoryCorridor(0)
 
 

@@ -1,7 +1,7 @@
-"""Step 1 of 9: CartPole's equations, once for arrays of lanes and once lane by lane, bit-equal to Gymnasium's environment.
+"""Step 1 of 9: CartPole for all lanes together, bit-identical to Gymnasium's environment.
 
-Every line is one of Gymnasium's, its operations in the same order and in float64. Python's own floats are the quicker
-way for a few lanes (most of a short NumPy call is overhead), arrays for many.
+The operations are Gymnasium's, in the same order and in float64: once in Python floats, which are faster for a few lanes (most of a short
+NumPy call is overhead), and once on arrays, for many lanes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -27,14 +27,14 @@ from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 
 class Dynamics(Protocol):
-    """What moves all lanes of CartPole by one step."""
+    """The equations of CartPole for all lanes."""
 
     def move(self) -> list[int]:
-        """One Euler step of every lane with the actions in the rows; the observations go there too. Returns the lanes that fell."""
+        """Take one Euler step of every lane with the actions in the rows, write the observations there, and return the lanes that fell."""
         ...
 
     def put(self, lane: int, state: Array) -> None:
-        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        """Set one lane's state (x, x_dot, theta, theta_dot) and its observation."""
         ...
 
 
@@ -52,7 +52,7 @@ class LaneByLane:
         self._limits = float(env.x_threshold), float(env.theta_threshold_radians)
 
     def move(self) -> list[int]:
-        """One Euler step of every lane; returns the lanes that fell."""
+        """Take one Euler step of every lane; return the lanes that fell."""
         states, raw, pack, cos, sin = self._states, self._bytes, self._pack, self._cos, self._sin
         polemass_length, total_mass, gravity, length, masspole, tau = self._constants
         x_limit, theta_limit = self._limits
@@ -63,7 +63,7 @@ class LaneByLane:
             elif action == 0:
                 force = -self._force
             else:
-                _refuse(self._rows.actions)
+                raise _invalid(self._rows.actions)
             x, x_dot, theta, theta_dot = states[lane]
             costheta, sintheta = cos(theta), sin(theta)
             temp = (force + polemass_length * (theta_dot * theta_dot) * sintheta) / total_mass
@@ -80,22 +80,22 @@ class LaneByLane:
         return fell
 
     def put(self, lane: int, state: Array) -> None:
-        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        """Set one lane's state (x, x_dot, theta, theta_dot) and its observation."""
         self._states[lane] = tuple(map(float, state))  # type: ignore[assignment]
         self._rows.observations[lane] = state
 
 
 @functools.cache
 def trigonometry() -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """(cos, sin) of one float with NumPy's bits, which are Gymnasium's: Python's own where they are the same, which is quicker."""
+    """Return (cos, sin) of one float with NumPy's bits, as in Gymnasium: Python's own functions, which are faster, if they agree."""
     angles = np.linspace(-0.5, 0.5, 2001).tolist()  # the pole falls at 0.21
     if all(math.cos(angle) == np.cos(angle) and math.sin(angle) == np.sin(angle) for angle in angles):
         return math.cos, math.sin
     return (lambda angle: float(np.cos(angle))), (lambda angle: float(np.sin(angle)))
 
 
-def _refuse(actions: Array) -> NoReturn:
-    raise EnvError(f"actions {actions.tolist()} are not all 0 or 1, as CartPole's must be")
+def _invalid(actions: Array) -> EnvError:
+    return EnvError(f"actions {actions.tolist()} are not all 0 or 1, as CartPole requires")
 
 
 class AllAtOnce:
@@ -104,7 +104,7 @@ class AllAtOnce:
     def __init__(self, env: CartPoleEnv, rows: StepRows) -> None:
         num_lanes = len(rows.rewards)
 
-        def everywhere(constant: float) -> np.ndarray:  # [B]: NumPy takes an array in half the time that a float takes
+        def everywhere(constant: float) -> np.ndarray:  # [B]: an array operand is twice as fast as a float
             return np.full(num_lanes, constant, np.float64)
 
         self._rows = rows
@@ -122,10 +122,10 @@ class AllAtOnce:
         self._limits = np.stack([everywhere(env.x_threshold), everywhere(env.theta_threshold_radians)])
 
     def move(self) -> list[int]:
-        """One Euler step of every lane; returns the lanes that fell."""
+        """Take one Euler step of every lane; return the lanes that fell."""
         actions = self._rows.actions  # [B]
         if np.bitwise_or.reduce(actions) not in (0, 1):
-            _refuse(actions)
+            raise _invalid(actions)
         positions, speeds = self.state
         theta, theta_dot = positions[1], speeds[1]
         force, cos, sin, temp, low, high = self._scratch
@@ -168,13 +168,13 @@ class AllAtOnce:
         return self._fell.nonzero()[0].tolist()
 
     def put(self, lane: int, state: Array) -> None:
-        """Set one lane's state (x, x_dot, theta, theta_dot), and its observation."""
+        """Set one lane's state (x, x_dot, theta, theta_dot) and its observation."""
         self._ordered[lane] = np.reshape(state, (2, 2))
         self._seen[lane] = self._ordered[lane]
 
 
 _FEW_LANES = 16
-"""Measured: up to here floats cost less than arrays, whose overhead is that of some 20 lanes."""
+"""Measured: up to this number floats are faster than arrays, whose overhead is that of about 20 lanes."""
 
 _IDS = ("CartPole-v0", "CartPole-v1")
 
@@ -185,7 +185,7 @@ def _vector_fits(config: EnvConfig) -> bool:
 
 
 class _CartPoleEngine(Engine):
-    """The engine that moves all lanes of CartPole at once."""
+    """Steps all lanes of CartPole together."""
 
     lanes_per_copy = 1
 
@@ -201,7 +201,7 @@ class _CartPoleEngine(Engine):
         self._options: list[Any] = [None] * num_lanes
         self._now = 0  # steps taken
         self._cuts = np.zeros(num_lanes, np.int64)  # [B] the step at which the time limit ends each running episode
-        self._next_cut = self._limit  # no cut is sooner
+        self._next_cut = self._limit  # no time limit is reached earlier
         self._flags_set = False
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -210,7 +210,7 @@ class _CartPoleEngine(Engine):
             self._begin(lane, seed)
 
     def _begin(self, lane: int, seed: int) -> None:
-        """The first state of an episode, drawn as Gymnasium's environment draws it."""
+        """Draw the first state of an episode as Gymnasium's environment does."""
         self._env.reset(seed=seed, options=self._options[lane])
         self._put(lane, 0)
 
@@ -220,10 +220,10 @@ class _CartPoleEngine(Engine):
         self._next_cut = min(self._next_cut, self._now + self._limit - taken)
 
     def start(self) -> None:
-        """Nothing to wake: `finish` takes the step."""
+        """Do nothing: `finish` takes the step."""
 
     def finish(self) -> list[Ended]:
-        """One step of all lanes; where an episode ended, the next has begun."""
+        """Step all lanes; where an episode ended, begin the next."""
         fell = self._dynamics.move()
         self.rows.rewards.fill(1.0)
         if self._flags_set:
@@ -252,28 +252,28 @@ class _CartPoleEngine(Engine):
         return [(lane, {}) for lane in over]
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
-        """Reset options from the lanes' next reset on."""
+        """Set the options of the lanes' next resets."""
         for lane, value in zip(indices, options):
             self._options[lane] = value
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
-        """Bring lanes to where their episodes stood, each with Gymnasium's own environment."""
-        return [self._replay(job) for job in jobs]
-
-    def _replay(self, job: Replay) -> tuple[float, int]:
-        block = Block(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
-        block.attach(carve_rows(self.observation_space, self.action_space, 1, 1)[0])
-        total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
-        self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
-        self._put(job.copy, taken)
-        return total, taken
+        """Replay episodes, each in Gymnasium's own environment; return (return, steps) of each."""
+        results = []
+        for job in jobs:
+            block = Block(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
+            block.attach(carve_rows(self.observation_space, self.action_space, 1, 1)[0])
+            total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
+            self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
+            self._put(job.copy, taken)
+            results.append((total, taken))
+        return results
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
 
 class NativeCartPole(LaneVectorEnv):
-    """CartPole-v0 or -v1, all lanes at once: the same bits as `InProcessVectorEnv` in a fraction of the time."""
+    """CartPole-v0 or -v1, all lanes together: bit-identical to `InProcessVectorEnv`, and several times as fast."""
 
     needs_trial = False  # replay is exact: tests compare it
 
@@ -287,8 +287,8 @@ def _dynamics(num_lanes: int) -> Callable[[CartPoleEnv, StepRows], Dynamics]:
 
 @functools.cache
 def _is_bit_equal(name: str, dynamics: Callable[[CartPoleEnv, StepRows], Dynamics]) -> bool:
-    """Whether this Gymnasium and this NumPy give the same bits with these dynamics as one environment at a time: 64 steps of 16 lanes."""
-    lanes = 16  # more than any vector register holds, so that whole registers and remainders are both compared
+    """Whether these equations are bit-identical to the installed Gymnasium's with the installed NumPy, in 64 steps of 16 lanes."""
+    lanes = 16  # more than a vector register holds
     engine = _CartPoleEngine(name, lanes, None, dynamics)
     engine.reset(range(lanes), range(lanes))
     engine.rows.next_seeds[:] = np.arange(lanes) + lanes

@@ -1,6 +1,6 @@
-"""Serves the tests of teams: tiny PettingZoo worlds with known answers: agents that come and go, and a sacrifice that pays.
+"""Small PettingZoo environments with known answers: agents that come and go, and a sacrifice that pays.
 
-They need the extra `marl`; this module is imported only by who wants one of them.
+They need the extra `marl`, which is why they are separate from `toys`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inchworm.core.spaces import MASK_KEY
 try:
     from pettingzoo import ParallelEnv
 except ImportError as error:
-    raise MissingExtraError('worlds of many agents need PettingZoo; type: pip install "inchworm[marl]"') from error
+    raise MissingExtraError('environments with many agents need PettingZoo; type: pip install "inchworm[marl]"') from error
 
 Stay = tuple[int, int, Literal["terminated", "truncated"]]
 """(steps taken when an agent appears, steps taken when it leaves, which flag it then gets)."""
@@ -29,10 +29,10 @@ JOINS: tuple[tuple[Stay, ...], ...] = (((0, 5, "terminated"),), ((2, 5, "termina
 
 
 class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
-    """Agents that come and go by a plan, whatever they do. One sees (its place, steps taken, luck); its reward is 10 place + steps taken.
+    """Agents that come and go by a plan. The observation is (index, steps taken, luck), the reward 10 index + steps taken.
 
-    Luck depends on the seed and on the actions of the living, so that a replay with other actions is noticed; those of others do not
-    matter. Whoever is away gets `pension` a step. `state()` is (steps taken, agents that live, luck).
+    Luck depends on the seed and on the actions of the agents present, so that a replay with other actions is noticed. Absent agents get
+    `pension` per step. `state()` is (steps taken, number of agents present, luck).
     """
 
     metadata: dict[str, Any] = {"name": "comings", "is_parallelizable": True}  # noqa: RUF012
@@ -53,7 +53,7 @@ class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
             self.action_masks = self._mask
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
-        """(place, steps, luck), beside a mask if it is a key."""
+        """(index, steps taken, luck), with a mask if that is a key."""
         seen = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         return spaces.Dict({"seen": seen, MASK_KEY: spaces.MultiBinary(3)}) if self.masks == "key" else seen
 
@@ -62,17 +62,17 @@ class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin with those who are there at 0."""
+        """Begin with the agents that are present at step 0."""
         self._rng = np.random.default_rng(seed)
         self._now, self._luck = 0, float(self._rng.random()) + float((options or {}).get("luck", 0))
         self.agents = self._present()
         return self._observations(self.agents), self._infos(self.agents)
 
     def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
-        """One step of the living."""
+        """Step with the actions of the agents present."""
         acted = self.agents
         if set(actions) != set(acted):
-            raise AssertionError(f"the living are {acted}, but {list(actions)} acted")
+            raise AssertionError(f"present are {acted}, but {list(actions)} acted")
         self._now += 1
         self._luck = (self._luck + float(self._rng.random()) + 0.1 * sum(int(action) for action in actions.values())) % 1.0
         self.agents = self._present()
@@ -85,7 +85,7 @@ class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
         return self._observations(shown), rewards, *flags, self._infos(shown)
 
     def state(self) -> np.ndarray:
-        """(steps taken, agents that live, luck)."""
+        """(steps taken, number of agents present, luck)."""
         return np.array([self._now, len(self.agents), self._luck], np.float32)
 
     def _present(self) -> list[str]:
@@ -97,7 +97,7 @@ class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
         return next((flag for _, last, flag in stays if last == self._now), None)
 
     def _mask(self, agent: str) -> np.ndarray:
-        """What an agent may do: all but one of the three, which moves on with the steps."""
+        """All actions but one, which changes with every step."""
         forbidden = (self._now + self.possible_agents.index(agent)) % 3
         return np.array([choice != forbidden for choice in range(3)])
 
@@ -116,9 +116,9 @@ class Comings(ParallelEnv[str, Any, int]):  # type: ignore[misc]
 
 
 class Sacrifice(ParallelEnv[str, Any, int]):  # type: ignore[misc]
-    """Two agents, and `length` steps. Action 1 of the first in the first step kills it, and only then both get 1 at the end.
+    """Two agents and `length` steps. Action 1 of the first agent in the first step kills it, and only then both get 1 at the end.
 
-    So its best is to die at once: a learner whose credit stops at death never finds that out, because it costs `price` on the spot.
+    The best policy is to die at once for `price`, which a learner whose credit stops at death never learns.
     """
 
     metadata: dict[str, Any] = {"name": "sacrifice", "is_parallelizable": True}  # noqa: RUF012
@@ -131,48 +131,48 @@ class Sacrifice(ParallelEnv[str, Any, int]):  # type: ignore[misc]
         self.state_space = spaces.Box(0, 1, (length + 2,), np.float32)
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
-        """Steps taken as one of `length` + 1, and whether it is the hero."""
+        """Steps taken, one-hot of `length` + 1, and whether it is the hero."""
         return spaces.Box(0, 1, (self.length + 2,), np.float32)
 
     def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
-        """Live, or die."""
+        """0: live, 1: die."""
         return spaces.Discrete(2)
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG002
-        """Both live."""
-        self._now, self._fell = 0, False
+        """Begin with both agents alive."""
+        self._now, self._died = 0, False
         self.agents = list(self.possible_agents)
         return {agent: self._seen(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
-        """One step; at the last both are paid, whether they live or not."""
+        """Take one step; in the last one both agents are rewarded, alive or not."""
         acted, first = self.agents, self._now == 0
         self._now += 1
-        falls = first and int(actions["hero"]) == 1
-        self._fell = self._fell or falls
+        dies = first and int(actions["hero"]) == 1
+        self._died = self._died or dies
         over = self._now == self.length
         rewards = dict.fromkeys(acted, 0.0)
-        if falls:
+        if dies:
             rewards["hero"] -= self.price
-        if over and self._fell:
+        if over and self._died:
             rewards |= {agent: rewards.get(agent, 0.0) + 1.0 for agent in self.possible_agents}
-        ends = {agent: over or (agent == "hero" and falls) for agent in acted}
+        ends = {agent: over or (agent == "hero" and dies) for agent in acted}
         self.agents = [agent for agent in acted if not ends[agent]]
         return {agent: self._seen(agent) for agent in acted}, rewards, ends, dict.fromkeys(acted, False), {agent: {} for agent in acted}
 
     def state(self) -> np.ndarray:
-        """Steps taken as one of `length` + 1, and whether the hero fell."""
-        return np.array([*(np.arange(self.length + 1) == self._now), self._fell], np.float32)
+        """Steps taken, one-hot of `length` + 1, and whether the hero died."""
+        return np.array([*(np.arange(self.length + 1) == self._now), self._died], np.float32)
 
     def _seen(self, agent: str) -> np.ndarray:
         return np.array([*(np.arange(self.length + 1) == self._now), agent == "hero"], np.float32)
 
 
 def comings(**kwargs: Any) -> Comings:
-    """A factory for `inchworm.worlds.team_toys:comings`."""
+    """Create `Comings`; the id is `inchworm.worlds.team_toys:comings`."""
     return Comings(**kwargs)
 
 
 def sacrifice(**kwargs: Any) -> Sacrifice:
-    """A factory for `inchworm.worlds.team_toys:sacrifice`."""
+    """Create `Sacrifice`; the id is `inchworm.worlds.team_toys:sacrifice`."""
     return Sacrifice(**kwargs)
