@@ -28,7 +28,7 @@ MEMORY = 6 << 30
 
 
 def main() -> None:
-    """Call it once for nothing, so that what it imports on its way is not timed."""
+    """Run the command once on a missing file, so that its imports are not timed, and then on each file."""
     from inchworm.cli.main import main as command_line
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -118,13 +118,9 @@ def by_library(case: Case, path: Path) -> str:
         section, key = name.split(".")
         if getattr(getattr(config, section), key) != expected:
             return f"{name} was read as {getattr(getattr(config, section), key)!r}"
-    wrong = verdict(case, None)
-    return wrong or _written_and_read(config, path)
-
-
-def _written_and_read(config: Any, path: Path) -> str:
-    """Whether a config is the same after it has been written, as a run does it, and read again."""
-    path.write_text(config.to_yaml(), encoding="utf-8")
+    if wrong := verdict(case, None):
+        return wrong
+    path.write_text(config.to_yaml(), encoding="utf-8")  # as a run does it
     try:
         again = type(config).from_yaml(path)
     except Exception as error:
@@ -132,7 +128,7 @@ def _written_and_read(config: Any, path: Path) -> str:
     return "" if again == config else "written and read again it is another config"
 
 
-def by_command_line(cases: list[tuple[int, Case]], directory: Path, seconds: float) -> dict[int, tuple[str, float]]:
+def by_command_line(cases: list[tuple[int, Case]], directory: Path, work: Work) -> dict[int, tuple[str, float]]:
     """`inchworm train --config …` for each, in one process after its imports; what is wrong with each, and how long it took."""
     directory.mkdir()
     paths = {number: directory / f"{number}.yaml" for number, _ in cases}
@@ -143,7 +139,7 @@ def by_command_line(cases: list[tuple[int, Case]], directory: Path, seconds: flo
         command, cwd=directory, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as child:
         try:
-            output, _ = child.communicate(timeout=seconds)
+            output, _ = child.communicate(timeout=120 + 2.0 * len(cases))
         except subprocess.TimeoutExpired:
             child.kill()
             output, _ = child.communicate()
@@ -153,7 +149,7 @@ def by_command_line(cases: list[tuple[int, Case]], directory: Path, seconds: flo
         wrong = verdict(case, row["text"])
         if row["code"] != 2 or "Traceback" in row["text"] or len(row["text"].splitlines()) != 1:
             wrong = f"exit code {row['code']}: {row['text'][-300:]}"
-        elif row["seconds"] > EXIT_SECONDS:
+        elif work.late(row["seconds"], EXIT_SECONDS):
             wrong = f"it took {row['seconds']:.2f} s"
         found[number] = (wrong, row["seconds"])
     for number, _ in cases[len(rows) :]:
@@ -210,7 +206,7 @@ def fuzz(work: Work) -> Outcome:
     share = [(n, case) for n, case in enumerate(cases) if case.outcome == "refused"][:: 20 if work.count > 1000 else 4]
     share += [(work.count + n, case) for n, case in enumerate(absurd_cases())]
     slowest = 0.0
-    for number, (wrong, seconds) in by_command_line(share, work.scratch / "cli", 60 + 2.0 * len(share)).items():
+    for number, (wrong, seconds) in by_command_line(share, work.scratch / "cli", work).items():
         slowest = max(slowest, seconds)
         case = cases[number] if number < work.count else absurd_cases()[number - work.count]
         outcome.check(not wrong, f"case {number} by the command line, {case.what}: {wrong}")

@@ -1,22 +1,24 @@
 """What a procedure of the fault programme is, and the list of all of them.
 
-A procedure is one function with an ID. It does something bad `work.count` times in `work.scratch`, and says how often all was well:
+A procedure is one function with an ID. It causes a fault `work.count` times in `work.scratch` and counts how often the result was right:
 
-    @procedure("A7", title="Two trainers on one run", must="the second refuses within 1 s", full=20, usual=20, test=2)
+    @procedure("A7", title="Two trainers on one run", must="the second refuses within 1 s", full=20, test=2)
     def two_trainers(work: Work) -> Outcome:
         outcome = Outcome()
         for number in work.each():
-            outcome.check(refused_in_time(...), f"attempt {number}: it took 3.2 s")
+            outcome.check(refused(...) and not work.late(seconds, 1.0), f"attempt {number}: it took 3.2 s")
         return outcome
 
-The same function serves `make faults` (usual or full count) and the fast suite (`test` count). A peer's run of the same procedure
-is another function, `@peer("A7", "Stable-Baselines3")`. To add to the programme, write a function in a module of `MODULES`.
+`make faults` runs it with its usual or full count, the test suite with its `test` count. The same procedure with a peer is another
+function, `@peer("A7", "Stable-Baselines3")`. To extend the programme, write a function in a module of `MODULES`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,8 +38,6 @@ MODULES = (
 )
 """The modules that contain procedures, by section."""
 
-KEPT_FAILURES = 20
-
 
 def child_environment(**variables: str) -> dict[str, str]:
     """Return the environment of a child process: this package and the doubles of the tests are importable, and BLAS uses one thread."""
@@ -55,27 +55,28 @@ def benchmark(name: str) -> Any:
 
 @dataclass
 class Outcome:
-    """How often all was well, figures that were measured on the way, and in words what was not well."""
+    """How many cases passed, what was measured, and why cases failed."""
 
     passed: int = 0
     total: int = 0
     figures: dict[str, str] = field(default_factory=dict)
     """Name -> value with its unit, such as "longest wait" -> "0.31 s"."""
     failures: list[str] = field(default_factory=list)
+    """The first 20 failures."""
     notes: list[str] = field(default_factory=list)
-    """What a reader must know to judge the figure: what was left out, and why."""
+    """What a reader must know to judge the figures."""
 
-    def check(self, fine: bool, otherwise: str) -> bool:
-        """Count one case; `otherwise` says what was wrong with it, for a person who has to find out why."""
+    def check(self, passed: bool, failure: str) -> bool:
+        """Count one case; `failure` describes what was wrong if it did not pass."""
         self.total += 1
-        self.passed += bool(fine)
-        if not fine and len(self.failures) < KEPT_FAILURES:
-            self.failures.append(otherwise)
-        return bool(fine)
+        self.passed += bool(passed)
+        if not passed and len(self.failures) < 20:
+            self.failures.append(failure)
+        return bool(passed)
 
     @property
     def is_fine(self) -> bool:
-        """All that was tried was well, and something was tried."""
+        """Whether there were cases and all of them passed."""
         return self.total > 0 and self.passed == self.total
 
 
@@ -117,16 +118,16 @@ class Procedure:
     id: str
     title: str
     must: str
-    """The pass figure in words."""
+    """When it passes, in words."""
     full: int
     """The count that the programme asks for."""
     usual: int
     """The count of `make faults`."""
     test: int
-    """The count in the fast suite; 0 leaves it out there, because another test of the suite shows the same."""
+    """The count in the test suite; 0 where other tests of the suite cover the same."""
     run: Run
     alone: bool = False
-    """Whether nothing else may run meanwhile, because it measures short times."""
+    """Whether nothing else may run at the same time, because short times are measured."""
     needs: str = ""
     """What the machine must have, such as strace; without it the procedure is reported as not run."""
     possible: Callable[[], bool] = lambda: True
@@ -137,31 +138,20 @@ PROCEDURES: dict[str, Procedure] = {}
 PEERS: dict[tuple[str, str], Run] = {}
 
 
-def procedure(
-    id: str,
-    *,
-    title: str,
-    must: str,
-    full: int,
-    usual: int | None = None,
-    test: int,
-    alone: bool = False,
-    needs: str = "",
-    possible: Callable[[], bool] = lambda: True,
-) -> Callable[[Run], Run]:
-    """Put a function into the programme."""
+def procedure(id: str, *, title: str, must: str, full: int, test: int, usual: int | None = None, **options: Any) -> Callable[[Run], Run]:
+    """Add a function to the programme; `options` are the other fields of `Procedure`."""
 
     def enter(run: Run) -> Run:
         if id in PROCEDURES:
             raise ValueError(f"there are two procedures {id}")
-        PROCEDURES[id] = Procedure(id, title, must, full, full if usual is None else usual, test, run, alone, needs, possible)
+        PROCEDURES[id] = Procedure(id, title, must, full, full if usual is None else usual, test, run, **options)
         return run
 
     return enter
 
 
 def peer(id: str, name: str) -> Callable[[Run], Run]:
-    """A peer's run of the procedure `id`, as alike as the peer allows."""
+    """Add the same procedure with a peer, as similar as the peer allows."""
 
     def enter(run: Run) -> Run:
         PEERS[id, name] = run
@@ -171,26 +161,12 @@ def peer(id: str, name: str) -> Callable[[Run], Run]:
 
 
 def load_all() -> dict[str, Procedure]:
-    """Every procedure by its ID, in their order, after importing the modules that hold them."""
+    """Import all modules of the programme; every procedure by its ID, A2 before A10."""
     for name in MODULES:
         importlib.import_module(f"faults.{name}")
-    return dict(sorted(PROCEDURES.items(), key=lambda entry: _order(entry[0])))
-
-
-def _order(id: str) -> tuple[str, int, str]:
-    """A2 comes before A10."""
-    number = "".join(letter for letter in id[1:] if letter.isdigit())
-    return id[0], int(number or 0), id
+    return dict(sorted(PROCEDURES.items(), key=lambda entry: (entry[0][0], int(re.sub(r"\D", "", entry[0])), entry[0])))
 
 
 def as_data(outcome: Outcome, *, count: int, seconds: float) -> dict[str, Any]:
-    """An outcome as it is kept."""
-    return {
-        "passed": outcome.passed,
-        "total": outcome.total,
-        "figures": outcome.figures,
-        "failures": outcome.failures,
-        "notes": outcome.notes,
-        "count": count,
-        "seconds": round(seconds, 1),
-    }
+    """An outcome as it is stored."""
+    return {**dataclasses.asdict(outcome), "count": count, "seconds": round(seconds, 1)}
