@@ -170,8 +170,6 @@ NEVER = {
 NOT_YET = {
     ("inchworm.collect.actors", "inchworm.backends.numpy.distributions"),
     ("inchworm.collect.actors", "inchworm.backends.numpy.policy"),
-    ("inchworm.policy.composite", "inchworm.rollout.rollout"),
-    ("inchworm.policy.spec", "inchworm.rollout.sequences"),
 }
 """Imports that still point upwards; this set only shrinks."""
 

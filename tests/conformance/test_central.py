@@ -125,7 +125,7 @@ def test_the_actor_never_sees_the_world(backend: Any, kind: str) -> None:
 
 def test_without_a_global_state_it_says_so(backend: Any) -> None:
     given, policy = data(), backend.policy(spec_of("mlp"), weights_of(spec_of("mlp")))
-    with pytest.raises(RolloutError, match=r"central_critic reads a global state, and there is none.*global_state=True"):
+    with pytest.raises(RolloutError, match=r"central_critic needs a global state, and there is none.*global_state=True"):
         policy.value(backend.tree(given["observations"]), (), backend.array(given["episode_starts"]))
     with pytest.raises(RolloutError, match="there is none"):
         policy.evaluate(backend.minibatch(minibatch_of({**given, "global_state": ()}, ())))

@@ -164,7 +164,10 @@ def test_statistics_see_own_lanes_only() -> None:
         (lambda p: CompositePolicy({"loss": p["x"]}, ["loss"]), "'loss' cannot name a policy"),
         (lambda p: CompositePolicy(p, ["x", "y"], trainable=["w"]), "trainable names 'w', but there are x, y"),
         (lambda p: CompositePolicy({**p, "y": Counter(1)}, ["x", "y"], trainable=["y"]), "'y', but it is a Counter, which cannot learn"),
-        (lambda p: CompositePolicy(p, ["x", "y"], trainable="x", ppo={"y": {}}), "ppo names 'y', but x learns; name one that does"),
+        (
+            lambda p: CompositePolicy(p, ["x", "y"], trainable="x", ppo={"y": {}}),
+            "ppo names 'y', but it does not learn; those that learn: x",
+        ),
         (lambda p: CompositePolicy(p, ["x", "y"], ppo={"x": {"rollout_steps": 3}}), "ppo.rollout_steps belongs to the rollout"),
         (lambda p: CompositePolicy(p, ["x", "y"]).check_lanes(5), r"lane_map names 2 lane\(s\), but the environment has 5; name 5, or"),
         (lambda p: CompositePolicy(p, ["x", "y"]).check_lanes(8, 4), "but the environment has 8; name the 4 of one copy or all 8"),

@@ -90,7 +90,7 @@ def test_a_whole_file_with_a_wrong_content_is_refused(tmp_path):
         (weights_of(), {**SPEC.to_dict(), "action_space": 3}),
     ):
         write(weights, spec)
-        with pytest.raises(CorruptFileError, match="holds no valid policy"):
+        with pytest.raises(CorruptFileError, match="is not a valid policy file"):
             load_policy(path)
     write(weights_of(), SPEC.to_dict(), version=99)
     with pytest.raises(CorruptFileError, match="version 99"):
@@ -198,7 +198,7 @@ def test_a_spec_that_asks_for_too_much_allocates_nothing(tmp_path, section, chan
     write_tensor_file(tmp_path / "x", weights_of(), kind="policy", version=1, header={"spec": spec})
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptFileError, match="x holds no valid policy"):
+        with pytest.raises(CorruptFileError, match="x is not a valid policy file"):
             read_policy(tmp_path / "x")
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:

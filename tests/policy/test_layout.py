@@ -65,8 +65,8 @@ def test_a_sampled_action_is_not_rounded_to_a_narrow_box():
         (spaces.Box(-np.inf, np.inf, (2,)), "tanh", 'needs finite bounds.*use "clip"'),
         (spaces.Box(-3e38, 3e38, (2,)), "tanh", 'needs finite bounds.*use "clip"'),
         (spaces.Text(3), "clip", "Text spaces are not supported"),
-        (spaces.Dict({}), "clip", "leaves nothing to choose"),
-        (spaces.Box(-1, 1, (0,)), "clip", "leaves nothing to choose"),
+        (spaces.Dict({}), "clip", "has nothing to choose"),
+        (spaces.Box(-1, 1, (0,)), "clip", "has nothing to choose"),
         (spaces.Dict({"a": spaces.Graph(BOX, None)}), "clip", "Graph spaces at a are not supported"),
     ],
 )
@@ -78,9 +78,9 @@ def test_action_spaces_that_are_refused(space, bounds, words):
 def test_observation_spaces_that_are_refused():
     with pytest.raises(SpaceError, match="Sequence spaces are not supported"):
         observation_layout(spaces.Sequence(BOX), convolutions=False)
-    with pytest.raises(SpaceError, match="holds nothing that a policy could see"):
+    with pytest.raises(SpaceError, match="has nothing that a policy could read"):
         observation_layout(spaces.Box(-1, 1, (0,)), convolutions=False)
-    with pytest.raises(SpaceError, match="holds nothing that a policy could see"):
+    with pytest.raises(SpaceError, match="has nothing that a policy could read"):
         observation_layout(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), convolutions=False)
 
 

@@ -85,7 +85,7 @@ def test_the_state_is_the_callers(kind, names):
 def test_another_state_is_refused_in_words(state):
     torch_policy = pytest.importorskip("inchworm.backends.torch.policy").TorchPolicy
     for policy in (NumpyPolicy(spec()), torch_policy(spec())):
-        with pytest.raises(InchwormError, match=r"remembers \(lstm\).*each \[2, 1, 4\].*policy.initial_state\(2\)"):
+        with pytest.raises(InchwormError, match=r"memory \(lstm\).*each \[2, 1, 4\].*policy.initial_state\(2\)"):
             policy.act(np.zeros((2, 3), np.float32), state, np.zeros(2, bool), np.random.default_rng(0))
 
 

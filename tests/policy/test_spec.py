@@ -60,7 +60,7 @@ def test_channels_are_the_smaller_end():
 
 
 def test_an_image_that_is_too_small_is_refused_in_words():
-    with pytest.raises(SpaceError, match=r"too small for policy.cnn_filters.*after layer 1.*give smaller kernels"):
+    with pytest.raises(SpaceError, match=r"too small for policy.cnn_filters.*after layer 1.*use smaller kernels"):
         _ = spec_of(spaces.Box(0, 255, (8, 8, 3), np.uint8), kind="cnn").layers
 
 

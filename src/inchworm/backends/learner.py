@@ -73,12 +73,12 @@ class BaseLearner(ABC):
         staleness = self._check(rollout)
         if rollout.num_valid == 0:
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, "learning_rate": self.learning_rate})
-        filled, advantages = self._critic_pass(rollout)
+        filled, advantages = self.critic_pass(rollout)
         if self.statistics is not None and self.statistics.pending:  # the first rollout only enters the normalisers
             metrics = {**EMPTY, "warm_up": 1.0}
         else:
             metrics = self._epochs(filled, advantages, losses, np.unique(rollout.weights_fingerprint))
-        returns, values = self._to_host(advantages.returns), self._to_host(advantages.values)
+        returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
         metrics["explained_variance"] = explained_variance(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = float(staleness)
@@ -120,75 +120,75 @@ class BaseLearner(ABC):
         rollout, collected it.
         """
         length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
-        sequences = self._sequences(rollout, advantages, length, successors=needs_successors(losses))
+        sequences = self.make_sequences(rollout, advantages, length, successors=needs_successors(losses))
         total = sequences.valid.shape[1]
         config, coefficients = self.config, self._coefficients()
         rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
         epochs: list[StepMetrics] = []
         try:
             for _ in range(config.update_epochs):
-                minibatches = self._shuffled(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
+                minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
                 if not epochs:
-                    ratio_error = self._ratio_error(minibatches[0])
+                    ratio_error = self.ratio_error(minibatches[0])
                     if not ratio_error <= RATIO_TOLERANCE and fingerprints.tolist() == [fingerprint(self.policy.get_weights())]:
                         message = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted"
                         warnings.warn(message, stacklevel=3)
-                epochs.append(self._steps(minibatches, coefficients, rate_factor, losses))
-                self._guard.watch(epochs[-1], minibatches, self._host_minibatch)
+                epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
+                self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
                 if config.target_kl is not None and summary(epochs[-1:])["approx_kl"] > 1.5 * config.target_kl:
                     break
         finally:
-            self._publish_weights()
+            self.publish_weights()
         return {**summary(epochs), "ratio_error": ratio_error, "epochs": float(len(epochs))}
 
     @abstractmethod
-    def _critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
         """The rollout in the backend's arrays, with its invalid rows filled, and its advantages."""
 
     @abstractmethod
-    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
+    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
         """The whole rollout as [L, N] sequences, with `valid` [L, N]."""
 
     @abstractmethod
-    def _shuffled(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
+    def shuffle(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
         """One epoch: every sequence in exactly one minibatch."""
 
     @abstractmethod
-    def _ratio_error(self, minibatch: Any) -> float:
+    def ratio_error(self, minibatch: Any) -> float:
         """The largest distance of a probability ratio from 1."""
 
     @abstractmethod
-    def _steps(
+    def take_steps(
         self, minibatches: Sequence[Any], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
         """Take one optimiser step on each minibatch."""
 
     @abstractmethod
-    def _host_minibatch(self, minibatch: Any) -> Minibatch:
-        """A minibatch of `_shuffled` as NumPy arrays."""
+    def host_minibatch(self, minibatch: Any) -> Minibatch:
+        """A minibatch of `shuffle` as NumPy arrays."""
 
     @abstractmethod
-    def _to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Any) -> np.ndarray:
         """One of the backend's arrays as a NumPy array."""
 
     @abstractmethod
-    def _moments(self) -> dict[str, Any]:
+    def moments(self) -> dict[str, Any]:
         """The optimiser's state as plain data and arrays."""
 
     @abstractmethod
-    def _load_moments(self, moments: Mapping[str, Any]) -> None:
+    def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore the optimiser's state."""
 
-    def _publish_weights(self) -> None:  # noqa: B027 - optional
+    def publish_weights(self) -> None:  # noqa: B027 - optional
         """Copy the new weights into the policy, where the backend's steps move a copy of them."""
 
     def profile_points(self) -> list[ProfilePoint]:
-        """The sections of an update, for a profile; a backend adds those inside `_steps`."""
+        """The sections of an update, for a profile; a backend adds those inside `take_steps`."""
         return [
-            ("GAE", self, "_critic_pass"),
-            ("gather", self, "_sequences"),
-            ("gather", self, "_shuffled"),
-            ("forward", self, "_ratio_error"),
+            ("GAE", self, "critic_pass"),
+            ("gather", self, "make_sequences"),
+            ("gather", self, "shuffle"),
+            ("forward", self, "ratio_error"),
         ]
 
     @property
@@ -215,7 +215,7 @@ class BaseLearner(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Optimiser moments, shuffle stream and counters as plain data and arrays."""
         return {
-            "moments": self._moments(),
+            "moments": self.moments(),
             "stream": stream_state(self._stream),
             "env_steps": self.env_steps,
             "updates": self.updates,
@@ -225,7 +225,7 @@ class BaseLearner(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._load_moments(state["moments"])
+        self.load_moments(state["moments"])
         self._stream = restore_stream(state["stream"])
         self.learning_rate_scale = float(state["learning_rate_scale"])
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))

@@ -22,6 +22,9 @@ Path: TypeAlias = tuple[str | int, ...]
 MASK_KEY = "action_mask"
 """The observation key that holds an action mask; it is obeyed, never fed to a network."""
 
+WORLD, PLACE = "world", "place"
+"""Inputs of a central critic: the state of a lane's env copy, and the lane's number within the copy."""
+
 _DTYPES = tuple(np.dtype(kind).name for kind in "?bhilqBHILQefd")  # what a description may name
 _MAX_BYTES, _MAX_RANK = 2**26, 32
 """What a described space may take: room for an image of 2048 x 2048 pixels with 4 channels."""

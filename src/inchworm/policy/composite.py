@@ -1,16 +1,16 @@
-"""Step 4 of 9, for several policies at once: a lane map says who acts for which lane, and one composite policy acts for all of them.
+"""Step 4 of 9 for several policies: a lane map assigns each lane to a policy, and one composite policy acts for all lanes.
 
-Every part learns by itself, from the rollout of its own lanes: see `backends/composite`.
+Each part learns separately, from the rollout of its own lanes: see `backends/composite`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optree
@@ -19,10 +19,12 @@ from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION
-from inchworm.rollout.rollout import Rollout
+
+if TYPE_CHECKING:
+    from inchworm.rollout.rollout import Rollout
 
 Overrides: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""By part: fields of `PPOConfig` that it learns with instead of the run's."""
+"""By part, the fields of `PPOConfig` that differ from the run's."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}")  # it becomes part of file names and metrics
 _TAKEN = {"loss", "grad_norm", "timing", "evaluation", "episode", "opponent", "win_rate"}  # what metrics are called already
@@ -31,32 +33,32 @@ _SHARED = {"rollout_steps", "sequence_length"}  # one rollout serves all parts
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMap:
-    """Several policies and who acts where, before they are made: what `PPOTrainer` takes in the place of one policy.
+    """Several policies, before they are made, and the lanes that each plays: what `PPOTrainer` takes instead of one policy.
 
-    `policies` gives each a name and whatever the trainer takes as a policy ("mlp", a `PolicyConfig`, a policy, a mere `Actor`).
+    `policies` maps names to anything that the trainer takes as a policy ("mlp", a `PolicyConfig`, a policy, an `Actor`).
     `lane_map` names the policy of each lane of one env copy, or of all lanes.
     """
 
     policies: Mapping[str, Any]
     lane_map: Sequence[str]
     trainable: Sequence[str] | None = None
-    """Those that learn; none given: all that can. The others act and stay as they are."""
+    """The policies that learn; None for all that can. The others act and stay as they are."""
     ppo: Overrides = field(default_factory=dict)
-    """By name, fields of `PPOConfig` that differ from the run's, such as `{"red": {"learning_rate": 1e-3}}`."""
+    """By name, the fields of `PPOConfig` that differ from the run's, such as `{"red": {"learning_rate": 1e-3}}`."""
 
     def __post_init__(self) -> None:
         _check_names(self.policies, self.lane_map)
 
     def filled(self, policies: Mapping[str, Actor]) -> CompositePolicy:
-        """The composite policy, once each part has been made."""
+        """The composite policy of these parts."""
         return CompositePolicy(policies, self.lane_map, trainable=self.trainable, ppo=self.ppo)
 
 
 class CompositePolicy:
-    """Several policies that act as one: lane i of a copy is played by the one that `lane_map[i]` names.
+    """Several policies that act as one: `lane_map[i]` names the policy of lane i of a copy.
 
-    Its memory is a dict with the memory of each part that has one, for all lanes: in lanes of others it never changes. All draw from one
-    stream, in the order in which they are given. Weights are named `part/weight`.
+    Its memory is a dict with the memory of each part that has one, for all lanes; in lanes of other parts it never changes. All parts draw
+    from one stream, in their order. Weights are named `part/weight`.
     """
 
     def __init__(
@@ -70,21 +72,34 @@ class CompositePolicy:
         _check_names(policies, lane_map)
         self.policies, self.lane_map = dict(policies), tuple(lane_map)
         self.learned = {name: part for name, part in self.policies.items() if isinstance(part, Policy)}
-        """The parts that have weights; a part may be a mere `Actor`, such as a heuristic."""
-        self.trainable = _trainable(trainable, self.policies, self.learned)
-        self.ppo = _overrides(ppo or {}, self.trainable)
+        """The parts that have weights; a part may be only an `Actor`, such as a heuristic."""
+        asked = (trainable,) if isinstance(trainable, str) else trainable
+        for name in asked or ():
+            if name in self.learned:
+                continue
+            known = f"there are {', '.join(self.policies)}"
+            if name in self.policies:
+                known = f"it is a {type(self.policies[name]).__name__}, which cannot learn"
+            raise ConfigError(f"trainable names {name!r:.80}, but {known}")
+        self.trainable = tuple(name for name in self.learned if asked is None or name in asked)
+        self.ppo = {name: dict(fields) for name, fields in (ppo or {}).items()}
+        for name, fields in self.ppo.items():
+            if name not in self.trainable:
+                raise ConfigError(f"ppo names {name!r:.80}, but it does not learn; those that learn: {', '.join(self.trainable) or 'none'}")
+            if shared := sorted(_SHARED & fields.keys()):
+                raise ConfigError(f"ppo.{shared[0]} belongs to the rollout, which all policies share; set it for the run, not for {name}")
         self.policy_version = 0
         self._with_memory = [name for name, part in self.policies.items() if optree.tree_leaves(part.initial_state(1))]
         self._known_places: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = {}
 
     def replaced(self, policies: Mapping[str, Actor]) -> CompositePolicy:
-        """The same composite of other parts with these names, such as twins that act in NumPy."""
+        """The same composite with other parts under the same names, such as NumPy copies that act."""
         twin = CompositePolicy(policies, self.lane_map, trainable=self.trainable, ppo=self.ppo)
         twin.policy_version = self.policy_version
         return twin
 
     def lanes_of(self, name: str, num_lanes: int) -> np.ndarray:
-        """[n] int64: the lanes of one part among `num_lanes`."""
+        """The lanes [n] of one part among `num_lanes`."""
         return self._places(num_lanes)[0][name]
 
     def initial_state(self, num_lanes: int) -> Tree:
@@ -94,7 +109,7 @@ class CompositePolicy:
     def act(
         self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
-        """Each part acts for its lanes, one after another."""
+        """Let each part act for its lanes, one after another."""
         places, inverse = self._places(len(episode_starts))
         after: dict[str, Tree] = {}
         steps = []
@@ -103,15 +118,16 @@ class CompositePolicy:
             seen = optree.tree_map(lambda leaf, lanes=lanes: leaf[lanes], observations)
             step = self.policies[name].act(seen, own, episode_starts[lanes], rng, deterministic=deterministic)
             if name in self._with_memory:
-                after[name] = optree.tree_map(functools.partial(_written, lanes), state[name], step.state)
+                after[name] = optree.tree_map(partial(_replace_lanes, lanes), state[name], step.state)
             steps.append(step)
         actions, env_actions, log_probs = (
-            _joined([getattr(step, what) for step in steps], inverse) for what in ("actions", "env_actions", "log_probs")
+            optree.tree_map(lambda *parts: np.concatenate(parts)[inverse], *[getattr(step, what) for step in steps])  # [B, …]
+            for what in ("actions", "env_actions", "log_probs")
         )
         return PolicyStep(actions, env_actions, log_probs, after or ())
 
     def value(self, observations: Tree, state: Tree = (), episode_starts: Array = ()) -> np.ndarray:
-        """The critics on [L, B, *obs] of all lanes in their order: values [L, B] in reward units."""
+        """The values [L, B] of observations [L, B, *obs], each by the critic of the lane's part, in reward units."""
         places, inverse = self._places(optree.tree_leaves(observations)[0].shape[1])
         values = []
         for name, lanes in places.items():
@@ -125,39 +141,39 @@ class CompositePolicy:
         return np.concatenate(values, 1)[:, inverse]
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
-        """Refused: the sequences of a minibatch are of one part."""
+        """Raise: the sequences of a minibatch belong to one part."""
         del minibatch
         raise ConfigError("a composite policy is learned part by part; use composite.policies[name].evaluate on a minibatch of its lanes")
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
-        """Each part that learns enters its own lanes, and no others."""
+        """Enter each learning part's own lanes into its normalisers."""
         for name in self.trainable:
             self.learned[name].update_statistics(self.part_of(rollout, name), returns[:, self.lanes_of(name, rollout.num_lanes)])
 
     def part_of(self, rollout: Rollout, name: str) -> Rollout:
-        """What a part did: its lanes of a rollout, with its own memory."""
+        """A part's lanes of a rollout, with its own memory."""
         own = rollout.select_lanes(self.lanes_of(name, rollout.num_lanes))
         if name not in self._with_memory:
             return dataclasses.replace(own, policy_state=(), state_every=0, cut_state=())
         return dataclasses.replace(own, policy_state=own.policy_state[name], cut_state=own.cut_state[name])
 
     def get_weights(self) -> Weights:
-        """A copy of the weights of all parts, each under its name."""
+        """Copies of the weights of all parts, named `part/weight`."""
         named = {f"{name}/{key}": value for name, part in self.learned.items() for key, value in part.get_weights().items()}
         return {**named, VERSION: np.array(self.policy_version, np.int64)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Give each part its own; names and shapes must match exactly."""
+        """Set the weights of all parts; names and shapes must match exactly."""
         shares = {name: weights_of(weights, name) for name in self.learned}
-        strange = sorted(weights.keys() - {VERSION} - {f"{name}/{key}" for name, share in shares.items() for key in share})
-        if strange or VERSION not in weights:
-            raise InchwormError(f"these weights do not fit the policies {', '.join(self.learned)}: unknown {strange or 'version'}")
+        unknown = sorted(weights.keys() - {VERSION} - {f"{name}/{key}" for name, share in shares.items() for key in share})
+        if unknown or VERSION not in weights:
+            raise InchwormError(f"these weights do not fit the policies {', '.join(self.learned)}: unknown {unknown or 'version'}")
         for name, part in self.learned.items():
             part.set_weights(shares[name])
         self.policy_version = int(weights[VERSION])
 
     def check_lanes(self, num_lanes: int, lanes_per_copy: int = 1) -> None:
-        """Refuse a lane map that does not fit an environment of so many lanes."""
+        """Raise if the lane map does not fit an environment with this many lanes."""
         named = len(self.lane_map)
         fits = named in (lanes_per_copy, num_lanes) if lanes_per_copy > 1 else num_lanes % named == 0
         if not fits:
@@ -167,12 +183,12 @@ class CompositePolicy:
             raise ConfigError(f"lane_map names {named} lane(s), but the environment has {num_lanes}; name {choice}")
 
     def to_dict(self, describe: Callable[[Actor], Any]) -> dict[str, Any]:
-        """The composite as plain data, with `describe` for each part: what a checkpoint is compared with."""
+        """The composite as plain data, each part by `describe`; checkpoints are compared with it."""
         parts = {name: describe(part) for name, part in self.policies.items()}
         return {"policies": parts, "lane_map": list(self.lane_map), "trainable": list(self.trainable), "ppo": self.ppo}
 
     def _places(self, num_lanes: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The lanes [n] of each part, and where each lane [B] stands once the parts' lanes are put one after another."""
+        """The lanes [n] of each part, and the position of each lane [B] in the concatenation of all parts' lanes."""
         if num_lanes not in self._known_places:
             self.check_lanes(num_lanes)
             names = np.array(self.lane_map * (num_lanes // len(self.lane_map)))
@@ -182,20 +198,15 @@ class CompositePolicy:
 
 
 def weights_of(weights: Mapping[str, np.ndarray], name: str) -> Weights:
-    """The share of one part in the weights of a composite policy."""
+    """The weights of one part, from those of a composite policy."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
-def _joined(trees: Sequence[Tree], inverse: np.ndarray) -> Tree:
-    """Trees [n, …] of all parts as one [B, …], in the order of lanes."""
-    return optree.tree_map(lambda *leaves: np.concatenate(leaves)[inverse], *trees)
-
-
-def _written(lanes: np.ndarray, before: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """A part's memory of all lanes after its own have moved; a new array, because the caller owns the old one."""
+def _replace_lanes(lanes: np.ndarray, before: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """A copy of memory [B, …] with that of some lanes [n] replaced; the caller owns the old array."""
     after = np.array(before)
-    after[lanes] = own
+    after[lanes] = part
     return after
 
 
@@ -207,33 +218,11 @@ def _check_names(policies: Mapping[str, Any], lane_map: Sequence[str]) -> None:
             raise ConfigError(
                 f"{name!r:.80} cannot name a policy; use letters, digits, '-', '_' and '.', but not {', '.join(sorted(_TAKEN))}"
             )
-    strange = [name for name in lane_map if name not in policies]
-    if strange:
-        raise ConfigError(f"lane_map names {strange[0]!r:.80}, but the policies are {', '.join(policies)}")
+    unknown = [name for name in lane_map if name not in policies]
+    if unknown:
+        raise ConfigError(f"lane_map names {unknown[0]!r:.80}, but the policies are {', '.join(policies)}")
     idle = [name for name in policies if name not in lane_map]
     if idle:
         raise ConfigError(
             f"the policy {idle[0]} has no lane in lane_map, which names {', '.join(dict.fromkeys(lane_map)) or 'none'}; leave it out"
         )
-
-
-def _trainable(asked: Sequence[str] | None, policies: Mapping[str, Actor], learned: Mapping[str, Policy]) -> tuple[str, ...]:
-    """The parts that learn, in the order of the policies."""
-    if isinstance(asked, str):
-        asked = (asked,)
-    for name in asked or ():
-        if name not in learned:
-            known = (
-                f"it is a {type(policies[name]).__name__}, which cannot learn" if name in policies else f"there are {', '.join(policies)}"
-            )
-            raise ConfigError(f"trainable names {name!r:.80}, but {known}")
-    return tuple(name for name in learned if asked is None or name in asked)
-
-
-def _overrides(ppo: Overrides, trainable: Sequence[str]) -> dict[str, dict[str, Any]]:
-    for name, fields in ppo.items():
-        if name not in trainable:
-            raise ConfigError(f"ppo names {name!r:.80}, but {', '.join(trainable) or 'nobody'} learns; name one that does")
-        if shared := sorted(_SHARED & fields.keys()):
-            raise ConfigError(f"ppo.{shared[0]} belongs to the rollout, which all policies share; set it for the run, not for {name}")
-    return {name: dict(fields) for name, fields in ppo.items()}

@@ -1,4 +1,4 @@
-"""The policy file: weights, spec and normalisers in one safetensors file, and the rules that weights keep. Serves steps 4 and 9."""
+"""The policy file: spec, weights and normalisers in one safetensors file; checks of weights; acting on single observations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALUE_HEAD = ("critic.head.weight", "critic.head.bias")
 
 
 def check_weights(spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> None:
-    """Refuse weights whose names or shapes are not the spec's."""
+    """Raise if the names or shapes of weights are not the spec's."""
     _check_shapes(spec.layers, weights)  # before anything of the spec's sizes is allocated
     statistics = {name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}
     expected = {**spec.layers, **statistics, VERSION: ()}
@@ -47,7 +47,7 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str,
 
 
 def check_alike(weights: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> None:
-    """Refuse weights whose names or shapes are not those of a network that somebody brought."""
+    """Raise if the names or shapes of weights are not those of `own`, the weights of a user's network."""
     differing = sorted(weights.keys() ^ own.keys())
     if differing:
         raise InchwormError(f"these weights do not fit the policy: {differing} are only on one side")
@@ -57,7 +57,7 @@ def check_alike(weights: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
 
 
 def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
-    """Refuse weights that no policy could act with: numbers that are not finite, a negative variance or count. None is ever saved."""
+    """Raise if weights cannot be acted with: wrong dtype, not finite, a negative variance or count. Such weights are never saved."""
     for name, array in weights.items():
         is_count = name == VERSION or name.endswith(".count")
         if array.dtype.kind not in ("iu" if is_count else "f"):
@@ -70,7 +70,7 @@ def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
 
 
 def fingerprint(weights: Mapping[str, np.ndarray]) -> int:
-    """64 bits that tell two sets of weights apart; version numbers of two runs collide, these do not."""
+    """A 64-bit hash of the weights; unlike version numbers it also differs between runs."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(weights):
         digest.update(name.encode())
@@ -81,7 +81,7 @@ def fingerprint(weights: Mapping[str, np.ndarray]) -> int:
 def rescaled_value_head(
     weights: Mapping[str, np.ndarray], before: tuple[float, float], after: tuple[float, float]
 ) -> dict[str, np.ndarray]:
-    """The value head after the value statistics (mean, std) moved, so that values in reward units stay (PopArt, Hessel et al. 2018)."""
+    """The value head after a change of the value statistics (mean, std) that keeps values in reward units (see `popart`)."""
     if before == after:
         return {}
     return dict(zip(VALUE_HEAD, popart(*before, *after, *[weights[name] for name in VALUE_HEAD])))
@@ -96,9 +96,9 @@ def save_policy(path: str | Path, spec: PolicySpec, weights: Mapping[str, np.nda
 
 
 def read_policy(path: str | Path) -> tuple[PolicySpec, dict[str, np.ndarray]]:
-    """The spec and weights of a policy file."""
+    """Read the spec and weights of a policy file."""
     weights, header = read_tensor_file(Path(path), kind=FILE_KIND, max_version=FILE_VERSION)
-    with untrusted(f"{path} holds no valid policy"):
+    with untrusted(f"{path} is not a valid policy file"):
         spec = PolicySpec.from_dict(header["spec"])
         check_weights(spec, weights)
         check_numbers(weights)
@@ -114,26 +114,26 @@ def load_policy(path: str | Path, backend: str = "auto") -> Policy:
     return make_policy(spec, weights=weights, backend=chosen)
 
 
-FORGETFUL = "predict begins with an empty memory at every call; predict_with_memory(observation, state) keeps it between calls"
+NO_MEMORY_BETWEEN_CALLS = "predict starts with an empty memory at every call; use predict_with_memory(observation, state) to keep it"
 
 
 class Predicts:
-    """What the built-in policies share: they have a spec, and act."""
+    """What the built-in policies share: acting on single observations."""
 
     spec: PolicySpec
     initial_state: Callable[[int], Tree]
     act: Callable[..., PolicyStep]
 
     def predict(self, observation: Tree, *, deterministic: bool = True, rng: np.random.Generator | None = None) -> Tree:
-        """The action for one unbatched observation, as the environment takes it; with a memory, for the first of an episode."""
+        """The action for one observation without a batch axis, as the environment takes it; a memory starts empty."""
         if optree.tree_leaves(self.initial_state(1)):
-            warnings.warn(FORGETFUL, stacklevel=2)
+            warnings.warn(NO_MEMORY_BETWEEN_CALLS, stacklevel=2)
         return self.predict_with_memory(observation, deterministic=deterministic, rng=rng)[0]
 
     def predict_with_memory(
         self, observation: Tree, state: Tree = None, *, deterministic: bool = True, rng: np.random.Generator | None = None
     ) -> tuple[Tree, Tree]:
-        """The action for one unbatched observation, and the memory to give back with the next; None begins an episode."""
+        """The action for one observation without a batch axis, and the memory for the next call; None starts an episode."""
         stream = rng if rng is not None else np.random.default_rng()
         memory = self.initial_state(1) if state is None else state
         step = self.act(self.spec.batch(observation), memory, np.array([state is None]), stream, deterministic=deterministic)

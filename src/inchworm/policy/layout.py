@@ -1,6 +1,6 @@
-"""How observations and actions, which are trees, become the vectors that networks read and write. Serves steps 4 and 8.
+"""How trees of observations and actions become the vectors that networks read and write (steps 4 and 8 of 9).
 
-A layout is a list of parts with offsets: the same list drives the encoders of every backend, so that they cannot drift apart.
+A layout is a list of parts with offsets. The encoders of every backend follow the same list, so that they cannot diverge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ActionPart:
 
     @property
     def sampled_dtype(self) -> np.dtype[Any]:
-        """In what a sampled action is kept: never rounded further than float32, or its log-prob would be another action's."""
+        """The dtype of a sampled action: at least float32, because rounding further would change its log-prob."""
         return np.result_type(self.dtype, np.float32) if self.kind == "gaussian" else self.dtype
 
     @cached_property
@@ -78,7 +78,7 @@ class ActionLayout:
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:
-        """Where each categorical entry's logits stand."""
+        """The slice of each categorical entry's logits."""
         ends = np.cumsum((0, *self.group_sizes))
         return tuple(slice(int(a), int(b)) for a, b in pairwise(ends))
 
@@ -93,7 +93,7 @@ class ActionLayout:
         return np.concatenate([part.high for part in self.parts] or [np.zeros(0, np.float32)])
 
     def unflatten(self, choices: np.ndarray, gaussians: np.ndarray, *, sampled: bool = False) -> Tree:
-        """Flat actions [..., G] and [..., D] as the space's tree, each leaf in the space's dtype, or as `sampled` ones are kept."""
+        """Flat actions [..., G] and [..., D] as the space's tree, each leaf in the space's dtype, or in `sampled_dtype`."""
         leading = choices.shape[:-1]
         pieces: dict[Path, np.ndarray] = {}
         group = dimension = 0
@@ -117,7 +117,7 @@ def action_layout(space: Space, bounds: Literal["clip", "tanh"]) -> ActionLayout
     """The layout of an action space."""
     parts = tuple(_action_part(path, leaf_space, bounds) for path, leaf_space in leaves(space))
     if not any(part.width for part in parts):
-        raise SpaceError(f"the action space {space} leaves nothing to choose")
+        raise SpaceError(f"the action space {space} has nothing to choose")
     return ActionLayout(space, parts, bounds)
 
 
@@ -135,7 +135,7 @@ def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
             raise SpaceError(
                 f'policy.action_bounds="tanh" needs finite bounds, but the action space has {space.low} to {space.high}; use "clip"'
             )
-        low, high = space.low.reshape(-1), space.high.reshape(-1)  # in the space's own dtype: a rounded bound lies outside
+        low, high = space.low.reshape(-1), space.high.reshape(-1)  # in the space's dtype: a rounded bound may lie outside
         return ActionPart(path=path, kind="gaussian", shape=shape, dtype=dtype, low=low, high=high)
     starts = np.broadcast_to(np.asarray(getattr(space, "start", 0), np.int64), shape).reshape(-1)
     return ActionPart(path=path, kind="categorical", shape=shape, dtype=dtype, sizes=mask_sizes(space), starts=starts)
@@ -150,7 +150,7 @@ def _rebuild(space: Space, pieces: dict[Path, np.ndarray], path: Path) -> Tree:
 
 
 def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
-    """Refuse a mask in the observation space that does not fit the action space."""
+    """Raise if a mask in the observation space does not fit the action space."""
     _, mask = split_mask(observation_space)
     if mask is None:
         return
@@ -174,16 +174,16 @@ def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationPart:
-    """One leaf of the observation and its place in the network's input."""
+    """One leaf of the observation and its position in the network's input."""
 
     path: Path
     kind: Literal["box", "one_hot", "image"]
     shape: tuple[int, ...]
     size: int
-    """Width in the flat input; 0 for an image, which goes through convolutions instead."""
+    """Width in the flat input; 0 for an image, which is convolved instead."""
     offset: int
     scale: float = 1.0
-    """What raw values are multiplied with: 1/255 for bytes."""
+    """Factor of raw values: 1/255 for bytes."""
     sizes: tuple[int, ...] = ()
     """one_hot: the number of categories of each entry."""
     starts: tuple[int, ...] = ()
@@ -192,7 +192,7 @@ class ObservationPart:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """All parts of an observation; images apart if the network has convolutions."""
+    """All parts of an observation; images are separate if the network has convolutions."""
 
     parts: tuple[ObservationPart, ...]
     has_mask: bool
@@ -222,7 +222,7 @@ class ObservationLayout:
 
 
 def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout:
-    """The layout of an observation space; the action mask is no part of it."""
+    """The layout of an observation space without its action mask."""
     seen, mask = split_mask(space)
     parts: list[ObservationPart] = []
     offset = 0
@@ -231,14 +231,14 @@ def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout
         parts.append(part)
         offset += part.size
     if not any(part.size or part.kind == "image" for part in parts):
-        raise SpaceError(f"the observation space {space} holds nothing that a policy could see")
+        raise SpaceError(f"the observation space {space} has nothing that a policy could read")
     if convolutions and not any(part.kind == "image" for part in parts):
         raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
     return ObservationLayout(tuple(parts), mask is not None)
 
 
 def has_image(space: Space) -> bool:
-    """Whether there is something to convolve: a Box of rank 3."""
+    """Whether a space has an image: a Box of rank 3."""
     return any(isinstance(part, spaces.Box) and len(leaf_shape(part)) == 3 for _, part in leaves(split_mask(space)[0]))
 
 

@@ -1,4 +1,4 @@
-"""An architecture as data: spaces, sizes and options from which every backend builds the same network. Serves steps 4 and 8."""
+"""An architecture as data: the spaces, sizes and options from which every backend builds the same network (steps 4 and 8 of 9)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from gymnasium import spaces
 
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.errors import SpaceError
-from inchworm.core.spaces import Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, path_name, space_from_dict, space_to_dict
+from inchworm.core.spaces import (
+    PLACE,
+    WORLD,
+    Path,
+    Space,
+    build_tree,
+    leaf,
+    leaf_dtype,
+    leaf_shape,
+    path_name,
+    space_from_dict,
+    space_to_dict,
+)
 from inchworm.core.types import Tree
 from inchworm.policy import memory
 from inchworm.policy.layout import (
@@ -25,14 +37,13 @@ from inchworm.policy.layout import (
     observation_layout,
 )
 from inchworm.policy.memory import MemoryLayout
-from inchworm.rollout.sequences import PLACE, WORLD
 
 LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
-"""Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the edges."""
+"""Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the bounds."""
 
 NO_GLOBAL_STATE = (
-    "policy.central_critic reads a global state, and there is none; collect from a vector env that was made with global_state=True"
+    "policy.central_critic needs a global state, and there is none; collect from a vector env that was made with global_state=True"
 )
 
 _MAX_LAYERS, _MOST_LANES = 1_000, 10_000  # that a description may ask for
@@ -46,19 +57,19 @@ class PolicySpec:
     action_space: Space
     config: PolicyConfig
     global_state_space: Space | None = None
-    """What a central critic reads beside the observation; none without one."""
+    """The global state that a central critic reads in addition to the observation; None without a central critic."""
     lanes_per_copy: int = 1
-    """Lanes that share a global state: if there are several, a central critic is told which of them it speaks of."""
+    """Lanes that share a global state; if there are several, a central critic also reads the number of the lane."""
 
     def __post_init__(self) -> None:
         check_mask_space(self.observation_space, self.actions)
         if not self.config.central_critic:
-            object.__setattr__(self, "global_state_space", None)  # a world may have one that nobody reads
+            object.__setattr__(self, "global_state_space", None)  # the environment may offer one that is not read
             object.__setattr__(self, "lanes_per_copy", 1)
         elif self.global_state_space is None:
             raise SpaceError(
-                "policy.central_critic reads the world's global state, and there is none; use an environment with state() and make it "
-                "with global_state=True, or set policy.central_critic=false"
+                "policy.central_critic needs a global state, and there is none; use an environment with state() and make it with "
+                "global_state=True, or set policy.central_critic=false"
             )
 
     @cached_property
@@ -71,7 +82,7 @@ class PolicySpec:
 
     @cached_property
     def global_state(self) -> ObservationLayout | None:
-        """How `lane_states` become the critic's input, images laid flat; none without a central critic."""
+        """How `lane_states` become the critic's input, images flattened; None without a central critic."""
         if self.global_state_space is None:
             return None
         place = {PLACE: spaces.Discrete(self.lanes_per_copy)} if self.lanes_per_copy > 1 else {}
@@ -89,7 +100,7 @@ class PolicySpec:
 
     @cached_property
     def memory(self) -> MemoryLayout | None:
-        """The one memory, which actor and critic read; none for a policy that looks at the present alone."""
+        """The memory that actor and critic share; None for a policy without memory."""
         config = self.config
         if config.kind not in memory.KINDS:
             return None
@@ -99,11 +110,11 @@ class PolicySpec:
 
     @cached_property
     def memory_is_last(self) -> bool:
-        """Whether the memory stands right before the heads; the hidden layers below it then are a shared trunk."""
+        """Whether the memory comes right before the heads; the hidden layers before it are then a shared trunk."""
         return self.config.kind in memory.KINDS and self.config.memory_place == "after"
 
     def image_name(self, part: ObservationPart) -> str:
-        """Under which name the convolutions of an image keep their weights."""
+        """The prefix of the weights of an image's convolutions."""
         return f"cnn.{path_name(part.path).replace('.', '_')}"
 
     @cached_property
@@ -123,7 +134,7 @@ class PolicySpec:
             shapes |= self.memory.weights
             width = self.memory.size
         for name, outputs in (("actor", self.actions.num_outputs), ("critic", 1)):
-            if name == "critic" and self.global_state is not None:  # layers of its own always: a linear view of the world says little
+            if name == "critic" and self.global_state is not None:  # always separate layers: a linear map of the state is too weak
                 width, own = width + self.global_state.size, self.config.hidden_sizes
             shapes |= _dense(name, width, own)
             shapes |= {f"{name}.head.weight": (outputs, _width(width, own)), f"{name}.head.bias": (outputs,)}
@@ -132,7 +143,7 @@ class PolicySpec:
         return shapes
 
     def batch(self, observation: Tree) -> Tree:
-        """One observation with a batch axis in front, refused in words where it is not of the space's shape."""
+        """Add a batch axis to one observation; raise where its shape is not the space's."""
 
         def one(path: Path, space: Space) -> np.ndarray:
             try:
@@ -149,10 +160,15 @@ class PolicySpec:
 
     def unbatch(self, actions: Tree) -> Tree:
         """The first action of a batch; a Discrete one as a plain int."""
-        return build_tree(self.action_space, lambda path, space: _one_action(leaf(actions, path)[0], space))
+
+        def first(path: Path, space: Space) -> Any:
+            value = leaf(actions, path)[0]
+            return int(value) if isinstance(space, spaces.Discrete) else np.asarray(value)
+
+        return build_tree(self.action_space, first)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
+        """Plain data for `from_dict`."""
         described: dict[str, Any] = {
             "observation_space": space_to_dict(self.observation_space),
             "action_space": space_to_dict(self.action_space),
@@ -164,7 +180,7 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
-        """The spec that `to_dict` described."""
+        """Restore the spec from what `to_dict` returned."""
         config = PolicyConfig.from_dict(data["config"])
         if len(config.hidden_sizes) + len(config.cnn_filters) > _MAX_LAYERS:
             raise SpaceError(f"a file describes a policy of more than {_MAX_LAYERS} layers")
@@ -176,12 +192,8 @@ class PolicySpec:
         return cls(*read, config, space_from_dict(data["global_state_space"]), data["lanes_per_copy"])
 
 
-def _one_action(value: Any, space: Space) -> Any:
-    return int(value) if isinstance(space, spaces.Discrete) else np.asarray(value)
-
-
 def _width(inputs: int, sizes: tuple[int, ...]) -> int:
-    """Of what hidden layers of these sizes give."""
+    """Width of the output of hidden layers of these sizes."""
     return sizes[-1] if sizes else inputs
 
 
@@ -194,7 +206,7 @@ def _dense(name: str, width: int, sizes: tuple[int, ...]) -> dict[str, tuple[int
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its first axis: the smaller of its two ends (4x84x84), else they are its last (96x96x3)."""
+    """Whether an image's channels are its first axis: the smaller of first and last axis (4x84x84), else they are last (96x96x3)."""
     return shape[0] <= shape[2]
 
 
@@ -206,7 +218,7 @@ def _convolutions(name: str, shape: tuple[int, ...], config: PolicyConfig) -> di
         if height < 1 or width < 1:
             raise SpaceError(
                 f"the image {shape} is too small for policy.cnn_filters={config.cnn_filters}: nothing is left after layer {index}; "
-                "give smaller kernels and strides, such as ((16, 3, 1), (32, 3, 1))"
+                "use smaller kernels and strides, such as ((16, 3, 1), (32, 3, 1))"
             )
         shapes |= {f"{name}.{index}.weight": (filters, channels, kernel, kernel), f"{name}.{index}.bias": (filters,)}
         channels = filters
@@ -215,7 +227,7 @@ def _convolutions(name: str, shape: tuple[int, ...], config: PolicyConfig) -> di
 
 
 def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, np.ndarray]:
-    """Fresh parameters, the same for every backend.
+    """Initial parameters, the same for every backend.
 
     Orthogonal with gain sqrt 2 for hidden layers, 0.01 for the action head (so that the first policy is nearly uniform) and 1 for
     the value head; biases 0 (Engstrom et al. 2020, appendix A). Each gate of a memory is orthogonal by itself with gain 1, and an
@@ -231,17 +243,16 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
         elif name.endswith("bias"):
             weights[name] = np.zeros(shape, np.float32)
         else:
-            blocks = memory.gate_blocks(name, shape, spec.config.kind)
-            weights[name] = np.concatenate([_orthogonal(block, _gain(name), stream) for block in blocks])
-    if spec.memory is not None and spec.config.orthogonal_init:
-        memory.open_forget_gates(weights, spec.memory)
+            is_memory = name.startswith("memory.")
+            gates = memory.GATES[spec.config.kind] if is_memory else 1
+            gain = 1.0 if is_memory else {"actor.head.weight": 0.01, "critic.head.weight": 1.0}.get(name, float(np.sqrt(2)))
+            block = (shape[0] // gates, *shape[1:])
+            weights[name] = np.concatenate([_orthogonal(block, gain, stream) for _ in range(gates)])
+    if spec.memory is not None and spec.memory.kind == "lstm" and spec.config.orthogonal_init:
+        for layer in range(spec.memory.layers):  # open forget gates: it remembers at first (Jozefowicz et al. 2015, section 2.2)
+            gate = slice(memory.FORGET_GATE * spec.memory.size, (memory.FORGET_GATE + 1) * spec.memory.size)
+            weights[f"memory.{layer}.input.bias"][gate] = 1
     return weights
-
-
-def _gain(name: str) -> float:
-    if name.startswith("memory."):
-        return 1.0
-    return {"actor.head.weight": 0.01, "critic.head.weight": 1.0}.get(name, float(np.sqrt(2)))
 
 
 def _orthogonal(shape: tuple[int, ...], gain: float, stream: np.random.Generator) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Serves steps 4 and 9: the normalisers that a policy carries, under the same version as its weights.
+"""The normalisers of a policy (steps 4 and 9 of 9), saved under the same version as its weights.
 
-They move once per rollout, after the last epoch. Outside the policy every value is in reward units.
+They are updated once per rollout, after the last epoch. Outside the policy every value is in reward units.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EPSILON = 1e-8  # keeps the scale of a constant above 0
 
 
 class RunningMeanStd:
-    """Mean and population variance [*shape] of everything seen so far; before any data they are 0 and 1."""
+    """Running mean and population variance [*shape]; 0 and 1 before any data."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.mean = np.zeros(shape)
@@ -26,11 +26,11 @@ class RunningMeanStd:
 
     @property
     def std(self) -> np.ndarray:
-        """[*shape] the scale, never 0."""
+        """The scale [*shape], never 0."""
         return np.sqrt(self.var + _EPSILON)
 
     def update(self, x: Array, where: Array | None = None) -> None:
-        """Enter samples [*batch, *shape]; `where` [*batch] bool leaves some out."""
+        """Add samples [*batch, *shape], or those where `where` [*batch] is true."""
         samples = np.asarray(x)
         batch = samples.shape[: samples.ndim - self.mean.ndim]
         if samples.shape[len(batch) :] != self.mean.shape:
@@ -43,7 +43,7 @@ class RunningMeanStd:
         self._merge(*_moments(samples.reshape((-1, *self.mean.shape))))
 
     def merge(self, other: RunningMeanStd) -> None:
-        """Enter all that `other` has seen."""
+        """Add all samples of `other`."""
         if other.mean.shape != self.mean.shape:
             raise ValueError(f"statistics of shape {list(other.mean.shape)} do not merge into {list(self.mean.shape)}")
         self._merge(other.mean, other.var, other.count)
@@ -59,13 +59,13 @@ class RunningMeanStd:
         self.count = total
 
     def normalize(self, x: Array, clip: float | None = None) -> np.ndarray:
-        """Samples in units of the scale around the mean, float32 if `x` is, bounded by ±clip."""
+        """(x - mean) / std, clipped to ±clip, in the dtype of `x` if that is a float."""
         samples = np.asarray(x)
         scaled = (samples - self.mean) / self.std
         return _in_dtype_of(samples, scaled if clip is None else np.clip(scaled, -clip, clip))
 
     def denormalize(self, x: Array) -> np.ndarray:
-        """The inverse of `normalize` without its clip: scale and mean are both undone."""
+        """The inverse of `normalize` without clipping."""
         samples = np.asarray(x)
         return _in_dtype_of(samples, samples * self.std + self.mean)
 
@@ -74,7 +74,7 @@ class RunningMeanStd:
         return {"mean": self.mean.copy(), "var": self.var.copy(), "count": np.array(self.count, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what `state_dict` described."""
+        """Restore what `state_dict` returned."""
         if set(state) != {"mean", "var", "count"}:
             raise ValueError(f"statistics are saved as mean, var and count, not as {sorted(state)}")
         mean, var = np.array(state["mean"], np.float64), np.array(state["var"], np.float64)
@@ -83,14 +83,14 @@ class RunningMeanStd:
         self.mean, self.var, self.count = mean, var, int(state["count"])
 
     def copy(self) -> Self:
-        """The same statistics, to be moved on their own."""
+        """An independent copy."""
         other = type(self)(self.mean.shape)
         other.load_state_dict(self.state_dict())
         return other
 
 
 def _in_dtype_of(samples: np.ndarray, result: np.ndarray) -> np.ndarray:
-    """float32 stays float32; whole numbers become float64."""
+    """Cast to the samples' dtype if it is a float, else to float64."""
     return np.asarray(result, samples.dtype if samples.dtype.kind == "f" else np.float64)
 
 
@@ -101,20 +101,20 @@ def _moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     samples = samples.astype(np.float64)
     mean = samples.mean(0)
     deviation = samples - mean
-    # The mean's own rounding error is in every deviation; what they add up to takes it out again.
+    # The rounding error of the mean is in every deviation; their mean corrects it.
     correction = deviation.mean(0)
     return mean + correction, (deviation * deviation).mean(0) - correction * correction, len(samples)
 
 
 class ReturnNormalizer:
-    """Running statistics of returns. The value head predicts normalised returns; everybody outside it sees reward units."""
+    """Running statistics of returns: the value head predicts normalised returns, everything else uses reward units."""
 
     def __init__(self) -> None:
         self.rms = RunningMeanStd()
 
     @property
     def mean(self) -> float:
-        """Of all returns so far; 0 before any."""
+        """The mean of all returns so far; 0 before any."""
         return float(self.rms.mean)
 
     @property
@@ -123,7 +123,7 @@ class ReturnNormalizer:
         return float(self.rms.std)
 
     def update(self, returns: Array, where: Array | None = None) -> None:
-        """Enter returns of any shape; `where`, of the same shape, leaves some out."""
+        """Add returns of any shape, or those where `where` is true."""
         self.rms.update(returns, where)
 
     def normalize(self, returns: Array) -> np.ndarray:
@@ -131,7 +131,7 @@ class ReturnNormalizer:
         return self.rms.normalize(returns)
 
     def denormalize(self, values: Array) -> np.ndarray:
-        """Normalised -> reward units: scale and mean are both undone."""
+        """Normalised -> reward units."""
         return self.rms.denormalize(values)
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -139,14 +139,14 @@ class ReturnNormalizer:
         return self.rms.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Become what `state_dict` described."""
+        """Restore what `state_dict` returned."""
         self.rms.load_state_dict(state)
 
 
 def popart(
     old_mean: float, old_std: float, new_mean: float, new_std: float, weight: np.ndarray, bias: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The last layer of a value head after its statistics moved, so that its values in reward units stay (Hessel et al. 2018, section 3.1).
+    """The last layer of a value head after a change of statistics that keeps its values in reward units (Hessel et al. 2018, section 3.1).
 
     sigma (W h + b) + mu = sigma' (W' h + b') + mu'  holds for all h with  W' = W sigma / sigma',  b' = (sigma b + mu - mu') / sigma'.
     """
@@ -159,11 +159,11 @@ OBSERVATIONS, VALUES, GLOBAL_STATE = "observation_normalizer", "value_normalizer
 
 
 class PolicyStatistics:
-    """The normalisers of one policy, for observations, values and what its central critic reads; each may be off."""
+    """The normalisers of a policy: of observations, of values and of a central critic's global state; each may be off."""
 
     def __init__(self, spec: PolicySpec) -> None:
         self._kept = spec.observations.normalized  # [F] entries that may be scaled
-        wanted = spec.config.normalize_observations  # images and categories alone leave nothing to scale
+        wanted = spec.config.normalize_observations  # there may be nothing to scale: only images and categories
         self.observations = RunningMeanStd((spec.observations.size,)) if wanted and self._kept.any() else None
         self.values = ReturnNormalizer() if spec.config.normalize_values else None
         shared = spec.global_state
@@ -177,31 +177,31 @@ class PolicyStatistics:
 
     @property
     def pending(self) -> bool:
-        """A normaliser is on and has seen nothing yet: the first rollout only moves the statistics."""
+        """Whether a normaliser is on and has no data yet: the first rollout then only updates the statistics."""
         counts = [n.count for n in (self.observations, self.values.rms if self.values else None, self.global_state) if n is not None]
         return any(count == 0 for count in counts)
 
     @property
     def center(self) -> np.ndarray:
-        """[F] f32 what is subtracted from the flat observation."""
+        """The vector [F] f32 that is subtracted from the flat observation."""
         assert self.observations is not None
         return _center(self.observations, self._kept)
 
     @property
     def inverse_std(self) -> np.ndarray:
-        """[F] f32 what it is then multiplied with."""
+        """The vector [F] f32 that the result is multiplied with."""
         assert self.observations is not None
         return _inverse_std(self.observations, self._kept)
 
     @property
     def global_center(self) -> np.ndarray:
-        """[G] f32 what is subtracted from the flat global state."""
+        """The vector [G] f32 that is subtracted from the flat global state."""
         assert self.global_state is not None
         return _center(self.global_state, self._kept_of_shared)
 
     @property
     def global_inverse_std(self) -> np.ndarray:
-        """[G] f32 what it is then multiplied with."""
+        """The vector [G] f32 that the result is multiplied with."""
         assert self.global_state is not None
         return _inverse_std(self.global_state, self._kept_of_shared)
 
@@ -218,7 +218,7 @@ class PolicyStatistics:
     def update(
         self, flat_observations: np.ndarray, returns: np.ndarray, valid: np.ndarray, flat_global_state: np.ndarray | None = None
     ) -> None:
-        """Enter one rollout: flat observations [T, B, F], returns [T, B]; flat global state [T, E, G], of which every row counts."""
+        """Add one rollout: flat observations [T, B, F] and returns [T, B] of valid rows, and the whole flat global state [T, E, G]."""
         if self.global_state is not None and flat_global_state is not None:
             self.global_state.update(flat_global_state)
         if self.observations is not None:
@@ -227,7 +227,7 @@ class PolicyStatistics:
             self.values.update(returns, where=valid)
 
     def to_weights(self) -> dict[str, np.ndarray]:
-        """The statistics as named arrays, beside the parameters."""
+        """The statistics as named arrays, saved with the parameters."""
         named: dict[str, np.ndarray] = {}
         for prefix, part in self._parts():
             if part is not None:
@@ -235,7 +235,7 @@ class PolicyStatistics:
         return named
 
     def from_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take the statistics from named arrays."""
+        """Restore the statistics from named arrays."""
         for prefix, part in self._parts():
             if part is not None:
                 mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}

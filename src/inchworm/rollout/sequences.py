@@ -16,6 +16,7 @@ import numpy as np
 import optree
 
 from inchworm.core.errors import RolloutError
+from inchworm.core.spaces import PLACE, WORLD
 from inchworm.core.types import Array, Tree
 from inchworm.rollout.rollout import Rollout
 
@@ -184,10 +185,6 @@ def fill_invalid_rows(rollout: Rollout) -> Rollout:
     changed["cut_observations"] = fill(rollout.cut_observations, read_at_cuts, rollout.observations)
     changed["rewards"] = np.where(valid | np.isfinite(rollout.rewards), rollout.rewards, np.float32(0))
     return dataclasses.replace(rollout, **changed)
-
-
-WORLD, PLACE = "world", "place"
-"""Inputs of a central critic: the state of a lane's env copy, and the lane's number within the copy."""
 
 
 def lane_states(rollout: Rollout) -> Tree:

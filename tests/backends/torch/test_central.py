@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
     refused("belongs to the built-in networks", ConfigError, lambda: TorchPolicy(spec(), network=Network()))
     learner, rollout = PPOOptimizer(TorchPolicy(spec()), PPO), rollout_of()
     without = dataclasses.replace(rollout, global_state=(), cut_global_state=())
-    refused("reads a global state, and there is none", RolloutError, lambda: learner.update(without))
+    refused("needs a global state, and there is none", RolloutError, lambda: learner.update(without))
     wider = dataclasses.replace(
         rollout, global_state=np.zeros((8, 3, 5), np.float32), cut_global_state=np.zeros((len(rollout.cut_rows), 5))
     )

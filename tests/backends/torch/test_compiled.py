@@ -95,9 +95,9 @@ def nothing_moves(learner, policy, rollout, parameters):
     huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² is no float32
     with pytest.raises(BadNumberError, match="3 minibatches in a row"):
         learner.update(huge)
-    minibatch = learner._shuffled(learner._sequences(*learner._critic_pass(rollout), 1, successors=False), 4, np.arange(36))[0]
+    minibatch = learner.shuffle(learner.make_sequences(*learner.critic_pass(rollout), 1, successors=False), 4, np.arange(36))[0]
     minibatch.valid[:] = False
-    table = learner._steps([minibatch], learner._coefficients(), 1.0, ())
+    table = learner.take_steps([minibatch], learner._coefficients(), 1.0, ())
     assert (table["empty"], table["bad"], table["loss"]) == (1, 0, 0)
     np.testing.assert_array_equal(parameters(policy), before)
     after = learner.state_dict()["moments"]

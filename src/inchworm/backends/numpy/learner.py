@@ -326,41 +326,49 @@ class NumpyOptimizer(BaseLearner):
         self.optimizer = Adam(self._network.parameters, eps=self.config.adam_eps, weight_decay=self.config.weight_decay)
         self._step = MinibatchStep(policy, self.config, self._network, self.optimizer)
 
-    def _critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        """Fill invalid rows and compute advantages."""
         filled = fill_invalid_rows(rollout)
         return filled, compute_advantages(self.policy, filled, self.config)
 
-    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> RolloutSamples:
+    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> RolloutSamples:
+        """Load the current weights, and lay the rollout out as samples, with advantages normalised if that is per batch."""
         if self.config.normalize_advantages == "batch":
             advantages = dataclasses.replace(advantages, advantages=normalize(advantages.advantages, rollout.valid))
         self._network.load(self.policy.get_weights())
         return RolloutSamples(self.policy, rollout, advantages, length, successors=successors)
 
-    def _shuffled(self, sequences: RolloutSamples, num_minibatches: int, permutation: np.ndarray) -> list[Samples]:
+    def shuffle(self, sequences: RolloutSamples, num_minibatches: int, permutation: np.ndarray) -> list[Samples]:
+        """One epoch of minibatches."""
         return sequences.shuffled(num_minibatches, permutation)
 
-    def _steps(
+    def take_steps(
         self, minibatches: Sequence[Samples], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
+        """Take one step on each minibatch."""
         rows = []
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the step checks for non-finite numbers itself
             for samples in minibatches:
                 if losses:
-                    self._publish_weights()  # a custom loss may read the policy
+                    self.publish_weights()  # a custom loss may read the policy
                 rows.append(self._step(samples, coefficients, self.config.learning_rate * rate_factor, losses))
         return dict(zip(rows[0], np.array([list(row.values()) for row in rows]).T))
 
-    def _publish_weights(self) -> None:
+    def publish_weights(self) -> None:
+        """Copy the flat network's weights into the policy."""
         self.policy.set_weights(self.policy.get_weights() | self._network.weights)
 
-    def _ratio_error(self, minibatch: Samples) -> float:
+    def ratio_error(self, minibatch: Samples) -> float:
+        """The largest distance of a probability ratio from 1."""
         with np.errstate(over="ignore", invalid="ignore"):
             return self._step.ratio_error(minibatch)
 
-    def _host_minibatch(self, minibatch: Samples) -> Minibatch:
+    def host_minibatch(self, minibatch: Samples) -> Minibatch:
+        """The samples as [L, N] sequences."""
         return as_minibatch(minibatch)
 
-    def _to_host(self, array: np.ndarray) -> np.ndarray:
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        """The array itself."""
         return array
 
     def profile_points(self) -> list[ProfilePoint]:
@@ -369,12 +377,14 @@ class NumpyOptimizer(BaseLearner):
         inside = [("forward", step, "forward"), ("backward", step, "loss_and_gradient"), ("optimiser", self.optimizer, "step")]
         return [*super().profile_points(), *inside]
 
-    def _moments(self) -> dict[str, Any]:
+    def moments(self) -> dict[str, Any]:
+        """Adam's state by the names of the weights."""
         adam = self.optimizer
         named = {name: self._network.views(vector.copy()) for name, vector in (("mean", adam.mean), ("square", adam.square))}
         return {"step": adam.steps, **named}
 
-    def _load_moments(self, moments: Mapping[str, Any]) -> None:
+    def load_moments(self, moments: Mapping[str, Any]) -> None:
+        """Restore Adam's state."""
         adam = self.optimizer
         check_moments(moments, {name: view.shape for name, view in self._network.weights.items()})
         adam.steps = int(moments["step"])

@@ -17,14 +17,13 @@ from inchworm.backends.numpy.memory import Memory
 from inchworm.backends.numpy.network import ACTIVATIONS
 from inchworm.core.errors import RolloutError, SpaceError
 from inchworm.core.seeding import make_stream
-from inchworm.core.spaces import MASK_KEY, leaf
+from inchworm.core.spaces import MASK_KEY, PLACE, WORLD, leaf
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
 from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import PLACE, WORLD
 
 
 def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int = 1) -> np.ndarray:

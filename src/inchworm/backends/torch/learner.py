@@ -25,11 +25,10 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Policy
+from inchworm.core.spaces import PLACE, WORLD
 from inchworm.core.types import Advantages, Array, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
-    PLACE,
-    WORLD,
     fill_invalid_rows,
     lane_states,
     minibatch_places,
@@ -206,23 +205,27 @@ class PPOOptimizer(BaseLearner):
         minibatch = Minibatch(**steps, policy_state=to_tensors(policy_state, self.device))
         return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
 
-    def _critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        """Fill invalid rows, move the rollout to the device and compute advantages."""
         on_device = fill_invalid_rows(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
         return on_device, compute_advantages(self.policy, on_device, self.config)
 
-    def _sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+        """Pack the rollout's sequences, with advantages normalised if that is per batch."""
         if self.config.normalize_advantages == "batch":
             advantages = replace(advantages, advantages=normalize(advantages.advantages, rollout.valid))
         shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
         return PackedSequences(sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors), shared)
 
-    def _shuffled(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
+    def shuffle(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
+        """One epoch of minibatches, with advantages normalised if that is per minibatch."""
         normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
         return sequences.shuffled(num_minibatches, permutation, normalized=normalized)
 
-    def _steps(
+    def take_steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
+        """Take one step on each minibatch, eagerly or compiled."""
         self._updater.scale_learning_rate(rate_factor)
         if self._compiled is None:
             return as_metrics([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
@@ -269,16 +272,19 @@ class PPOOptimizer(BaseLearner):
         terms["loss"].backward()  # type: ignore[no-untyped-call]
         return terms
 
-    def _ratio_error(self, minibatch: Minibatch) -> float:
+    def ratio_error(self, minibatch: Minibatch) -> float:
+        """The largest distance of a probability ratio from 1."""
         with torch.no_grad():
             ratio = (self.policy.evaluate(minibatch).log_probs - minibatch.log_probs).exp()
             return float(((ratio - 1).abs() * minibatch.valid).max().nan_to_num(nan=torch.finfo(ratio.dtype).max))
 
-    def _to_host(self, array: Tensor) -> np.ndarray:
+    def to_host(self, array: Tensor) -> np.ndarray:
+        """A tensor as an array."""
         host: np.ndarray = array.cpu().numpy()
         return host
 
-    def _host_minibatch(self, minibatch: Minibatch) -> Minibatch:
+    def host_minibatch(self, minibatch: Minibatch) -> Minibatch:
+        """The minibatch as NumPy arrays."""
         tree: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
         return Minibatch(**optree.tree_map(lambda leaf: leaf.detach().cpu().numpy(), tree))
 
@@ -294,10 +300,12 @@ class PPOOptimizer(BaseLearner):
         ]
         return [*super().profile_points(), *inside]
 
-    def _moments(self) -> dict[str, Any]:
+    def moments(self) -> dict[str, Any]:
+        """The optimiser's state."""
         return self._updater.state_dict()
 
-    def _load_moments(self, moments: Mapping[str, Any]) -> None:
+    def load_moments(self, moments: Mapping[str, Any]) -> None:
+        """Restore the optimiser's state."""
         self._updater.load_state_dict(moments)
 
     def _make_compiled(self) -> CompiledStep:
