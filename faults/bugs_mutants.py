@@ -17,7 +17,7 @@ SURVIVORS = Path(__file__).with_name("bugs_survivors.json")
 """Module -> key of a mutant -> why no test can or need notice it."""
 
 CONFORMANCE = "conformance/test_"
-RESUME = ("run/test_saver.py", "train/test_trainer.py", "cli/test_resume.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long")
+RESUME = ("run/test_saver.py", "train/test_trainer.py", "cli/test_train.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long")
 KILLED = "env/workers/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
 TESTS: dict[str, tuple[str, ...]] = {
     "backends/numpy/gae.py": (

@@ -1,4 +1,9 @@
+"""`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
+
+from __future__ import annotations
+
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,19 +16,18 @@ import pytest
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.run import checkpoint as checkpoint_module
+from inchworm.run.directory import open_run
 from inchworm.tracking.jsonl import read_rows
-
-WORLD = """
-import gymnasium as gym
-
-def make_env(**kwargs):
-    return gym.make("CartPole-v1", **kwargs)
-"""
 
 
 def only_run(directory: Path) -> Path:
     (path,) = (directory / "runs").iterdir()
     return path
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 def test_train_ends_with_the_score_the_run_and_what_to_type_next(cli: Any, small: list[str], tmp_path: Path) -> None:
@@ -60,12 +64,14 @@ def test_equal_runs_have_equal_metrics_and_policies(cli: Any, small: list[str], 
         assert (path / name).read_bytes() == (trained / name).read_bytes()
 
 
-def test_a_given_name_that_is_finished_says_how_to_go_on(cli: Any, small: list[str], run: Path) -> None:
-    result = cli("train", "CartPole-v1", *small, "--run.name", "small")
-    assert result.code == 0
-    assert "has reached its target (256 steps in 4 iterations)" in result.out
-    assert result.out.endswith("inchworm resume small --total-timesteps 512\n")
-    other = cli("train", "CartPole-v1", *small, "--run.name", "small", "--ppo.gamma", "0.5")
+def test_a_finished_run_says_how_to_continue(cli: Any, small: list[str], run: Path) -> None:
+    again = ["train", "CartPole-v1", *small, "--run.name", "small"]
+    for arguments in (again, ["resume", "small"]):
+        result = cli(*arguments)
+        assert result.code == 0
+        assert "has reached its target (256 steps in 4 iterations)" in result.out
+        assert result.out.endswith("inchworm resume small --total-timesteps 512\n")
+    other = cli(*again, "--ppo.gamma", "0.5")
     assert other.code == 2
     assert "ppo.gamma: 0.98 → 0.5" in other.err
 
@@ -73,32 +79,38 @@ def test_a_given_name_that_is_finished_says_how_to_go_on(cli: Any, small: list[s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["CartPol-v1"], "did you mean CartPole-v1?"),
-        (["no_such_module:make"], "there is no module no_such_module"),
-        (["CartPole-v1", "--env.kwargs", "{gravitty: 5}"], "gravitty"),
-        (["CartPole-v1", "--ppo.minibatch-size", "100000"], "larger than the rollout"),
-        (["CartPole-v1", "--run.name", "../x"], "is not a valid name"),
+        (["train", "CartPol-v1"], "did you mean CartPole-v1?"),
+        (["train", "no_such_module:make"], "there is no module no_such_module"),
+        (["train", "CartPole-v1", "--env.kwargs", "{gravitty: 5}"], "gravitty"),
+        (["train", "CartPole-v1", "--ppo.minibatch-size", "100000"], "larger than the rollout"),
+        (["train", "CartPole-v1", "--run.name", "../x"], "is not a valid name"),
+        (["resume"], "no run is given"),
+        (["resume", "nope"], "there is no run nope"),
+        (["resume", "small", "--ppo.gamma", "0.5"], "ppo.gamma: 0.98 → 0.5"),
+        (["resume", "small", "--env.id", "Acrobot-v1"], "env.id: CartPole-v1 → Acrobot-v1"),
+        (["resume", "small", "--total-timesteps", "0"], "run.total_timesteps=0 must be 1 or more"),
     ],
 )
-def test_wrong_use_is_one_line_and_leaves_nothing_behind(cli: Any, tmp_path: Path, arguments: list[str], message: str) -> None:
-    result = cli("train", *arguments)
+def test_wrong_use_is_one_line_and_changes_nothing(cli: Any, run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    before = contents(tmp_path)
+    result = cli(*arguments)
     assert result.code == 2
     assert message in result.err
     assert len(result.err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == before
 
 
-def test_a_factory_of_ones_own_is_typed_and_typed_again(
-    cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_factory_must_be_typed_again(cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "my_world.py").write_text(WORLD)
+    (tmp_path / "my_world.py").write_text(
+        "import gymnasium\n\n\ndef make_env(**kwargs):\n    return gymnasium.make('CartPole-v1', **kwargs)\n"
+    )
     result = cli("train", "my_world:make_env", *small, "--run.name=mine")
     assert result.code == 0, result.err
     assert "inchworm evaluate mine --env my_world:make_env" in result.out
     refused = cli("evaluate", "mine")
     assert refused.code == 2
-    assert "type: --env my_world:make_env" in refused.err
+    assert "--env my_world:make_env" in refused.err
     assert cli("evaluate", "mine", "--env", "my_world:make_env", "--episodes", 2).code == 0
     assert cli("resume", "mine", "--env", "my_world:make_env", "--total-timesteps", 320, "--quiet").code == 0
     assert cli("collect", "mine", "--env", "my_world:make_env", "--out", "r.st").code == 0
@@ -124,7 +136,7 @@ def test_without_evaluation_there_is_no_score(cli: Any, small: list[str]) -> Non
     assert "score: no evaluation was requested" in result.out
 
 
-def test_legacy_names_in_a_file_are_reported_in_one_line_each(cli: Any, small: list[str], tmp_path: Path) -> None:
+def test_legacy_names_in_a_file_are_reported_in_one_line_each(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("env: {id: CartPole-v1}\nppo: {lr: 0.001, clip_range: 0.1}\n")
     result = cli("config", "--config", "old.yaml")
     assert result.code == 0
@@ -132,79 +144,6 @@ def test_legacy_names_in_a_file_are_reported_in_one_line_each(cli: Any, small: l
         "warning: ppo.lr is called ppo.learning_rate here; accepted",
         "warning: ppo.clip_range is called ppo.clip_coef here; accepted",
     ]
-
-
-def wait_for_rows(process: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
-    path = tmp_path / "runs" / "long" / "metrics.jsonl"
-    target, deadline = len(read_rows(path)) + more, time.monotonic() + 90
-    while len(read_rows(path)) < target:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-
-
-def begin(tmp_path: Path, *flags: str, **options: Any) -> subprocess.Popen[str]:
-    """A long run in a process of its own, past its first iterations."""
-    arguments = ["train", "CartPole-v1", "--run.name=long", "--run.total-timesteps=100000000", "--ppo.rollout-steps=128", *flags]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "inchworm", *arguments],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        **{"stdout": subprocess.PIPE, **options},
-    )
-    wait_for_rows(process, tmp_path, 3)
-    return process
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_saves_its_last_iteration_and_goes_on(tmp_path: Path, number: signal.Signals, code: int, cli: Any) -> None:
-    process = begin(tmp_path)
-    began = time.monotonic()
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 10
-    assert (process.returncode, err) == (code, "")
-    assert out.splitlines()[-1] == "  inchworm resume long"
-    done = read_rows(tmp_path / "runs" / "long" / "metrics.jsonl")[-1]["iteration"]
-    result = cli("resume", "long", "--run.max-iterations", done + 1, "--evaluation.final-episodes", 0)
-    assert result.code == 0, result.err
-    assert [row["iteration"] for row in read_rows(tmp_path / "runs" / "long" / "metrics.jsonl")] == list(range(1, done + 2))
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    process = begin(tmp_path, "--evaluation.interval=1", "--evaluation.episodes=1", stdout=writing)  # each evaluation prints a line
-    os.close(writing)
-    os.close(reading)
-    wait_for_rows(process, tmp_path, 4)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "")
-
-
-@pytest.mark.parametrize("pipe", ["| head -1", ">&-", "| head -1 2>&-"])
-def test_a_run_whose_output_nobody_reads_is_trained_to_its_end(tmp_path: Path, small: list[str], pipe: str) -> None:
-    command = f"{sys.executable} -m inchworm train CartPole-v1 {' '.join(small)} --run.name=x --backend=numpy"
-    done = subprocess.run(
-        ["bash", "-c", f"{command} {pipe}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(read_rows(tmp_path / "runs" / "x" / "metrics.jsonl")) == 5
-
-
-def test_a_warning_that_nobody_can_read_ends_nothing(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-        def flush(self) -> None: ...
-
-    monkeypatch.setattr(sys, "stderr", Broken())
-    monkeypatch.setattr(LaneVectorEnv, "inexact", property(lambda self: ["it has a clock"]))
-    assert cli("train", "CartPole-v1", *small, "--run.name=x").code == 0
 
 
 def test_the_first_line_waits_for_nothing_heavy(tmp_path: Path) -> None:
@@ -223,3 +162,189 @@ main(["train", "CartPole-v1", "--backend", "torch"])
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "[]"
+
+
+# resume
+
+
+def test_a_longer_run_equals_one_that_was_meant_to_be_that_long(cli: Any, small: list[str], tmp_path: Path) -> None:
+    # constant schedules: a linear one would have fallen faster in the shorter run
+    flags = [*small, "--ppo.learning-rate-schedule=constant", "--ppo.clip-schedule=constant", "--evaluation.final-episodes=0", "--quiet"]
+    assert cli("train", "CartPole-v1", *flags, "--run.name=whole", "--run.total-timesteps=512").code == 0
+    assert cli("train", "CartPole-v1", *flags, "--run.name=parts").code == 0
+    result = cli("resume", "parts", "--total-timesteps", 512)
+    assert result.code == 0, result.err
+    assert "resuming at 256 steps of 512" in result.out
+    for name in ("metrics.jsonl", "policy.safetensors"):
+        assert (tmp_path / "runs" / "parts" / name).read_bytes() == (tmp_path / "runs" / "whole" / name).read_bytes()
+    assert open_run("parts").config.run.total_timesteps == 512
+
+
+def test_flags_that_do_not_affect_completed_training_are_accepted(cli: Any, run: Path) -> None:
+    assert cli("resume", "small", "--run.max-iterations=5", "--total-timesteps=1000", "--run.keep-checkpoints=3", "--quiet").code == 0
+    assert TrainingConfig.from_yaml(run / "config.yaml").run.keep_checkpoints == 3
+    assert [row["iteration"] for row in read_rows(run / "metrics.jsonl")][-2:] == [5, 5]
+
+
+def test_a_run_in_use_is_refused(cli: Any, run: Path) -> None:
+    with open_run(run) as holder:
+        holder.lock()
+        result = cli("resume", "small", "--total-timesteps", 1000)
+    assert result.code == 1
+    assert "is in use by process" in result.err
+
+
+def test_a_run_killed_in_its_last_evaluation_only_runs_that(
+    cli: Any, small: list[str], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyEvaluator, "evaluate", killed)
+        assert cli("train", "CartPole-v1", *small, "--run.name=cut").code == 130
+    path = tmp_path / "runs" / "cut"
+    assert [row["iteration"] for row in read_rows(path / "metrics.jsonl")] == [1, 2, 3, 4]
+    result = cli("resume", "cut")
+    assert result.code == 0, result.err
+    assert "all 256 steps are done; running the last evaluation" in result.out
+    assert "mean return over 3 episodes" in result.out
+    for name in ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors"):
+        assert (path / name).read_bytes() == (trained / name).read_bytes()
+    assert "has reached its target" in cli("resume", "cut").out
+
+
+def test_a_run_without_checkpoints_starts_again(cli: Any, run: Path, trained: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    result = cli("resume", "small", "--quiet")
+    assert result.code == 0
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("warning: runs/small has rows up to iteration 4 but no checkpoint")
+    assert (run / "metrics.jsonl").read_bytes() == (trained / "metrics.jsonl").read_bytes()
+
+
+def spoil(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        (path / "state.json").write_bytes(b"{}")
+
+
+def replace_by_file(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").touch()
+
+
+def replace_by_link(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").symlink_to("gone")
+
+
+@pytest.mark.parametrize(("harm", "message"), [(spoil, "every checkpoint is damaged"), (replace_by_file, ""), (replace_by_link, " link")])
+@pytest.mark.parametrize("command", ["resume", "train"])
+def test_damaged_checkpoints_stop_everything(cli: Any, small: list[str], run: Path, harm: Any, message: str, command: str) -> None:
+    harm(run)
+    before = contents(run)
+    words = {"resume": ["small", "--total-timesteps=512"], "train": ["CartPole-v1", *small, "--run.name=small"]}
+    result = cli(command, *words[command])
+    assert result.code == 1
+    assert message in result.err
+    assert "Traceback" not in result.err
+    after = contents(run)
+    assert {path.name for path in before if after.get(path) != before[path]} <= {"config.yaml"}  # the new target
+    assert after.keys() == before.keys()
+
+
+def test_a_last_save_that_fails_is_one_line_and_a_failure(
+    cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "write_tensor_file", full)
+        result = cli("train", "CartPole-v1", *small, "--run.name=full")
+    assert result.code == 1
+    warning, error = result.err.splitlines()
+    assert warning.startswith("warning: a save failed: [Errno 28] No space left on device while saving the checkpoint of iteration 2")
+    assert error.startswith("inchworm: the last save of the run failed")
+    assert "step-000000000004" in error
+    assert list((tmp_path / "runs" / "full" / "checkpoints").iterdir()) == []
+    assert cli("resume", "full", "--quiet").code == 0
+
+
+def test_what_is_not_exact_is_reported_once(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaneVectorEnv, "inexact", property(lambda _: ["it has a clock"]))
+    for arguments in (["train", "CartPole-v1", *small, "--run.name=clock"], ["resume", "clock", "--total-timesteps=512"]):
+        result = cli(*arguments)
+        assert result.code == 0
+        assert result.err.count("it has a clock") == 1
+
+
+# interrupts and readers that have gone
+
+
+def wait_for_rows(process: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
+    path = tmp_path / "runs" / "long" / "metrics.jsonl"
+    target, deadline = len(read_rows(path)) + more, time.monotonic() + 90
+    while len(read_rows(path)) < target:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def begin(tmp_path: Path, *flags: str, **options: Any) -> subprocess.Popen[str]:
+    """A long run in a process of its own, past its first iterations."""
+    arguments = ["train", "CartPole-v1", "--run.name=long", "--run.total-timesteps=100000000", "--ppo.rollout-steps=128", *flags]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    process = subprocess.Popen([sys.executable, "-m", "inchworm", *arguments], cwd=tmp_path, **options)
+    wait_for_rows(process, tmp_path, 3)
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_saves_its_last_iteration_and_can_be_resumed(
+    tmp_path: Path, number: signal.Signals, code: int, cli: Any
+) -> None:
+    process = begin(tmp_path)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "")
+    assert out.splitlines()[-1] == "  inchworm resume long"
+    done = read_rows(tmp_path / "runs" / "long" / "metrics.jsonl")[-1]["iteration"]
+    result = cli("resume", "long", "--run.max-iterations", done + 1, "--evaluation.final-episodes", 0)
+    assert result.code == 0, result.err
+    assert [row["iteration"] for row in read_rows(tmp_path / "runs" / "long" / "metrics.jsonl")] == list(range(1, done + 2))
+
+
+@pytest.mark.slow
+def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    process = begin(tmp_path, "--evaluation.interval=1", "--evaluation.episodes=1", stdout=writing)  # each evaluation prints a line
+    os.close(writing)
+    os.close(reading)
+    wait_for_rows(process, tmp_path, 4)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("pipe", ["| head -1", ">&-", "| head -1 2>&-"])
+def test_a_run_whose_output_is_not_read_is_trained_to_its_end(tmp_path: Path, small: list[str], pipe: str) -> None:
+    command = f"{sys.executable} -m inchworm train CartPole-v1 {' '.join(small)} --run.name=x --backend=numpy"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {pipe}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read_rows(tmp_path / "runs" / "x" / "metrics.jsonl")) == 5
+
+
+def test_a_warning_that_cannot_be_printed_ends_nothing(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    monkeypatch.setattr(LaneVectorEnv, "inexact", property(lambda _: ["it has a clock"]))
+    assert cli("train", "CartPole-v1", *small, "--run.name=x").code == 0
