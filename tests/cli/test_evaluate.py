@@ -1,22 +1,35 @@
+"""`inchworm evaluate` and `inchworm match`: scores as the library computes them; wrong use is one line."""
+
+from __future__ import annotations
+
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.cli import evaluate as module
+from inchworm.cli.evaluate import progress
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
-from inchworm.policy.file import load_policy
+from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
+from inchworm.policy.file import load_policy, save_policy
+from inchworm.policy.spec import PolicySpec
+from inchworm.run.directory import create_run
+from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.tracking.jsonl import read_rows
+from inchworm.worlds.replay import load_replay
+from inchworm.worlds.skirmish import SkirmishConfig, SkirmishVectorEnv
 
 
 def test_by_default_the_score_is_that_of_the_final_evaluation(cli: Any, run: Path) -> None:
     result = cli("evaluate", "small", "--json")
     assert result.code == 0, result.err
-    final = read_rows(run / "metrics.jsonl")[-1]
     stats = json.loads(result.out)
-    assert stats["episodes"] == 3
-    assert stats["mean_return"] == final["evaluation/mean_return"]
-    assert stats["deterministic"] is True
+    assert (stats["episodes"], stats["deterministic"]) == (3, True)
+    assert stats["mean_return"] == read_rows(run / "metrics.jsonl")[-1]["evaluation/mean_return"]
 
 
 def test_the_score_is_one_line_by_path_or_by_name(cli: Any, run: Path) -> None:
@@ -48,36 +61,40 @@ def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> 
         (["small", "--skill", "0.5"], "--skill needs an opponent; add --opponent heuristic"),
         (["small", "--save-replay", "x.json"], "--save-replay needs an opponent; add --opponent heuristic"),
         (["small", "--opponent", "random", "--skill", "0.5"], "--skill applies to --opponent heuristic, not to random"),
+        (["small", "--opponent", "heuristic", "--skill", "2"], "--skill 2 must be from 0 to 1"),
         (["small", "--suite", "x.yaml", "--opponent", "random"], "--opponent and --suite exclude each other"),
         (["small", "--suite", "x.yaml", "--episodes", "3"], "--episodes and --suite exclude each other"),
         (["small", "--suite", "x.yaml"], "cannot read the suite x.yaml"),
+        (["small", "--suite", "empty.yaml"], "empty.yaml: suite control is empty"),
+        (["small", "--suite", "other.yaml"], "suite control, Acrobot-v1: the policy was made for the observation space"),
+        (["small", "--suite", "unknown.yaml"], "suite control, Nowhere-v1: "),
+        (["small", "--suite", "code.yaml"], "code.yaml: suite control imports code (x.y:make)"),
         (["small", "--episode", "3"], "unknown flag --episode; did you mean --episodes?"),
     ],
 )
 def test_wrong_use_is_one_line(cli: Any, run: Path, arguments: list[str], message: str) -> None:
+    for name, suite in (("empty", "[]"), ("other", "[Acrobot-v1]"), ("unknown", "[Nowhere-v1]"), ("code", "['x.y:make']")):
+        Path(f"{name}.yaml").write_text(f"control: {suite}")
     result = cli("evaluate", *arguments)
     assert result.code == 2
     assert message in result.err
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_run_without_a_policy_says_so(cli: Any, run: Path) -> None:
-    (run / "best_policy.safetensors").unlink()
-    assert "has no best_policy.safetensors yet; omit --best" in cli("evaluate", "small", "--best").err
-    (run / "policy.safetensors").unlink()
-    result = cli("evaluate", "small")
-    assert result.code == 2
-    assert "inchworm resume runs/small continues its training" in result.err
-
-
-def test_a_damaged_policy_is_a_failure_in_one_line(cli: Any, run: Path) -> None:
+def test_a_missing_or_damaged_policy_is_one_line(cli: Any, run: Path) -> None:
     content = bytearray((run / "policy.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "policy.safetensors").write_bytes(content)
-    result = cli("evaluate", "small")
-    assert result.code == 1
-    assert "policy.safetensors" in result.err
-    assert "Traceback" not in result.err
+    damaged = cli("evaluate", "small")
+    assert damaged.code == 1
+    assert "policy.safetensors" in damaged.err
+    assert len(damaged.err.splitlines()) == 1
+    (run / "best_policy.safetensors").unlink()
+    assert "has no best_policy.safetensors yet; omit --best" in cli("evaluate", "small", "--best").err
+    (run / "policy.safetensors").unlink()
+    missing = cli("evaluate", "small")
+    assert missing.code == 2
+    assert "the run runs/small has no policy.safetensors yet; inchworm resume runs/small continues its training" in missing.err
 
 
 def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
@@ -88,30 +105,165 @@ def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
     assert result.code == 0, result.err
     data = json.loads(result.out)
     pole, short = (data["groups"]["control"][name]["mean_return"] for name in ("CartPole-v1", "short"))
-    assert data["scores"] == {
-        "control/CartPole-v1": pole / 500,
-        "control/short": short,
-        "control/score": (pole / 500 + short) / 2,
-        "overall": (pole / 500 + short) / 2,
-    }
+    mean = (pole / 500 + short) / 2
+    assert data["scores"] == {"control/CartPole-v1": pole / 500, "control/short": short, "control/score": mean, "overall": mean}
     lines = cli("evaluate", "small", "--suite", "suite.yaml").out.splitlines()
     assert lines[0] == "runs/small/policy.safetensors:"
     assert lines[1].startswith(f"control/CartPole-v1  {pole / 500:>7.4g}  (scaled return; mean return {pole:.5g}")
     assert lines[-1].startswith("overall  ")
 
 
+# two players
+
+RULES = {"units": ["scout"], "wall_pairs": 0, "max_steps": 30, "zone_target": 10}
+WORLD = EnvConfig(id="Skirmish-v0", kwargs=RULES)
+
+
+def make_run(name: str, seed: int, **rules: Any) -> None:
+    """A run in Skirmish whose policy has never learnt anything."""
+    world = WORLD.replace(kwargs={**RULES, **rules})
+    run = create_run(TrainingConfig(env=world, run=RunConfig(name=name), evaluation=EvalConfig(final_episodes=5, num_envs=4)))
+    run.close()
+    env = SkirmishVectorEnv(world.kwargs, 1)
+    spec = PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,)))
+    for best in (False, True):
+        save_policy(run.policy_path(best=best), spec, NumpyPolicy(spec, seed=seed + best).get_weights())
+
+
+@pytest.fixture
+def skirmish(cli: Any) -> None:
+    """Two runs, runs/a and runs/b; `cli` has made the working directory."""
+    make_run("a", 1)
+    make_run("b", 5)
+
+
+def policy(path: str) -> Any:
+    return load_policy(Path("runs") / path / "policy.safetensors")
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_a_match_of_two_runs(cli: Any) -> None:
+    result = cli("match", "a", "runs/b", "--episodes", 6, "--quiet")
+    assert result.code == 0, result.err
+    expected = play_match(policy("a"), policy("b"), WORLD, 6)
+    assert result.out == f"runs/a/policy.safetensors against runs/b/policy.safetensors in Skirmish-v0: {expected}\n"
+    assert " of 6 greedy episodes), health margin " in result.out
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_everything_as_json_sampled_with_another_seed(cli: Any) -> None:
+    result = cli("match", "a", "heuristic:0.5", "--episodes", 4, "--sampled", "--seed", 3, "--num-envs", 2, "--json", "--quiet")
+    rules = SkirmishConfig.from_dict(RULES)
+    expected, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.5, deterministic=False, seed=3, num_envs=2)
+    assert json.loads(result.out) == {**expected.to_dict(), "players": ["runs/a/policy.safetensors", "heuristic:0.5"]}
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_players_without_a_run_need_an_environment(cli: Any) -> None:
+    without = cli("match", "heuristic", "random", "--episodes", 4)
+    assert without.code == 2
+    assert "add --env Skirmish-v0" in without.err
+    flags = ["--episodes", 4, "--env", "Skirmish-v0", "--kwargs", json.dumps(RULES), "--save-replay", "games/first.json", "--quiet"]
+    result = cli("match", "heuristic", "runs/a/policy.safetensors", *flags)
+    assert result.code == 0, result.err
+    assert result.out.startswith("heuristic against runs/a/policy.safetensors in Skirmish-v0: win rate ")
+    replay = load_replay("games/first.json")
+    assert replay["meta"]["players"] == ["heuristic", "runs/a/policy.safetensors"]
+    assert len(replay["frames"]) == replay["meta"]["steps"] + 1
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_runs_with_different_kwargs_play_with_those_of_the_first(cli: Any) -> None:
+    make_run("long", 2, max_steps=31)
+    result = cli("match", "long", "a", "--episodes", 2, "--quiet")
+    assert result.code == 0
+    assert "long and a were trained with different env.kwargs; the match uses those of long" in result.err
+    make_run("wide", 2, units=["scout", "scout"])
+    other = cli("match", "wide", "a", "--episodes", 2, "--quiet")
+    assert other.code == 2
+    assert other.err.splitlines()[-1].startswith("inchworm: runs/a/policy.safetensors was made for the observation space")
+
+
+@pytest.mark.usefixtures("skirmish")
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("arguments", "message"),
     [
-        ("control: []", "suite.yaml: suite control is empty"),
-        ("control: [Acrobot-v1]", "suite control, Acrobot-v1: the policy was made for the observation space"),
-        ("control: [Nowhere-v1]", "suite control, Nowhere-v1: "),
-        ("control: ['x.y:make']", "suite.yaml: suite control imports code (x.y:make)"),
+        ([], "a match needs two players; type: inchworm match RUN heuristic"),
+        (["a"], "a match needs two players"),
+        (["a", "nowhere"], "there is no run nowhere"),
+        (["a", "b", "--episodes", "5"], "episodes=5 is odd"),
+        (["a", "b", "--episodes", "0"], "episodes=0 must be 1 or more"),
+        (["a", "b", "--num-envs", "0"], "num_envs=0 must be 1 or more"),
+        (["a", "heuristic:2"], "from 0 to 1"),
+        (["a", "b", "--env", "CartPole-v1", "--kwargs", "{}"], "a match needs an environment with two teams"),
+        (["a", "heuristic", "--env", "CartPole-v1", "--kwargs", "{}"], "CartPole-v1 has no heuristic"),
+        (["a", "b", "--env", "Nowhere-v1"], "Nowhere-v1"),
+        (["a", "b", "--kwargs", "[1]"], "--kwargs=[1] must be a mapping of names to values"),
+        (["a", "b", "--kwargs", "{"], "is not valid YAML"),
+        (["a", "b", "--kwargs", "{unit: [scout]}"], "did you mean units?"),
+        (["a", "b", "--save-replay", "runs"], "--save-replay runs is a directory; name a file in it"),
     ],
 )
-def test_a_suite_that_does_not_fit_is_one_line(cli: Any, run: Path, text: str, message: str) -> None:
-    Path("suite.yaml").write_text(text)
-    result = cli("evaluate", "small", "--suite", "suite.yaml")
-    assert result.code == 2
+def test_wrong_use_of_match_is_one_line(cli: Any, arguments: list[str], message: str) -> None:
+    result = cli("match", *arguments)
+    assert result.code == 2, result.err
     assert message in result.err
     assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_evaluate_against_an_opponent(cli: Any) -> None:
+    rules = SkirmishConfig.from_dict(RULES)
+    result = cli("evaluate", "a", "--opponent", "heuristic", "--skill", 0.25, "--episodes", 4, "--save-replay", "game.json", "--quiet")
+    assert result.code == 0, result.err
+    expected, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.25, num_envs=4)
+    assert result.out == f"runs/a/policy.safetensors against heuristic:0.25 in Skirmish-v0: {expected}\n"
+    assert load_replay("game.json")["meta"]["players"] == ["runs/a/policy.safetensors", "heuristic:0.25"]
+    best = load_policy("runs/a/best_policy.safetensors")
+    expected, _ = evaluate_vs_heuristic(best, rules, 6, num_envs=4)  # the run's final evaluation has 5, a match an even number
+    found = json.loads(cli("evaluate", "a", "--opponent", "heuristic", "--best", "--json", "--quiet").out)
+    assert found == {**expected.to_dict(), "players": ["runs/a/best_policy.safetensors", "heuristic"]}
+    for opponent in ("random", "b", "runs/b/best_policy.safetensors"):
+        assert " of 2 greedy episodes)" in cli("evaluate", "a", "--opponent", opponent, "--episodes", 2, "--quiet").out
+
+
+@pytest.mark.usefixtures("skirmish")
+def test_a_suite_with_opponents(cli: Any) -> None:
+    world = f"{{id: Skirmish-v0, kwargs: {json.dumps(RULES)}}}"
+    Path("suite.yaml").write_text(
+        f"combat:\n  - {{env: {world}, opponent: heuristic, episodes: 4}}\n  - {{env: {world}, opponent: b, episodes: 2, name: sibling}}\n"
+    )
+    result = cli("evaluate", "a", "--suite", "suite.yaml", "--quiet", "--json")
+    assert result.code == 0, result.err
+    scores = json.loads(result.out)["scores"]
+    expected, _ = evaluate_vs_heuristic(policy("a"), SkirmishConfig.from_dict(RULES), 4)
+    assert scores["combat/Skirmish-v0 vs heuristic"] == expected.win_rate
+    assert set(scores) == {"combat/Skirmish-v0 vs heuristic", "combat/sibling", "combat/score", "overall"}
+
+
+# progress
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    out = io.StringIO()
+    terminal = Terminal(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with progress("episodes", 4, terminal=terminal) as show:
+        show(3)
+    assert "episodes" in out.getvalue()
+    assert "3/4" in out.getvalue()
+
+
+def test_elsewhere_a_line_is_printed_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with progress("episodes", 4000, terminal=make_terminal(file=out)) as show:
+        for now in (1.0, 9.0, 11.0, 12.0, 22.0):  # lines are at least ten seconds apart
+            show(int(now * 100))
+    assert out.getvalue() == "episodes 1,100/4,000\nepisodes 2,200/4,000\n"
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("episodes", 4, quiet=True) as show:
+        show(1)
+    assert capsys.readouterr().err == ""
