@@ -1,4 +1,4 @@
 """A run on disk: its directory, its checkpoints, and saving and restoring the exact state of a training.
 
-May import `collect`, `backends` and everything below them.
+May import `tracking`, `collect`, `backends` and everything below them.
 """
