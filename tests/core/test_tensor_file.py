@@ -93,7 +93,7 @@ def test_load_save_to_the_same_path_and_keep_using_what_was_loaded(tmp_path):
         ({"a\0b": np.ones(1)}, TypeError, "NUL"),
         ({"\ud800": np.ones(1)}, TypeError, "array name"),
         ({3: np.ones(1)}, TypeError, "must be text"),
-        ({"__metadata__": np.ones(1)}, ValueError, "keeps that name"),
+        ({"__metadata__": np.ones(1)}, ValueError, "reserves that name"),
     ],
 )
 def test_what_a_file_cannot_hold(tmp_path, arrays, error, words):
@@ -108,7 +108,7 @@ def test_headers_are_json_without_nan(tmp_path):
 
 
 def test_wrong_kind_and_newer_version(tmp_path):
-    with pytest.raises(CorruptFileError, match="x cannot be read: it is a thing file, and a rollout file is needed"):
+    with pytest.raises(CorruptFileError, match="x cannot be read: it is a thing file, not a rollout file"):
         read(write(tmp_path / "x"), kind="rollout")
     with pytest.raises(CorruptFileError, match="version 3 of the thing format, and this inchworm reads up to version 2"):
         read(write(tmp_path / "x", version=3), max_version=2)
@@ -137,7 +137,7 @@ def test_a_header_length_beyond_the_file_is_refused_before_anything_is_parsed(tm
     blob = write(tmp_path / "x").read_bytes()
     for length in (len(blob), 10**8, 2**63, 2**64 - 1):
         (tmp_path / "x").write_bytes(struct.pack("<Q", length) + blob[8:])
-        with pytest.raises(CorruptFileError, match="too few for the header"):
+        with pytest.raises(CorruptFileError, match="too few for its header"):
             read(tmp_path / "x")
 
 
@@ -296,14 +296,14 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")
     for name in ("pipe", "endless"):
-        with pytest.raises(CorruptFileError, match=f"{name} is no regular file"):
+        with pytest.raises(CorruptFileError, match=f"{name} is not a regular file"):
             read(tmp_path / name)
 
 
 def test_a_limit_is_the_most_that_is_read(tmp_path):
     (tmp_path / "x").write_bytes(b"12345")
     assert read_bytes(tmp_path / "x", limit=5) == b"12345"
-    with pytest.raises(CorruptFileError, match="x has 5 bytes, more than the 4"):
+    with pytest.raises(CorruptFileError, match="x has 5 bytes, more than the limit of 4"):
         read_bytes(tmp_path / "x", limit=4)
 
 

@@ -56,7 +56,7 @@ def test_a_given_name_continues_that_run(tmp_path: Path) -> None:
 def test_another_config_is_refused_with_the_differences(tmp_path: Path) -> None:
     create_run(config_in(tmp_path, "mine")).close()
     other = config_in(tmp_path, "mine", gamma=0.9, minibatch_size=64)
-    with pytest.raises(ConfigError, match=r"ppo\.gamma: 0\.99 → 0\.9, ppo\.minibatch_size: None → 64; leave that as it was"):
+    with pytest.raises(ConfigError, match=r"ppo\.gamma: 0\.99 → 0\.9, ppo\.minibatch_size: None → 64; leave it unchanged"):
         create_run(other)
     create_run(config_in(tmp_path, "mine")).close()  # the refusal left neither the lock nor a changed config behind
 
@@ -72,7 +72,7 @@ def test_fields_that_do_not_touch_the_past_may_change_and_are_kept(tmp_path: Pat
 def test_another_device_goes_on_with_a_warning(tmp_path: Path) -> None:
     config = config_in(tmp_path, "mine")
     create_run(config).close()
-    with pytest.warns(NotExactWarning, match=r"run\.threads: 1 → 2: the run goes on, but not bit for bit"):
+    with pytest.warns(NotExactWarning, match=r"run\.threads: 1 → 2: continuing; results will no longer be bit-identical"):
         create_run(with_run(config, threads=2)).close()
 
 
@@ -90,7 +90,7 @@ def test_other_versions_go_on_with_a_warning_each(tmp_path: Path) -> None:
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"is no run .* but holds thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"is not a run .* but holds thesis\.tex"):
         create_run(config_in(tmp_path, "mine"))
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_run_is_answered_with_the_nearest_names(tmp_path: Path, monke
 def test_code_to_import_is_never_taken_from_a_file(tmp_path: Path) -> None:
     create_run(config_in(tmp_path, "mine", env="my_module:make_env")).close()
     path = tmp_path / "runs" / "mine"
-    with pytest.raises(ConfigError, match=r"names code to import \(my_module:make_env\).* type: --env my_module:make_env$"):
+    with pytest.raises(ConfigError, match=r"names code to import \(my_module:make_env\).* add --env my_module:make_env$"):
         open_run(path)
     with pytest.raises(ConfigError, match="names code to import"):
         load_config(path / "config.yaml", env="my_module:other")
@@ -227,7 +227,7 @@ def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / ".tmp-of-somebody").write_text("x")
     (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
-    with pytest.raises(InchwormError, match="checkpoints is a link"):
+    with pytest.raises(InchwormError, match="checkpoints is a symbolic link"):
         create_run(config)
     assert (elsewhere / ".tmp-of-somebody").exists()
 
@@ -247,7 +247,7 @@ def test_a_pipe_for_a_record_of_versions_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "mine" / "versions.json"
     path.unlink()
     os.mkfifo(path)
-    with pytest.warns(NotExactWarning, match="no regular file"):
+    with pytest.warns(NotExactWarning, match="not a regular file"):
         create_run(config).close()
 
 

@@ -14,14 +14,14 @@ from inchworm.run.directory import take_lock
 def test_a_link_is_not_followed_and_its_target_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keys")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(InchwormError, match="the run x cannot be locked"):
+    with pytest.raises(InchwormError, match="cannot lock the run x"):
         take_lock(tmp_path / "lock", "the run x")
     assert (tmp_path / "precious").read_text() == "keys"
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
-    with pytest.raises(InchwormError, match="lock is no regular file"):
+    with pytest.raises(InchwormError, match="lock is not a regular file"):
         take_lock(tmp_path / "lock", "the run x")
 
 
@@ -39,6 +39,6 @@ def test_a_full_disk_takes_the_name_of_the_holder_but_not_the_lock(tmp_path: Pat
 
     monkeypatch.setattr(os, "pwrite", full)
     first = take_lock(tmp_path / "lock", "the run x")
-    with pytest.raises(InchwormError, match="that has just begun"):
+    with pytest.raises(InchwormError, match="that has just started"):
         take_lock(tmp_path / "lock", "the run x")
     os.close(first)

@@ -641,7 +641,7 @@ def test_other_versions_threads_and_processors_are_told_once(tmp_path: Path) -> 
         trainer.load_checkpoint()
     told = sorted(str(warning.message) for warning in caught)
     assert [line.split(":")[0] for line in told] == ["cpu_capability", "numpy", "simd", "threads"]
-    assert told[1] == f"numpy: 1.0 → {np.__version__}: the run goes on, but not bit for bit"
+    assert told[1] == f"numpy: 1.0 → {np.__version__}: continuing; results will no longer be bit-identical"
     assert told[3].startswith(f"threads: 99 → {torch.get_num_threads()}: ")
 
 

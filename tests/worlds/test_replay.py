@@ -156,9 +156,9 @@ def test_a_file_cut_short_anywhere_says_so(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
-        (b"[]", "JSON that is no object"),
-        (b'{"format":"inchworm-replay","format":"x"}', "JSON with a key that stands there twice"),
-        (b'{"format":NaN}', "JSON with the number NaN"),
+        (b"[]", "JSON is not an object"),
+        (b'{"format":"inchworm-replay","format":"x"}', "duplicate key in JSON"),
+        (b'{"format":NaN}', "JSON contains the number NaN"),
         (b"[" * 100_000, "RecursionError"),
         (b'{"a":' + b"9" * 10_000 + b"}", "integer string conversion"),
         (b"[" + b"[]," * JSON_PIECES, f"JSON with more than {JSON_PIECES:,} values"),
@@ -176,7 +176,7 @@ def test_a_file_that_is_too_large_is_refused_by_its_size_alone(tmp_path: Path) -
     path = tmp_path / "game.json"
     with path.open("wb") as file:
         file.truncate(400_000_000)
-    with pytest.raises(CorruptFileError, match=f"has 400,000,000 bytes, more than the {MAX_BYTES:,}"):
+    with pytest.raises(CorruptFileError, match=f"has 400,000,000 bytes, more than the limit of {MAX_BYTES:,}"):
         load_replay(path)
 
 

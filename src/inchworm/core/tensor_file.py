@@ -1,8 +1,8 @@
-"""One format for rollouts, policies and checkpoints: a safetensors file that proves itself whole. Serves every step that saves.
+"""Verified safetensors files, the format of rollouts, policies and checkpoints; atomic writes and strict JSON.
 
-The file's one metadata entry is JSON: the SHA-256 of the whole file with that digest's own digits as zeros, then format, kind,
-version and a header of plain data. Whatever is damaged is noticed. Nothing is unpickled, and no file stays mapped after reading.
-A checksum stops accidents, not people: what it covers is read with as little trust as if it were not there.
+The file's one metadata entry is JSON: the SHA-256 of the whole file (computed with the digest's own digits as zeros), then format, kind,
+version and a header of plain data. Any damage is detected. Nothing is unpickled, and no file stays mapped after reading. A checksum
+protects against accidents, not attacks, so the content is still validated as untrusted data.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from safetensors.numpy import load, save
 from inchworm.core.errors import CorruptFileError, InchwormError
 
 TEMPORARY = ".tmp-"
-"""Names of files and directories that are not yet whole begin like this."""
+"""Prefix of files and directories that are not yet complete."""
 
 JSON_PIECES = 500_000
-"""Values of one JSON text, at most: a few bytes of it can stand for a few hundred in memory. (A rollout of 50,000 episodes has as many.)"""
+"""Limit on the values in one JSON text: a few bytes of text can take hundreds in memory. (A rollout of 50,000 episodes has this many.)"""
 
 _ENTRY = "inchworm"
 _NO_DIGEST = b"0" * 64
-_BEFORE_DIGEST = b'{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'  # the first bytes of the header, so the digest has one place
+_BEFORE_DIGEST = b'{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'  # the first bytes of the header, so the digest has a fixed position
 _DIGEST_AT = 8 + len(_BEFORE_DIGEST)
 _DTYPES = {
     "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "uint8": "U8", "uint16": "U16", "uint32": "U32",
@@ -41,37 +41,35 @@ _DTYPES = {
 
 
 def write_tensor_file(path: str | Path, arrays: Mapping[str, np.ndarray], *, kind: str, version: int, header: Mapping[str, Any]) -> Path:
-    """Write named arrays and a header of plain data to one file, whole or not at all. Equal content makes equal bytes."""
-    checked = {name: _storable(name, arrays[name]) for name in sorted(arrays)}
+    """Write named arrays and a header of plain data to one file, completely or not at all. Equal content gives equal bytes."""
+    checked = {}
+    for name in sorted(arrays):
+        array = arrays[name]
+        check_key(name, "array name")
+        if name == "__metadata__":
+            raise ValueError("an array cannot be called __metadata__: safetensors reserves that name")
+        if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
+            raise TypeError(f"{name} is {getattr(array, 'dtype', type(array).__name__)}; a file holds NumPy arrays of {', '.join(_DTYPES)}")
+        checked[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")  # safetensors writes the memory as it is
     entry = {"sha256": _NO_DIGEST.decode(), "format": "inchworm", "kind": kind, "version": version, "header": dict(header)}
     text = json.dumps(entry, allow_nan=False)
     if json_pieces(text) > JSON_PIECES:
         raise ValueError(f"the header of {path} has more than {JSON_PIECES:,} values, too many to be read again; save in smaller pieces")
     blob = memoryview(save(checked, {_ENTRY: text}))
     if blob[8:_DIGEST_AT] != _BEFORE_DIGEST:
-        raise RuntimeError("this version of safetensors orders its header in another way; install the tested version")
+        raise RuntimeError("this version of safetensors orders its header differently; install the tested version")
     digest = hashlib.sha256(blob).hexdigest().encode()
     return write_atomically(path, (blob[:_DIGEST_AT], digest, blob[_DIGEST_AT + len(digest) :]))
 
 
-def _storable(name: str, array: np.ndarray) -> np.ndarray:
-    check_key(name, "array name")
-    if name == "__metadata__":
-        raise ValueError("an array cannot be called __metadata__: safetensors keeps that name for itself")
-    if not isinstance(array, np.ndarray) or array.dtype.name not in _DTYPES:
-        raise TypeError(f"{name} is {getattr(array, 'dtype', type(array).__name__)}; a file holds NumPy arrays of {', '.join(_DTYPES)}")
-    # safetensors reads the memory as it lies: it must lie in order.
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
-
-
 def check_key(key: Any, what: str) -> None:
-    """Refuse names that a file could not give back unchanged."""
+    """Reject names that a file could not return unchanged."""
     if not isinstance(key, str) or "\0" in key or (not key.isascii() and key.encode("utf-8", "replace").decode() != key):
         raise TypeError(f"the {what} {key!r} must be text without NUL")
 
 
 def write_atomically(path: str | Path, content: str | bytes | Sequence[bytes | memoryview]) -> Path:
-    """Put a file in place, whole or not at all: write beside it, sync, rename, sync the directory."""
+    """Write a file completely or not at all: write a temporary file, sync, rename, sync the directory."""
     path = Path(path)
     parts = (content.encode(),) if isinstance(content, str) else (content,) if isinstance(content, bytes) else content
     temporary = path.parent / f"{TEMPORARY}{path.name[:100]}-{uuid.uuid4().hex}"
@@ -83,23 +81,23 @@ def write_atomically(path: str | Path, content: str | bytes | Sequence[bytes | m
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # of writing and syncing the system says only what, not where
+        if isinstance(error, OSError):  # errors of writing and syncing do not name the file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     return path
 
 
 def make_directory(path: Path) -> None:
-    """A directory and those above it, if they are not there; a name that is made survives a power loss."""
+    """Create a directory and its missing parents, so that their names survive a power loss."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:
-        with suppress(PermissionError):  # of a directory that one may enter but not read
+        with suppress(PermissionError):  # a directory that may be entered but not read
             sync_directory(directory.parent)
 
 
 def remove_temporaries(directory: Path) -> None:
-    """What somebody who was killed while writing left here. Only for one who knows that nobody is writing now."""
+    """Remove what a killed writer left. Call it only while no other process can be writing here."""
     for path in directory.glob(f"{TEMPORARY}*"):
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
@@ -107,11 +105,11 @@ def remove_temporaries(directory: Path) -> None:
         try:
             shutil.rmtree(path)
         except OSError:
-            shutil.rmtree(path, ignore_errors=True)  # once more: a passing trouble of the disk; else whoever comes next removes it
+            shutil.rmtree(path, ignore_errors=True)  # a second try after a transient error; otherwise the next writer removes it
 
 
 def write_synced(path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """A new file whose bytes have reached the disk."""
+    """Write a new file and sync it to disk."""
     with path.open("xb") as file:
         for part in parts:
             file.write(part)
@@ -129,38 +127,50 @@ def sync_directory(path: Path) -> None:
 
 
 def read_bytes(path: str | Path, *, limit: int | None = None) -> bytes:
-    """A regular file's bytes, `limit` at most. A pipe or a device is refused: it could keep us waiting, or never end."""
+    """Read a regular file of at most `limit` bytes. Pipes and devices are rejected: they could block, or never end."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", closefd=True) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptFileError(f"{path} is no regular file")
+            raise CorruptFileError(f"{path} is not a regular file")
         if limit is not None and status.st_size > limit:
-            raise CorruptFileError(f"{path} has {status.st_size:,} bytes, more than the {limit:,} that such a file may have")
+            raise CorruptFileError(f"{path} has {status.st_size:,} bytes, more than the limit of {limit:,}")
         return file.read() if limit is None else file.read(limit)
 
 
 @contextmanager
 def untrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Iterator[None]:
-    """Whatever goes wrong inside because data from a file have a wrong name, type, shape or range becomes one `CorruptFileError`.
+    """Turn any error caused by file data of a wrong name, type, shape or range into a `CorruptFileError`.
 
-    Errors of the kinds in `keep` stay what they are.
+    Errors of the types in `keep` pass unchanged.
     """
     try:
         yield
     except keep:
         raise
-    except (InchwormError, ValueError, SafetensorError) as error:  # in words
+    except (InchwormError, ValueError, SafetensorError) as error:  # these have a readable message
         raise CorruptFileError(f"{what}: {error}") from None
     except (TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError) as error:
         raise CorruptFileError(f"{what}: {type(error).__name__} {error}") from None
 
 
 def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and header that `write_tensor_file` wrote. Anything else is refused with `CorruptFileError`."""
+    """Read the arrays and header that `write_tensor_file` wrote; raises `CorruptFileError` for anything else."""
     blob = read_bytes(path)
     with untrusted(f"{path} cannot be read"):
         layout = _verified_layout(blob)
-        header = _checked_entry(layout, kind, max_version)
+        entry = read_json(layout["__metadata__"][_ENTRY])
+        found, version, header = entry["kind"], entry["version"], entry["header"]
+        if found != kind:
+            raise ValueError(f"it is a {found} file, not a {kind} file")
+        if type(version) is not int or not 1 <= version <= max_version:
+            raise ValueError(
+                f"it has version {version} of the {kind} format, and this inchworm reads up to version {max_version}; update inchworm"
+            )
+        if type(header) is not dict:
+            raise ValueError("header is not a mapping")
+        for name, tensor in layout.items():
+            if name != "__metadata__" and tensor["dtype"] not in _DTYPES.values():
+                raise ValueError(f"{name} has the unknown dtype {tensor['dtype']}")
         arrays = load(blob)
         for name, array in arrays.items():
             if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
@@ -169,12 +179,12 @@ def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[
 
 
 def _verified_layout(blob: bytes) -> dict[str, Any]:
-    """safetensors' own header, after the whole file has passed its checksum."""
+    """Verify the checksum of the whole file and return the header of safetensors."""
     length = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or length > len(blob) - 8:
-        raise ValueError(f"its {len(blob)} bytes are too few for the header it claims; it is cut off or no tensor file")
+        raise ValueError(f"its {len(blob)} bytes are too few for its header; it is truncated or not a tensor file")
     if blob[8:_DIGEST_AT] != _BEFORE_DIGEST:
-        raise ValueError("it is no inchworm file, or its header is damaged")
+        raise ValueError("not an inchworm file, or its header is damaged")
     after = _DIGEST_AT + len(_NO_DIGEST)
     digest = hashlib.sha256(blob[:_DIGEST_AT])
     digest.update(_NO_DIGEST)
@@ -184,44 +194,26 @@ def _verified_layout(blob: bytes) -> dict[str, Any]:
     return read_json(blob[8 : 8 + length].decode())
 
 
-def _checked_entry(layout: dict[str, Any], kind: str, max_version: int) -> dict[str, Any]:
-    entry = read_json(layout["__metadata__"][_ENTRY])
-    found, version, header = entry["kind"], entry["version"], entry["header"]
-    if found != kind:
-        raise ValueError(f"it is a {found} file, and a {kind} file is needed")
-    if type(version) is not int or not 1 <= version <= max_version:
-        raise ValueError(
-            f"it has version {version} of the {kind} format, and this inchworm reads up to version {max_version}; update inchworm"
-        )
-    if type(header) is not dict:
-        raise ValueError("its header is no mapping")
-    for name, tensor in layout.items():
-        if name != "__metadata__" and tensor["dtype"] not in _DTYPES.values():
-            raise ValueError(f"{name} has the unknown dtype {tensor['dtype']}")
-    return header
-
-
 def read_json(text: str) -> dict[str, Any]:
-    """A JSON object, strictly: no doubled keys, no NaN, of bounded size. Raises `ValueError`."""
+    """Parse a JSON object strictly: no duplicate keys, no NaN, bounded size. Raises `ValueError`."""
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        data = dict(pairs)
+        if len(data) != len(pairs):
+            raise ValueError("duplicate key in JSON")
+        return data
+
+    def no_constants(text: str) -> Any:
+        raise ValueError(f"JSON contains the number {text}")
+
     if json_pieces(text) > JSON_PIECES:
         raise ValueError(f"JSON with more than {JSON_PIECES:,} values")
-    data = json.loads(text, object_pairs_hook=_no_doubles, parse_constant=_no_constants)
+    data = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=no_constants)
     if type(data) is not dict:
-        raise ValueError("JSON that is no object")
+        raise ValueError("JSON is not an object")
     return data
 
 
 def json_pieces(text: str) -> int:
-    """At most how many values a JSON text has, without reading it."""
+    """Upper bound on the number of values in a JSON text, without parsing it."""
     return text.count(",") + text.count("[") + text.count("{")
-
-
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        raise ValueError("JSON with a key that stands there twice")
-    return data
-
-
-def _no_constants(text: str) -> Any:
-    raise ValueError(f"JSON with the number {text}")
