@@ -284,7 +284,7 @@ def test_what_is_not_exact_is_reported_once(cli: Any, small: list[str], monkeypa
 
 def wait_for_rows(process: subprocess.Popen[str], tmp_path: Path, more: int) -> None:
     path = tmp_path / "runs" / "long" / "metrics.jsonl"
-    target, deadline = len(read_rows(path)) + more, time.monotonic() + 90
+    target, deadline = len(read_rows(path)) + more, time.monotonic() + 300
     while len(read_rows(path)) < target:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
@@ -307,7 +307,7 @@ def test_an_interrupted_run_saves_its_last_iteration_and_can_be_resumed(
 ) -> None:
     process = begin(tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (code, "")
     assert out.splitlines()[-1] == "  inchworm resume long"
     done = read_rows(tmp_path / "runs" / "long" / "metrics.jsonl")[-1]["iteration"]
@@ -324,7 +324,7 @@ def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
     os.close(reading)
     wait_for_rows(process, tmp_path, 4)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "")
 
 
@@ -332,7 +332,7 @@ def test_a_run_continues_when_its_reader_has_gone(tmp_path: Path) -> None:
 def test_a_run_whose_output_is_not_read_is_trained_to_its_end(tmp_path: Path, small: list[str], pipe: str) -> None:
     command = f"{sys.executable} -m inchworm train CartPole-v1 {' '.join(small)} --run.name=x --backend=numpy"
     done = subprocess.run(
-        ["bash", "-c", f"{command} {pipe}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        ["bash", "-c", f"{command} {pipe}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(read_rows(tmp_path / "runs" / "x" / "metrics.jsonl")) == 5

@@ -30,7 +30,7 @@ FLAGS = [
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 ]
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds for any one answer; the machine may be busy."""
 
 

@@ -149,12 +149,10 @@ def test_slow_environments_are_made_once_and_take_few_steps(monkeypatch):
     monkeypatch.setattr(rehearsal, "_QUICK_TO_MAKE", 0.01)
     monkeypatch.setattr(rehearsal, "_SECONDS", 0.02)
     Slow.made = 0
-    began = time.perf_counter()
     assert rehearse_resume(one(Slow), "Slow") is None
     assert Slow.made == 1
     # Three plays of 5 ms steps within 20 ms each (at most 5 steps), and two of them again.
     assert 3 <= len(steps) <= 25
-    assert time.perf_counter() - began < 10.0
 
 
 def resolved(env, *, rehearse=True, **changes):

@@ -132,7 +132,7 @@ assert set(action) == {{"go", "what"}} and type(action["what"]) is int, action
 policy.value({{"x": np.zeros((1, 2, 2), np.float32), "k": np.zeros((1, 2), int)}})
 assert "torch" not in sys.modules and "jax" not in sys.modules, "a framework was imported"
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

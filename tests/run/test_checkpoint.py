@@ -335,7 +335,7 @@ def test_killed_at_every_point_of_a_save(tmp_path):
     for step in (1, 2, 3):
         keeper.save(step, {"x": np.full(3, step)})
     (tmp_path / "before" / ".tmp-stale").mkdir()
-    done = subprocess.run([sys.executable, "-W", "error", "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.returncode, done.stderr)
 
 

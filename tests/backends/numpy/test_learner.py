@@ -304,5 +304,5 @@ assert not {"torch", "jax"} & set(sys.modules), sorted(name for name in sys.modu
 
 
 def test_a_run_in_numpy_imports_no_framework(tmp_path):
-    done = subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ from inchworm.env.workers.program import Worker
 def served(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     ours, theirs = socket.socketpair()
-    ours.settimeout(20)
+    ours.settimeout(120)
     thread = threading.Thread(target=lambda: Worker(theirs).run())
     thread.start()
     try:

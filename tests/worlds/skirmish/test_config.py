@@ -68,7 +68,7 @@ def test_the_native_world_needs_no_pettingzoo() -> None:
         "SkirmishVectorEnv(num_envs=1).reset()\n"
         "try:\n    parallel_env()\nexcept MissingExtraError as error:\n    sys.stdout.write(str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.endswith('pip install "inchworm[marl]"')
 
 
