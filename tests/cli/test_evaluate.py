@@ -56,7 +56,7 @@ def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> 
         (["small", "--episodes", "0"], "evaluation.episodes=0 must be 1 or more"),
         (["small", "--env", "Acrobot-v1"], "was made for the observation space"),
         (["small", "--env", "Nowhere-v1"], "is not registered"),
-        (["small", "--opponent", "heuristic"], "CartPole-v1 has no heuristic, only Skirmish-v0 has"),
+        (["small", "--opponent", "heuristic"], "CartPole-v1 has no heuristic to play against; use Skirmish-v0"),
         (["small", "--opponent", "random"], "a match needs an environment with two teams"),
         (["small", "--skill", "0.5"], "--skill needs an opponent; add --opponent heuristic"),
         (["small", "--save-replay", "x.json"], "--save-replay needs an opponent; add --opponent heuristic"),

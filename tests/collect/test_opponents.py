@@ -247,7 +247,7 @@ def test_lanes_that_are_not_a_team_are_rejected(lanes):
 
 def test_bad_opponents_are_one_clear_line():
     lanes = team_lanes(4, 4)
-    with pytest.raises(ConfigError, match="int is no opponent"):
+    with pytest.raises(ConfigError, match="int is not an opponent"):
         OpponentVectorEnv(Teams(), 3, lanes)
     other = PolicySpec(spaces.Box(-1, 1, (7,), np.float32), spaces.Discrete(5), PolicyConfig())
     with pytest.raises(SpaceError, match="made for the observation space Box"):
@@ -280,7 +280,7 @@ def test_wrong_order_of_calls_and_other_games_are_rejected():
     with pytest.raises(ConfigError, match="against Counter, but the opponent here is Always"):
         OpponentVectorEnv(Teams(), Always(1), team_lanes(4, 4)).load_state_dict(state)
     state["opponents"]["names"] = ["Counter"]
-    with pytest.raises(ConfigError, match="of 1 copies"):
+    with pytest.raises(ConfigError, match="play 1 env copies"):
         OpponentVectorEnv(Teams(), Counter(), team_lanes(4, 4)).load_state_dict(state)
     with pytest.raises(EnvError, match="lanes_per_copy"):
         OpponentVectorEnv(_without_teams(), Counter(), [0])

@@ -196,7 +196,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("a: []", "suite a is empty"),
         ("a: [", "cannot read the suite .*suite.yaml"),
         ("a: ['my.module:make_env']", r"suite a imports code \(my.module:make_env\).* add --env my.module:make_env"),
-        ("a: [{env: CartPole-v1, env: X-v1}]", "cannot read the suite .*twice"),
+        ("a: [{env: CartPole-v1, env: X-v1}]", "cannot read the suite .*duplicate key"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -14,13 +14,12 @@ from inchworm.collect.actors import RandomActor
 from inchworm.collect.opponents import OpponentVectorEnv
 from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
+from inchworm.evaluate.evaluator import MatchEvaluator, make_evaluator
 from inchworm.policy.file import save_policy
 from inchworm.selfplay.callback import (
     LadderCallback,
-    MatchEvaluator,
     SelfPlayCallback,
     bind_pool,
-    make_evaluator,
     make_opponent,
     opponent_callbacks,
     with_opponents,
@@ -153,7 +152,7 @@ def test_policy_files_are_players_named_by_their_weights(tmp_path):
     assert names[1].startswith("policy-")
     save_policy(path, SPEC, NumpyPolicy(SPEC, seed=4).get_weights())
     assert list(make_opponent(config_of("pool", policies=[str(path)]), *SPACES).fixed)[1] != names[1]
-    with pytest.raises(ConfigError, match=r"names missing\.safetensors, which cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read missing\.safetensors of opponent.policies"):
         make_opponent(config_of("pool", policies=["missing.safetensors"]), *SPACES)
     with pytest.raises(SpaceError, match="rival"):
         make_opponent(config_of("pool", policies=[str(path)]), SPACES[1], SPACES[1])
@@ -171,7 +170,7 @@ def test_sides():
 
 def test_worlds_without_two_teams_are_refused():
     for world, agents in ((Teams(2, 3), 3), (Teams(2, 1), 1)):
-        with pytest.raises(ConfigError, match=f"needs a world with two teams, but a copy of Teams-v0 has {agents} agent"):
+        with pytest.raises(ConfigError, match=f"needs an environment with two teams, but a copy of Teams-v0 has {agents} agent"):
             with_opponents(world, config_of("random"))
     with pytest.raises(ConfigError, match="a copy of CartPole-v1 has 1 agent"):
         PPOTrainer("mlp", "CartPole-v1", TrainingConfig(opponent=OpponentConfig(mode="random")))
@@ -194,7 +193,7 @@ def test_self_play_needs_weights():
 def test_an_environment_instance_cannot_be_rated():
     rated = config_of("self_play", rating_interval=1)
     env = with_opponents(Teams(2, 4), rated)
-    with pytest.warns(UserWarning, match="nobody is rated"):
+    with pytest.warns(UserWarning, match="ratings disabled"):
         opponent_callbacks(env, lambda: Always(1), rated, None)
     assert opponent_callbacks(with_opponents(Teams(2, 4), config_of("random")), lambda: Always(1), config_of("random"), None) == []
 

@@ -94,10 +94,10 @@ def test_worlds_that_cannot_rate_say_so():
                 del ended.info["win"]
             return step
 
-    with pytest.raises(EnvError, match="does not say who won"):
+    with pytest.raises(EnvError, match="ratings need info"):
         RatingGames(lambda copies: Silent(copies, 4), episodes=2).play(Always(1), Always(1))
-    with pytest.raises(EnvError, match="how many lanes a copy has"):
-        RatingGames(lambda copies: object(), episodes=2).play(Always(1), Always(1))
+    with pytest.raises(EnvError, match="ratings need two teams"):
+        RatingGames(lambda copies: Teams(copies, 1), episodes=2).play(Always(1), Always(1))
     with pytest.raises(ConfigError, match="needs a fixed player"):
         RatingGames(lambda copies: Teams(copies, 4)).rate(Always(1), {}, {})
 

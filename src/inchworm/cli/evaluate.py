@@ -20,7 +20,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.env.registry import team_worlds
-from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
 from inchworm.evaluate.games import make_world
 from inchworm.evaluate.matches import (
     check_made_for,
@@ -33,7 +33,6 @@ from inchworm.evaluate.matches import (
 from inchworm.evaluate.stats import EvalStats, MatchStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.run.policies import load_named_policy, load_run_policy, open_player
-from inchworm.selfplay.callback import evaluation_opponent, make_evaluator
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 

@@ -172,7 +172,7 @@ def _summary(run: Run, state: TrainingState) -> str:
 
 
 def _score(state: TrainingState, config: TrainingConfig) -> str:
-    from inchworm.selfplay.callback import evaluation_opponent
+    from inchworm.evaluate.evaluator import evaluation_opponent
 
     if not state.evaluations:
         return "no evaluation was requested"

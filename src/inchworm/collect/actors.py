@@ -1,4 +1,4 @@
-"""Serves step 2 of 9: actors that need no training. Random ones for any world, and the heuristic of a world that brings one."""
+"""Actors that need no training: random ones for any environment, and the heuristic of a world that has one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inchworm.policy.layout import action_layout
 
 
 class RandomActor:
-    """Every legal choice equally likely, every bounded number uniform within its bounds, every unbounded one normal. No memory."""
+    """Draws legal choices and bounded numbers uniformly, unbounded numbers from a standard normal."""
 
     def __init__(self, action_space: Space) -> None:
         self.action_space = action_space
@@ -30,7 +30,7 @@ class RandomActor:
         self._log_width = np.log(np.maximum(self._width, np.finfo(np.float64).tiny))
 
     def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's
-        """No memory."""
+        """Return the empty state: there is no memory."""
         return ()
 
     def act(
@@ -40,36 +40,28 @@ class RandomActor:
         episode_starts: Array,
         rng: np.random.Generator,
         *,
-        deterministic: bool = False,  # noqa: ARG002 - chance is all it has
+        deterministic: bool = False,  # noqa: ARG002 - the protocol's
     ) -> PolicyStep:
-        """One legal action per lane, with its log-prob."""
+        """Draw one legal action per lane."""
         layout, lanes = self._layout, len(episode_starts)
         masked = layout.num_logits and isinstance(observations, dict) and MASK_KEY in observations
         mask = encode_mask(layout, observations[MASK_KEY]) if masked else None
         flat = np.zeros((lanes, layout.num_outputs), np.float32)
         choices, normal, _ = distributions.sample(layout, flat, flat[:1, layout.num_logits :].reshape(-1), mask, rng)
         numbers = np.where(self._bounded, self._low + self._width * rng.random(normal.shape), normal).astype(layout.low.dtype)
-        log_probs = self._choice_log_probs(mask, lanes) + np.where(self._bounded, -self._log_width, _normal_log_prob(normal)).sum(-1)
+        legal = np.ones((lanes, layout.num_logits), bool) if mask is None else mask
+        choice_log_probs = np.zeros(lanes)  # [B] minus the log of the number of legal choices, over all groups
+        for group in layout.groups:
+            choice_log_probs -= np.log(legal[:, group].sum(-1))
+        normal_log_probs = -0.5 * normal * normal - distributions.HALF_LOG_2PI  # [B, D]
+        log_probs = choice_log_probs + np.where(self._bounded, -self._log_width, normal_log_probs).sum(-1)
         actions = layout.unflatten(choices, numbers, sampled=True)
         env_actions = layout.unflatten(choices, distributions.to_env(layout, numbers))
         return PolicyStep(actions, env_actions, log_probs.astype(np.float32), state)
 
-    def _choice_log_probs(self, mask: np.ndarray | None, lanes: int) -> np.ndarray:
-        """[B] minus the log of how many choices there were, over all groups."""
-        legal = np.ones((lanes, self._layout.num_logits), bool) if mask is None else mask
-        total = np.zeros(lanes)
-        for group in self._layout.groups:
-            total -= np.log(legal[:, group].sum(-1))
-        return total
-
-
-def _normal_log_prob(values: np.ndarray) -> np.ndarray:
-    result: np.ndarray = -0.5 * values * values - distributions.HALF_LOG_2PI
-    return result
-
 
 def make_actor(name: str, action_space: Space, env_id: str, kwargs: Mapping[str, Any] | None = None) -> Actor:
-    """The actor that a name means in a world: random, heuristic, or heuristic:0.5 for one of that skill."""
+    """Make the actor of that name in a world: random, heuristic, or heuristic:0.5 for one of that skill."""
     kind, skill = read_opponent(name)
     if kind == "random":
         return RandomActor(action_space)
@@ -80,5 +72,5 @@ def make_actor(name: str, action_space: Space, env_id: str, kwargs: Mapping[str,
 
 
 def has_heuristic(env_id: str) -> bool:
-    """Whether a world has a hand-written player."""
+    """Tell whether a world has a hand-written player."""
     return heuristic_of(env_id) is not None

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from inchworm.config.sections import EvalConfig
+from inchworm.collect.actors import has_heuristic, make_actor
+from inchworm.collect.opponents import OpponentVectorEnv, own_lanes
+from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
@@ -27,7 +29,8 @@ class PolicyEvaluator:
         """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`."""
         self.config = config or EvalConfig()
         self._source = None if env is None else env_source(env)
-        self._env: VectorEnv | None = None
+        self._made: VectorEnv | None = None
+        self._played: VectorEnv | None = None
 
     def evaluate(
         self,
@@ -66,18 +69,20 @@ class PolicyEvaluator:
         """The environments that are played, made at the first access."""
         if self._source is None:
             raise ConfigError("this evaluator has no environment; use PolicyEvaluator(env), or call evaluate_suites")
-        if self._source.kind == "vector":
-            given: VectorEnv = self._source.given
-            return given
-        if self._env is None:
-            self._env = make_world(self._source, self.config.num_envs, self.config.seed)
-        return self._env
+        if self._played is None:
+            if self._source.kind != "vector":
+                self._made = make_world(self._source, self.config.num_envs, self.config.seed)
+            self._played = self._with_opponent(self._source.given if self._made is None else self._made)
+        return self._played
+
+    def _with_opponent(self, env: VectorEnv) -> VectorEnv:
+        return env
 
     def close(self) -> None:
         """Close the environments that were made here; the next evaluation makes new ones."""
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        made, self._made, self._played = self._made, None, None
+        if made is not None:
+            made.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,3 +107,29 @@ def evaluate_policy(
     config = EvalConfig(episodes=max(1, episodes), num_envs=max(1, min(num_envs, episodes)), deterministic=deterministic, seed=seed)
     with PolicyEvaluator(env, config) as evaluator:
         return evaluator.evaluate(policy, episodes, seeds=seeds)
+
+
+class MatchEvaluator(PolicyEvaluator):
+    """Scores a policy against an opponent in an environment with two teams; see `evaluation_opponent`."""
+
+    def __init__(self, env: Any, config: TrainingConfig) -> None:
+        super().__init__(env, config.evaluation)
+        self._training = config
+
+    def _with_opponent(self, env: VectorEnv) -> VectorEnv:
+        config = self._training
+        lanes = own_lanes(env, config)
+        actor = make_actor(str(evaluation_opponent(config)), env.action_space, config.env.id, config.env.kwargs)
+        return OpponentVectorEnv(env, actor, lanes, seed=config.evaluation.seed)
+
+
+def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
+    """Make the evaluator of a run's policy."""
+    return PolicyEvaluator(source, config.evaluation) if config.opponent.mode == "none" else MatchEvaluator(source, config)
+
+
+def evaluation_opponent(config: TrainingConfig) -> str | None:
+    """Return the opponent in a run's evaluations: the heuristic at full skill, or random where there is none; None without opponents."""
+    if config.opponent.mode == "none":
+        return None
+    return "heuristic" if config.opponent.mode != "random" and has_heuristic(config.env.id) else "random"

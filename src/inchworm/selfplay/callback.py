@@ -1,4 +1,4 @@
-"""Serves the loop: lets the policy join its past selves, rates it against the fixed players, and writes both down."""
+"""Self-play during training: opponents from a config, snapshots of the policy, ratings against fixed players."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inchworm.collect.actors import has_heuristic, make_actor
-from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, team_lanes
-from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, TrainingConfig
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
-from inchworm.env.registry import team_worlds
 from inchworm.env.source import EnvSource, make_vector_env
-from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.file import fingerprint, load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, RatingGames, rating_model
@@ -30,12 +26,13 @@ if TYPE_CHECKING:
     from inchworm.rollout.rollout import Rollout
     from inchworm.train.loop import TrainingState
 
+Result = TypeVar("Result")
 
 RATINGS, REPORT = "ratings.json", "ratings.html"
 
 
 class SelfPlayCallback:
-    """Grows a pool of past selves and keeps the ratings. All that it remembers is in the pool, which is saved with the environments."""
+    """Adds past policies to a pool and rates the policy. Its state is in the pool, which is saved with the environments."""
 
     def __init__(
         self,
@@ -47,28 +44,28 @@ class SelfPlayCallback:
         rating_interval: int = 20,
         directory: Path | None = None,
     ) -> None:
-        """`actor()` is who acts for the policy; without `games` nobody is rated; ratings are written into `directory`."""
-        self._pool, self._actor, self._games, self._directory = pool, actor, games, directory
+        """`actor()` returns the actor for the policy; without `games` there are no ratings, which are written into `directory`."""
+        self._pool, self._actor, self._directory = pool, actor, directory
+        self._games = games if rating_interval else None
         self._snapshot_interval, self._rating_interval = snapshot_interval, rating_interval
-        if games is not None and rating_interval:
-            rating_model()  # what is missing is told before the first iteration
+        if self._games is not None:
+            rating_model()  # report a missing package before the first iteration
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Rate the fixed players, once in a run, and the policy before it has learned anything."""
-        if self._rates and not self._pool.book.anchors:
-            self._watched(state, self._calibrate)
-        if self._rates and self._pool.book.anchors and not self._pool.book.history:
-            self._watched(state, self._rate)
+        """Rate the fixed players, once in a run, and the untrained policy."""
+        games, pool = self._games, self._pool
+        if games is not None and not pool.book.anchors:
+            pool.book.anchors = _attempt(state, lambda: games.calibrate(pool.fixed)) or {}
+        if not self._pool.book.history:
+            self._rate(state)
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
-        """Results are counted by the environments, episode by episode."""
+        """Nothing to do: results are counted by the environments."""
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Rate and take a snapshot if it is time; win rates and ratings join the iteration's metrics."""
+        """Rate the policy and take a snapshot at their intervals; add win rates and ratings to the iteration's metrics."""
         del metrics
-        rating = None
-        if self._rates and self._pool.book.anchors and state.iteration % self._rating_interval == 0:
-            rating = self._watched(state, self._rate)
+        rating = self._rate(state) if self._rating_interval and state.iteration % self._rating_interval == 0 else None
         if rating is not None:
             state.metrics |= {"rating": rating.mu, "rating_sigma": rating.sigma}
         if self._pool.keep_selves and state.iteration % self._snapshot_interval == 0:
@@ -77,36 +74,24 @@ class SelfPlayCallback:
         return None
 
     def on_train_end(self, state: TrainingState) -> None:
-        """Write the report, and let go of the environments."""
+        """Write the report, and close the environments."""
         del state
         self._write()
         if self._games is not None:
             self._games.close()
 
-    @property
-    def _rates(self) -> bool:
-        return self._games is not None and self._rating_interval > 0
-
-    def _calibrate(self, state: TrainingState) -> None:
-        del state
-        assert self._games is not None
-        self._pool.book.anchors = self._games.calibrate(self._pool.fixed)
-
-    def _rate(self, state: TrainingState) -> Rating:
-        assert self._games is not None
-        rating, win_rates = self._games.rate(self._actor(), self._pool.fixed, self._pool.book.anchors)
-        self._pool.book.history.append(RatingEntry(state.iteration, state.env_steps, rating, win_rates))
+    def _rate(self, state: TrainingState) -> Rating | None:
+        """Rate the policy; None if ratings are disabled, or this one failed."""
+        games, pool = self._games, self._pool
+        if games is None or not pool.book.anchors:
+            return None
+        found = _attempt(state, lambda: games.rate(self._actor(), pool.fixed, pool.book.anchors))
+        if found is None:
+            return None
+        rating, win_rates = found
+        pool.book.history.append(RatingEntry(state.iteration, state.env_steps, rating, win_rates))
         self._write()
         return rating
-
-    def _watched(self, state: TrainingState, part: Callable[[TrainingState], Rating | None]) -> Rating | None:
-        """Training does not hang on a rating: what goes wrong in one is written down, as with an evaluation."""
-        try:
-            return part(state)
-        except Exception as error:
-            state.failures.append(f"the rating after iteration {state.iteration} failed: {type(error).__name__}: {error}")
-            state.metrics["rating_failed"] = 1.0
-            return None
 
     def _write(self) -> None:
         if self._directory is None or not self._pool.book.history:
@@ -118,54 +103,48 @@ class SelfPlayCallback:
             warnings.warn(f"the ratings could not be written: {error}; the checkpoints have them", stacklevel=3)
 
 
-class LadderCallback:
-    """Puts a source's own numbers, such as the skill that the heuristic has by now, into the run's rows."""
+def _attempt(state: TrainingState, action: Callable[[], Result]) -> Result | None:
+    """Return the action's result; record an exception instead of stopping the run, as with an evaluation."""
+    try:
+        return action()
+    except Exception as error:
+        state.failures.append(f"the rating after iteration {state.iteration} failed: {type(error).__name__}: {error}")
+        state.metrics["rating_failed"] = 1.0
+        return None
 
-    def __init__(self, numbers: Callable[[], Mapping[str, float]]) -> None:
-        self._numbers = numbers
+
+class LadderCallback:
+    """Adds an opponent's metrics, such as the heuristic's current skill, to the iteration's metrics."""
+
+    def __init__(self, opponent_metrics: Callable[[], Mapping[str, float]]) -> None:
+        self._opponent_metrics = opponent_metrics
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Nothing yet."""
+        """Nothing to do."""
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
-        """Nothing to change."""
+        """Nothing to do."""
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Add the numbers to the iteration's metrics."""
+        """Add the opponent's metrics."""
         del metrics
-        state.metrics |= self._numbers()
+        state.metrics |= self._opponent_metrics()
         return None
 
     def on_train_end(self, state: TrainingState) -> None:
-        """Nothing left to do."""
+        """Nothing to do."""
 
 
 def with_opponents(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
-    """The environments that train, with the other team played by the config's opponent."""
+    """Let the config's opponent play the other team of the training environments."""
     if config.opponent.mode == "none":
         return env
-    teams = _check_teams(env, config)
-    source = make_opponent(config, teams.observation_space, teams.action_space)
-    return OpponentVectorEnv(teams, source, _our_lanes(teams, config.opponent), seed=config.run.seed)
-
-
-def _check_teams(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
-    agents = env.lanes_per_copy
-    if agents % 2:
-        raise ConfigError(
-            f"opponent.mode={config.opponent.mode} needs a world with two teams, but a copy of {config.env.id} has {agents} agent(s); "
-            f"use a world such as {team_worlds()}, or opponent.mode=none"
-        )
-    return env
-
-
-def _our_lanes(env: VectorEnv, config: OpponentConfig) -> np.ndarray:
-    sides: Any = {"first": 0, "second": 1, "alternate": np.arange(env.num_envs) % 2}[config.sides]
-    return team_lanes(env.num_envs, env.lanes_per_copy, sides)
+    lanes = own_lanes(env, config)
+    return OpponentVectorEnv(env, make_opponent(config, env.observation_space, env.action_space), lanes, seed=config.run.seed)
 
 
 def make_opponent(config: TrainingConfig, observation_space: Space, action_space: Space) -> Actor | OpponentSource:
-    """Whom the config's mode means."""
+    """Make the opponent of the config's mode."""
     opponent, named = config.opponent, partial(make_actor, action_space=action_space, env_id=config.env.id, kwargs=config.env.kwargs)
     if opponent.mode == "random":
         return named("random")
@@ -177,7 +156,7 @@ def make_opponent(config: TrainingConfig, observation_space: Space, action_space
             lambda skill: named(f"heuristic:{skill}"), start=opponent.skill_start, top=opponent.skill, threshold=opponent.skill_threshold
         )
     if opponent.rating_interval:
-        rating_model()  # what is missing is told before anything is made
+        rating_model()  # report a missing package first
     return OpponentPool(
         fixed_players(config, observation_space, action_space),
         size=opponent.pool_size,
@@ -189,53 +168,23 @@ def make_opponent(config: TrainingConfig, observation_space: Space, action_space
 
 
 def fixed_players(config: TrainingConfig, observation_space: Space, action_space: Space) -> dict[str, Actor]:
-    """The config's anchors and policy files by name. A file's holds the fingerprint of its weights, so that no other takes its place."""
+    """Make the config's anchors and load its policy files, by name. Files are named by the weights' fingerprint, so changes are noticed."""
     names = config.opponent.anchors or (("random", "heuristic:0.5", "heuristic") if has_heuristic(config.env.id) else ("random",))
     players: dict[str, Actor] = {name: make_actor(name, action_space, config.env.id, config.env.kwargs) for name in names}
     for path in config.opponent.policies:
         try:
             policy = load_policy(path)
         except OSError as error:
-            raise ConfigError(
-                f"opponent.policies names {path}, which cannot be read: {error.strerror or error}; give a policy file"
-            ) from error
+            raise ConfigError(f"cannot read {path} of opponent.policies: {error.strerror or error}; give a policy file") from error
         check_spaces(policy, observation_space, action_space, f"the opponent {path}")
         players[f"policy-{fingerprint(policy.get_weights()):016x}"] = policy
     return players
 
 
-class MatchEvaluator(PolicyEvaluator):
-    """Scores a policy in a world of two teams, against the heuristic at full strength where there is one, else against a random player."""
-
-    def __init__(self, env: Any, config: TrainingConfig) -> None:
-        super().__init__(env, config.evaluation)
-        self._training = config
-        self._match: VectorEnv | None = None
-
-    @property
-    def vector_env(self) -> VectorEnv:
-        """The environments that are played, our lanes of them."""
-        inner = super().vector_env
-        if self._match is None:
-            self._match = self._against(inner)
-        return self._match
-
-    def _against(self, inner: VectorEnv) -> VectorEnv:
-        config = self._training
-        teams = _check_teams(inner, config)
-        actor = make_actor(str(evaluation_opponent(config)), teams.action_space, config.env.id, config.env.kwargs)
-        return OpponentVectorEnv(teams, actor, _our_lanes(teams, config.opponent), seed=config.evaluation.seed)
-
-    def close(self) -> None:
-        """Close the environments; the next evaluation makes new ones."""
-        self._match = None
-        super().close()
-
-
 def bind_pool(env: VectorEnv, policy: Actor) -> None:
-    """Tell a pool among the environments' opponents whose past selves it keeps; `policy` is who acts."""
-    pool = _pool_of(env)
-    if pool is None or not pool.keep_selves:
+    """Bind a pool of past selves among the environments' opponents to the policy that acts."""
+    pool = env.opponent if isinstance(env, OpponentVectorEnv) else None
+    if not isinstance(pool, OpponentPool) or not pool.keep_selves:
         return
     if not isinstance(policy, Policy):
         raise ConfigError(f"opponent.mode=self_play needs a policy with weights, but {type(policy).__name__} only acts")
@@ -245,20 +194,24 @@ def bind_pool(env: VectorEnv, policy: Actor) -> None:
 def opponent_callbacks(
     env: VectorEnv, actor: Callable[[], Actor], config: TrainingConfig, source: Any, directory: Path | None = None
 ) -> list[Callback]:
-    """Who watches the opponents during training; `source` is where environments for ratings come from, None if there is nowhere."""
-    pool, opponent = _pool_of(env), config.opponent
-    if pool is None:
-        ladder = env.opponent if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, SkillLadder) else None
-        return [] if ladder is None else [LadderCallback(ladder.metrics)]
+    """Make the callbacks that update the opponents during training; environments for ratings are made from `source`, unless it is None."""
+    opponent, evaluation = config.opponent, config.evaluation
+    pool = env.opponent if isinstance(env, OpponentVectorEnv) else None
+    if isinstance(pool, SkillLadder):
+        return [LadderCallback(pool.metrics)]
+    if not isinstance(pool, OpponentPool):
+        return []
+
+    def make_env(copies: int) -> VectorEnv:
+        given = source.given if isinstance(source, EnvSource) else source
+        world = given.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(given, EnvConfig) else source
+        return make_vector_env(world, copies, 0, seed=evaluation.seed)
+
     games = None
     if opponent.rating_interval and source is None:
-        warnings.warn(
-            "nobody is rated: environments that were handed over cannot be copied; give PPOTrainer an id or a factory", stacklevel=4
-        )
+        warnings.warn("ratings disabled: an environment instance cannot be copied; pass an id or a factory", stacklevel=4)
     elif opponent.rating_interval:
-        make = partial(_rating_env, source, config)
-        evaluation = config.evaluation
-        games = RatingGames(make, episodes=opponent.rating_episodes, seed=evaluation.seed, deterministic=evaluation.deterministic)
+        games = RatingGames(make_env, episodes=opponent.rating_episodes, seed=evaluation.seed, deterministic=evaluation.deterministic)
     return [
         SelfPlayCallback(
             pool,
@@ -269,26 +222,3 @@ def opponent_callbacks(
             directory=directory,
         )
     ]
-
-
-def _pool_of(env: VectorEnv) -> OpponentPool | None:
-    return env.opponent if isinstance(env, OpponentVectorEnv) and isinstance(env.opponent, OpponentPool) else None
-
-
-def _rating_env(source: Any, config: TrainingConfig, copies: int) -> VectorEnv:
-    given = source.given if isinstance(source, EnvSource) else source
-    world = given.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(given, EnvConfig) else source
-    return make_vector_env(world, copies, 0, seed=config.evaluation.seed)
-
-
-def evaluation_opponent(config: TrainingConfig) -> str | None:
-    """Whom a run's policy meets when it is scored; None where it plays alone."""
-    if config.opponent.mode == "none":
-        return None
-    return "heuristic" if config.opponent.mode != "random" and has_heuristic(config.env.id) else "random"
-
-
-def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
-    """Who scores a run's policy."""
-    evaluation: EvalConfig = config.evaluation
-    return PolicyEvaluator(source, evaluation) if config.opponent.mode == "none" else MatchEvaluator(source, config)

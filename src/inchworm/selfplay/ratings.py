@@ -1,7 +1,7 @@
-"""Serves the loop: how strong a policy is, with its uncertainty, on a scale that fixed players hold still (OpenSkill's Plackett-Luce).
+"""Ratings of policies on a scale defined by fixed players (OpenSkill's Plackett-Luce), and the games for them.
 
-The fixed players are rated once, by games among themselves, and never move again. A rating is made from its own games against them
-alone, beginning at 25 ± 25/3: so it follows the policy at once, and its uncertainty is that of these games.
+The fixed players are rated once, by games among themselves, and their ratings never change. A policy's rating is computed from its own
+games against them only, starting at 25 ± 25/3: so it follows the policy without delay, and its uncertainty is that of these games.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HINT = 'ratings need openskill: pip install "inchworm[marl]", or set opponent.ra
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """A strength and how uncertain it is."""
+    """Strength and its uncertainty."""
 
     mu: float = 25.0
     sigma: float = 25.0 / 3.0
@@ -37,24 +37,24 @@ class Rating:
 
 @dataclass(frozen=True, slots=True)
 class RatingEntry:
-    """What a rating found, and when."""
+    """The policy's rating after an iteration."""
 
     iteration: int
     env_steps: int
     rating: Rating
     win_rates: Mapping[str, float]
-    """Against each fixed player, draws counting one half."""
+    """Win rate against each fixed player; a draw counts one half."""
 
 
 @dataclass
 class RatingBook:
-    """All ratings of a run. Saved with it."""
+    """All ratings of a run, saved with it."""
 
     anchors: dict[str, Rating] = field(default_factory=dict)
     history: list[RatingEntry] = field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data, also of `ratings.json`."""
+        """Return plain data, which is also the content of `ratings.json`."""
         return {
             "anchors": {name: [rating.mu, rating.sigma] for name, rating in self.anchors.items()},
             "history": [
@@ -70,7 +70,7 @@ class RatingBook:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore all ratings."""
         self.anchors = {str(name): Rating(float(mu), float(sigma)) for name, (mu, sigma) in state["anchors"].items()}
         self.history = [
             RatingEntry(
@@ -84,7 +84,7 @@ class RatingBook:
 
 
 def rating_model() -> Any:
-    """OpenSkill's model; a missing package is answered with what to type."""
+    """Return OpenSkill's model; if the package is missing, the error has the command to install it."""
     try:
         from openskill.models import PlackettLuce
     except ImportError as error:
@@ -93,7 +93,7 @@ def rating_model() -> Any:
 
 
 def rate(results: Sequence[tuple[str, float]], anchors: Mapping[str, Rating], start: Rating | None = None) -> Rating:
-    """The rating that games against fixed players lead to, each (whom, 1 won, 0 lost, 0.5 drawn), in this order. Nobody else moves."""
+    """Rate a player by games against fixed players, in order: (opponent, 1 won, 0 lost, 0.5 drawn). The fixed ratings do not change."""
     model, rating = rating_model(), start or Rating()
     for name, win in results:
         rating, _ = _after(model, rating, anchors[name], win)
@@ -101,7 +101,7 @@ def rate(results: Sequence[tuple[str, float]], anchors: Mapping[str, Rating], st
 
 
 def calibrate(names: Sequence[str], results: Sequence[tuple[str, str, float]]) -> dict[str, Rating]:
-    """The fixed players' ratings by games among themselves, each (one, other, what the one made of it). From then on they are the scale."""
+    """Rate players by games among themselves, in order: (one, other, 1 won by the first, 0 lost, 0.5 drawn)."""
     model, ratings = rating_model(), {name: Rating() for name in names}
     for one, other, win in results:
         ratings[one], ratings[other] = _after(model, ratings[one], ratings[other], win)
@@ -109,52 +109,56 @@ def calibrate(names: Sequence[str], results: Sequence[tuple[str, str, float]]) -
 
 
 def _after(model: Any, one: Rating, other: Rating, win: float) -> tuple[Rating, Rating]:
-    """Both ratings after a game."""
+    """Update both ratings after a game."""
     ranks = [1, 1] if win == 0.5 else [1, 2] if win > 0.5 else [2, 1]
     teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in (one, other)]
     (first,), (second,) = model.rate(teams, ranks=ranks)
     return Rating(float(first.mu), float(first.sigma)), Rating(float(second.mu), float(second.sigma))
 
 
-_MOST_COPIES = 16
+_MAX_COPIES = 16
 
 
 class RatingGames:
-    """Plays pairs of games: each seed twice, once from either side. The environments are made at the first game and kept until `close`."""
+    """Plays rating games: each seed twice, once from either side. The environments are made at the first game and kept until `close`."""
 
     def __init__(self, make_env: Callable[[int], VectorEnv], *, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> None:
-        """`make_env(n)` makes n copies of a world of two teams; `deterministic` says whether the first player acts greedily."""
+        """`make_env(n)` makes n copies of an environment with two teams; with `deterministic` the first player acts greedily."""
         self.episodes = episodes + episodes % 2
         self._make_env, self._seed, self._deterministic = make_env, seed, deterministic
         self._env: VectorEnv | None = None
 
     def play(self, ours: Actor, theirs: Actor) -> np.ndarray:
-        """What `ours` made of each game [episodes]: 1 won, 0 lost, 0.5 drawn."""
-        inner = self._inner()
+        """Play `episodes` games; return the results of `ours` [episodes]: 1 won, 0 lost, 0.5 drawn."""
+        if self._env is None:
+            self._env = complete_vector_env(self._make_env(min(_MAX_COPIES, self.episodes)))
+        inner = self._env
+        if inner.lanes_per_copy < 2:
+            raise EnvError(f"ratings need two teams, but {type(inner).__name__} has one lane per copy")
         lanes = team_lanes(inner.num_envs, inner.lanes_per_copy, np.arange(inner.num_envs) % 2)
         env = OpponentVectorEnv(inner, theirs, lanes, seed=self._seed)
         # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.
         seeds = [derive_seed(self._seed, "rating", episode // 2) for episode in range(self.episodes)]
         try:
             stats = Game(env, seeds, self._seed).play(ours, make_stream(self._seed, "rating"), self._deterministic)
-        except BaseException:  # a half-stepped environment is no ground for the next game
+        except BaseException:  # do not reuse an environment in the middle of a step
             self.close()
             raise
         wins = stats.infos.get("win")
         if wins is None or np.isnan(wins).any():
-            raise EnvError("the world does not say who won (info win at the end of an episode), so nobody can be rated in it")
+            raise EnvError("ratings need info['win'] at the end of each episode, which this environment does not provide")
         return np.asarray(wins)
 
     def calibrate(self, fixed: Mapping[str, Actor]) -> dict[str, Rating]:
-        """The fixed players' ratings, by games among themselves: each with each, in turns."""
+        """Rate the fixed players by games of each pair, in turns."""
         pairs = list(combinations(fixed, 2))
         wins = {pair: self.play(fixed[pair[0]], fixed[pair[1]]) for pair in pairs}
         return calibrate(list(fixed), [(*pair, float(wins[pair][turn])) for turn in range(self.episodes) for pair in pairs])
 
     def rate(self, policy: Actor, fixed: Mapping[str, Actor], anchors: Mapping[str, Rating]) -> tuple[Rating, dict[str, float]]:
-        """A policy's rating, and its win rate against each fixed player."""
+        """Return a policy's rating, and its win rate against each fixed player."""
         if not fixed:
-            raise ConfigError("a rating needs a fixed player; give opponent.anchors")
+            raise ConfigError("a rating needs a fixed player; set opponent.anchors")
         wins = {name: self.play(policy, player) for name, player in fixed.items()}
         results = [(name, float(wins[name][turn])) for turn in range(self.episodes) for name in fixed]
         return rate(results, anchors), {name: float(won.mean()) for name, won in wins.items()}
@@ -164,11 +168,3 @@ class RatingGames:
         env, self._env = self._env, None
         if env is not None:
             env.close()
-
-    def _inner(self) -> VectorEnv:
-        if self._env is None:
-            env = complete_vector_env(self._make_env(min(_MOST_COPIES, self.episodes)))
-            if env.lanes_per_copy < 2:
-                raise EnvError(f"ratings need two teams, but {type(env).__name__} has one lane per copy")
-            self._env = env
-        return self._env

@@ -19,6 +19,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import env_source
+from inchworm.evaluate.evaluator import make_evaluator
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
@@ -26,7 +27,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
 from inchworm.run.saver import Saver, TrainerParts
-from inchworm.selfplay.callback import bind_pool, make_evaluator, opponent_callbacks
+from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.train.callbacks import (
     CheckpointCallback,
