@@ -1,10 +1,10 @@
-"""Which environments come back to where they stood, bit for bit? Tries it, and writes the table of docs/environments.md.
+"""Measure which environments can be restored bit for bit, and write the table of docs/environments.md.
 
     python docs/make_resume_table.py                     # all of them, in a few minutes
     python docs/make_resume_table.py CartPole-v1 Ant-v5  # some, printed only
 
-Copies play episode after episode with random actions. Where they stand is saved and brought to fresh copies, and both go on with the same
-actions. A copy has come back if every observation, reward and end from there on has the same bits.
+Copies play episodes with random actions. Their state is saved and loaded into new copies, and both continue with the same actions. A
+copy is restored if all following observations, rewards and episode ends are bit-identical.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEGIN, END = "<!-- written by docs/make_resume_table.py -->\n", "<!-- end of wha
 
 COPIES, SEEDS, STEPS, AFTER = 4, 5, 300, 100
 SLOW = {"CarRacing-v3": 60}
-"""Fewer steps where a step takes long."""
+"""Fewer steps for slow environments."""
 
 KINDS = {
     "classic control": ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"),
@@ -41,28 +41,23 @@ KINDS = {
 }
 
 Make = Callable[[int], VectorEnv]
-"""The copies of an environment, for a seed."""
+"""Makes the copies of an environment from a seed."""
 
 
 def by_id(name: str) -> Make:
-    """Copies as training makes them, each an environment of its own."""
+    """Make copies as training does, without a vectorised implementation."""
     atari: dict[str, Any] = {"atari": True, "frame_stack": 4} if name.startswith("ALE/") else {}
     config = EnvConfig(id=name, num_envs=COPIES, num_workers=0, native=False, **atari)
     return lambda seed: make_vector_env(config, seed=seed)
 
 
 def as_gymnasium_makes_it(name: str) -> Make:
-    """Copies with nothing of ours around them."""
+    """Make copies with `gymnasium.make` alone."""
     return lambda seed: make_vector_env(lambda: gym.make(name, disable_env_checker=True), COPIES, seed=seed)
 
 
-def come_back(make: Make, steps: int) -> int:
-    """How many of all copies, over all seeds, go on as if nothing had been."""
-    return sum(int(_trial(make, seed, steps).sum()) for seed in range(SEEDS))
-
-
 def _trial(make: Make, seed: int, steps: int) -> np.ndarray:
-    """[B] whether each copy came back."""
+    """Return whether each copy was restored, [B]."""
     rng = np.random.default_rng(seed)
     with make(seed) as used, make(seed) as fresh:  # type: ignore[attr-defined]
         rows, _ = carve_rows(used.observation_space, used.action_space, COPIES, COPIES)
@@ -71,23 +66,23 @@ def _trial(make: Make, seed: int, steps: int) -> np.ndarray:
             put_legal_actions(used.action_space, seen, rng, rows.actions, range(COPIES))
             used.step(map_tree(np.copy, rows.actions))
         fresh.load_state_dict(used.state_dict())
-        same = _alike(used.reset(indices=()), fresh.reset(indices=()))
+        same = _identical(used.reset(indices=()), fresh.reset(indices=()))
         for _ in range(AFTER):
             put_legal_actions(used.action_space, seen, rng, rows.actions, range(COPIES))
-            same &= _alike(used.step(map_tree(np.copy, rows.actions)), fresh.step(map_tree(np.copy, rows.actions)))
+            same &= _identical(used.step(map_tree(np.copy, rows.actions)), fresh.step(map_tree(np.copy, rows.actions)))
     return same
 
 
-def _alike(one: EnvStep, other: EnvStep) -> np.ndarray:
-    """[B] whether two steps have the same bits."""
+def _identical(one: EnvStep, other: EnvStep) -> np.ndarray:
+    """Return whether two steps are bit-identical, [B]."""
     trees = [(step.observations, step.rewards, step.terminated, step.truncated, step.episode_starts) for step in (one, other)]
     pairs = list(zip(*map(tree_leaves, trees)))
     return np.array([all(a[lane].tobytes() == b[lane].tobytes() for a, b in pairs) for lane in range(len(one.rewards))])
 
 
 def table() -> str:
-    """The table, one row for each environment."""
-    rows = ["| | environment | copies that came back |", "|---|---|---|"]
+    """Return the table, one row for each environment."""
+    rows = ["| | environment | copies restored |", "|---|---|---|"]
     for kind, names in KINDS.items():
         for name in names:
             rows.append(f"| {kind} | {name} | {_result(by_id(name), name)} |")
@@ -98,12 +93,13 @@ def table() -> str:
 
 
 def _result(make: Make, name: str) -> str:
-    return f"{come_back(make, SLOW.get(name, STEPS))} of {COPIES * SEEDS}"
+    restored = sum(int(_trial(make, seed, SLOW.get(name, STEPS)).sum()) for seed in range(SEEDS))
+    return f"{restored} of {COPIES * SEEDS}"
 
 
 def main(names: list[str]) -> None:
     """Print some rows, or write the whole table into the page."""
-    warnings.simplefilter("ignore")  # copies that do not come back are counted
+    warnings.simplefilter("ignore")  # copies that are not restored are counted
     for name in names:
         sys.stdout.write(f"{name}: {_result(by_id(name), name)}\n")
     if not names:

@@ -138,8 +138,8 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
             raise UsageError(f"unknown flag {name}; " + (f"did you mean {near}?" if near else f"{prog} --help lists all flags"))
         flag = by_name[name]
         given = [value] if equals else []
-        while not equals and words and not words[0].startswith("--"):
-            if (flag.takes == "switch" and words[0].lower() not in ("true", "false")) or (given and flag.takes != "many"):
+        while not equals and words and not words[0].startswith("--") and (flag.takes == "many" or not given):
+            if flag.takes == "switch" and words[0].lower() not in ("true", "false"):
                 break
             given.append(words.pop(0))
         fields = own if len(flag.path) == 1 else sections.setdefault(flag.path[0], {})

@@ -1,6 +1,6 @@
-"""Configs that are known to work, by environment, each with the score it reaches. Serves the command line and the front door.
+"""Tuned configs by environment, each with the score it reaches.
 
-Value losses carry their ½ here, so `vf_coef=1.0` is what trainers without the ½ call 0.5.
+The value loss includes a factor of ½, so `vf_coef=1.0` equals 0.5 in trainers without it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, Poli
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A tuned config and what came of it."""
+    """A tuned config and the score it reaches."""
 
     config: TrainingConfig
     score: str
-    """Greedy mean return over the final evaluation, with the seeds it was measured on; empty where it was not."""
+    """Greedy mean return of the final evaluation, with the seeds; empty if not measured."""
 
 
 def small_fast_config() -> TrainingConfig:
-    """A CartPole-v1 run of a few seconds, for trying things out: it learns, and a second run costs nothing."""
+    """Return the config of a CartPole-v1 run of a few seconds, for trying things out."""
     return TrainingConfig(
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         ppo=_CARTPOLE,
@@ -29,15 +29,9 @@ def small_fast_config() -> TrainingConfig:
     )
 
 
-def preset(env_id: str) -> TrainingConfig | None:
-    """The tuned config of an environment, or None where there is none."""
-    return PRESETS[env_id].config if env_id in PRESETS else None
-
-
 def config_for(env_id: str) -> TrainingConfig:
-    """The config that `inchworm train ENV` starts from: the environment's preset, else the defaults."""
-    tuned = preset(env_id)
-    return tuned if tuned is not None else TrainingConfig(env=EnvConfig(id=env_id))
+    """Return the config that `inchworm train ENV` starts from: the environment's preset, or the defaults."""
+    return PRESETS[env_id].config if env_id in PRESETS else TrainingConfig(env=EnvConfig(id=env_id))
 
 
 _CARTPOLE = PPOConfig(
