@@ -34,7 +34,7 @@ def test_what_does_not_fit_is_kept_and_written_later_in_order_and_once(
     disk, file = Disk(monkeypatch, code), RowFile(tmp_path / "rows")
     file.append(b"one\n")
     disk.room = room  # `two two\n` is 8 bytes: a part of it, or nothing
-    with pytest.warns(UserWarning, match=rf"\[Errno {code}\].*while writing 1 row.*rows'; training goes on"):
+    with pytest.warns(UserWarning, match=rf"\[Errno {code}\].*while writing 1 row.*rows'; training continues"):
         file.append(b"two two\n")
     assert (tmp_path / "rows").read_bytes() == b"one\n"  # cut back: no half a row
     assert file.count == 2
@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_kept_and_written_later_in_order_and_once(
     assert (tmp_path / "rows").read_bytes() == b"one\ntwo two\nthree\nfour\n"
     assert file.count == 4
     disk.room = 0
-    with pytest.warns(UserWarning, match="training goes on"):  # it worked meanwhile, so this is news
+    with pytest.warns(UserWarning, match="training continues"):  # it worked meanwhile, so this is news
         file.append(b"five\n")
     disk.room = 10**9
     file.close()
@@ -62,7 +62,7 @@ def test_half_a_row_that_cannot_even_be_cut_back_is_cut_before_the_next(tmp_path
 
     disk.room = 2
     monkeypatch.setattr(module.os, "ftruncate", refuse)
-    with pytest.warns(UserWarning, match="training goes on"):
+    with pytest.warns(UserWarning, match="training continues"):
         file.append(b"two\n")
     assert (tmp_path / "rows").read_bytes() == b"one\ntw"
     assert read_complete_rows(tmp_path / "rows") == [b"one\n"]
@@ -91,9 +91,9 @@ def test_an_interrupt_in_the_middle_of_a_row_writes_it_once(tmp_path: Path, monk
 def test_what_is_never_written_is_lost_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, file = Disk(monkeypatch), RowFile(tmp_path / "rows")
     disk.room = 0
-    with pytest.warns(UserWarning, match="training goes on"):
+    with pytest.warns(UserWarning, match="training continues"):
         file.append(b"one\n")
-    with pytest.warns(UserWarning, match="1 row.*they are lost"):
+    with pytest.warns(UserWarning, match="1 row.*these rows are lost"):
         file.close()
     file.close()
     assert file.count == 0

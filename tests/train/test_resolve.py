@@ -177,7 +177,7 @@ def test_a_ppo_config_is_checked_against_the_lanes_that_are_asked_for() -> None:
 def test_what_was_handed_over_has_the_lanes_it_has() -> None:
     with pytest.raises(ConfigError, match=r"num_envs=4, but the .* has 1 lane"):
         PPOTrainer("mlp", make_cartpole(), num_envs=4)
-    with pytest.raises(ConfigError, match=r"num_envs=4, but the NativeCartPole .* has 2 lane"):
+    with pytest.raises(ConfigError, match=r"num_envs=4, but the NativeCartPole has 2 lane"):
         PPOTrainer("mlp", make_vector_env("CartPole-v1", 2), num_envs=4)
     PPOTrainer("mlp", make_cartpole(), num_envs=1).close()
 

@@ -121,9 +121,9 @@ def test_one_environment_is_one_copy_with_all_its_lanes():
         assert trainer.env.num_lanes == 3
         assert trainer.config.env.id == "inchworm.worlds.team_toys:Comings"
         trainer.train(30)
-    with pytest.raises(ConfigError, match=r"num_envs=2, but the Comings that was given has 1 lane\(s\)"):
+    with pytest.raises(ConfigError, match=r"num_envs=2, but the Comings has 1 lane\(s\)"):
         PPOTrainer("mlp", Comings(), SMALL, num_envs=2)
-    with pytest.raises(ConfigError, match="stays here; give a factory"):
+    with pytest.raises(ConfigError, match="stays in this process; pass a factory"):
         PPOTrainer("mlp", Comings(), TrainingConfig(env=EnvConfig(num_envs=2, num_workers=1)))
 
 
@@ -131,7 +131,7 @@ def test_a_vector_env_of_teams_says_how_many_copies_it_has():
     with PPOTrainer("mlp", make_vector_env(Comings, 2), PPOConfig(rollout_steps=10, minibatch_size=60, update_epochs=1)) as trainer:
         assert (trainer.config.env.num_envs, trainer.env.num_lanes) == (2, 6)
         trainer.train(50)
-    with pytest.raises(ConfigError, match="num_envs=6, but the InProcessVectorEnv that was given has 2 copies"):
+    with pytest.raises(ConfigError, match="num_envs=6, but the InProcessVectorEnv has 2 copies"):
         PPOTrainer("mlp", make_vector_env(Comings, 2), SMALL, num_envs=6)
 
 

@@ -1,6 +1,6 @@
-"""The run as people watch it: a live view in a terminal, plain lines elsewhere. Serves the loop.
+"""Progress of a run: a live view in a terminal, plain lines elsewhere; and several trackers as one.
 
-Drawing happens inside `log` and at most a few times a second, so that watching a run does not slow it.
+Drawing happens inside `log`, at most a few times per second, so that it does not slow the run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from inchworm.core.protocols import Tracker
 
 
 class Terminal(Console):
-    """A rich console that falls silent when its reader has gone (`| head`) or its disk is full: a run does not end for lack of watchers."""
+    """A rich console that turns quiet when its reader is gone (`| head`) or its disk is full, so that the run continues."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text as it is: what names and messages from elsewhere hold must not steer the terminal."""
+        """Escape control characters: names and messages from files must not control the terminal."""
         return super().render_str(printable(text), **options)
 
     def _check_buffer(self) -> None:
-        """Where rich writes; it handles a reader that has gone, but not a file on a full disk."""
+        """Write the buffer; rich handles a closed pipe, but not a file on a full disk."""
         try:
             super()._check_buffer()
         except OSError:
@@ -38,23 +38,23 @@ class Terminal(Console):
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
-        """Write nothing any more, and give the interpreter a harmless place to flush to at its end."""
+        """Stop writing, and redirect the stream so that the interpreter can flush it at exit."""
         self.quiet = True
         detach(self.file)
 
 
 def printable(text: str) -> str:
-    """Text without characters that a terminal obeys, such as the escape that begins a colour; they are shown as `\\x1b`."""
+    """Escape characters that control a terminal, such as those of colours, as `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def detach(stream: object) -> None:
-    """Point a stream whose reader has gone at nothing, so that flushing it raises no second time."""
+    """Redirect a stream whose reader is gone to the null device, so that flushing it does not raise again."""
     try:
         target = stream.fileno()  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):  # captured or in-memory streams have no descriptor, and need none
+    except (AttributeError, OSError, ValueError):  # captured or in-memory streams have no descriptor
         return
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, target)
@@ -62,12 +62,12 @@ def detach(stream: object) -> None:
 
 
 def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bool = False) -> Terminal:
-    """The terminal of this process, or one that writes to `file`. NO_COLOR and TERM=dumb are honoured."""
+    """The terminal of this process, or one that writes to `file`. Respects NO_COLOR and TERM=dumb."""
     return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
 
 
 _EVALUATION, _WON = "evaluation/mean_return", "evaluation/win_rate"
-_SHOWN = {  # metric -> what the views call it
+_SHOWN = {  # metric -> label
     "loss": "loss",
     "policy_loss": "policy loss",
     "value_loss": "value loss",
@@ -93,7 +93,7 @@ class ConsoleTracker:
         seconds_between_lines: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`quiet` shows nothing at all; the clock is there to be replaced in tests."""
+        """`quiet` shows nothing; tests replace the clock."""
         self.total = total_timesteps
         self.title = title
         self.step = 0
@@ -109,7 +109,7 @@ class ConsoleTracker:
         self._unseen = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Take in a row and show it, unless the last one was shown only just now; an evaluation is always shown."""
+        """Store a row and show it, unless one was shown just before; evaluations are always shown."""
         self.step = step
         self.metrics |= metrics
         self._samples.append((self._clock(), step))
@@ -124,7 +124,7 @@ class ConsoleTracker:
         """The config is not shown."""
 
     def start(self, step: int = 0, best_evaluation: float | None = None) -> None:
-        """The run begins, or goes on from `step`: the clock starts, the live view appears. Without this, the first row does it."""
+        """Start the clock and the live view, at `step` of a resumed run. Without this call, the first row does it."""
         self.step, self.best_evaluation = step, best_evaluation
         self._samples.clear()
         self._samples.append((self._clock(), step))
@@ -144,13 +144,13 @@ class ConsoleTracker:
 
     @property
     def steps_per_second(self) -> float | None:
-        """Over the last rows; None before there is anything to measure."""
+        """Speed over the last rows; None before it can be measured."""
         (first_time, first_step), (last_time, last_step) = self._samples[0], self._samples[-1]
         return (last_step - first_step) / (last_time - first_time) if last_time > first_time else None
 
     @property
     def seconds_left(self) -> float | None:
-        """At the present speed; None where that is unknown."""
+        """Time left at the current speed; None if unknown."""
         speed = self.steps_per_second
         return max(0.0, self.total - self.step) / speed if self.total is not None and speed else None
 
@@ -176,7 +176,7 @@ class ConsoleTracker:
             cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total)))
         cells += [Text(self._progress()), *(Text(part, style="cyan") for part in self._pace())]
         head = Table.grid(padding=(0, 2))
-        for cell in cells:  # where the terminal is narrow, the bar gives way and no word is broken
+        for cell in cells:  # on a narrow terminal the bar shrinks and words stay whole
             head.add_column(max_width=30) if isinstance(cell, ProgressBar) else head.add_column(no_wrap=True)
         head.add_row(*cells)
         losses = list(self._losses().items())
@@ -212,7 +212,7 @@ class ConsoleTracker:
 
 
 def _row(values: Iterable[tuple[str, str]], style: str) -> Text:
-    """Names and values in one line, which is cut rather than wrapped where the terminal is narrow."""
+    """Names and values in one line, truncated rather than wrapped on a narrow terminal."""
     parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<8}", style), "  ")]
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
@@ -224,29 +224,29 @@ def _duration(seconds: float) -> str:
 
 
 class StatsLogger:
-    """Hands everything to each tracker in turn. An exception of one propagates: a broken tracker is not hidden."""
+    """Passes everything to each tracker in turn. Exceptions propagate."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         """Trackers are called in this order."""
         self.trackers = tuple(trackers)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """One row at `step` env steps, to all."""
+        """Log one row at `step` env steps to all."""
         for tracker in self.trackers:
             tracker.log(metrics, step)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """The run's config, to all."""
+        """Log the run's config to all."""
         for tracker in self.trackers:
             tracker.log_params(params)
 
     def log_artifact(self, path: Path) -> None:
-        """A file of the run, to all."""
+        """Log a file of the run to all."""
         for tracker in self.trackers:
             tracker.log_artifact(path)
 
     def close(self) -> None:
-        """Close all, also when one of them fails to; its exception comes afterwards."""
+        """Close all, even if one fails; its exception is raised afterwards."""
         with ExitStack() as stack:
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close)

@@ -1,7 +1,7 @@
-"""Metrics as lines of JSON in the run's directory. Serves the loop; what it writes is the run's own record.
+"""Metrics as lines of JSON in the run's directory.
 
-`metrics.jsonl` holds what the config and the seed decide, `timing.jsonl` what the clock decides (names that begin with `timing/`),
-so that two equal runs have equal metrics, byte for byte, interrupted or not.
+`metrics.jsonl` holds what is determined by config and seed, `timing.jsonl` what depends on the clock (names that begin with `timing/`),
+so that two equal runs have byte-identical metrics, interrupted or not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from inchworm.core.tensor_file import read_bytes, sync_directory, write_atomical
 
 
 class RowFile:
-    """Rows go to the file at once; those that cannot be written wait here, in order, for the next attempt."""
+    """A file of rows. Each is written at once; rows that cannot be written are kept, in order, for the next attempt."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,44 +28,46 @@ class RowFile:
         self._waiting: list[bytes] = []
         self._written = 0
         self._whole: int | None = None  # the size to cut back to, while a write is under way or after one that failed
-        self._told = False
+        self._warned = False
         self._is_new = False
 
     @property
     def count(self) -> int:
-        """Rows so far, with those that wait."""
+        """Number of rows, including those not yet written."""
         if self._descriptor is None:
             return len(read_complete_rows(self.path)) + len(self._waiting)
         return self._written + len(self._waiting)
 
     def append(self, row: bytes) -> None:
-        """Add a row; if it cannot be written, it is kept, with one warning until it works again."""
+        """Add a row. If it cannot be written it is kept, with one warning until writing works again."""
         self._waiting.append(row)
         try:
             self.flush()
         except OSError as error:
-            if not self._told:
-                warnings.warn(f"{error}; training goes on, and the row is written with a later one", stacklevel=2)
-            self._told = True
+            if not self._warned:
+                warnings.warn(f"{error}; training continues, and the row will be written with a later one", stacklevel=2)
+            self._warned = True
 
     def flush(self) -> None:
-        """Write what waits, all of it or nothing."""
+        """Write the pending rows, all of them or none."""
         if not self._waiting:
             return
         try:
             descriptor = self._open()
-            if self._whole is not None:  # half a row of an attempt that failed
+            if self._whole is not None:  # a partial row of a failed attempt
                 os.ftruncate(descriptor, self._whole)
             self._whole = os.fstat(descriptor).st_size
             _write_all(descriptor, b"".join(self._waiting))
             self._written += len(self._waiting)
-            self._whole, self._waiting, self._told = None, [], False
+            self._whole, self._waiting, self._warned = None, [], False
         except OSError as error:
-            self._cut_back()
+            if self._descriptor is not None and self._whole is not None:
+                with suppress(OSError):  # remove a partial row; the next attempt tries again
+                    os.ftruncate(self._descriptor, self._whole)
             raise OSError(error.errno, f"{error.strerror} while writing {len(self._waiting)} row(s)", str(self.path)) from error
 
     def sync(self) -> bool:
-        """Make the rows survive a power loss; says whether the file is new to its directory."""
+        """Sync the rows to disk; return whether the file is new in its directory."""
         descriptor = self._descriptor
         if descriptor is None:
             return False
@@ -76,18 +79,18 @@ class RowFile:
         return is_new
 
     def close(self) -> None:
-        """Write what waits, or warn that it is lost, and close the file."""
+        """Write the pending rows, or warn that they are lost, and close the file."""
         try:
             self.flush()
         except OSError as error:
-            warnings.warn(f"{error}; they are lost", stacklevel=3)
+            warnings.warn(f"{error}; these rows are lost", stacklevel=3)
             self._waiting = []
-        descriptor, self._descriptor, self._told = self._descriptor, None, False
+        descriptor, self._descriptor, self._warned = self._descriptor, None, False
         if descriptor is not None:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """The file for appending, without the half row that a killed writer may have left."""
+        """Open the file for appending, and remove a partial row that a killed writer may have left."""
         if self._descriptor is None:
             self._is_new = not self.path.exists()
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -100,23 +103,15 @@ class RowFile:
             self._descriptor, self._written, self._whole = descriptor, len(rows), None
         return self._descriptor
 
-    def _cut_back(self) -> None:
-        """Remove half a row now if that works; the next attempt tries again."""
-        if self._descriptor is not None and self._whole is not None:
-            try:
-                os.ftruncate(self._descriptor, self._whole)
-            except OSError:
-                return
-
 
 def read_complete_rows(path: Path) -> list[bytes]:
-    """Every line that has its end; none if there is no file."""
+    """Every complete line of a file; none if it does not exist."""
     content = read_bytes(path) if path.exists() else b""
     return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """A full disk may take a part of it and only then refuse."""
+    """Write all bytes; a full disk may accept a part of them before it fails."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
@@ -129,19 +124,19 @@ _COUNTERS = ("iteration", "env_steps")
 
 
 class JsonlTracker:
-    """Appends one row per call to each file, flushed at once, so that a killed run loses no finished row.
+    """Appends one row per call to each file, flushed at once, so that a killed run loses no complete row.
 
-    A row that cannot be written, because the disk is full say, is kept and written with the next one.
+    A row that cannot be written, for example because the disk is full, is kept and written with the next one.
     """
 
     def __init__(self, run_dir: str | Path) -> None:
-        """Rows go to `run_dir`, after those that are there."""
+        """Append to the files in `run_dir`."""
         self.directory = Path(run_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._files = {name: RowFile(self.directory / name) for name in (METRICS, TIMING)}
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """One row at `step` env steps; numbers that are not finite become null. `iteration` among the metrics numbers the row."""
+        """Log one row at `step` env steps; non-finite numbers become null. The metric `iteration`, if given, numbers the row."""
         iteration = {"iteration": int(metrics["iteration"])} if "iteration" in metrics else {}
         head: dict[str, Any] = {**iteration, "env_steps": int(step)}
         timing = {name: value for name, value in metrics.items() if name.startswith(TIMING_PREFIX)}
@@ -152,38 +147,38 @@ class JsonlTracker:
             self._append(TIMING, head | {name.removeprefix(TIMING_PREFIX): _plain(timing[name]) for name in sorted(timing)})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """The config, as `config.yaml`, unless the run has one."""
+        """Write the config as `config.yaml`, unless it exists."""
         path = self.directory / "config.yaml"
         if not path.exists():
             write_atomically(path, dump_yaml(dict(params)))
 
     def log_artifact(self, path: Path) -> None:
-        """Nothing to do: files of the run lie in its directory already."""
+        """Do nothing: the run's files are in its directory already."""
 
     def counts(self) -> dict[str, int]:
-        """How many rows each file has so far, with those that still wait."""
+        """Number of rows of each file, including those not yet written."""
         return {name: file.count for name, file in self._files.items()}
 
     def flush(self) -> None:
-        """Write what still waits; raises `OSError` if that is impossible."""
+        """Write the pending rows; raises `OSError` on failure."""
         for file in self._files.values():
             file.flush()
 
     def sync(self) -> None:
-        """Make all rows survive a power loss. Another thread may do this while rows are added."""
+        """Sync all rows to disk. Another thread may call this while rows are added."""
         synced = [file.sync() for file in self._files.values()]
         if any(synced):
             sync_directory(self.directory)
 
     def truncate_after(self, iteration: int) -> None:
-        """Drop the rows after `iteration`, and a row that a kill cut short: the run goes on from there and writes them again."""
+        """Remove the rows after `iteration`, and partial rows: the resumed run writes them again."""
         self.close()
         for file in self._files.values():
             rows = read_complete_rows(file.path)
             self._rewrite(file.path, [row for row in rows if (parsed := _parse(row)) is not None and _iteration(parsed) <= iteration])
 
     def truncate_to(self, counts: Mapping[str, int]) -> list[str]:
-        """Keep so many rows of each file; says what is missing, a sentence each."""
+        """Keep the first rows of each file, as many as `counts` tells; return what is missing, a sentence each."""
         self.close()
         problems = []
         for name, file in self._files.items():
@@ -194,12 +189,12 @@ class JsonlTracker:
         return problems
 
     def last_iteration(self) -> int:
-        """Of the rows that are there; 0 if there are none."""
+        """The highest iteration in the rows; 0 if there are none."""
         rows = read_rows(self.directory / METRICS)
         return max((_iteration(row) for row in rows), default=0)
 
     def close(self) -> None:
-        """Close the files; a later row opens them again. What cannot be written even now is lost, with a warning."""
+        """Close the files; a later row opens them again. Rows that still cannot be written are lost, with a warning."""
         for file in self._files.values():
             file.close()
 
@@ -207,13 +202,13 @@ class JsonlTracker:
         self._files[name].append(json.dumps(row).encode() + b"\n")
 
     def _rewrite(self, path: Path, rows: list[bytes]) -> None:
-        """Put just these rows into a file, whole or not at all, unless that is what it holds."""
+        """Replace a file's content by these rows, atomically, if it differs."""
         if path.exists() and read_bytes(path) != b"".join(rows):
             write_atomically(path, b"".join(rows))
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The complete rows of such a file; none if there is no file."""
+    """Read the complete rows of a metrics file; none if it does not exist."""
     return [parsed for row in read_complete_rows(Path(path)) if (parsed := _parse(row)) is not None]
 
 
@@ -223,7 +218,7 @@ def _iteration(row: Mapping[str, Any]) -> int:
 
 
 def _parse(row: bytes) -> dict[str, Any] | None:
-    """A row, or None for one that is no row."""
+    """Parse a row; None if it is not valid."""
     try:
         parsed = json.loads(row)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Serves the loop: what happens beside training. Evaluate, keep the best, save, write down; each a `Callback` of its own."""
+"""Callbacks of the training loop: evaluate, checkpoint, snapshot, track; and the handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from inchworm.run.saver import LAST_SAVE_FAILED
 from inchworm.train.loop import TrainingState
 
 SNAPSHOT_SHARE = 0.0025
-"""Which share of the time may go into the snapshots that Ctrl-C falls back on: what takes half a millisecond is kept every fifth of a
-second, what takes 20 every eight seconds."""
+"""Share of the time spent on snapshots for Ctrl-C: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
 
 
 class BaseCallback:
@@ -53,7 +52,7 @@ class FunctionCallback(BaseCallback):
 
 
 def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
-    """A callback as it is, a plain function as one."""
+    """Wrap a plain function as a callback; return a callback unchanged."""
     if callable(callback) and not isinstance(callback, BaseCallback) and getattr(callback, "on_iteration", None) is None:
         return FunctionCallback(callback)
     return callback  # type: ignore[return-value]
@@ -65,9 +64,9 @@ def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
 
 
 class EvaluateCallback(BaseCallback):
-    """Scores the policy every so many iterations and at the end, and tells `on_best` whenever it has never been better.
+    """Evaluates the policy at intervals and at the end, and calls `on_best` for every new best score.
 
-    A crash in the evaluation is written down and training goes on: hours of learning do not hang on a scoring environment.
+    An error in an evaluation is recorded and training continues.
     """
 
     def __init__(
@@ -78,19 +77,19 @@ class EvaluateCallback(BaseCallback):
         on_best: Callable[[], None],
         before_final: Callable[[TrainingState], None] | None = None,
     ) -> None:
-        """`before_final` is called before the evaluation at the end, which may be long: what has been learned should be safe by then."""
+        """`before_final` is called before the final evaluation, which may be long, to save the state first."""
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
         self._before_final = before_final
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Evaluate if it is time; the scores join the iteration's metrics."""
+        """Evaluate if it is due; the scores are added to the iteration's metrics."""
         del metrics
         if self._config.interval and state.iteration % self._config.interval == 0:
             self._evaluate(state, self._config.episodes)
         return None
 
     def on_train_end(self, state: TrainingState) -> None:
-        """The final evaluation, once; after an interruption there is none."""
+        """Run the final evaluation, once, unless the run was interrupted."""
         if self._config.final_episodes and not state.interrupted and state.scored != state.iteration:
             if self._before_final is not None:
                 self._before_final(state)
@@ -179,10 +178,10 @@ class CheckpointCallback(BaseCallback):
 
 
 class SnapshotCallback(BaseCallback):
-    """Keeps a complete iteration in memory, so that Ctrl-C in the middle of a long one, or of a long evaluation, can save it.
+    """Keeps the state of a complete iteration in memory, so that Ctrl-C within a long iteration or evaluation can save it.
 
-    After iterations of seconds that is the last one. Of fast ones some are kept, for a four-hundredth of the time: Ctrl-C waits for
-    them to finish, and falls back on the snapshot only if something has stalled.
+    With iterations of seconds that is the last one. With fast iterations only some are kept, for 0.25 % of the time: Ctrl-C waits for
+    them to finish and uses the snapshot only if something has stalled.
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
@@ -191,12 +190,12 @@ class SnapshotCallback(BaseCallback):
         self.taken: Any = None
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Keep what the run begins with."""
+        """Keep the initial state."""
         del state
         self._take()
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Keep this iteration if the one that is kept is old."""
+        """Keep this iteration if the last snapshot is old."""
         del state, metrics
         if time.monotonic() > self._due_at:
             self._take()
@@ -207,22 +206,22 @@ class SnapshotCallback(BaseCallback):
         self.taken = self._take_state()
         now = time.monotonic()
         before, self._cost = self._cost, now - began
-        self._due_at = now + min(before, self._cost) / SNAPSHOT_SHARE  # the lesser of two: one that was held up says little
+        self._due_at = now + min(before, self._cost) / SNAPSHOT_SHARE  # the smaller of two: one may have been delayed
 
 
 class TrackCallback(BaseCallback):
-    """Hands the metrics of every so many iterations, and of the final evaluation, to the trackers."""
+    """Passes metrics to the trackers: every `interval` iterations, after evaluations, and at the end."""
 
     def __init__(self, trackers: Sequence[Tracker], interval: int) -> None:
         self._trackers, self._interval = trackers, interval
         self._logged_evaluations = 0
 
     def on_train_start(self, state: TrainingState) -> None:
-        """Earlier evaluations are somebody else's."""
+        """Ignore evaluations of earlier calls."""
         self._logged_evaluations = len(state.evaluations)
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Log the row, if it is time or an evaluation is in it."""
+        """Log the row if it is due or contains an evaluation."""
         if state.iteration % self._interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._log(state, metrics)
         return None
@@ -241,19 +240,19 @@ class TrackCallback(BaseCallback):
 
 
 GRACE_SECONDS = 7.0
-"""How long a running iteration may take to finish after Ctrl-C."""
+"""Seconds that a running iteration may take to finish after Ctrl-C."""
 
 
 @contextlib.contextmanager
 def interruptible(state: TrainingState) -> Iterator[None]:
-    """Inside, the first SIGINT asks the loop to stop after its iteration; a second one, or the end of the grace, raises.
+    """Stop the loop after its iteration on the first SIGINT; raise on a second one, or when the grace period ends.
 
-    Outside the main thread there are no signals to catch, and nothing happens here.
+    Outside the main thread this does nothing, because signals cannot be caught there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # A true signal to this very thread: it also wakes an environment that sleeps or waits, which a mere flag would not.
+    # A real signal to this thread, which also interrupts an environment that sleeps or blocks; a flag would not.
     timer = threading.Timer(GRACE_SECONDS, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
     timer.daemon = True
 

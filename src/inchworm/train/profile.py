@@ -1,8 +1,7 @@
-"""Around the walk: where a run's time went, as a table that adds up to 100 %. Costs nothing unless it is asked for.
+"""Where a run's time goes, as a table that adds up to 100 %. Costs nothing unless it is used.
 
-A part that is watched gets its methods wrapped, on that one object: the code of the walk itself holds no stopwatch. Each
-section counts the time in which it was the innermost one, so that nothing is counted twice, and what no section claims is
-`other`.
+Profiled parts get their methods wrapped, on that one object, so that the parts themselves contain no timing code. Each section counts
+the time during which it was the innermost one: nothing is counted twice, and the rest is `other`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, Snaps
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, run_training_loop
 
 SECTIONS = ("env", "act", "write", "GAE", "gather", "forward", "backward", "optimiser", "evaluation", "tracking", "checkpoints", "other")
-"""In the order of the walk; `callbacks` and what a learner names itself come before `other`."""
+"""In the order of an iteration; `callbacks` and sections that a learner adds come before `other`."""
 
 _OF_CALLBACKS: dict[type, str] = {
     EvaluateCallback: "evaluation",
@@ -44,7 +43,7 @@ class Profile:
         self._since = 0.0
 
     def run(self, state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
-        """`run_training_loop`, watched."""
+        """Run `run_training_loop` and time it."""
         profile_points = _profile_points(components)
         for section, target, method in profile_points:
             setattr(target, method, self.timed(section, getattr(target, method)))
@@ -55,10 +54,10 @@ class Profile:
         finally:
             self.leave()
             for _, target, method in profile_points:
-                delattr(target, method)  # the class's own again
+                delattr(target, method)  # the class's method again
 
     def timed(self, section: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with its time counted as the section's."""
+        """Wrap a function so that its time is counted for the section."""
 
         @functools.wraps(function)
         def watched(*arguments: Any, **options: Any) -> Any:
@@ -71,7 +70,7 @@ class Profile:
         return watched
 
     def enter(self, section: str) -> None:
-        """From now on time belongs to `section`, until it is left. Whatever happens inside a callback is that callback's."""
+        """Count time for `section` until `leave`. Everything inside a callback is counted for that callback."""
         self._charge()
         if self._stack and self._stack[-1] in _WHOLE:
             section = self._stack[-1]
@@ -80,7 +79,7 @@ class Profile:
         self._stack.append(section)
 
     def leave(self) -> None:
-        """Time belongs to the section around again."""
+        """Return to the enclosing section."""
         self._charge()
         self._stack.pop()
 
@@ -92,7 +91,7 @@ class Profile:
         self._since = now
 
     def rows(self) -> list[tuple[str, float, float, int]]:
-        """(section, seconds, share, calls) in the order of the walk; the shares add up to 1."""
+        """(section, seconds, share, calls) in the order of an iteration; the shares add up to 1."""
         known = [*SECTIONS[:-1], *(name for name in self.seconds if name not in SECTIONS), "other"]
         total = sum(self.seconds.values()) or 1.0
         return [(name, self.seconds[name], self.seconds[name] / total, self.calls.get(name, 0)) for name in known if self.seconds.get(name)]
@@ -114,7 +113,7 @@ def _profile_points(components: TrainingComponents) -> list[ProfilePoint]:
 
 
 class _TimedCallback:
-    """A callback whose time is counted."""
+    """A callback whose time is counted for its section."""
 
     def __init__(self, callback: Callback, profile: Profile) -> None:
         section = next((name for kind, name in _OF_CALLBACKS.items() if isinstance(callback, kind)), "callbacks")
@@ -125,7 +124,7 @@ class _TimedCallback:
 
 
 def table_text(rows: Sequence[tuple[str, float, float, int]]) -> list[tuple[str, str, str, str, str]]:
-    """The rows as text: section, seconds, share, calls, and what one call took."""
+    """The rows as text: section, seconds, share, calls, and microseconds per call."""
     lines = [
         (name, f"{seconds:.2f}", f"{share:.1%}", f"{calls:,}", f"{1e6 * seconds / max(calls, 1):,.0f}")
         for name, seconds, share, calls in rows

@@ -1,4 +1,4 @@
-"""Serves the front door: what `PPOTrainer` is given, in its many forms, becomes one config, one vector env and one policy."""
+"""Resolve what `PPOTrainer` is given, in its many forms, into one config, one vector env and one policy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from inchworm.selfplay.callback import with_opponents
 
 
 def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingConfig, list[str]]:
-    """The config without `auto` in `env.num_workers` and `ppo.compile`, and the reasons, a sentence each.
+    """Replace `auto` in `env.num_workers` and `ppo.compile`; return the config and the reasons, a sentence each.
 
-    `builtin` says whether the policy is one of ours. How many workers there are changes no number of the run; whether its step
-    is compiled changes last bits, and is therefore a function of the config alone.
+    `builtin` is whether the policy is a built-in one. The number of workers never changes a result; compiling changes the last bits and
+    is therefore a function of the config alone.
     """
     reasons = []
     if config.env.num_workers == "auto":
@@ -42,7 +42,7 @@ def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingCon
 
 
 def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
-    """Refuse a policy that was made for another world. Bounds may differ: they are no part of a network."""
+    """Reject a policy made for other spaces. Bounds may differ: they are not part of a network."""
     pairs = {"observation": (spec.observation_space, env.observation_space), "action": (spec.action_space, env.action_space)}
     shared = env.global_state_space
     check_critic(spec.global_state_space is not None, env)
@@ -57,16 +57,16 @@ def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
 
 
 def check_critic(is_central: bool, env: VectorEnv) -> None:
-    """Refuse a world that shows its state to a critic that does not look at it: nobody could value what the dead are credited with."""
+    """Reject a global state without a central critic, which alone can value the rewards that dead agents are credited with."""
     if env.global_state_space is not None and not is_central:
         raise ConfigError(
-            "the environment shares a global state, so that credit goes on after a death, which only a central critic can value; "
-            "set policy.central_critic=true, or make it without global_state, or bring a policy that ReadsGlobalState"
+            "the environment has a global state, so agents are credited with rewards after death, which only a central critic can value; "
+            "set policy.central_critic=true, create it without global_state, or pass a policy that implements ReadsGlobalState"
         )
 
 
 _COPIES = 4
-"""Of every weight, in 4 bytes: itself, its gradient, Adam's two moments."""
+"""Numbers of 4 bytes per weight: the weight, its gradient, and two moments of Adam."""
 
 
 def resolve_config(
@@ -79,10 +79,10 @@ def resolve_config(
     backend: str | None,
     device: object | None,
 ) -> TrainingConfig:
-    """One whole config out of what the trainer was given; arguments win over the config."""
+    """Build the complete config from what the trainer was given; arguments override the config."""
     if config is not None and not isinstance(config, PPOConfig | TrainingConfig):
         raise ConfigError(f"config must be a PPOConfig or a TrainingConfig, not {type(config).__name__}; see PPOConfig.from_dict")
-    # Without a TrainingConfig no score was asked for, so none is taken during training; `evaluate` is there at any time.
+    # Without a TrainingConfig no evaluation was asked for during training; `evaluate` can be called at any time.
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
     given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
     return base.replace(
@@ -94,19 +94,17 @@ def resolve_config(
 
 
 def _world(source: EnvSource, config: EnvConfig, num_envs: int | None) -> EnvConfig:
-    """The env config of a run: what was asked for, or a description of what was handed over."""
+    """The env config of a run: the one given, or a description of the environment given."""
     config = source.given if source.kind == "config" else config.replace(id=source.name)
     copies = source.num_copies
     if copies is not None and num_envs not in (None, copies):
         what = "copies" if source.kind == "vector" and source.given.lanes_per_copy > 1 else "lane(s)"
-        raise ConfigError(
-            f"num_envs={num_envs}, but the {type(source.given).__name__} that was given has {copies} {what}; give an id or a factory"
-        )
+        raise ConfigError(f"num_envs={num_envs}, but the {type(source.given).__name__} has {copies} {what}; pass an id or a factory")
     copies = num_envs if copies is None else copies
     if copies is None:
         return config
     if source.is_instance and config.num_workers not in (0, "auto"):
-        raise ConfigError(f"env.num_workers={config.num_workers}, but an environment instance stays in this process; give a factory")
+        raise ConfigError(f"env.num_workers={config.num_workers}, but an environment instance stays in this process; pass a factory")
     workers = config.num_workers
     return config.replace(num_envs=copies, num_workers=workers if workers == "auto" else min(workers, copies))
 
@@ -118,9 +116,9 @@ def _network(policy: Any, config: PolicyConfig) -> PolicyConfig:
         return policy.config
     if isinstance(policy, str):
         if policy not in ("mlp", "cnn", "lstm", "gru"):
-            raise ConfigError(f"there is no policy called {policy!r}; use mlp, cnn, lstm or gru, a PolicySpec, or a policy of yours")
+            raise ConfigError(f"there is no policy called {policy!r}; use mlp, cnn, lstm or gru, a PolicySpec, or your own policy")
         return config.replace(kind=policy)
-    if isinstance(policy, PolicyMap | CompositePolicy):  # a world that shows its state shows it to all
+    if isinstance(policy, PolicyMap | CompositePolicy):  # all parts see the same global state
         parts = [_network(part, config) for part in policy.policies.values()]
         return config.replace(central_critic=any(part.central_critic for part in parts))
     built: Any = policy
@@ -128,9 +126,9 @@ def _network(policy: Any, config: PolicyConfig) -> PolicyConfig:
 
 
 def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[TrainingConfig, list[str]]:
-    """The config with nothing left to choose, and why it was chosen so.
+    """Replace every `auto` of a config; return the config and the reasons.
 
-    What is no id may share things with this process, which a worker would not see: it stays here unless workers are asked for.
+    An environment given as an object may share state with this process, so it stays here unless workers are asked for.
     """
     if not env_source(env).is_config and config.env.num_workers == "auto":
         config = config.replace(env=config.env.replace(num_workers=0))
@@ -138,7 +136,7 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[Trai
 
 
 def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
-    """The environments that train, as one vector env; with `rehearse` it is tried whether they can be resumed."""
+    """Create the environments for training as one vector env; with `rehearse`, test whether they can be resumed exactly."""
     source, world = env_source(env), config.env
     vector_env = make_vector_env(
         source.with_config(world),
@@ -154,19 +152,19 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
         if rehearse:
             _rehearse(source, config, vector_env)
         return with_opponents(vector_env, config)
-    except BaseException:  # there are no opponents for it, or Ctrl-C was pressed
+    except BaseException:  # such as no opponents for this environment, or Ctrl-C
         if vector_env is not source.given:  # the caller's own stays open
             vector_env.close()
         raise
 
 
 def _rehearse(source: EnvSource, config: TrainingConfig, vector_env: VectorEnv) -> None:
-    """Mark environments that cannot be resumed exactly. One that was handed over cannot be copied to find out."""
+    """Mark environments that cannot be resumed exactly, as far as a copy can be made to find out."""
     if not isinstance(vector_env, LaneVectorEnv) or not vector_env.needs_trial or not source.can_be_copied:
         return
     world = config.env.replace(num_envs=1, num_workers=0, help_workers=False)
     single = source.with_config(world)
-    # What was to stay out of this process does: it may crash or hang, and a worker's end is not the run's.
+    # An environment meant for workers may crash or hang: test it in a worker, too.
     apart = int(config.env.num_workers not in (0, "auto") and not config.env.help_workers)
     options: dict[str, Any] = {"seed": config.run.seed, "worker_timeout": world.worker_timeout, "worker_restarts": 0}
     options["global_state"] = config.policy.central_critic
@@ -187,7 +185,7 @@ def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
 
 
 def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Policy:
-    """The policy to train: made from a name or spec, or the one that was given; a mere `Actor` can only collect."""
+    """The policy to train, created from a name or spec, or the one given; an `Actor` that is not a `Policy` can only collect."""
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
@@ -199,25 +197,25 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
         return make_policy(policy, seed=config.run.seed, backend=config.run.backend)
     if is_builtin(policy):
         check_spaces(policy.spec, env)
-    if isinstance(policy, NumpyPolicy) and config.run.backend != "numpy":  # here it acts only: its twin learns
+    if isinstance(policy, NumpyPolicy) and config.run.backend != "numpy":  # NumPy only acts here: the backend trains a copy
         return make_policy(policy.spec, weights=policy.get_weights(), backend=config.run.backend)
     if isinstance(policy, Policy) and not is_builtin(policy):
         check_critic(reads_global_state(policy), env)
     if isinstance(policy, Actor):
         return cast(Policy, policy)
     raise ConfigError(
-        f"{policy!r} is no policy: it needs initial_state and act (see inchworm.core.protocols.Policy), or use mlp, cnn, lstm or gru"
+        f"{policy!r} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); or use mlp, cnn, lstm or gru"
     )
 
 
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:
-    """Each of several policies as `resolve_policy` makes one, with initial weights of its own."""
+    """Resolve each of several policies, with separate initial weights."""
     parts: dict[str, Actor] = {}
     for index, (name, part) in enumerate(several.policies.items()):
         run = config.run.replace(seed=derive_seed(config.run.seed, "part", index))
         parts[name] = resolve_policy(part, config.replace(run=run, policy=_network(part, config.policy)), env)
     if isinstance(several, CompositePolicy) and all(parts[name] is part for name, part in several.policies.items()):
-        policy = several  # whoever made it keeps it
+        policy = several  # keep the caller's object
     else:
         policy = several.filled(parts) if isinstance(several, PolicyMap) else several.replaced(parts)
     policy.check_lanes(env.num_lanes, env.lanes_per_copy)
@@ -225,18 +223,18 @@ def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig,
 
 
 COMPILE_SECONDS = 40.0
-"""What a first compilation takes: 12 to 32 s were measured on a busy machine of two cores (tracing 2, the rest g++), 4 to 11 s
-where torch's cache has the graph. The first is assumed, because what a cache holds is no part of a config."""
+"""Time of a first compilation: 12 to 32 s were measured on a busy machine of two cores (tracing 2, the rest g++), 4 to 11 s if
+torch's cache has the graph. The first is assumed, because the content of a cache is not part of a config."""
 SECONDS_PER_STEP = 0.7e-3
 SECONDS_PER_SAMPLE = 0.25e-6
-"""What a compiled step saves: it no longer pays some 120 small operations, and passes over the samples fewer times. Measured with
+"""Time saved by a compiled step, which avoids some 120 small operations and passes over the samples fewer times. Measured with
 64x64 networks and one thread, eager less compiled: 0.77 ms at 64 samples a minibatch, 0.86 at 128, 0.98 at 256, 1.2 at 2048.
-Matrix products take the same time in both, so that wider networks save no more."""
+Matrix products take the same time in both, so wider networks do not save more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """What `ppo.compile="auto"` came to."""
+    """The outcome of `ppo.compile="auto"`."""
 
     compile: Literal["off", "on"]
     reason: str
@@ -244,9 +242,9 @@ class CompileChoice:
 
 
 def choose_compile(config: TrainingConfig, *, builtin: bool = True) -> CompileChoice:
-    """On where the run's planned minibatch steps save more than the compiling takes.
+    """Choose "on" if the planned minibatch steps save more time than compiling takes.
 
-    `builtin` is false for a network, policy, loss or optimiser that somebody brings: those are not compiled.
+    `builtin` is false for a user's network, policy, loss or optimiser, which are not compiled.
     """
     obstacle = _obstacle(config, builtin)
     if obstacle:
@@ -259,7 +257,7 @@ def choose_compile(config: TrainingConfig, *, builtin: bool = True) -> CompileCh
 
 
 def planned_steps(config: TrainingConfig) -> tuple[int, int]:
-    """How many minibatch steps a run will take, and how many samples each reads."""
+    """Number of minibatch steps of a run, and of samples in each."""
     ppo, run = config.ppo, config.run
     batch = ppo.rollout_steps * config.env.num_envs
     iterations = -(-run.total_timesteps // batch)
@@ -270,7 +268,7 @@ def planned_steps(config: TrainingConfig) -> tuple[int, int]:
 
 
 def _obstacle(config: TrainingConfig, builtin: bool) -> str:
-    """Why a compiled step is out of the question; empty if it is not."""
+    """Why the step cannot be compiled; empty if it can."""
     if config.run.backend != "torch":
         return f"run.backend={config.run.backend} has nothing to compile"
     if not builtin:
@@ -278,7 +276,7 @@ def _obstacle(config: TrainingConfig, builtin: bool) -> str:
     if config.ppo.gradient_accumulation > 1:
         return f"ppo.gradient_accumulation={config.ppo.gradient_accumulation} is not compiled"
     if config.policy.kind in ("lstm", "gru"):
-        return f"policy.kind={config.policy.kind} runs in a kernel of its own and is not compiled"
+        return f"policy.kind={config.policy.kind} runs in its own kernel and is not compiled"
     if config.policy.kind == "cnn":
         return "convolutions take nearly all of the time and gain nothing"
     return ""

@@ -234,7 +234,7 @@ def test_several_policies_with_central_critics(tmp_path: Path) -> None:
         history = trainer.train(100)
     assert max(*history["a/ratio_error"], *history["b/ratio_error"]) < 5e-5
     mixed = PolicyMap(policies={"a": CENTRAL, "b": PolicyConfig()}, lane_map=["a", "b", "a"])
-    with pytest.raises(ConfigError, match="credit goes on after a death, which only a central critic can value"):
+    with pytest.raises(ConfigError, match="credited with rewards after death, which only a central critic can value"):
         PPOTrainer(mixed, WORLD, PPO, num_envs=2)
 
 
@@ -262,7 +262,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         lambda: PolicySpec(spec().observation_space, spaces.Discrete(2), CENTRAL),
     )
     with make_vector_env(WORLD, 2, global_state=True) as env:
-        refused("set policy.central_critic=true, or make it without global_state", ConfigError, lambda: PPOTrainer("mlp", env, PPO))
+        refused("set policy.central_critic=true, create it without global_state", ConfigError, lambda: PPOTrainer("mlp", env, PPO))
         refused("made for the global state space", InchwormError, lambda: PPOTrainer(wrong_world(env), env, PPO))
 
 
