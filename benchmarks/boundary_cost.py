@@ -28,7 +28,7 @@ from inchworm.rollout.checks import check_finite
 
 
 class Fake(gym.Env[Any, Any]):
-    """A world of given spaces whose step takes about as long as the real one's."""
+    """An environment of given spaces whose step takes about as long as the real one."""
 
     def __init__(self, observation_space: Any, action_space: Any, seconds: float) -> None:
         self.observation_space, self.action_space, self._seconds = observation_space, action_space, seconds

@@ -2,7 +2,7 @@
 
 python benchmarks/checkpoint_cost.py
 
-*state*: taking all state and copying it, which is all that training waits for where the writing is done beside it. *save*: taking,
+*state*: taking all state and copying it, which is all that training waits for when a background thread writes. *save*: taking,
 writing, hashing, syncing and committing, in this thread, which is the most that it can cost. *rows*: syncing the rows of metrics,
 a part of that. *watch*: the share of the snapshots for Ctrl-C and of looking after saves, without any save.
 """

@@ -4,7 +4,7 @@
     python benchmarks/combat.py --what heuristic --seeds 0
     python benchmarks/combat.py --steps 200000         # a quick look; nothing is kept
 
-Against the heuristic: the preset of Skirmish-v0 as `inchworm train Skirmish-v0` runs it, each seed in a process of its own, one after
+Against the heuristic: the preset of Skirmish-v0 as `inchworm train Skirmish-v0` runs it, each seed in a separate process, one after
 another; then 200 games against the heuristic at full strength, 100 seeds from either side, greedy and sampled. Self-play: the same network
 against its own past, rated against fixed players that never move; it never trains against the heuristic.
 """

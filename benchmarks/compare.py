@@ -4,7 +4,7 @@
     python benchmarks/compare.py --works W1 W3 --repeats 5 --sides inchworm-numpy stable-baselines3
     python benchmarks/compare.py --steps-scale 0.05                 # a quick look; nothing is kept
 
-Each run is a process of its own. Short runs with 1 and with 2 threads come first, and each side then keeps what suited it on
+Each run is a separate process. Short runs with 1 and with 2 threads come first, and each side then keeps what suited it on
 that work. Before the clock starts, every side trains for two iterations: what is compiled on the way is reported apart. Sides take
 turns, so that whatever else the machine does falls on all; a figure is the median over repeats with its range, and what
 counts is the ratio. The page is made by `page.py` from what is kept.

@@ -24,7 +24,7 @@ def section(data: dict[str, Any]) -> Section:
     works, sides = data["works"], data["sides"]
     repeats = len(next(iter(works.values()))["runs"][sides[0]])
     lines = [
-        "Every side trains the same works (`benchmarks/works.py`) in one run, in turns, each run in a process of its own, after two",
+        "Every side trains the same works (`benchmarks/works.py`) in one run, in turns, each run in a separate process, after two",
         f"iterations of warm-up; {repeats} repeats. Speeds are env steps per second with training included, median and range. `c` is a",
         "hand-written single-thread C program that does the same work (on HalfCheetah-v5: the environment alone, stepped in Python).",
         "",
@@ -43,7 +43,7 @@ def section(data: dict[str, Any]) -> Section:
             ["side", "threads", "start-up", "first compile", "cached", "base MB", "peak MB"], (_side_row(side, works) for side in sides)
         ),
     ]
-    return Section("Speed beside its peers", lines, targets(works, sides))
+    return Section("Speed compared with other libraries", lines, targets(works, sides))
 
 
 def targets(works: Works, sides: list[str]) -> list[Target]:

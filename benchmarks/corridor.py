@@ -3,8 +3,8 @@
     python benchmarks/corridor.py                        # both corridors, lstm, gru and mlp, 3 seeds each; kept
     python benchmarks/corridor.py --seeds 1 --kinds lstm # a quick look; nothing is kept
 
-"plain" is `MemoryCorridor`; "mixed" has masks, dict observations and hybrid actions together. Each run is a process of its own
-with one thread. Success is the share of right turns in 200 episodes after training, acting greedily and, beside it, sampling.
+"plain" is `MemoryCorridor`; "mixed" has masks, dict observations and hybrid actions together. Each run is a separate process
+with one thread. Success is the share of right turns in 200 episodes after training, acting greedily and by sampling.
 """
 
 from __future__ import annotations

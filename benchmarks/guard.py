@@ -1,4 +1,4 @@
-"""The regression guard: short runs beside Stable-Baselines3. Has inchworm lost more than 40 % of its recorded lead?
+"""The regression guard: short runs compared with Stable-Baselines3. Has inchworm lost more than 40 % of its recorded lead?
 
     python benchmarks/guard.py                                      # ends with an error if it has
     python benchmarks/guard.py --record                             # writes benchmarks/recorded.json

@@ -85,7 +85,7 @@ def train(
     backend: Backend = "torch",
     compile_step: Compile = "off",
 ) -> dict[str, Any]:
-    """One run: seconds after so many iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
+    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
     work = scaled(find(group, name), scale)
     work = dataclasses.replace(work, total_timesteps=work.total_timesteps + warmup * work.batch)
     clock = Curve() if evaluate else Clock()

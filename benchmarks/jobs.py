@@ -1,4 +1,4 @@
-"""A job in a process of its own: a function of these scripts with plain arguments and a plain result. No side inherits from another.
+"""A job in a separate process: a function of these scripts with plain arguments and a plain result. No side inherits from another.
 
     run("sb3_side:train", {"name": "W1", ...}, threads=1)      # in a fresh process: import sb3_side, call train(**arguments)
 

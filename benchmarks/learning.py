@@ -4,7 +4,7 @@
     python benchmarks/learning.py --works pendulum cartpole --seeds 2 --again
     python benchmarks/learning.py --report                          # the page alone, from the results that are there
 
-Each run is a process of its own; its result is kept in benchmarks/results/learning/ and not made again. With `--scale` below 1
+Each run is a separate process; its result is kept in benchmarks/results/learning/ and not made again. With `--scale` below 1
 (for trying things out) results and page go to a directory of their own.
 """
 
@@ -132,7 +132,7 @@ def _steps(sides: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def write_page(results: Results, docs: Path) -> None:
-    """docs/results.md and one SVG a work beside it."""
+    """docs/results.md and one SVG for each work."""
     (docs / "curves").mkdir(parents=True, exist_ok=True)
     lines = [
         "# Results",
@@ -140,7 +140,7 @@ def write_page(results: Results, docs: Path) -> None:
         "Made by `make learning` (`benchmarks/learning.py`), which anyone can run; the raw results, episode by episode, are in",
         "`benchmarks/results/learning/`. Both sides have the hyper-parameters of `benchmarks/works.py` (Stable-Baselines3's value loss has",
         "no ½, so its `vf_coef` is half of ours), the same networks, the same number of steps and their own seeds. A seed's score is the",
-        "mean return of the last policy, acting greedily on environments of its own (100 episodes; HalfCheetah-v5: 20).",
+        "mean return of the last policy, acting greedily on separate environments (100 episodes; HalfCheetah-v5: 20).",
         "",
         "| work | environment | env steps | seeds | inchworm | stable-baselines3 | p | verdict |",
         "|---|---|---|---|---|---|---|---|",

@@ -32,7 +32,7 @@ def compile_limit(directory: Path) -> Path:
 
 
 def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int = 1, warmup: int = 0) -> dict[str, Any]:
-    """One run, as the other sides report it. It has one thread and needs no warm-up, whatever it is told."""
+    """One run, as the other sides report it. It has one thread and needs no warm-up; these options are ignored."""
     del threads, warmup
     work = scaled(find(group, name), scale)
     return run_program(work, seed) if work.env_id == "CartPole-v1" else step_alone(work, seed)

@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 @dataclass(frozen=True)
 class Page:
-    """One page: where it is, what it says first, and which scripts it is made from."""
+    """One page: its path, its opening text, and the scripts that it is made from."""
 
     path: Path
     opening: tuple[str, ...]
@@ -51,7 +51,7 @@ PAGES = (
         (
             "# Memory and teams, measured",
             "",
-            "Made by `make teams`: policies with memory beside those without and beside sb3-contrib, the combat world's speed, and what",
+            "Made by `make teams`: policies with and without memory, sb3-contrib, the combat world's speed, and what",
             "teams learn. The scripts in `benchmarks/` keep their figures in `benchmarks/results/speed/`; `benchmarks/page.py` writes this",
             "page. What falls short is shown as it is.",
         ),

@@ -1,14 +1,14 @@
-"""Recurrent learning beside sb3-contrib's RecurrentPPO on the same work: CartPole with its velocities hidden, an LSTM of 64.
+"""Recurrent learning compared with sb3-contrib's RecurrentPPO on the same work: CartPole with its velocities hidden, an LSTM of 64.
 
     python benchmarks/recurrent.py                                              # all of it; kept, and shown on the performance page
     python benchmarks/recurrent.py --repeats 1 --iterations 2 --seeds 0         # a quick look at the speed; nothing is kept
 
-Every run is a process of its own with one thread, the sides in turns. Both have 8 environments, 128 steps, 10 epochs of 8 minibatches of
+Every run is a separate process with one thread, the sides in turns. Both have 8 environments, 128 steps, 10 epochs of 8 minibatches of
 128 steps, normalised observations and values (the peer: rewards), the LSTM on the observation, then 64x64 tanh layers for each of actor and
 critic. The peer's nearest form has one LSTM, as inchworm always has (`shared_lstm=True, enable_critic_lstm=False`). Its critic reads what
 that LSTM says without sending a gradient into it (sb3-contrib detaches it; inchworm does not); a form with both gradients it does not
 offer. The way back through the LSTM is one pass with either, so the work is the same. Its default, an LSTM for each of actor and critic,
-is measured beside it: twice the work in the memory. inchworm learns from sequences of 32 steps (its default), and also from whole lanes
+is measured too: twice the work in the memory. inchworm learns from sequences of 32 steps (its default), and also from whole lanes
 of 128, as the peer does; and, as a third form, with its own default order: the 64x64 layers first, shared, then the LSTM.
 
 The peer steps through a minibatch in Python wherever an episode begins in it, so it is slowest while episodes are short. Hence two
@@ -30,7 +30,7 @@ from welch import half_interval
 ENV = "inchworm.worlds.toys:PartialCartPole"
 ENVS, STEPS, EPOCHS, MINIBATCH, MEMORY, RATE = 8, 128, 10, 128, 64, 1e-3
 TRAINING, EPISODES = 59 * ENVS * STEPS, 50
-"""Env steps of a training whose return is told (60,416), and the greedy episodes that are its score."""
+"""Env steps of a training whose return is reported (60,416), and the greedy episodes that are its score."""
 PARTS = ("collect", "learn", "whole")
 CPU_PARTS = tuple(f"{part} (CPU)" for part in PARTS)
 Moment = tuple[float, float]
@@ -160,7 +160,7 @@ def section(data: dict[str, Any]) -> Section:
     rows = []
     for side, runs in data["speed"].items():
         scores = [run["score"] for run in data["scores"].get(side, ())]
-        interval = f" ± {half_interval(scores):.0f}" if len(scores) > 2 else ""  # of two it says nothing
+        interval = f" ± {half_interval(scores):.0f}" if len(scores) > 2 else ""  # an interval of two is meaningless
         told = f"{fmean(scores):.0f}{interval}; {', '.join(f'{score:.0f}' for score in scores)}" if scores else "–"
         rows.append([side, *(median_range([1000 * run[part] for run in runs], ",.0f") for part in PARTS), told])
     for peer in (PEER, DEFAULT_PEER):
@@ -172,7 +172,7 @@ def section(data: dict[str, Any]) -> Section:
     ]
     lines = [
         f"CartPole-v1 with its velocities hidden, {ENVS} environments x {STEPS} steps, LSTM of {MEMORY} on the observation, then 64x64 for",
-        f"actor and for critic, {EPOCHS} epochs of minibatches of {MINIBATCH} steps, one thread, beside {data['peer']}. The peer's",
+        f"actor and for critic, {EPOCHS} epochs of minibatches of {MINIBATCH} steps, one thread, compared with {data['peer']}. The peer's",
         "nearest form has one LSTM for actor and critic, as inchworm has, but the critic sends no gradient into it; its default has two.",
         f"Observations and values (the peer: rewards) are normalised; learning rate {RATE:g}. inchworm's sequences have 32 steps (its",
         "default) or the whole lane's; `memory last` has the 64x64 layers first, shared, then the LSTM, its default order.",
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=4, help="of a timed run, after its warm-up")
-    parser.add_argument("--seeds", type=int, default=3, help="of the trainings whose returns are told")
+    parser.add_argument("--seeds", type=int, default=3, help="of the trainings whose returns are reported")
     parser.add_argument("--score-sides", nargs="+", choices=list(SIDES), default=[OURS, "inchworm, memory last", PEER])
     options = parser.parse_args()
     from sb3_contrib import __version__ as version

@@ -95,7 +95,7 @@ def train(
     warmup: int = 0,
     package: str = "stable_baselines3",
 ) -> dict[str, Any]:
-    """One run: seconds after so many iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
+    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
     importlib.import_module(package)
     base = memory.resident()
     torch.set_num_threads(threads)

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py
     python benchmarks/scaling.py --envs 1 64 --seconds 0.3 --backend torch      # a quick look; nothing is kept
 
-Each number of copies is a process of its own with one thread. Steps per second of collecting, of learning and of both; the bytes of a
+Each number of copies is a separate process with one thread. Steps per second of collecting, of learning and of both; the bytes of a
 rollout; the peak of the process's memory; and where it stops getting faster, with the shares that say why.
 """
 

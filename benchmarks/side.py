@@ -1,4 +1,4 @@
-"""The sides that train a work: inchworm in its three ways, its peers, and the C program that says what the machine could do.
+"""The sides that train a work: inchworm in its three ways, its peers, and a C program as an estimate of what the machine can do.
 
 `learning.py` compares scores and knows two sides, `SIDES`; `compare.py` compares speed and knows all of `SPEED_SIDES`.
 """
@@ -16,7 +16,7 @@ from works import SPEED, Work
 
 SIDES = ("inchworm", "stable-baselines3")
 PRESET = "cartpole"
-"""The work that is no comparison: the CartPole-v1 preset as `make train` uses it."""
+"""The work that is not a comparison: the CartPole-v1 preset as `make train` uses it."""
 PRESET_STEPS = 60_000
 
 PEER = "stable-baselines3"
@@ -44,14 +44,14 @@ def missing(side: str) -> str | None:
 
 
 def train_speed(side: str, work: str, *, seed: int, scale: float, threads: int, environment: dict[str, str] | None = None) -> Any:
-    """One timed run of a side on a work of `works.SPEED`, in a process of its own, warmed up for two iterations."""
+    """One timed run of a side on a work of `works.SPEED`, in a separate process, warmed up for two iterations."""
     call, extra = SPEED_SIDES[side]
     arguments = {"group": "speed", "name": work, "seed": seed, "scale": scale, "threads": threads, "warmup": 2, **extra}
     return jobs.run(call, arguments, threads=threads, environment=environment)
 
 
 def run_side(*, side: str, group: str, work: str, seed: int, scale: float, evaluate: bool, out: Path) -> dict[str, Any]:
-    """One run for the scores, in a process of its own with one thread; the result is written whole or not at all."""
+    """One run for the scores, in a separate process with one thread; the result is written whole or not at all."""
     call, arguments = "side:train_preset", {"seed": seed, "scale": scale}
     if work != PRESET:
         call = "inchworm_side:train" if side == "inchworm" else "sb3_side:train"

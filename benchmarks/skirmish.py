@@ -1,4 +1,4 @@
-"""How fast is Skirmish? 64 arenas of 3 v 3 with random legal actions on one core, beside a plain Python loop over 64 single arenas.
+"""How fast is Skirmish? 64 arenas of 3 v 3 with random legal actions on one core, compared with a plain Python loop over 64 single arenas.
 
     python benchmarks/skirmish.py
     python benchmarks/skirmish.py --repeats 3 --seconds 0.5      # a quick look; nothing is kept

@@ -4,7 +4,7 @@
     python benchmarks/solve.py --seeds 2 --sides inchworm-torch stable-baselines3
 
 All sides have the same hyper-parameters (`works.SOLVE`) and are evaluated after every 20 iterations, on 8 environments at a time. The
-time that evaluating takes is told apart: it is not learning, and how often one looks is the onlooker's choice.
+time of evaluating is reported separately: it is not learning, and its frequency is a choice of the user.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def theirs(seed: int) -> dict[str, Any]:
 
 
 class Watch:
-    """Keeps the time until an evaluation says that it is solved, and how much of it was spent evaluating."""
+    """Records the time until an evaluation reaches the target, and how much of it was spent evaluating."""
 
     def __init__(self) -> None:
         self.evaluating = 0.0

@@ -1,9 +1,9 @@
-"""Does cost stay what it was? Time and memory of a long run, GAE's share of an iteration, and the memory of W5 beside its peer's.
+"""Does cost stay what it was? Time and memory of a long run, GAE's share of an iteration, and the memory of W5 compared with a peer.
 
     python benchmarks/steady.py
     python benchmarks/steady.py --iterations 60 --backend torch     # a quick look; nothing is kept
 
-The long run has a learning rate of 0, so that the policy, and with it the world it sees, stays the same.
+The long run has a learning rate of 0, so that the policy, and with it the data it sees, stays the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step costs beside learning, for the page: the figures of `vector_envs.py` and of `acting.py`, measured one after the other.
+"""What a step costs besides learning, for the page: the figures of `vector_envs.py` and of `acting.py`, measured one after the other.
 
 python benchmarks/step_costs.py
 """

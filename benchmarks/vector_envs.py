@@ -3,7 +3,7 @@
     python benchmarks/vector_envs.py                          # 8 copies of CartPole-v1 and of HalfCheetah-v5
     python benchmarks/vector_envs.py --repeats 5 --seconds 0.05
 
-"helped" means that this process steps a share of the copies beside the workers (`env.help_workers`). A figure is the time of one
+"helped" means that this process steps a share of the copies itself, like a worker (`env.help_workers`). A figure is the time of one
 step of all copies, in µs, as the median over repeats with the range. Sides take turns within a repeat, so that whatever else the
 machine does falls on all of them; a ratio is the median of the repeats' own ratios. `measure()` returns all of it as a dict.
 """
@@ -58,7 +58,7 @@ def _measure_world(world: str, repeats: int, seconds: float) -> dict[str, Any]:
 
 
 def _time(step: Step, seconds: float) -> float:
-    """µs a step, over so many seconds."""
+    """µs a step, measured over some seconds."""
     began, count = time.perf_counter(), 0
     while (passed := time.perf_counter() - began) < seconds:
         step()

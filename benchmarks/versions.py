@@ -3,7 +3,7 @@
     python benchmarks/versions.py OTHER_CHECKOUT                    # this checkout against another one, 5 repeats each
     python benchmarks/versions.py OTHER_CHECKOUT --works W1 W3 --sides inchworm-numpy --repeats 9
 
-Every run is a process of its own with one thread. The two checkouts alternate, and which of them goes first alternates too, so that
+Every run is a separate process with one thread. The two checkouts alternate, and which of them goes first alternates too, so that
 load on the machine affects both alike. A figure is the median over repeats of the ratio within a repeat; above 1 this checkout is faster.
 """
 

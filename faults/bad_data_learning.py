@@ -95,7 +95,7 @@ def spoiling(backend: str, how: str, bad: set[int]) -> Callable[..., Any]:
     test=1,
 )
 def bad_losses(work: Work) -> Outcome:
-    """By a loss of one's own, and by a learning rate that overflows."""
+    """By a custom loss, and by a learning rate that overflows."""
     outcome = Outcome()
     for backend in BACKENDS:
         for how in ("NaN loss", "infinite loss", "NaN gradient"):
@@ -133,7 +133,7 @@ def _spoiled(backend: str, how: str, dump: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _overflow(backend: str, rate: float, directory: Path) -> str:
-    """Train with a rate at which weights overflow: it must stop, and nothing that is on disk may hold such a weight."""
+    """Train with a rate at which weights overflow: it must stop, and no file may contain such a weight."""
     from inchworm import PPOTrainer
     from inchworm.config.sections import PPOConfig, RunConfig, TrainingConfig
     from inchworm.core.errors import BadNumberError
@@ -164,7 +164,7 @@ def _overflow(backend: str, rate: float, directory: Path) -> str:
     test=1,
 )
 def edges(work: Work) -> Outcome:
-    """Each edge on each backend: an update, and the advantages beside a plain loop in float64."""
+    """Each edge on each backend: an update, and the advantages compared with a plain loop in float64."""
     outcome = Outcome()
     cases = list(_edges())
     for number in work.each(len(cases)):
@@ -264,7 +264,7 @@ def _gae_error(seen: Any, rollout: Any, config: Any) -> float:
 
 
 def _chunk(rng: np.random.Generator, size: int, offset: float, repeats: int) -> Any:
-    """Statistics of `size` samples, merged with themselves until they stand for `size * repeats`."""
+    """Statistics of `size` samples, merged with themselves until they represent `size * repeats`."""
     from inchworm.policy.statistics import RunningMeanStd
 
     chunk = RunningMeanStd((2,))
@@ -298,7 +298,7 @@ def exact_moments(chunks: list[Any]) -> tuple[list[Fraction], list[Fraction], in
     test=2,
 )
 def normalizers(work: Work) -> Outcome:
-    """Chunks that stand for 1e9 samples, merged in several orders, beside fractions; and a stream in pieces beside the whole."""
+    """Chunks that represent 1e9 samples, merged in several orders, against fractions; and a stream in pieces against the whole."""
     from inchworm.policy.statistics import RunningMeanStd
 
     outcome = Outcome()

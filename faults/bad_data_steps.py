@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     "observation as a list": (_x([0.0, 1.0, 2.0]), ("x ", "list", "[0.0, 1.0, 2.0]")),
     "observation without a key": (lambda o, r, e, c, i: ({"x": o["x"]}, r, e, c, i), ("keys", "level")),
     "observation with a key too many": (lambda o, r, e, c, i: ({**o, "y": 1}, r, e, c, i), ("keys", "'y'")),
-    "observation that is no dict": (lambda o, r, e, c, i: (o["x"], r, e, c, i), ("dict", "array")),
+    "observation that is not a dict": (lambda o, r, e, c, i: (o["x"], r, e, c, i), ("dict", "array")),
     "discrete value too high": (_level(9), ("level", "9")),
     "discrete value too low": (_level(-1), ("level", "-1")),
     "discrete value as a float": (_level(1.0), ("level", "1.0")),
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...]]] = {
 }
 """Case -> (how a step changes, the words that its error must contain besides lane and step)."""
 
-HARMLESS: dict[str, Spoil] = {
+ACCEPTED: dict[str, Spoil] = {
     "float64 observation": lambda o, r, e, c, i: ({**o, "x": o["x"].astype(np.float64) + 0.25}, r, e, c, i),
     "both flags": lambda o, r, e, c, i: (o, r, True, True, i),
     "NaN in info": lambda o, r, e, c, i: (o, r, True, False, {"odd": float("nan"), "far": float("inf"), "fine": 2.0}),
@@ -96,7 +96,7 @@ class Spoiled(gym.Env[Any, Any]):
     def __init__(self, case: str) -> None:
         self.observation_space = spaces.Dict({"x": spaces.Box(-5.0, 5.0, (3,), np.float32), "level": spaces.Discrete(4)})
         self.action_space = spaces.Discrete(2)
-        self._spoil = HARMLESS[case] if case in HARMLESS else CASES[case][0]
+        self._spoil = ACCEPTED[case] if case in ACCEPTED else CASES[case][0]
         self.steps = self.steps_after = 0
         self.wrong = False
 
@@ -184,15 +184,15 @@ def wrong_steps(work: Work) -> Outcome:
     """Every case, with the fault in the second rollout. In the reduced form only every sixth case also runs in a worker."""
     outcome = Outcome()
     jobs: list[tuple[str, int | str]] = [(case, workers) for case in CASES for workers in (0, 1)]
-    jobs += [(case, "batched") for case in BATCHED] + [(case, workers) for case in HARMLESS for workers in (0, 1)]
+    jobs += [(case, "batched") for case in BATCHED] + [(case, workers) for case in ACCEPTED for workers in (0, 1)]
     jobs = [job for number, job in enumerate(jobs) if job[1] != 1 or not work.reduced or number % 6 == 0]
     for number in work.each(len(jobs)):
         case, layout = jobs[number]
         where = "batched" if layout == "batched" else "in a worker" if layout else "in process"
-        wrong = _harmless(case, int(layout)) if case in HARMLESS else _refused(case, layout)
+        wrong = _accepted(case, int(layout)) if case in ACCEPTED else _refused(case, layout)
         outcome.check(not wrong, f"{case}, {where}: {wrong}")
     outcome.figures = {
-        "cases": f"{len(CASES)} that must be refused, {len(BATCHED)} of them or like them batched, {len(HARMLESS)} that must not"
+        "cases": f"{len(CASES)} that must be refused, {len(BATCHED)} of them or like them batched, {len(ACCEPTED)} that must not"
     }
     return outcome
 
@@ -252,7 +252,7 @@ def _refused(case: str, layout: int | str) -> str:
     return "" if collector.env_steps == (STEP - 1) * 3 else f"{collector.env_steps} steps were counted, not {(STEP - 1) * 3}"
 
 
-def _harmless(case: str, layout: int) -> str:
+def _accepted(case: str, layout: int) -> str:
     """What is wrong with how an unusual but valid step is handled; empty if nothing."""
     collector = _collector(case, layout)
     try:

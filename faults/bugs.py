@@ -9,11 +9,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from faults import bugs_mutants
 from faults.bugs_mutants import Mutant
@@ -50,39 +49,38 @@ class Bug:
     here: str = ""
 
 
-def _form(data: dict[str, Any]) -> Form:
-    return Form(tuple(Edit(**edit) for edit in data["edit"]), tuple(data["tests"]))
+def read_bugs() -> tuple[Bug, ...]:
+    """The bugs of bugs_data.toml."""
+    found = []
+    for data in tomllib.loads(FILE.read_text(encoding="utf-8"))["bug"]:
+        forms = tuple(Form(tuple(Edit(**edit) for edit in form["edit"]), tuple(form["tests"])) for form in data["form"])
+        found.append(Bug(data["number"], data["title"], data["origin"], forms, data.get("here", "")))
+    return tuple(found)
 
 
-def _bug(data: dict[str, Any]) -> Bug:
-    return Bug(data["number"], data["title"], data["origin"], tuple(map(_form, data["form"])), data.get("here", ""))
-
-
-BUGS = tuple(map(_bug, tomllib.loads(FILE.read_text(encoding="utf-8"))["bug"]))
-
-
-LONG_AGO = 946_684_800  # 2000-01-01: whatever is written into the copy later has another time than its bytecode says
-SURELY = 300.0  # seconds for tests of which it is not known yet how long they take
+BUGS = read_bugs()
+LONG_AGO = 946_684_800  # 2000-01-01: a file written into the copy later never has the time that its bytecode was made for
+UNBROKEN_SECONDS = 300.0  # for tests whose usual time is not known yet
 NOT_A_BUG = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError")
-"""What shows that a bug was written down wrongly: no test has judged it."""
+"""Errors of a bug that does not fit the source: no test has judged it."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run of some tests came to."""
+    """The result of running some tests."""
 
     passed: bool
     failed: str
     """The first test that failed."""
     kind: str
-    """What it said."""
+    """Its error."""
     in_time: bool
     seconds: float
 
     @property
     def judged(self) -> bool:
-        """A test has looked and said no, which is more than that the code could not be imported."""
-        return bool(self.failed) and not self.failed.endswith("(while it was read)") and not self.kind.startswith(NOT_A_BUG)
+        """Whether a test failed by its own judgement, not because the code could not be imported."""
+        return bool(self.failed) and not self.failed.endswith("(at collection)") and not self.kind.startswith(NOT_A_BUG)
 
     def __str__(self) -> str:
         if not self.in_time:
@@ -91,7 +89,7 @@ class Verdict:
 
 
 class PackageCopy:
-    """A copy of src, tests, faults and pyproject.toml with a process that tests it. The tree it was copied from is only read."""
+    """A copy of src, tests, faults and pyproject.toml with a process that tests it; the original is only read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "copy"
@@ -114,7 +112,7 @@ class PackageCopy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.terminate()  # it holds nothing that must be put away
+        self._server.terminate()
         self._server.wait(timeout=30)
         for pipe in (self._server.stdin, self._server.stdout):
             if pipe is not None:
@@ -124,31 +122,25 @@ class PackageCopy:
         """A source file, by its path under src/inchworm."""
         return self._path(file).read_text(encoding="utf-8")
 
-    @contextmanager
-    def broken(self, files: Mapping[str, str]) -> Iterator[None]:
-        """The copy with these files replaced for a while."""
+    def unbroken(self, tests: Sequence[str]) -> Verdict:
+        """The result of the tests on the unchanged copy, run once."""
+        key = tuple(tests)
+        if key not in self._unbroken:
+            self._unbroken[key] = self._run(tests, UNBROKEN_SECONDS, keep_bytecode=True)
+        return self._unbroken[key]
+
+    def verdict(self, files: Mapping[str, str], tests: Sequence[str]) -> Verdict:
+        """The result of the tests with these files replaced; three times their usual time is too long."""
+        limit = 20.0 + 3.0 * self.unbroken(tests).seconds
         before = {file: self.text(file) for file in files}
         try:
             for file, text in files.items():
                 self._path(file).write_text(text, encoding="utf-8")
-            yield
+            return self._run(tests, limit, keep_bytecode=False)
         finally:
             for file, text in before.items():
                 self._path(file).write_text(text, encoding="utf-8")
                 os.utime(self._path(file), (LONG_AGO, LONG_AGO))
-
-    def unbroken(self, tests: Sequence[str]) -> Verdict:
-        """What the tests say of the copy as it is; asked once."""
-        key = tuple(tests)
-        if key not in self._unbroken:
-            self._unbroken[key] = self._run(tests, SURELY, keep_bytecode=True)
-        return self._unbroken[key]
-
-    def verdict(self, files: Mapping[str, str], tests: Sequence[str]) -> Verdict:
-        """What the tests say of the copy with these files replaced; three times their usual time is too long."""
-        limit = 20.0 + 3.0 * self.unbroken(tests).seconds
-        with self.broken(files):
-            return self._run(tests, limit, keep_bytecode=False)
 
     def _run(self, tests: Sequence[str], limit: float, *, keep_bytecode: bool) -> Verdict:
         paths = [f"tests/{test}" for test in tests]
@@ -160,11 +152,9 @@ class PackageCopy:
         line = self._server.stdout.readline()
         if not line:
             raise RuntimeError(f"the process that runs the tests has ended with code {self._server.wait(timeout=30)}")
-        return self._read(json.loads(line))
-
-    def _read(self, found: Mapping[str, Any]) -> Verdict:
+        found = json.loads(line)
         if found["package"] and not Path(found["package"]).is_relative_to(self.directory):
-            raise RuntimeError(f"the tests took the package at {found['package']}, not the copy")
+            raise RuntimeError(f"the tests imported the package at {found['package']}, not the copy")
         if found["in_time"] and not found["failed"] and (found["code"] != 0 or not found["package"]):
             log = self._log.read_text(errors="replace")[-2000:]
             return Verdict(False, "", f"no test was run (code {found['code']}): {log}", True, found["seconds"])

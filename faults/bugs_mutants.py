@@ -95,7 +95,6 @@ class Mutant:
         return f"{self.line} :: {_short(self.before)} -> {_short(self.after)}"
 
     def applied(self, text: str) -> str:
-        """The module with it."""
         return text[: self.start] + self.after + text[self.end :]
 
 

@@ -1,7 +1,7 @@
-"""Serves E6: runs tests on a copy of the package, each time in a fresh fork of a process that has imported everything but the package.
+"""A server for E6 that runs tests on a copy of the package, each time in a fork of a process that has imported everything else.
 
 Started as `python -P …/bugs_server.py` with the copy's `src` on PYTHONPATH, which the workers of the tests inherit. A line of JSON on
-standard input says which tests to run and for how long at most; a line on standard output says what came of it.
+standard input names the tests and a time limit; a line on standard output has the result.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not sl
 
 
 class Witness:
-    """A pytest plugin: the first thing that failed, and whose package was tested."""
+    """A pytest plugin that records the first failure."""
 
     def __init__(self) -> None:
         self.failed, self.kind, self.tests = "", "", 0
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed and not self.failed:
-            self.failed, self.kind = f"{report.nodeid} (while it was read)", _last_line(report)
+            self.failed, self.kind = f"{report.nodeid} (at collection)", _last_line(report)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.tests += report.when == "call"
@@ -37,7 +37,7 @@ class Witness:
 
 
 def _last_line(report: Any) -> str:
-    """What a failure was, such as `AssertionError: assert 1 == 2`."""
+    """The error of a failure, such as `AssertionError: assert 1 == 2`."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(crash.message if crash is not None else report.longrepr).strip()
 
@@ -48,7 +48,7 @@ def run_tests(tests: list[str], log: Path, *, keep_bytecode: bool) -> dict[str, 
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     sys.dont_write_bytecode = not keep_bytecode
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever starts programs in the background has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in programs started in the background
     import pytest
 
     witness = Witness()
@@ -61,7 +61,7 @@ def run_tests(tests: list[str], log: Path, *, keep_bytecode: bool) -> dict[str, 
 def serve() -> None:
     """Answer until standard input ends."""
     lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not stand between the lines
+    os.dup2(2, 1)  # the output of libraries must not come between the lines
     for name in HEAVY:
         importlib.import_module(name)
     assert "inchworm" not in sys.modules, "the package must be imported anew in every fork"

@@ -211,7 +211,7 @@ class Case:
 
 
 def written(data: Data, raw: str = "") -> bytes:
-    """As YAML; `raw` goes where `RAW` stands."""
+    """The data as YAML, with `raw` in place of `RAW`."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).replace(RAW, raw).encode("utf-8", "surrogatepass")
 
 

@@ -41,7 +41,6 @@ class Samples:
     saved: set[str] = field(default_factory=set)
 
     def take(self, child: Child, moment: float) -> None:
-        """Add a sample."""
         self.moments.append(moment)
         self.resident.append(runs.status_number(child.pid, "VmRSS") / 1024)
         self.descriptors.append(runs.count_descriptors(child.pid))
@@ -53,7 +52,7 @@ class Samples:
 
 @procedure(
     "G5",
-    title="A soak of so many minutes: 4 workers, one killed every minute, a checkpoint every minute",
+    title="A soak of `count` minutes: 4 workers, one killed every minute, a checkpoint every minute",
     must="memory grows at most 1 MB an hour after 10 minutes, descriptors, threads and /dev/shm flat, speed drifts at most 2 %, no error",
     full=480,
     usual=3,

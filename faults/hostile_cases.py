@@ -16,7 +16,7 @@ from faults.hostile_tools import newest_checkpoint, payloads, sign_checkpoint, s
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Where a case is set up: `inside` may be written to, `victim` beside it must stay as it is."""
+    """Where a case is set up: `inside` may be written to, `victim` next to it must not change."""
 
     inside: Path
     victim: Path

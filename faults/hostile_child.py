@@ -25,7 +25,7 @@ FORBIDDEN = (
     "ftplib.connect", "http.client.connect", "smtplib.connect", "code.__new__", "shelve.open", "sqlite3.connect",
 )  # fmt: skip
 WRITES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "shutil.rmtree")
-LIMIT_SECONDS = 5.0
+LIMIT_SECONDS = 60.0
 
 
 class Watch:

@@ -13,18 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults import hostile_tools
 from faults.hostile_cases import Case, Sandbox, checkpoint_cases, foreign_cases, policy_cases, rollout_cases, tensor_cases
 from faults.hostile_runs import command_cases, replay_cases, state_cases, yaml_cases
-from faults.hostile_tools import (
-    BEFORE_DIGEST,
-    Opener,
-    make_genuine,
-    newest_checkpoint,
-    sign_checkpoint,
-    signed,
-    tensor_file,
-    tensor_parts,
-)
+from faults.hostile_tools import Opener, make_genuine, newest_checkpoint, sign_checkpoint, signed, tensor_file, tensor_parts
 from faults.programme import Outcome, Work, procedure
 
 MEGABYTE = 1_000_000
@@ -33,90 +25,60 @@ MOST_SECONDS, MOST_MEMORY = 2.0, 100 * MEGABYTE
 
 @procedure(
     "B1",
-    title="Crafted files, checksums made right, opened by every loader and command",
-    must="0 executions, 0 signals, 0 writes elsewhere; at most 2 s of CPU and the file's size + 100 MB; one clear error of ours",
+    title="Crafted files with valid checksums, opened by every loader and command",
+    must="0 executions, 0 signals, 0 writes elsewhere; at most 2 s of CPU and the file's size + 100 MB; one clear InchwormError",
     full=1_200,
     test=30,
 )
 def crafted_files(work: Work) -> Outcome:
-    """Each case in a process of its own under an audit hook, with a canary that any executed code would touch."""
-    outcome, counts = Outcome(), Counter[str]()
-    genuine = make_genuine(work.scratch / "genuine")
-    cases = _spread(all_cases(genuine), work.count)
+    """Each case in a child process under an audit hook, with a canary that any executed code would touch."""
+    outcome, counts, genuine = Outcome(), Counter[str](), make_genuine(work.scratch / "genuine")
+    cases = [*foreign_cases(), *tensor_cases("policy"), *tensor_cases("rollout"), *policy_cases(), *rollout_cases(), *checkpoint_cases()]
+    cases += [*yaml_cases(), *command_cases(), *state_cases(genuine), *replay_cases()]
+    cases = [cases[number * len(cases) // work.count] for number in range(work.count)] if work.count < len(cases) else cases
     slowest, largest = 0.0, 0.0
     with Opener() as child:
         for number in work.each(len(cases)):
-            found = _one(cases[number], genuine, work.scratch / "case", child)
-            outcome.check(not found["wrong"], f"{cases[number].name}: {found['wrong']}")
+            case, directory = cases[number], work.scratch / "case"
+            shutil.rmtree(directory, ignore_errors=True)
+            box = Sandbox(directory / "inside", directory / "outside" / "victim", directory / "canary", genuine)
+            box.inside.mkdir(parents=True)
+            box.victim.parent.mkdir()
+            box.victim.write_text("mine\n")
+            made = case.make(box)
+            size = sum(path.stat().st_size for path in box.inside.rglob("*") if path.is_file() and not path.is_symlink())
+            given = {"arguments": made} if case.loader == "command" else {"path": made}
+            found = child.open({"sandbox": str(box.inside), "loader": case.loader, **given})
+            problem = _problem(case, box, found, size, work)
+            outcome.check(not problem, f"{case.name}: {problem}")
             slowest, largest = max(slowest, found.get("seconds", 0.0)), max(largest, found.get("memory", 0) / MEGABYTE)
-            counts[cases[number].loader] += 1
+            counts[case.loader] += 1
     outcome.figures = {"slowest": f"{slowest:.2f} s", "most memory above the start": f"{largest:.0f} MB"}
-    outcome.notes.append("files by who opens them: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    outcome.notes.append("files by loader: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
     return outcome
 
 
-def all_cases(genuine: Path) -> list[Case]:
-    """Every case. `genuine` is where the genuine files are: some cases are made for each part of them."""
-    return [
-        *foreign_cases(),
-        *tensor_cases("policy"),
-        *tensor_cases("rollout"),
-        *policy_cases(),
-        *rollout_cases(),
-        *checkpoint_cases(),
-        *yaml_cases(),
-        *command_cases(),
-        *state_cases(genuine),
-        *replay_cases(),
-    ]
-
-
-def _spread(cases: list[Case], count: int) -> list[Case]:
-    """So many of the cases, evenly spread over all."""
-    if count >= len(cases):
-        return cases
-    return [cases[number * len(cases) // count] for number in range(count)]
-
-
-def _one(case: Case, genuine: Path, directory: Path, child: Opener) -> dict[str, Any]:
-    """Make a case, have it opened, and look at what is left; `wrong` says what must not have happened, or nothing."""
-    shutil.rmtree(directory, ignore_errors=True)
-    box = Sandbox(directory / "inside", directory / "outside" / "victim", directory / "canary", genuine)
-    box.inside.mkdir(parents=True)
-    box.victim.parent.mkdir()
-    box.victim.write_text("mine\n")
-    made = case.make(box)
-    job = {"sandbox": str(box.inside), "loader": case.loader, **({"arguments": made} if case.loader == "command" else {"path": made})}
-    size = sum(path.stat().st_size for path in box.inside.rglob("*") if path.is_file() and not path.is_symlink())
-    found = child.open(job)
-    return {**found, "wrong": _wrong(case, box, found, size)}
-
-
-def _wrong(case: Case, box: Sandbox, found: dict[str, Any], size: int) -> str:
+def _problem(case: Case, box: Sandbox, found: dict[str, Any], size: int, work: Work) -> str:
+    """What was wrong with how a case was handled. A command prints one clear line and ends with 1 or 2, or with 0 if nothing is wrong."""
     if found["hung"] or found["signal"]:
-        return "it hung and was ended" if found["hung"] else f"it died of signal {found['signal']}"
+        return "it hung and was killed" if found["hung"] else f"it died of signal {found['signal']}"
     if found["hits"] or box.canary.exists():
         return f"it did what no loader may do: {found['hits'] or 'the canary was touched'}"
     if box.victim.read_text() != "mine\n" or [path.name for path in box.victim.parent.iterdir()] != ["victim"]:
-        return "it wrote to somebody else's file"
-    if found["seconds"] > MOST_SECONDS or found["memory"] > size + MOST_MEMORY:
+        return "it wrote to a file outside of its directory"
+    if work.late(found["seconds"], MOST_SECONDS) or found["memory"] > size + MOST_MEMORY:
         return f"it took {found['seconds']:.2f} s and {found['memory'] / MEGABYTE:.0f} MB for {size / MEGABYTE:.1f} MB"
-    if case.loader == "command":
-        return _wrong_answer(case, found)
-    if not found["error"]:
-        return "" if case.may_load else "it was taken for a good file"
-    return "" if found["family"] else f"not an error of ours: {found['error']}"
-
-
-def _wrong_answer(case: Case, found: dict[str, Any]) -> str:
-    """A command says one clear line and ends with 1 or 2; or with 0 where nothing is wrong."""
-    said = [line for line in found["text"].splitlines() if not line.startswith("warning: ")]
+    if case.loader != "command":
+        if not found["error"]:
+            return "" if case.may_load else "it was loaded as a good file"
+        return "" if found["family"] else f"not an InchwormError: {found['error']}"
+    lines = [line for line in found["text"].splitlines() if not line.startswith("warning: ")]
     if found["error"]:
         return f"not caught: {found['error']}"
     if found["code"] == 0:
-        return "" if case.may_load and not said else f"it went on, and said {said[:3]}"
-    fine = found["code"] in (1, 2) and len(said) == 1 and said[0].startswith("inchworm: ")
-    return "" if fine else f"code {found['code']}, {len(said)} lines: {' / '.join(said)[:300]}"
+        return "" if case.may_load and not lines else f"it continued and printed {lines[:3]}"
+    fine = found["code"] in (1, 2) and len(lines) == 1 and lines[0].startswith("inchworm: ")
+    return "" if fine else f"code {found['code']}, {len(lines)} lines: {' / '.join(lines)[:300]}"
 
 
 VALUES: tuple[Any, ...] = (
@@ -177,7 +139,7 @@ def _change(place: Any, key: Any, rng: random.Random) -> None:
 
 
 MUTANT_SECONDS = 2.0
-HEAD = len(BEFORE_DIGEST) + 64
+HEAD = len(hostile_tools.BEFORE_DIGEST) + 64
 YAML = (
     "env:\n  id: CartPole-v1\n  num_envs: 4\n  kwargs: {gravity: 9.8, name: 'a'}\n"
     "  wrappers: [{name: ClipReward, kwargs: {min_reward: -1}}]\n"
@@ -305,7 +267,7 @@ def mutants(work: Work) -> Outcome:
         rng, loaded = random.Random(f"{work.seed}/{kind.name}"), 0
         for number in range(work.count):
             next(numbers)
-            wrong, seconds, is_loaded = _open_mutant(kind, rng, number)
+            wrong, seconds, is_loaded = _open_mutant(kind, rng, number, work)
             slowest, loaded = max(slowest, seconds), loaded + is_loaded
             outcome.check(not wrong, f"{kind.name}, mutant {number}: {wrong}")
         taken[kind.name] = loaded
@@ -318,7 +280,7 @@ def mutants(work: Work) -> Outcome:
     return outcome
 
 
-def _open_mutant(kind: Format, rng: random.Random, number: int) -> tuple[str, float, bool]:
+def _open_mutant(kind: Format, rng: random.Random, number: int, work: Work) -> tuple[str, float, bool]:
     from inchworm.core.errors import ConfigError, CorruptFileError
 
     must_fail = kind.change(rng, number)
@@ -336,7 +298,7 @@ def _open_mutant(kind: Format, rng: random.Random, number: int) -> tuple[str, fl
         except Exception as error:  # any other is what this looks for
             wrong = f"{type(error).__name__}: {error}"
     seconds = time.process_time() - began
-    return wrong or (f"it took {seconds:.1f} s" if seconds > MUTANT_SECONDS else ""), seconds, loaded
+    return wrong or (f"it took {seconds:.1f} s" if work.late(seconds, MUTANT_SECONDS) else ""), seconds, loaded
 
 
 def _headers(outcome: Outcome, work: Work) -> None:
@@ -348,24 +310,8 @@ def _headers(outcome: Outcome, work: Work) -> None:
     from inchworm.policy.file import read_policy
     from inchworm.rollout.rollout import Rollout
 
-    names = st.sampled_from(
-        (
-            "spec",
-            "fields",
-            "dict",
-            "list",
-            "tuple",
-            "array",
-            "float",
-            "kind",
-            "Box",
-            "shape",
-            "config",
-            "observation_space",
-            "rewards",
-            "episodes",
-        )
-    )
+    words = "spec fields dict list tuple array float kind Box shape config observation_space rewards episodes"
+    names = st.sampled_from(words.split())
     leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8) | names
     trees = st.recursive(
         leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names | st.text(max_size=4), inner, max_size=4), max_leaves=12

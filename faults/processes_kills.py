@@ -56,7 +56,7 @@ def read_beats(beats: Path, pids: list[int]) -> dict[int, tuple[int, int]]:
     title="kill -9 of a random env worker at random moments (4 workers, mid-step included)",
     must="noticed within 1 s, replaced within 5 s; no zombie, no name in /dev/shm; final weights bit-identical",
     full=100,
-    test=2,
+    test=1,
 )
 def workers_killed(work: Work) -> Outcome:
     """Runs of 20 updates with up to nine kills each, until `count` workers have been killed."""

@@ -1,4 +1,4 @@
-"""Worlds that misbehave. They are deterministic (CartPole's numbers); when and how they misbehave is said by arguments or variables.
+"""Environments that misbehave. They are deterministic (CartPole's numbers); arguments or variables set when and how they misbehave.
 
 A worker imports this module, so it is small. A misdeed that must happen once in a whole run is claimed by making a file: whoever
 makes it misbehaves, and says in the file who it was.
@@ -112,7 +112,7 @@ TEXTS = {
     "unpicklable": "this one holds a lock",
     "10 MB": "x" * 1000 + "y" * 10_000_000,
     "non-ASCII": "Kühlung fehlt: 温度 → 🐛",
-    "KeyboardInterrupt": "somebody pressed a key",
+    "KeyboardInterrupt": "a key was pressed",
 }
 
 
@@ -154,7 +154,6 @@ class Wrong(CartPoleEnv):
         return super().step(action)
 
     def close(self) -> None:
-        """CartPole's, or wrong."""
         self._maybe("close")
         super().close()
 
@@ -175,7 +174,7 @@ def _hang(manner: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if manner == "in C":
         ctypes.PyDLL(None).sleep(3600)
-    until = time.monotonic() + 3600  # nobody is served by a test that is forgotten and runs for ever
+    until = time.monotonic() + 3600  # a forgotten test must not run for ever
     while time.monotonic() < until:
         pass
 
@@ -188,12 +187,10 @@ class Big(CartPoleEnv):
         self.observation_space = spaces.Box(-np.inf, np.inf, (1 << 16,), np.float32)
 
     def reset(self, **arguments: Any) -> Any:
-        """CartPole's reset."""
         observation, info = super().reset(**arguments)
         return self._padded(observation), info
 
     def step(self, action: Any) -> Any:
-        """CartPole's step."""
         observation, *rest = super().step(action)
         return (self._padded(observation), *rest)
 

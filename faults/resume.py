@@ -117,7 +117,7 @@ def stops(count: int) -> list[int]:
     title="Stop after update k and resume; then a chain of resumes",
     must="every k of 1 … 20, and 20 resumes in a row: weights, optimiser, normalisers and metrics bit for bit",
     full=20,
-    test=2,
+    test=1,
 )
 def stop_and_resume(work: Work) -> Outcome:
     """Each k on both backends and both kinds of action, and with an LSTM, in this process; some of them again as new processes."""

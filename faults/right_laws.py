@@ -178,7 +178,6 @@ def checkpoints_change_nothing(world: World, backend: str, directory: Path) -> s
 
 
 def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
-    """Bit for bit."""
     return ours.keys() == theirs.keys() and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 

@@ -13,7 +13,7 @@ from faults.right_worlds import World, learner_of, policy_of, random_rollout, ra
 
 NUDGE = 1e-30
 KINK = 1e-4
-"""Nearer than this to a kink there is no slope to speak of in float32; such cases are drawn again."""
+"""Nearer than this to a kink float32 has no meaningful gradient; such cases are drawn again."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ class Independent:
         return normalized * self.statistics.value_std + self.statistics.value_mean
 
     def _advantages(self, rollout: Any, values: np.ndarray, following: np.ndarray) -> np.ndarray:
-        """By the sum, row by row."""
         config, ends = self.world.config, rollout.terminated | rollout.truncated
         deltas = rollout.rewards + config.gamma * following * ~rollout.terminated - values
         result = np.zeros_like(values)
@@ -215,7 +214,7 @@ def gradient_of(learner: Any, policy: Any, backend: str) -> dict[str, np.ndarray
 
 
 def _line_error(independent: Independent, weights: Mapping[str, Any], gradient: Mapping[str, np.ndarray], world: World) -> float:
-    """The complex step itself beside an ordinary central difference along one random line."""
+    """The complex step compared with a central difference along one random line."""
     rng, step = np.random.default_rng(world.seed), 1e-6
     line = {name: rng.standard_normal(weights[name].shape) for name in gradient}
     ends = [independent.terms({**weights, **{n: weights[n] + sign * step * line[n] for n in line}})["loss"] for sign in (1, -1)]
@@ -239,7 +238,7 @@ def _away_from_kinks(seed: int, number: int) -> tuple[World, dict[tuple[str, str
 
 @procedure(
     "E2",
-    title="PPO's loss and gradient beside an independent version and finite differences",
+    title="PPO's loss and gradient compared with an independent version and finite differences",
     must="value to 1e-12 and gradient to 1e-9 in float64; 1e-6 and 1e-5 in float32",
     full=400,
     test=5,

@@ -1,4 +1,4 @@
-"""For E4: policies with memory, ours and one that somebody brings, and a world whose episodes end where a table says. Imports torch."""
+"""Policies with memory for E4, built in and custom, and an environment whose episodes end where a table says. Imports torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LstmPolicy(nn.Module):
 
 
 class BuiltIn(TorchPolicy):
-    """Our own memory with heads on it, and beside it `step`: the same weights in torch's cells, one row after another."""
+    """A built-in memory with heads, and `step`: the same weights in torch's cells, one row at a time."""
 
     def __init__(self, kind: str, layers: int, dtype: torch.dtype, seed: int) -> None:
         config = PolicyConfig.from_dict({"kind": kind, "hidden_sizes": [], "memory_size": WIDTH, "memory_layers": layers})
@@ -121,7 +121,7 @@ class BuiltIn(TorchPolicy):
 
 
 class ScriptedEnv:
-    """Lanes whose observations and ends stand in tables: ends [T, B] with 0 (goes on), 1 (terminated) or 2 (truncated)."""
+    """Lanes whose observations and ends come from tables: ends [T, B] with 0 (continues), 1 (terminated) or 2 (truncated)."""
 
     def __init__(self, ends: np.ndarray, seed: int) -> None:
         self.observation_space, self.action_space = spaces.Box(-np.inf, np.inf, (SIZE,)), spaces.Discrete(ACTIONS)

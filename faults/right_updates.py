@@ -44,7 +44,7 @@ def random_case(rng: np.random.Generator) -> Case:
         (terminated if rng.random() < 0.5 else truncated)[-1] = True
     next_values = np.concatenate([values[1:], cuts[-1:]])  # [T, B]
     next_values[truncated] = cuts[truncated]
-    next_values[terminated] = 1e6  # nothing follows: whatever stands there must not be looked at
+    next_values[terminated] = 1e6  # nothing follows: the value must not be used
     return Case(rewards, values, next_values, terminated, truncated, float(rng.choice(GAMMAS)), float(rng.choice(LAMBDAS)))
 
 
@@ -100,7 +100,7 @@ def ways() -> dict[str, tuple[Any, Any, float]]:
 
 @procedure(
     "E1",
-    title="Advantages beside the sum written out",
+    title="Advantages compared with the sum written out",
     must="float64 to 1e-10, float32 to 5e-6, and within 5e-6 of Stable-Baselines3",
     full=10_000,
     test=100,
@@ -194,7 +194,7 @@ def rollout_with_all_masks(policy: Any, steps: int, length: int) -> tuple[Any, A
     kinds = 1 + (lanes[None] + np.arange(steps)[:, None]) % 2  # an end of either kind
     ends = np.zeros((BEFORE + steps, len(lanes)), np.int64)
     ends[BEFORE - 1 : -1] = starts * kinds  # an episode starts where the step before ended one
-    ends[-1] = (lanes // 2) % 3  # and the last row ends in either way, or goes on
+    ends[-1] = (lanes // 2) % 3  # and the last row ends in either way, or continues
     env = ScriptedEnv(ends, seed=steps)
     collector = RolloutCollector(env, acting_policy(policy), seed=1, sequence_length=length)
     collector.collect(BEFORE)
@@ -258,7 +258,7 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
 
 @procedure(
     "E4",
-    title="Memory: sequences with every pattern of resets beside one step after another",
+    title="Memory: sequences with every pattern of resets compared with single steps",
     must="all patterns for T up to 8, every sequence length, padded and not: float64 to 1e-12, float32 to 1e-6",
     full=8,
     test=3,

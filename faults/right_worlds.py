@@ -32,12 +32,10 @@ class World:
 
     @property
     def observation_size(self) -> int:
-        """Numbers that the network reads."""
         return int(self.spec.observations.size)
 
     @property
     def activation(self) -> str:
-        """Between the layers."""
         return str(self.spec.config.activation)
 
     @property
@@ -47,7 +45,6 @@ class World:
         return (-bound, bound)
 
     def describe(self) -> str:
-        """In a few words."""
         on = [name for name in ("normalize_observations", "normalize_values", "shared_trunk") if getattr(self.spec.config, name)]
         also = [f"advantages {self.config.normalize_advantages}", *(["clip_vloss"] if self.config.clip_vloss else [])]
         return ", ".join([self.kind, *(["mask"] if self.masked else []), self.activation, *on, *also])
@@ -130,7 +127,6 @@ def policy_of(world: World, backend: str, width: str) -> Any:
 
 
 def learner_of(policy: Any, config: Any, backend: str) -> Any:
-    """The backend's learner."""
     if backend == "numpy":
         from inchworm.backends.numpy.learner import NumpyOptimizer
 

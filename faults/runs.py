@@ -86,7 +86,6 @@ class Child:
         return self.process.pid
 
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self.process.poll() is None
 
     def errors(self) -> str:

@@ -47,7 +47,7 @@ def test_some_of_many_are_spread_over_all() -> None:
 
 def test_only_what_a_test_says_counts_as_judged() -> None:
     assert Verdict(False, "t.py::test_x", "assert 1 == 2", True, 1.0).judged
-    assert not Verdict(False, "t.py (while it was read)", "assert 1 == 2", True, 1.0).judged
+    assert not Verdict(False, "t.py (at collection)", "assert 1 == 2", True, 1.0).judged
     assert not Verdict(False, "t.py::test_x", "NameError: name 'y' is not defined", True, 1.0).judged
     assert not Verdict(True, "", "", True, 1.0).judged
 
