@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -220,38 +220,17 @@ def test_broken_streams_do_not_prevent_leaving(monkeypatch: pytest.MonkeyPatch) 
         pass
 
 
-@contextlib.contextmanager
-def training(directory: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """A long run as a process of its own, which is killed in the end."""
-    arguments = ["train", "CartPole-v1", "--run.name=x", "--run.total-timesteps=100000000", "--ppo.rollout-steps=64", *flags]
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-m", "inchworm", *arguments], cwd=directory, **options)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "seconds"), [(*SIGNALS[0], 0.4), (*SIGNALS[1], 0.8), (*SIGNALS[2], 1.2), (*SIGNALS[0], 2.0)])
 def test_a_signal_at_any_moment_of_the_start(tmp_path: Path, number: signal.Signals, code: int, seconds: float) -> None:
-    with training(tmp_path, "--env.num-workers=1", "--backend=torch") as process:
+    flags = ["--run.total-timesteps=100000000", "--env.num-workers=1", "--backend=torch"]
+    options: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", "inchworm", "train", "CartPole-v1", *flags], **options) as process:
         time.sleep(seconds)
         process.send_signal(number)
-        _, err = process.communicate(timeout=300)
+        try:
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode in (code, -number), err  # the second, if Python itself had not started yet
     assert "Traceback" not in err or process.returncode == -number
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_saves(tmp_path: Path) -> None:
-    rows, deadline = tmp_path / "runs" / "x" / "metrics.jsonl", time.monotonic() + 300
-    with training(tmp_path, "--quiet") as process:
-        while not rows.exists() or rows.read_bytes().count(b"\n") < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGHUP)
-        _, err = process.communicate(timeout=300)
-    assert (process.returncode, err) == (129, "")
-    assert len(list((tmp_path / "runs" / "x" / "checkpoints").iterdir())) == 1
