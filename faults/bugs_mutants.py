@@ -58,7 +58,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "backends/numpy/memory.py": ("conformance/test_memory.py", "policy/test_memory.py"),
     "backends/torch/memory.py": ("backends/torch/test_memory.py", "conformance/test_memory.py", "train/test_memory.py"),
     "backends/numpy/policy.py": ("conformance/test_central.py", "policy/test_central.py"),
-    "backends/torch/encoding.py": ("conformance/test_central.py", "backends/torch/test_central.py"),
+    "backends/torch/network.py": ("conformance/test_central.py", "backends/torch/test_central.py"),
     "backends/composite.py": ("backends/test_composite.py", "policy/test_composite.py"),
     "env/pettingzoo_copy.py": ("env/test_pettingzoo_copy.py", "collect/test_teams.py", "env/workers/test_pool_teams.py"),
     "collect/opponents.py": ("collect/test_opponents.py", "collect/test_teams.py", "collect/test_actors.py"),

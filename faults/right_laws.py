@@ -46,7 +46,7 @@ def ratio_is_one_wide(world: World, backend: str) -> str:
     import optree
     import torch
 
-    from inchworm.backends.torch.encoding import to_tensors
+    from inchworm.backends.torch.network import to_tensors
     from inchworm.core.types import Minibatch
 
     policy, rows = policy_of(world, backend, "float64"), random_rollout(world)

@@ -228,9 +228,9 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     """The same as learning sees it: cut into shuffled minibatches of sequences, and put back to [T, B]."""
     import torch
 
-    from inchworm.backends.torch.encoding import to_tensor
     from inchworm.backends.torch.gae import compute_advantages
     from inchworm.backends.torch.learner import PackedSequences, sequences_of
+    from inchworm.backends.torch.network import to_tensor
     from inchworm.config.sections import PPOConfig
     from inchworm.rollout.sequences import minibatch_places
 

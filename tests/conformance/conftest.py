@@ -19,9 +19,9 @@ from inchworm.backends.numpy import loss as numpy_loss
 from inchworm.backends.numpy import policy as numpy_encoding
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch import distributions as torch_distributions
-from inchworm.backends.torch import encoding as torch_encoding
 from inchworm.backends.torch import gae as torch_gae
 from inchworm.backends.torch import loss as torch_loss
+from inchworm.backends.torch import network as torch_encoding
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch

@@ -16,10 +16,10 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of
 from inchworm.backends.torch.memory import Memory as TorchMemory
+from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig

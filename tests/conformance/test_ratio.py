@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.torch.encoding import to_tensors
+from inchworm.backends.torch.network import to_tensors
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.types import Minibatch

@@ -13,8 +13,8 @@ from doubles.toys import Counter, SpacesEnv
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import acting_policy, compute_advantages
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.learner import PackedSequences, sequences_of
+from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig

@@ -28,9 +28,8 @@ from inchworm import (
     load_policy,
     make_vector_env,
 )
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.learner import PackedSequences, sequences_of
-from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.network import Network, to_tensor
 from inchworm.core.errors import ConfigError, InchwormError, RolloutError
 from inchworm.core.types import Advantages
 from inchworm.rollout.sequences import split_into_sequences

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from inchworm.backends.torch import gae
+from inchworm.backends.torch.backend import compute_advantages
 from inchworm.config.sections import PPOConfig
 from inchworm.rollout.rollout import Rollout
 
@@ -40,7 +41,7 @@ def test_the_critic_gets_the_memory_of_the_first_row_and_of_each_cut():
             "cut_state": np.array([20, 30, 2000], np.float32),
         }
     )
-    found = gae.advantages_as_arrays(SumCritic(), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))
+    found = compute_advantages(SumCritic(), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))
     np.testing.assert_array_equal(found.values, [[11, 1003], [12, 1005], [114, 1007]])  # 4 + 10 + 100 where an episode begins
     np.testing.assert_array_equal(found.next_values, [[12, 1005], [28, 1007], [46, 2009]])  # the next row, or the cut's
     # lane 0: delta = 1 + 6 - 11 = -4,  2 + 14 - 12 = 4,  3 + 23 - 114 = -88;  A_0 = -4 + 0.25 * 4, and nothing passes the cut

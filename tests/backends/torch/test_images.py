@@ -8,11 +8,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.torch import encoding as rows_module
 from inchworm.backends.torch import network as module
-from inchworm.backends.torch.encoding import channels_together
+from inchworm.backends.torch import policy as rows_module
 from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.network import Network, channels_together
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.policy.spec import PolicySpec

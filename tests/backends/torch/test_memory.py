@@ -136,7 +136,7 @@ def test_values_of_a_rollout_are_those_of_one_row_after_another(kind):
 def test_many_sequences_are_valued_in_parts(kind, monkeypatch):
     policy, (_, rollout) = cartpole(kind)
     whole = compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values
-    monkeypatch.setattr("inchworm.backends.torch.encoding.VALUE_CHUNK", 11)  # two sequences of 5 rows at once
+    monkeypatch.setattr("inchworm.backends.torch.policy.VALUE_CHUNK", 11)  # two sequences of 5 rows at once
     np.testing.assert_allclose(compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values, whole, atol=1e-6)
 
 

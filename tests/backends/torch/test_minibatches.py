@@ -10,8 +10,8 @@ import optree
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.learner import PackedSequences, micro_batches, sequences_of
+from inchworm.backends.torch.network import to_tensor
 from inchworm.core.types import Advantages, Minibatch
 from inchworm.rollout.fake import create_fake_rollout
 

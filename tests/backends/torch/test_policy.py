@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.torch import encoding as module
+from inchworm.backends.torch import policy as module
 from inchworm.backends.torch.network import SpecNetwork
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig

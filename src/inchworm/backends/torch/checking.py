@@ -13,9 +13,9 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.torch.encoding import to_tensor
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of, trainable
+from inchworm.backends.torch.network import to_tensor
 from inchworm.config.sections import PPOConfig
 from inchworm.core.protocols import reads_global_state
 from inchworm.core.types import Advantages, Evaluation, Minibatch

@@ -1,8 +1,8 @@
-"""Steps 8 and 9 of 9, compiled: a whole minibatch step as one functional graph, from the minibatch's columns to the moved weights.
+"""Steps 8 and 9 of 9, compiled: a whole minibatch step as one functional graph, from the minibatch to the updated weights.
 
 Weights, moments, statistics, learning rate and coefficients are inputs of the graph, so that neither schedules nor normalisers
-compile it anew; a minibatch's shape is fixed, because minibatches are padded to one. Nothing in it reads a number back to the
-host: on a GPU the same graph can be captured as a CUDA graph, which is written so and untested.
+cause another compilation; minibatches are padded to one shape. The graph reads nothing back to the host, so on a GPU it could be
+captured as a CUDA graph (untested).
 """
 
 from __future__ import annotations
@@ -29,75 +29,70 @@ from inchworm.core.errors import InchwormError
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch, Tree
 
 FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
-"""What the loss and the built-in policies read of a minibatch."""
+"""The fields of a minibatch that the loss and the built-in policies read."""
 COLUMNS = (*TERMS, "grad_norm", "bad", "empty")
-"""What a step gives, in this order."""
+"""The results of a step, in order."""
 STATISTICS = ("center", "inverse_std", "value_mean", "value_std")
-"""The normalisers' numbers, which are buffers of the network."""
-OF_THE_WORLD = ("global_center", "global_inverse_std")
-"""And those of a central critic."""
+"""The buffers of the network with the normalisers' numbers."""
+GLOBAL_STATISTICS = ("global_center", "global_inverse_std")
+"""Those of a central critic."""
 NO_COMPILER = "ppo.compile=on needs a C++ compiler, and none was found; install g++ or clang, or set ppo.compile=off"
 OPTIONS = {"cpp.use_decompose_tanh": True}
-"""Of torch's code generator: tanh by exp, which halves the time of everything but the matrix products and errs by 1e-7."""
+"""Options of torch's code generator: tanh by exp halves the time of everything but the matrix products, with an error of 1e-7."""
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class _Evaluate(nn.Module):
-    """`evaluate` as a forward pass, which torch can call with other tensors in the place of the parameters."""
+    """`evaluate` as a forward pass, which torch can call with other tensors in place of the parameters."""
 
     def __init__(self, policy: TorchPolicy) -> None:
         super().__init__()
         self.policy = policy
 
     def forward(self, minibatch: Minibatch) -> Evaluation:
-        """What the policy says of a minibatch."""
+        """Evaluate a minibatch."""
         return self.policy.evaluate(minibatch)
 
 
 class CompiledStep:
-    """Minibatch steps of a built-in policy with the built-in Adam; one graph for every shape of minibatch that it meets."""
+    """Minibatch steps of a built-in policy with the built-in Adam; one graph for each shape of minibatch."""
 
     def __init__(self, policy: TorchPolicy, config: PPOConfig, adam: Adam) -> None:
         self._module, self._network, self._config, self._adam = _Evaluate(policy), policy.network, config, adam
         named = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self._names = [named[id(parameter)] for parameter in adam.parameters]
-        self._statistics = (*STATISTICS, *(OF_THE_WORLD if policy.central_critic else ()))
+        self._statistics = (*STATISTICS, *(GLOBAL_STATISTICS if policy.central_critic else ()))
         self._graphs: dict[Any, Callable[..., Tensor]] = {}
         self._numbers: tuple[tuple[float, ...], Tensor] = (), adam.mean
 
     def run(self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients) -> StepMetrics:
-        """One step on each minibatch, in order, and what each of them gave."""
+        """Take one step on each minibatch, in order."""
         adam, c = self._adam, coefficients
-        numbers = self._on_device((adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef))
+        numbers = (adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef)
+        if self._numbers[0] != numbers:  # as a tensor, made again only when they change
+            self._numbers = numbers, torch.tensor(numbers, dtype=adam.mean.dtype, device=adam.mean.device)
         statistics = [getattr(self._network, name) for name in self._statistics]
-        fixed = [*adam.parameters, adam.mean, adam.square, adam.steps, numbers, *statistics]
+        fixed = [*adam.parameters, adam.mean, adam.square, adam.steps, self._numbers[1], *statistics]
+        rows = []
         with torch.no_grad():
-            rows = [self._one(fixed, minibatch) for minibatch in minibatches]
+            for minibatch in minibatches:
+                tree: Tree = {name: getattr(minibatch, name) for name in FIELDS}
+                leaves, structure = optree.tree_flatten(tree)
+                key = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
+                if key not in self._graphs:
+                    self._graphs[key] = self._compile(structure, [*fixed, *leaves])
+                rows.append(self._graphs[key](*fixed, *leaves))
         columns = torch.stack(rows).double().cpu().numpy()  # [n, columns]
         return dict(zip(COLUMNS, columns.T))
 
-    def _on_device(self, numbers: tuple[float, ...]) -> Tensor:
-        """Some numbers as a tensor; the same one as long as they stay."""
-        if self._numbers[0] != numbers:
-            self._numbers = numbers, torch.tensor(numbers, dtype=self._adam.mean.dtype, device=self._adam.mean.device)
-        return self._numbers[1]
-
-    def _one(self, fixed: list[Tensor], minibatch: Minibatch) -> Tensor:
-        tree: Tree = {name: getattr(minibatch, name) for name in FIELDS}
-        leaves, structure = optree.tree_flatten(tree)
-        key = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves)
-        if key not in self._graphs:
-            self._graphs[key] = self._compile(structure, [*fixed, *leaves])
-        return self._graphs[key](*fixed, *leaves)
-
     def _compile(self, structure: Any, inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
-        """The step as machine code for inputs like these."""
+        """Compile the step for inputs like these."""
 
         def step(*flat: Tensor) -> Tensor:
             return self._step(structure, list(flat))
 
         with cache_directory():
-            import torch._inductor  # only who compiles pays for it
+            import torch._inductor  # slow to import
             from torch._inductor.exc import InvalidCxxCompiler
             from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -110,12 +105,14 @@ class CompiledStep:
                 raise InchwormError(NO_COMPILER) from error
 
     def _step(self, structure: Any, flat: list[Tensor]) -> Tensor:
-        """What is compiled: forward, loss, gradient, clip, Adam, and the metrics as one vector."""
+        """The step to compile: forward, loss, gradient, clip, Adam; the metrics as one vector."""
         count = len(self._names)
         parameters, (mean, square, steps, numbers), rest = flat[:count], flat[count : count + 4], flat[count + 4 :]
         statistics, leaves = rest[: len(self._statistics)], rest[len(self._statistics) :]
         places = [f"policy.network.{name}" for name in self._statistics]
-        minibatch = self._normalized(Minibatch(**optree.tree_unflatten(structure, leaves)))
+        minibatch = Minibatch(**optree.tree_unflatten(structure, leaves))
+        if self._config.normalize_advantages == "minibatch":
+            minibatch = replace(minibatch, advantages=normalize(minibatch.advantages, minibatch.valid))
         learning_rate, clip_coef, vf_coef, ent_coef = numbers.unbind()
         entropy_weight: Any = ent_coef if self._config.ent_coef else 0.0
         coefficients = LossCoefficients(clip_coef, vf_coef, entropy_weight, self._config.clip_vloss)  # type: ignore[arg-type]
@@ -134,15 +131,10 @@ class CompiledStep:
         scalars = [*(terms[name].detach() for name in TERMS), norm, bad, empty]
         return torch.stack([scalar.to(mean.dtype) for scalar in scalars])
 
-    def _normalized(self, minibatch: Minibatch) -> Minibatch:
-        if self._config.normalize_advantages != "minibatch":
-            return minibatch
-        return replace(minibatch, advantages=normalize(minibatch.advantages, minibatch.valid))
-
     def _move(
         self, parameters: list[Tensor], moments: tuple[Tensor, Tensor, Tensor] | list[Tensor], gradient: Tensor, rate: Tensor, skip: Tensor
     ) -> None:
-        """Adam as in `adam`, as a select: where `skip` is true everything stays."""
+        """Adam as in `optimizer`, as a select: where `skip` is true nothing changes."""
         mean, square, steps = moments
         after = steps + 1
         new_mean = mean + (1 - BETA_MEAN) * (gradient - mean)
@@ -158,14 +150,14 @@ class CompiledStep:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A copy with the same strides: a graph is made for them, and tracing it runs it once."""
+    """A copy with the same strides, for which a graph is made; tracing runs the graph once."""
     twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return twin.copy_(tensor.detach())
 
 
 @contextlib.contextmanager
 def cache_directory() -> Iterator[None]:
-    """Compiled graphs are kept in the user's cache, where a reboot leaves them, unless torch is told another place."""
+    """Keep compiled graphs in the user's cache directory, which survives a reboot, unless torch's own variable is set."""
     before = os.environ.get(CACHE_VARIABLE)
     if before is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,4 +1,4 @@
-"""Step 6 of 9: a rollout becomes advantages. One pass of the critic, then the recursion backwards in time."""
+"""Step 6 of 9: one pass of the critic over a rollout, then advantages by the recursion backwards in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compute_gae(
 def gae_on_device(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """The recursion with tensors alone, for devices whose memory NumPy cannot see."""
+    """The recursion with tensors only, for devices whose memory NumPy cannot read."""
     advantages = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B] the deltas, for now
     carries = torch.where(terminated | truncated, 0, torch.full_like(advantages, gamma * gae_lambda))  # [T, B]
     for t in range(len(advantages) - 2, -1, -1):
@@ -37,11 +37,11 @@ def gae_on_device(
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
-    """The current critic's view of a rollout of tensors: values, the values of the true successors, advantages and returns."""
+    """Values, values of the true successors, advantages and returns of a rollout of tensors under the current critic."""
     values = reference.rollout_values(policy, rollout, config)  # [T, B]
-    goes_on = torch.zeros((1, len(rollout.cut_rows)), dtype=torch.bool, device=values.device)
+    no_resets = torch.zeros((1, len(rollout.cut_rows)), dtype=torch.bool, device=values.device)
     next_values = torch.cat([values[1:], values[-1:]])
     rows = rollout.cut_rows.long()
-    next_values[rows[:, 0], rows[:, 1]] = reference.cut_values(policy, rollout, goes_on)  # [K]
+    next_values[rows[:, 0], rows[:, 1]] = reference.cut_values(policy, rollout, no_resets)  # [K]
     advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.learner import BaseLearner, StepMetrics
 from inchworm.backends.torch.compiled import CompiledStep
-from inchworm.backends.torch.encoding import to_tensor, to_tensors
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
+from inchworm.backends.torch.network import to_tensor, to_tensors
 from inchworm.backends.torch.optimizer import Adam, UserOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig

@@ -1,5 +1,7 @@
-"""Step 8 of 9: PPO's loss, term by term. Every term is a sum over valid samples divided by one count, so that splitting a
-minibatch changes nothing."""
+"""Step 8 of 9: PPO's loss, term by term, as derived in `backends/numpy/loss`; autograd derives its gradients.
+
+Every term is a sum over valid samples divided by one count, so that splitting a minibatch changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def ppo_loss(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoe
 
 
 def weighted_sum(samples: Tensor, weight: Tensor) -> Tensor:
-    """Of samples [L, N] with weights [L · N], as one operation."""
+    """The sum of samples [L, N] with weights [L · N], as one operation."""
     return torch.dot(samples.flatten().to(weight.dtype), weight)
 
 
@@ -66,10 +68,10 @@ def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: Los
 
 
 def normalize(advantages: Tensor, valid: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
-    """Mean 0 and standard deviation 1 (n - 1) over the valid samples; fewer than two have no deviation and stay as they are.
+    """Scale the valid samples to mean 0 and standard deviation 1 (n - 1); fewer than two have no deviation and stay as they are.
 
     The statistics are taken over `dims`, or over all. In float64: equal advantages then have a deviation of exactly 0, and the
-    square of 1e30 is a number.
+    square of 1e30 is finite.
     """
     over = tuple(range(valid.ndim)) if dims is None else dims
     count = valid.sum(over, keepdim=True)

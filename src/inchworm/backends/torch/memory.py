@@ -1,73 +1,68 @@
-"""Serves steps 4 and 8 of 9: what a policy remembers, in torch. Whole batches of sequences run in one fused kernel.
+"""LSTM and GRU in torch (steps 4 and 8 of 9): whole batches of sequences run in one fused kernel.
 
-A kernel knows nothing of episodes, so where one starts within a sequence, a row is put in that makes the memory forget. It has a 1 in a
-column of its own, whose weights shut the gates: σ(-10,000) is 0 to the last bit, and so are the memory after that row and the gradient
-before it. A GRU, whose new memory n is then all that is left, has n = tanh(b - b) = 0 there.
+Kernels do not know about episodes, so where one starts within a sequence, a row is inserted that resets the memory. It has a 1 in an extra
+column whose weights close the gates: σ(-10,000) is exactly 0, and so are the memory after that row and the gradient before it. A GRU, whose
+new memory is then n alone, has n = tanh(b - b) = 0 there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import optree
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from inchworm.backends.torch.encoding import to_tensor
-from inchworm.core.types import Array, Tree
+from inchworm.core.types import Tree
 from inchworm.policy.memory import MemoryLayout
 from inchworm.rollout.sequences import insert_reset_rows
 
 
 class GruLayer(torch.autograd.Function):
-    """Sequences [L, N, in] and the memory before them [N, size] as features [L, N, size]; no gradient goes into that memory."""
+    """A GRU layer on the CPU with a faster backward pass.
+
+    Sequences [L, N, in] and the memory before them [N, size], which gets no gradient -> features [L, N, size].
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, begin: Tensor, w: Tensor, u: Tensor, b: Tensor, d: Tensor) -> Tensor:
-        """torch's kernel."""
+        """Run torch's kernel."""
         features = torch.gru(rows, begin[None], [w, u, b, d], True, 1, 0.0, False, False, False)[0]
         ctx.save_for_backward(rows, begin, w, u, b, d, features)
         return features
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """From ∂L/∂features [L, N, size] to those of the rows and the weights."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Backpropagate ∂L/∂features [L, N, size] to the rows and the weights."""
         rows, begin, w, u, b, d, features = ctx.saved_tensors
         before = torch.cat([begin[None], features[:-1]])  # [L, N, size] h
-        keep, to_sums, to_memory = _factors(rows, before, w, u, b, d)
-        worth, d_memory = _recursion(slope, keep, to_memory, u)
-        d_sums = (worth[:, :, None] * to_sums).flatten(2).flatten(0, 1)  # [L·N, 3 size]
+        size = before.shape[-1]
+        of_input = torch.nn.functional.linear(rows, w, b)  # [L, N, 3 size]
+        of_memory = torch.nn.functional.linear(before, u, d)
+        opened = (of_input[..., : 2 * size] + of_memory[..., : 2 * size]).sigmoid()
+        reset, update = opened[..., :size], opened[..., size:]
+        recalled = of_memory[..., 2 * size :]
+        new = torch.addcmul(of_input[..., 2 * size :], reset, recalled).tanh()
+        # The factors of ∂L/∂features on the way to each gate's sum, for all rows.
+        to_new = (1 - update) * (1 - new * new)
+        to_update = (before - new) * update * (1 - update)
+        to_reset = to_new * recalled * reset * (1 - reset)
+        to_sums, to_memory = (torch.stack([to_reset, to_update, last], 2) for last in (to_new, to_new * reset))  # [L, N, 3, size]
+        d_features, d_memory = _recursion(gradient, update, to_memory, u)
+        d_sums = (d_features[:, :, None] * to_sums).flatten(2).flatten(0, 1)  # [L·N, 3 size]
         flat = d_memory.flatten(0, 1)
         d_rows = (d_sums @ w).reshape(rows.shape) if ctx.needs_input_grad[0] else None
         return d_rows, None, d_sums.t() @ rows.flatten(0, 1), flat.t() @ before.flatten(0, 1), d_sums.sum(0), flat.sum(0)
 
 
-def _factors(rows: Tensor, before: Tensor, w: Tensor, u: Tensor, b: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What G is multiplied with on each way back, for all rows: z [L, N, size], and twice three gates [L, N, 3, size]."""
-    size = before.shape[-1]
-    of_input = torch.nn.functional.linear(rows, w, b)  # [L, N, 3 size]
-    of_memory = torch.nn.functional.linear(before, u, d)
-    opened = (of_input[..., : 2 * size] + of_memory[..., : 2 * size]).sigmoid()
-    reset, update = opened[..., :size], opened[..., size:]
-    recalled = of_memory[..., 2 * size :]
-    new = torch.addcmul(of_input[..., 2 * size :], reset, recalled).tanh()
-    to_new = (1 - update) * (1 - new * new)
-    to_update = (before - new) * update * (1 - update)
-    to_reset = to_new * recalled * reset * (1 - reset)
-    to_sums, to_memory = (torch.stack([to_reset, to_update, last], 2) for last in (to_new, to_new * reset))
-    return update, to_sums, to_memory
+def _recursion(gradient: Tensor, keep: Tensor, to_memory: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The total ∂L/∂features [L, N, size] and ∂L/∂(U h + d) [L, N, 3 size], from the last row to the first.
 
-
-def _recursion(slope: Tensor, keep: Tensor, to_memory: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """G of every row [L, N, size] and ∂L/∂H [L, N, 3 size], from the last row to the first.
-
-    In NumPy, on the same memory: L times a few small operations, each of which torch takes twice as long for.
+    In NumPy, on the same memory: these are many small operations, and each takes twice as long in torch.
     """
-    own, kept, factors, matrix = (tensor.detach().numpy() for tensor in (slope, keep, to_memory, u))
+    own, kept, factors, matrix = (tensor.detach().numpy() for tensor in (gradient, keep, to_memory, u))
     worth, parts = np.empty_like(own), np.empty_like(factors)
     flat = parts.reshape(*own.shape[:2], -1)
     carried, share = np.zeros_like(own[0]), np.empty_like(own[0])
@@ -80,28 +75,28 @@ def _recursion(slope: Tensor, keep: Tensor, to_memory: Tensor, u: Tensor) -> tup
     return torch.from_numpy(worth), torch.from_numpy(flat)
 
 
-SHUT = {"lstm": (-1e4, -1e4, 0.0, -1e4), "gru": (-1e4, -1e4)}
-"""What shuts the gates i, f, (g), o and r, z, whatever else is added before the activation. A GRU's n has its own bias, negative."""
+CLOSED = {"lstm": (-1e4, -1e4, 0.0, -1e4), "gru": (-1e4, -1e4)}
+"""Weights that close the gates i, f, (g), o and r, z, whatever else is added. For a GRU's n it is the negative of its bias."""
 
 
 class Past(NamedTuple):
-    """What sequences [L, N] were preceded by."""
+    """The memory of sequences [L, N]."""
 
     state: Tree
-    """[N, layers, size] memory before the first row."""
+    """[N, layers, size] before the first row."""
     starts: Tensor
-    """[L, N] bool: forget before reading this row."""
+    """[L, N] bool: reset before reading this row."""
 
 
 class Memory(nn.ModuleDict):
-    """Recurrent layers under the spec's names. It holds weights alone: what is remembered belongs to the caller."""
+    """Recurrent layers under the spec's names. It holds only weights; the state belongs to the caller."""
 
-    shut: Tensor
+    closed: Tensor
 
     def __init__(self, layout: MemoryLayout) -> None:
         super().__init__({str(layer): nn.ModuleDict() for layer in range(layout.layers)})
         self.layout = layout
-        self.register_buffer("shut", torch.tensor(SHUT[layout.kind]).repeat_interleave(layout.size)[:, None], persistent=False)
+        self.register_buffer("closed", torch.tensor(CLOSED[layout.kind]).repeat_interleave(layout.size)[:, None], persistent=False)
         for name, shape in layout.weights.items():
             _, layer, part, kind = name.split(".")
             parts: nn.ModuleDict = self[layer]  # type: ignore[assignment]
@@ -110,13 +105,13 @@ class Memory(nn.ModuleDict):
             parts[part][kind] = nn.Parameter(torch.empty(shape))  # type: ignore[operator]
 
     def step(self, rows: Tensor, state: Tree, starts: Tensor) -> tuple[Tensor, Tree]:
-        """Forget where an episode starts, then read [N, in]: features [N, size] and what is remembered now."""
+        """Reset where an episode starts, then read [N, in]; return features [N, size] and the new state."""
         features, after = self._run(rows[None], self._begin(state, ~starts, rows))
         return features[0], {name: part.transpose(0, 1) for name, part in zip(self.layout.names, after)}
 
     def over(self, rows: Tensor, state: Tree, starts: Tensor) -> Tensor:
         """Features [L, N, size] of whole sequences [L, N, in], which begin with `state` [N, layers, size]."""
-        resets = starts.cpu().numpy()  # [L, N] shapes depend on it, so a device that is not the CPU is waited for
+        resets = starts.cpu().numpy()  # [L, N] shapes depend on it, so this waits for the device
         begin = self._begin(state, ~starts[0] if resets[0].any() else None, rows)
         if not resets[1:].any():
             return self._run(rows, begin)[0]
@@ -125,16 +120,16 @@ class Memory(nn.ModuleDict):
         spread = rows.new_zeros((plan.depth * width, rows.shape[2] + 1))
         spread[:, :-1].index_copy_(0, places, rows.flatten(0, 1))
         spread[torch.from_numpy(plan.inserted).to(rows.device), -1] = 1.0
-        features = self._run_forgetting(spread.reshape(plan.depth, width, -1), begin)
+        features = self._run_with_resets(spread.reshape(plan.depth, width, -1), begin)
         return features.flatten(0, 1).index_select(0, places).reshape(*starts.shape, -1)
 
     def _begin(self, state: Tree, keep: Tensor | None, rows: Tensor) -> list[Tensor]:
-        """The state [N, layers, size] as kernels read it, [layers, N, size], empty where it is not kept [N]."""
+        """The state [N, layers, size] as kernels read it, [layers, N, size], zero where `keep` [N] is false."""
         parts = [state[name].to(rows.dtype).transpose(0, 1) for name in self.layout.names]
         return [(part if keep is None else torch.where(keep[:, None], part, 0.0)).contiguous() for part in parts]
 
     def _run(self, rows: Tensor, begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Sequences [L, N, in] without a reset: features [L, N, size], and the state after their last row."""
+        """Run sequences [L, N, in] without resets; return features [L, N, size] and the state after the last row."""
         layers = [_in_order(layer) for layer in self.values()]
         if self.layout.kind == "lstm" or rows.device.type != "cpu":
             return self._kernel(rows, [weight for layer in layers for weight in layer], begin)
@@ -144,14 +139,14 @@ class Memory(nn.ModuleDict):
             after.append(rows[-1])
         return rows, [torch.stack(after)]
 
-    def _run_forgetting(self, rows: Tensor, begin: list[Tensor]) -> Tensor:
-        """Sequences [L, N, in + 1], whose last column is 1 in rows that make the memory forget: features [L, N, size]."""
-        forget, size = rows[..., -1:], self.layout.size
+    def _run_with_resets(self, rows: Tensor, begin: list[Tensor]) -> Tensor:
+        """Run sequences [L, N, in + 1], whose last column is 1 in rows that reset the memory; return features [L, N, size]."""
+        resets, size = rows[..., -1:], self.layout.size
         for index, layer in enumerate(self.values()):
             w, u, b, d = _in_order(layer)
-            shut = self.shut if self.layout.kind == "lstm" else torch.cat([self.shut, -b[2 * size :, None]])
-            weights = [torch.cat([w, shut], 1), u, b, d]
-            rows = rows if index == 0 else torch.cat([rows, forget], -1)
+            closed = self.closed if self.layout.kind == "lstm" else torch.cat([self.closed, -b[2 * size :, None]])
+            weights = [torch.cat([w, closed], 1), u, b, d]
+            rows = rows if index == 0 else torch.cat([rows, resets], -1)
             if self.layout.kind == "lstm" or rows.device.type != "cpu":
                 rows, _ = self._kernel(rows, weights, [part[index : index + 1] for part in begin])
             else:
@@ -159,7 +154,7 @@ class Memory(nn.ModuleDict):
         return rows
 
     def _kernel(self, rows: Tensor, weights: list[Tensor], begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """torch's own, as many layers as there are weights for."""
+        """Run torch's kernel with as many layers as there are weights for."""
         options = (True, len(weights) // 4, 0.0, False, False, False)  # biases, layers, dropout, training, two ways, batch first
         if self.layout.kind == "lstm":
             features, *after = torch.lstm(rows, begin, weights, *options)
@@ -167,23 +162,7 @@ class Memory(nn.ModuleDict):
             features, *after = torch.gru(rows, begin[0], weights, *options)
         return features, after
 
-    def past(self, state: Tree, starts: Array, shape: tuple[int, int], device: torch.device) -> Past:
-        """A state and flags of arrays or tensors as tensors; `()` is an empty memory that is never forgotten."""
-        state = self.layout.empty(shape[1]) if isinstance(state, tuple) and not state else state
-        if not self.layout.fits(state, (shape[1],)):
-            raise self.layout.refusal(state, shape[1])
-        starts = np.zeros(shape, np.bool_) if isinstance(starts, tuple) else starts
-        return Past({name: to_tensor(state[name], device) for name in self.layout.names}, to_tensor(starts, device))
-
 
 def _in_order(layer: nn.Module) -> list[Tensor]:
-    """A layer's weights as torch's kernels want them."""
+    """A layer's weights in the order of torch's kernels."""
     return [layer[part][kind] for kind in ("weight", "bias") for part in ("input", "state")]  # type: ignore[index]
-
-
-def some_sequences(observations: Tree, past: Past, width: int) -> Iterator[tuple[Tree, Past]]:
-    """`width` sequences at a time, with what they remember."""
-    for first in range(0, past.starts.shape[1], width):
-        part = slice(first, first + width)
-        columns = optree.tree_map(lambda leaf, part=part: leaf[:, part], observations)
-        yield columns, Past({name: leaf[part] for name, leaf in past.state.items()}, past.starts[:, part])

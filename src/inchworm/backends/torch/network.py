@@ -1,16 +1,23 @@
-"""Serves steps 4 and 8 of 9: networks. The built-in one is made from a `PolicySpec`; people bring theirs as a `Network`."""
+"""Networks, and the flat tensors that they read and write (steps 4 and 8 of 9), encoded as in `backends/numpy/policy`.
+
+The built-in network is made from a `PolicySpec`; users derive their own from `Network`.
+"""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.torch.encoding import Central, beside, channels_together, encode_image, encode_observations
 from inchworm.backends.torch.memory import Memory, Past
+from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import leaf
-from inchworm.core.types import Tree
-from inchworm.policy.layout import ObservationPart
-from inchworm.policy.spec import PolicySpec
+from inchworm.core.types import Array, Tree
+from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
+from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec, channels_first
 from inchworm.policy.statistics import PolicyStatistics
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -22,13 +29,105 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 IMAGES_AT_ONCE = 64
-"""Whose convolutions run together on a CPU where nobody learns: what they hand on then stays in its cache."""
+"""Images that are convolved together on a CPU without gradients: their activations then stay in its cache."""
+
+
+def to_tensors(tree: Tree, device: torch.device | str) -> Tree:
+    """Every array of a tree as a tensor on `device`."""
+    return optree.tree_map(lambda array: to_tensor(array, device), tree)
+
+
+def to_tensor(array: Any, device: torch.device | str) -> Tensor:
+    """One array as a tensor. Read-only arrays (a rollout's) are copied, because torch has no read-only tensors."""
+    if isinstance(array, Tensor):
+        return array.to(device)
+    array = np.asarray(array)
+    if array.dtype in (np.uint16, np.uint32, np.uint64):  # few operations support these
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else np.array(array)).to(device)
+
+
+def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int) -> Tensor:
+    """Observations [..., *obs] as the flat input [..., F] f32."""
+    pieces: list[Tensor] = []
+    for part in layout.flat:
+        values = leaf(observations, part.path)
+        leading = values.shape[:num_leading]
+        if part.kind == "box":
+            flat = values.to(torch.float32).reshape(*leading, part.size)
+            pieces.append(flat if part.scale == 1.0 else flat * part.scale)
+            continue
+        entries = values.reshape(*leading, len(part.sizes))
+        for index, (start, size) in enumerate(zip(part.starts, part.sizes)):
+            # torch's one_hot would read on the host whether every entry is in range, which the rollout's checks have done.
+            hot = entries[..., index, None] == torch.arange(start, start + size, device=values.device)
+            pieces.append(hot.to(torch.float32))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+
+def channels_together(images: Tensor) -> Tensor:
+    """The same images [N, channels, height, width] with the channels of a pixel adjacent in memory.
+
+    Convolutions then take two thirds of the time with gradients. Done before bytes become floats, which takes a quarter of the memory.
+    """
+    if not images.is_contiguous():  # a view of images whose channels are last
+        return images
+    return torch.stack(images.unbind(1), dim=-1).permute(0, 3, 1, 2)
+
+
+def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int) -> Tensor:
+    """A tree of action masks as one bool tensor [..., C]."""
+    pieces = [part.reshape(*part.shape[:num_leading], -1) != 0 for part in layout.mask_leaves(mask)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+
+def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tuple[Tensor, Tensor]:
+    """A tree of actions as choices [..., G] counted from 0 and Gaussian values [..., D]."""
+    choices: list[Tensor] = []
+    gaussians: list[Tensor] = []
+    for part in layout.parts:
+        values = leaf(actions, part.path)
+        values = values.reshape(*values.shape[:num_leading], part.width)
+        if part.kind == "categorical":
+            counted = values.long()
+            choices.append(counted - torch.from_numpy(np.array(part.starts)).to(values.device) if part.starts.any() else counted)
+        else:
+            gaussians.append(values.to(torch.float32))
+    empty = values[..., :0]
+    joined = [
+        torch.cat(parts, -1) if len(parts) > 1 else (parts[0] if parts else none)
+        for parts, none in ((choices, empty.long()), (gaussians, empty.float()))
+    ]
+    return joined[0], joined[1]
+
+
+def merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
+    """[L, N, …] as [L·N, …], which is what networks read; and (L, N)."""
+    first = optree.tree_leaves(tree)[0]
+    return optree.tree_map(lambda leaf: leaf.flatten(0, 1), tree), (first.shape[0], first.shape[1])
+
+
+class Central(NamedTuple):
+    """Observations with what only a central critic reads, as one tree, so that both are cut and flattened together."""
+
+    observations: Tree
+    global_state: Tree
+    valid: Tensor
+
+
+def with_world(observations: Tree, global_state: Tree, valid: Array | None) -> Tree:
+    """Observations [L, N, *obs] with `lane_states` [L, N, …] and `valid` [L, N], all true by default."""
+    first = optree.tree_leaves(observations)[0]
+    if isinstance(global_state, tuple) and not global_state:
+        raise RolloutError(NO_GLOBAL_STATE)
+    alive = torch.ones(first.shape[:2], dtype=torch.bool, device=first.device) if valid is None else to_tensor(valid, first.device)
+    return Central(observations, to_tensors(global_state, first.device), alive)
 
 
 class Network(nn.Module):
-    """What `TorchPolicy` asks of a network: outputs for the action distribution, and values.
+    """The interface of a network of `TorchPolicy`: outputs for the action distribution, and values.
 
-    Observations come as the environment's tree of tensors [N, *obs], raw and without the action mask. Override
+    Observations are the environment's tree of tensors [N, *obs], raw and without the action mask. Override
     `forward` too where actor and critic share work.
     """
 
@@ -37,7 +136,7 @@ class Network(nn.Module):
         raise TypeError(f"{type(self).__name__} must define action_outputs(observations) -> Tensor [N, outputs]")
 
     def values(self, observations: Tree) -> Tensor:  # noqa: ARG002
-        """[N] in reward units, or normalised where the policy has a value normaliser."""
+        """[N] in reward units, or normalised if the policy has a value normaliser."""
         raise TypeError(f"{type(self).__name__} must define values(observations) -> Tensor [N]")
 
     def forward(self, observations: Tree) -> tuple[Tensor, Tensor]:
@@ -48,7 +147,7 @@ class Network(nn.Module):
 class SpecNetwork(Network):
     """The built-in network: convolutions for images, then actor and critic, with separate trunks or a shared one, and a memory.
 
-    With a memory, rows [L·N, …] are sequences laid flat, and `past` says what they remember.
+    With a memory, rows [L·N, …] are flattened sequences, and `past` is their memory.
     """
 
     center: Tensor
@@ -78,7 +177,7 @@ class SpecNetwork(Network):
         self.register_buffer("value_std", torch.ones(()), persistent=False)
 
     def set_statistics(self, statistics: PolicyStatistics) -> None:
-        """Take the normalisers' numbers as they are now."""
+        """Copy the normalisers' current numbers."""
         self.value_mean.fill_(statistics.value_mean)
         self.value_std.fill_(statistics.value_std)
         if statistics.observations is not None:
@@ -93,7 +192,7 @@ class SpecNetwork(Network):
         return self._head(self.actor, self._features(observations, past))
 
     def step_outputs(self, observations: Tree, past: Past) -> tuple[Tensor, Tree]:
-        """[N, C + D] for one row [1, N] of each lane, and what is remembered after it."""
+        """[N, C + D] for one row [1, N] of each lane, and the memory after it."""
         assert self.memory is not None
         rows = self._inputs(observations)
         rows = self._hidden(rows) if self.spec.memory_is_last else rows
@@ -105,19 +204,24 @@ class SpecNetwork(Network):
         return self._critic(observations, self._features(observations, past))
 
     def forward(self, observations: Tree, past: Past | None = None) -> tuple[Tensor, Tensor]:
-        """Both from one pass of what they share."""
+        """Both, from one pass through the layers that they share."""
         features = self._features(observations, past)
         return self._head(self.actor, features), self._critic(observations, features)
 
     def _critic(self, observations: Tree, features: Tensor) -> Tensor:
-        """[N] from the features, and where the critic is central from the world's state."""
+        """[N] from the features, which are 0 for invalid agents, and the global state if the critic is central."""
         if self.spec.global_state is not None:
-            limit = self.spec.config.observation_clip if self.spec.config.normalize_observations else None
-            features = beside(features, observations, self.spec.global_state, self.global_center, self.global_inverse_std, limit)
+            if not isinstance(observations, Central):
+                raise RolloutError(NO_GLOBAL_STATE)
+            world = encode_observations(self.spec.global_state, observations.global_state, 1).to(features.dtype)
+            if self.spec.config.normalize_observations:
+                limit = self.spec.config.observation_clip
+                world = ((world - self.global_center) * self.global_inverse_std).clamp(-limit, limit)
+            features = torch.cat([features * observations.valid[:, None], world], -1)  # [N, F + G]
         return self._head(self.critic, features).squeeze(-1)
 
     def _features(self, observations: Tree, past: Past | None) -> Tensor:
-        """[N, width] what actor and critic share."""
+        """[N, width] the features that actor and critic share."""
         rows = self._inputs(observations)
         if self.memory is None or past is None:
             return self._hidden(rows)
@@ -132,7 +236,7 @@ class SpecNetwork(Network):
         return rows
 
     def _inputs(self, observations: Tree) -> Tensor:
-        """[N, F] what the first layer reads: encoded, normalised, images convolved."""
+        """[N, F] the input of the first layer: encoded and normalised, images convolved."""
         layout, pieces = self.spec.observations, []
         observations = observations.observations if isinstance(observations, Central) else observations
         if layout.size:
@@ -142,7 +246,14 @@ class SpecNetwork(Network):
                 flat = ((flat - self.center) * self.inverse_std).clamp(-limit, limit)
             pieces.append(flat)
         for part, stack in zip(layout.images, self.cnn.values()):
-            pieces.append(self._image_features(part, stack, encode_image(part, leaf(observations, part.path))))
+            raw = leaf(observations, part.path)
+            images = raw if channels_first(part.shape) else raw.permute(0, 3, 1, 2)  # [N, channels, height, width]
+            if torch.is_grad_enabled():
+                pieces.append(self._convolve(part, stack, channels_together(images)))
+            else:
+                parts = torch.split(images, IMAGES_AT_ONCE) if images.device.type == "cpu" else (images,)
+                features = [self._convolve(part, stack, piece) for piece in parts]
+                pieces.append(features[0] if len(features) == 1 else torch.cat(features))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
     def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
@@ -151,14 +262,6 @@ class SpecNetwork(Network):
             features = self.activation(layer(features))
         outputs: Tensor = head(features)
         return outputs
-
-    def _image_features(self, part: ObservationPart, stack: nn.Module, images: Tensor) -> Tensor:
-        """[N, features], with the order in memory and the number at once that are fastest for what is asked."""
-        if torch.is_grad_enabled():
-            return self._convolve(part, stack, channels_together(images))
-        pieces = torch.split(images, IMAGES_AT_ONCE) if images.device.type == "cpu" else (images,)
-        features = [self._convolve(part, stack, piece) for piece in pieces]
-        return features[0] if len(features) == 1 else torch.cat(features)
 
     def _convolve(self, part: ObservationPart, stack: nn.Module, images: Tensor) -> Tensor:
         *convolutions, head = stack.values()  # type: ignore[operator]
@@ -178,16 +281,12 @@ def _stack(spec: PolicySpec, prefix: str) -> nn.ModuleDict:
     for name, shape in spec.layers.items():
         if name.startswith(f"{prefix}.") and name.endswith(".weight"):
             key = name.removeprefix(f"{prefix}.").removesuffix(".weight")
-            stack[key] = _layer(spec, key, shape)
+            stack[key] = Dense(shape) if len(shape) == 2 else Convolution(shape, spec.config.cnn_filters[int(key)][2])
     return stack
 
 
-def _layer(spec: PolicySpec, key: str, shape: tuple[int, ...]) -> nn.Module:
-    return Dense(shape) if len(shape) == 2 else Convolution(shape, spec.config.cnn_filters[int(key)][2])
-
-
 class Dense(nn.Module):
-    """A linear layer without initial numbers: they always come from the spec's own, and torch's global stream is left alone."""
+    """A linear layer without initialisation: weights always come from the spec, and torch's global generator is not used."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -199,12 +298,12 @@ class Dense(nn.Module):
         return nn.functional.linear(inputs, self.weight, self.bias)
 
     def in_columns(self, inputs: Tensor) -> Tensor:
-        """The same product the other way round: for 8 to 32 rows of some thousand numbers a CPU needs two thirds of the time."""
+        """The same product, transposed: for 8 to 32 rows of thousands of numbers a CPU takes two thirds of the time."""
         return torch.addmm(self.bias[:, None], self.weight, inputs.t()).t()
 
 
 class Convolution(Dense):
-    """The same for images."""
+    """A convolution without initialisation."""
 
     def __init__(self, shape: tuple[int, ...], stride: int) -> None:
         super().__init__(shape)  # [out, in, kernel, kernel]

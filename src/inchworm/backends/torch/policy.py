@@ -1,9 +1,9 @@
-"""Steps 4 and 8 of 9: a policy in torch, which learns, and acts where NumPy cannot."""
+"""Steps 4 and 8 of 9: a policy in torch. It learns, and acts where NumPy cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optree
@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from inchworm.backends.numpy.policy import choose, encode_observations, flat_worlds, fresh_weights
 from inchworm.backends.numpy.policy import encode_mask as encode_mask_numpy
 from inchworm.backends.torch.distributions import log_prob_and_entropy
-from inchworm.backends.torch.encoding import chunks, encode_mask, flatten_actions, merge_leading, rows_at_once, to_tensors, with_world
-from inchworm.backends.torch.memory import Memory, some_sequences
-from inchworm.backends.torch.network import Network, SpecNetwork
+from inchworm.backends.torch.memory import Memory, Past
+from inchworm.backends.torch.network import (
+    Network,
+    SpecNetwork,
+    encode_mask,
+    flatten_actions,
+    merge_leading,
+    to_tensor,
+    to_tensors,
+    with_world,
+)
 from inchworm.core.errors import ConfigError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
@@ -24,11 +32,16 @@ from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
 
+VALUE_CHUNK = 16_384
+"""Rows that the critic reads at once, so that a rollout does not need the memory of all its activations."""
+VALUE_NUMBERS = 2**24
+"""The most numbers in those rows: of observations larger than 1,024 numbers, such as images, fewer are read at once."""
+
 
 class TorchPolicy(Predicts, nn.Module):
-    """A trainable policy: the spec's own network, or one that somebody brings.
+    """A trainable policy with the spec's network, or with one that the user brings.
 
-    `TorchPolicy(spec)` builds what the spec says. `TorchPolicy(spec, network=MyNetwork())` takes any `Network` whose
+    `TorchPolicy(spec)` builds the spec's network. `TorchPolicy(spec, network=MyNetwork())` takes any `Network` whose
     `action_outputs` has `spec.actions.num_outputs` columns; its parameters then are the weights.
     """
 
@@ -59,11 +72,11 @@ class TorchPolicy(Predicts, nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.log_std.device
 
     def initial_state(self, num_lanes: int) -> Tree:
-        """The memory of lanes that have seen nothing: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
+        """The initial memory: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
         if self._memory is None:
             return ()
         return self._memory.layout.empty(num_lanes, np.float64 if self.log_std.dtype == torch.float64 else np.float32)
@@ -77,11 +90,18 @@ class TorchPolicy(Predicts, nn.Module):
         *,
         deterministic: bool = False,
     ) -> PolicyStep:
-        """One action per lane; the network runs here, the sampling is NumPy's, as in every backend."""
+        """One action per lane; sampling is done in NumPy, as in every backend."""
         self._set_training(False)
         with torch.inference_mode():
             seen = to_tensors(self._seen(observations), self.device)
-            outputs, state = self._outputs(seen, state, episode_starts)
+            if self._memory is None:
+                outputs = self.network.action_outputs(seen).cpu().numpy()  # [B, C + D]
+            else:
+                if isinstance(state, tuple):
+                    raise self._memory.layout.refusal(state, len(episode_starts))
+                past = self._past(self._memory, state, np.asarray(episode_starts)[None], (1, len(episode_starts)))
+                tensor, after = cast(SpecNetwork, self.network).step_outputs(seen, past)
+                outputs, state = tensor.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
             log_std = self._log_std().cpu().numpy()
         mask = encode_mask_numpy(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
         return choose(self.spec, outputs, log_std, mask, state, rng, deterministic=deterministic)
@@ -89,38 +109,54 @@ class TorchPolicy(Predicts, nn.Module):
     def value(
         self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
     ) -> Tensor:
-        """The critic on [L, N, *obs]: values [L, N] in reward units, without gradients; `()` begins with an empty memory.
+        """The values [L, N] of observations [L, N, *obs], in reward units and without gradients; `()` is an empty memory.
 
-        A central critic also reads `global_state` (`lane_states` [L, N, …]), and of an agent that does not live (`valid`) nothing else.
+        A central critic also reads `global_state` (`lane_states` [L, N, …]), and where `valid` is false nothing else.
         """
         self._set_training(False)
         with torch.no_grad():
-            seen = to_tensors(self._seen(observations), self.device)
+            seen: Tree = to_tensors(self._seen(observations), self.device)
             seen = with_world(seen, global_state, valid) if self.central_critic else seen
-            if self._memory is not None:
-                return self._remembered_values(self._memory, seen, state, episode_starts)
-            flat, leading = merge_leading(seen)
-            values = [self.network.values(chunk) for chunk in chunks(flat, leading[0] * leading[1])]
-            return self._reward_units(torch.cat(values)).reshape(leading) if values else torch.zeros(leading, device=self.device)
+            leaves = optree.tree_leaves(seen)
+            length, width = leaves[0].shape[:2]
+            row_size = sum(leaf.shape[2:].numel() for leaf in leaves)
+            rows = max(1, min(VALUE_CHUNK, VALUE_NUMBERS // max(1, row_size)))  # at once
+            if self._memory is None:
+                flat = merge_leading(seen)[0]
+                values = [torch.zeros(0, dtype=self.log_std.dtype, device=self.device)]
+                for start in range(0, length * width, rows):
+                    chunk = optree.tree_map(lambda leaf, part=slice(start, start + rows): leaf[part], flat)
+                    values.append(self.network.values(chunk))
+                return self._reward_units(torch.cat(values)).reshape(length, width)
+            past = self._past(self._memory, state, episode_starts, (length, width))
+            values = [torch.zeros((length, 0), dtype=self.log_std.dtype, device=self.device)]
+            sequences = max(1, rows // max(1, length))
+            for start in range(0, width, sequences):
+                part = slice(start, start + sequences)
+                own = Past({name: leaf[part] for name, leaf in past.state.items()}, past.starts[:, part])
+                chunk = optree.tree_map(lambda leaf, part=part: leaf[:, part].flatten(0, 1), seen)
+                values.append(self._reward_units(cast(SpecNetwork, self.network).values(chunk, own)).reshape(own.starts.shape))
+            return torch.cat(values, 1)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
-        """What the current weights say of a minibatch, with gradients."""
-        self._set_training(torch.is_grad_enabled())  # without gradients nobody learns: the ratio is measured as it acted
+        """Log-probs, entropy and values of a minibatch under the current weights, with gradients."""
+        self._set_training(torch.is_grad_enabled())  # without gradients, as it acts: the ratio is measured so
         layout = self.spec.actions
         seen = self._seen(minibatch.observations)
         flat, leading = merge_leading(with_world(seen, minibatch.global_state, minibatch.valid) if self.central_critic else seen)
         memory = self._memory
-        past = [] if memory is None else [memory.past(minibatch.policy_state, minibatch.episode_starts, leading, self.device)]
+        past = [] if memory is None else [self._past(memory, minibatch.policy_state, minibatch.episode_starts, leading)]
         outputs, normalized = self.network(flat, *past)
         outputs = outputs.reshape(*leading, layout.num_outputs)
         mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         log_probs, entropy = log_prob_and_entropy(layout, outputs, self._log_std(), mask, choices, gaussians)
         values = self._reward_units(normalized).reshape(leading)
-        return Evaluation(log_probs, entropy, values, self._value_scale())
+        scale = self.network.value_std if self.statistics.values is not None else 1.0
+        return Evaluation(log_probs, entropy, values, scale)
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
-        """Enter a rollout into the normalisers; values in reward units stay what they were (PopArt)."""
+        """Add a rollout to the normalisers, keeping values in reward units as they were (PopArt)."""
         if not self.statistics.wanted:
             return
         before = self._value_units()
@@ -140,7 +176,7 @@ class TorchPolicy(Predicts, nn.Module):
         return {**named, **self.statistics.to_weights(), VERSION: np.array(self.policy_version, np.int64)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take parameters, statistics and version; names and shapes must be this policy's."""
+        """Set parameters, statistics and version; names and shapes must be this policy's."""
         if self.builtin:
             check_weights(self.spec, weights)
         else:
@@ -155,46 +191,32 @@ class TorchPolicy(Predicts, nn.Module):
         self._refresh()
 
     def public_name(self, name: str) -> str:
-        """The spec's name of a parameter; of a foreign network the module's own, which may be anything, even `log_std`."""
+        """The spec's name of a parameter; for a user's network the module's name, which may be anything, even `log_std`."""
         return name.removeprefix("network.") if self.builtin else name
 
     def _refresh(self) -> None:
-        """Bring the network's copies of the statistics up to date: tensors, so that moving them changes no compiled graph."""
+        """Update the network's copies of the statistics: tensors, so that a change needs no new compiled graph."""
         if isinstance(self.network, SpecNetwork):
             self.network.set_statistics(self.statistics)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TorchPolicy:
-        """Move or cast, as every module does; the statistics are then written anew, in the new dtype."""
+        """Move or cast the module, then write the statistics again in the new dtype."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._refresh()
         return self
 
     def _set_training(self, training: bool) -> None:
-        """Whether layers such as dropout are on: while learning only. The built-in networks have none."""
+        """Switch layers such as dropout on or off: on only during learning. The built-in networks have none."""
         if not self.builtin and self.network.training is not training:
             self.network.train(training)
 
-    def _outputs(self, seen: Tree, state: Tree, episode_starts: Array) -> tuple[np.ndarray, Tree]:
-        """[B, C + D] and the memory after, as arrays: whoever keeps it knows nothing of torch."""
-        if self._memory is None:
-            return self.network.action_outputs(seen).cpu().numpy(), state
-        assert isinstance(self.network, SpecNetwork)
-        if isinstance(state, tuple):
-            raise self._memory.layout.refusal(state, len(episode_starts))
-        past = self._memory.past(state, np.asarray(episode_starts)[None], (1, len(episode_starts)), self.device)
-        outputs, after = self.network.step_outputs(seen, past)
-        return outputs.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
-
-    def _remembered_values(self, memory: Memory, seen: Tree, state: Tree, episode_starts: Array) -> Tensor:
-        """The critic on some whole sequences [L, N] at a time, as many as their rows allow."""
-        assert isinstance(self.network, SpecNetwork)
-        shape = optree.tree_leaves(seen)[0].shape[:2]
-        values = [torch.zeros((shape[0], 0), dtype=self.log_std.dtype, device=self.device)]
-        width = max(1, rows_at_once(seen, 2) // max(1, shape[0]))
-        for columns, past in some_sequences(seen, memory.past(state, episode_starts, shape, self.device), width):
-            normalized = self.network.values(merge_leading(columns)[0], past)
-            values.append(self._reward_units(normalized).reshape(past.starts.shape))
-        return torch.cat(values, 1)
+    def _past(self, memory: Memory, state: Tree, starts: Array, shape: tuple[int, int]) -> Past:
+        """The memory of sequences [L, N] as tensors; an empty tuple as state is an empty memory, as starts no reset."""
+        state = memory.layout.empty(shape[1]) if isinstance(state, tuple) and not state else state
+        if not memory.layout.fits(state, (shape[1],)):
+            raise memory.layout.refusal(state, shape[1])
+        starts = np.zeros(shape, np.bool_) if isinstance(starts, tuple) else starts
+        return Past({name: to_tensor(state[name], self.device) for name in memory.layout.names}, to_tensor(starts, self.device))
 
     def _log_std(self) -> Tensor:
         return self.log_std.clamp(*TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else self.log_std
@@ -202,16 +224,13 @@ class TorchPolicy(Predicts, nn.Module):
     def _value_units(self) -> tuple[float, float]:
         return self.statistics.value_mean, self.statistics.value_std
 
-    def _value_scale(self) -> Tensor | float:
-        return self.network.value_std if self.statistics.values is not None and isinstance(self.network, SpecNetwork) else 1.0
-
     def _reward_units(self, normalized: Tensor) -> Tensor:
         if self.statistics.values is None or not isinstance(self.network, SpecNetwork):
             return normalized
         return normalized * self.network.value_std + self.network.value_mean
 
     def _seen(self, observations: Tree) -> Tree:
-        """The observation without its mask, which no network reads."""
+        """The observation without its mask, which networks do not read."""
         if not self.spec.observations.has_mask:
             return observations
         return {key: value for key, value in observations.items() if key != MASK_KEY}
