@@ -119,12 +119,9 @@ def test_seeds_and_episodes_must_agree() -> None:
         evaluate_policy(Coin(), SeedWorld, 0)
 
 
-def test_a_hundred_episodes_unless_counts_otherwise_and_the_seeds_decide_too() -> None:
+def test_a_hundred_episodes_by_default_and_progress_counts_them() -> None:
     assert evaluate_policy(Coin(), SeedWorld).episodes == 100
     assert evaluate_policy(Coin(), SeedWorld, seeds=range(7)).episodes == 7
-
-
-def test_progress_counts_finished_episodes() -> None:
     counts: list[int] = []
     with PolicyEvaluator(SeedWorld, EvalConfig(num_envs=2, episodes=5)) as evaluator:
         evaluator.evaluate(Coin(), progress=counts.append)

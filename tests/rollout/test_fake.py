@@ -1,4 +1,4 @@
-"""Made-up rollouts keep every rule that real ones keep."""
+"""Fake rollouts pass every check of real ones."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ def test_observations_and_actions_are_legal(observations):
         one = rollout.observations
         value = {"a": tuple(leaf[t, 1] for leaf in one["a"]), "b": one["b"][t, 1]} if observations == "nested" else one[t, 1]
         assert space.contains(value)
-
-
-@pytest.mark.parametrize("actions", [name for name in SPACES if name != "wide"])
-def test_every_action_space(actions):
-    create_fake_rollout(SPACES["box"], SPACES[actions], 20, 2).validate(SPACES["box"], SPACES[actions])
+    if observations != "wide":
+        create_fake_rollout(SPACES["box"], space, 20, 2).validate(SPACES["box"], space)  # as an action space
 
 
 def test_log_probs_are_those_of_the_draw():

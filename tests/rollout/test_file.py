@@ -1,4 +1,4 @@
-"""Rollouts on disk: the same bits back, and damage always noticed."""
+"""Rollouts on disk: bit-identical when loaded, and damage is always detected."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def test_load_then_save_to_the_same_path(tmp_path):
         Rollout.load(path).save(path)
     assert path.read_bytes() == first
     assert [file.name for file in tmp_path.iterdir()] == ["one.safetensors"]
+    empty = create_fake_rollout(OBSERVATIONS, spaces.Discrete(2), 0, 3)
+    assert Rollout.load(empty.save(path)).num_steps == 0
 
 
 def test_files_of_version_1_load(tmp_path):
-    """They lack what was added since; of a successor they say no more than that an agent lived in the row before it."""
+    """They lack newer fields; a successor is valid where its row is."""
     saved = replace(rollout(), valid=np.arange(36).reshape(12, 3) % 5 != 0)
     path = saved.save(tmp_path / "one.safetensors")
     arrays, header = read_tensor_file(path, kind="rollout", max_version=2)
@@ -60,11 +62,6 @@ def test_files_of_version_1_load(tmp_path):
     assert (loaded.cut_global_state, loaded.state_every) == ((), 0)
     assert loaded.cut_valid.tolist() == saved.valid[tuple(saved.cut_rows.T)].tolist()
     assert not loaded.cut_valid.all()
-
-
-def test_empty_rollouts_too(tmp_path):
-    empty = create_fake_rollout(OBSERVATIONS, spaces.Discrete(2), 0, 3)
-    assert Rollout.load(empty.save(tmp_path / "empty")).num_steps == 0
 
 
 @pytest.mark.parametrize(

@@ -175,21 +175,16 @@ def test_the_input_is_neither_changed_nor_shared():
     assert Rollout.from_dict(rollout.to_dict()).rewards is rollout.rewards  # read-only: no copy
 
 
-def test_episode_starts_follow_ends():
+def test_flags_are_completed():
     terminated, truncated = np.zeros((4, 1), bool), np.zeros((4, 1), bool)
     terminated[0] = truncated[2] = True
     given = data(4, 1, terminated=terminated, truncated=truncated, next_observations=np.zeros((4, 1, 2), np.float32))
     assert Rollout.from_dict(given).episode_starts[:, 0].tolist() == [True, True, False, True]
     given["episode_starts"] = np.zeros((4, 1), bool)
     assert not Rollout.from_dict(given).episode_starts.any()
-
-
-def test_both_flags_count_as_terminated():
-    both = np.zeros((3, 2), bool)
-    both[2] = True
-    rollout = Rollout.from_dict(data(terminated=both, truncated=both))
-    assert rollout.terminated[2].all()
-    assert not rollout.truncated.any()
+    both = Rollout.from_dict(data(truncated=data()["terminated"]))  # both flags count as terminated
+    assert both.terminated[2].all()
+    assert not both.truncated.any()
 
 
 def test_cut_rows_come_from_next_observations():
@@ -309,11 +304,8 @@ def test_wrong_data_are_rejected_with_a_reason(case):
     change(given)
     with pytest.raises(RolloutError, match=words):
         Rollout.from_dict(given)
-
-
-def test_only_mappings_make_rollouts():
     with pytest.raises(RolloutError, match="not from list"):
-        Rollout.from_dict([1])
+        Rollout.from_dict(list(given))
 
 
 # validate
@@ -344,7 +336,7 @@ def test_choices_of_every_discrete_space():
         with pytest.raises(RolloutError, match=rf"actions.{key}: .* at \(t=4, b=1\)"):
             dataclasses.replace(rollout, actions=actions).validate(BOX, many)
         valid = rollout.valid.copy()
-        valid[4, 1] = False  # where nobody lives, nobody acts
+        valid[4, 1] = False
         dataclasses.replace(rollout, actions=actions, valid=valid).validate(BOX, many)
 
 
@@ -359,12 +351,9 @@ def test_numbers_that_are_not_finite_are_named(name, number):
     valid = np.ones((3, 2), bool)
     valid[1, 1] = False
     Rollout.from_dict({**given, "valid": valid}).validate()
-
-
-def test_a_successor_that_is_not_finite_is_named():
-    rollout = Rollout.from_dict(data(cut_rows=[[2, 0], [2, 1]], cut_observations=np.array([[1, 1], [1, np.nan]], np.float32)))
+    successors = {"cut_rows": [[2, 0], [2, 1]], "cut_observations": np.array([[1, 1], [1, number]], np.float32)}
     with pytest.raises(BadNumberError, match=r"cut_observations at \(t=2, b=1\)"):
-        rollout.validate()
+        Rollout.from_dict(data(**successors)).validate()
 
 
 def test_a_reward_beyond_float32_is_noticed():
@@ -400,10 +389,6 @@ def test_combine_rebases_everything():
     np.testing.assert_array_equal(table[index], np.concatenate([one.context[0][one.context[1]], two.context[0][two.context[1]]], 1))
 
 
-def test_combine_of_one_is_equal():
-    assert_equal(combine_rollouts([rich()]), rich())
-
-
 def test_combine_and_select_are_inverse():
     one, two = rich(0), rich(1)
     both = combine_rollouts([one, two])
@@ -412,6 +397,7 @@ def test_combine_and_select_are_inverse():
         table, index = back.context
         np.testing.assert_array_equal(table[index], original.context[0][original.context[1]])
         assert_equal(dataclasses.replace(back, context=()), dataclasses.replace(original, context=()))
+    assert_equal(combine_rollouts([one]), one)
 
 
 def test_select_in_any_order():
@@ -450,32 +436,28 @@ def test_select_keeps_one_global_state_per_copy_where_it_can():
 @pytest.mark.parametrize(
     "lanes, words", [([4], "from 0 to 3"), ([-1], "from 0"), ([1, 1], "twice"), ([0.5], "numbers"), ([True], "one bool")]
 )
-def test_wrong_lanes_are_refused(lanes, words):
+def test_wrong_lanes_are_rejected(lanes, words):
     with pytest.raises(RolloutError, match=words):
         rich().select_lanes(lanes)
-
-
-def without(rollout: Rollout, **changes) -> Rollout:
-    return dataclasses.replace(rollout, **changes)
 
 
 @pytest.mark.parametrize(
     "other, words",
     [
         (lambda: rich(steps=7), "rollout 1 has 7 steps, not 6"),
-        (lambda: without(rich(), actions=rich().actions.astype(np.int32)), r"rollout 1: actions: int32\[6, 4\] does not fit int64\[6, 4\]"),
-        (lambda: without(rich(), observations=rich().observations["a"]), "rollout 1: observations: its tree"),
-        (lambda: without(rich(), policy_state={"h": np.zeros((6, 4, 1), "f")}), "rollout 1: policy_state.h"),
-        (lambda: without(rich(), cut_state={"h": np.zeros((6, 2), "f")}), "rollout 1: cut_state.h"),
-        (lambda: without(rich(), context=()), "rollout 1: context"),
+        (
+            lambda: dataclasses.replace(rich(), actions=rich().actions.astype(np.int32)),
+            r"rollout 1: actions: int32\[6, 4\] does not fit int64\[6, 4\]",
+        ),
+        (lambda: dataclasses.replace(rich(), observations=rich().observations["a"]), "rollout 1: observations: its tree"),
+        (lambda: dataclasses.replace(rich(), policy_state={"h": np.zeros((6, 4, 1), "f")}), "rollout 1: policy_state.h"),
+        (lambda: dataclasses.replace(rich(), cut_state={"h": np.zeros((6, 2), "f")}), "rollout 1: cut_state.h"),
+        (lambda: dataclasses.replace(rich(), context=()), "rollout 1: context"),
         (lambda: rich(copies=4), "rollout 1: global_state has 1 lanes per env copy, rollout 0 2"),
     ],
 )
 def test_rollouts_that_do_not_fit_are_rejected(other, words):
     with pytest.raises(RolloutError, match=words):
         combine_rollouts([rich(), other()])
-
-
-def test_combining_nothing_is_an_error():
     with pytest.raises(RolloutError, match="no rollout to combine"):
         combine_rollouts([])
