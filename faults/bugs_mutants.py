@@ -60,7 +60,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "backends/numpy/policy.py": ("conformance/test_central.py", "policy/test_central.py"),
     "backends/torch/network.py": ("conformance/test_central.py", "backends/torch/test_central.py"),
     "backends/composite.py": ("backends/test_composite.py", "policy/test_composite.py"),
-    "env/pettingzoo_copy.py": ("env/test_pettingzoo_copy.py", "collect/test_teams.py", "env/workers/test_pool_teams.py"),
+    "env/pettingzoo_copy.py": ("env/test_pettingzoo_copy.py", "collect/test_teams.py", "env/workers/test_pool.py"),
     "collect/opponents.py": ("collect/test_opponents.py", "collect/test_teams.py", "collect/test_actors.py"),
     "collect/collector.py": ("collect/test_collector.py", "collect/test_teams.py"),
     "run/checkpoint.py": ("run/test_checkpoint.py", "run/test_saver.py"),

@@ -211,3 +211,32 @@ def test_ctrl_c_is_obeyed_and_closes_all():
     with pytest.raises(KeyboardInterrupt):
         resolved(Pressed)
     assert Pressed.made == Pressed.closed == 3  # two that would have trained, one to rehearse with
+
+
+def test_a_team_is_tried_like_any_environment():
+    toys = pytest.importorskip("inchworm.worlds.team_toys")
+
+    class RandomState(toys.Comings):
+        drawn = np.random.default_rng(0)
+
+        def state(self):
+            return super().state() + self.drawn.random()
+
+    class OtherLater(toys.Comings):
+        """Deterministic except for which agents are present in later episodes."""
+
+        resets = 0
+
+        def reset(self, seed=None, options=None):
+            self.resets += 1
+            self.plan = [list(stays) for stays in (toys.JOINS if self.resets > 3 else toys.DEATHS)]
+            return super().reset(seed, options)
+
+    for kind, shared, flawed in (
+        (toys.Comings, True, False),
+        (toys.Comings, False, False),
+        (RandomState, True, True),
+        (OtherLater, False, True),
+    ):
+        why = rehearse_resume(lambda kind=kind, shared=shared: make_vector_env(kind, 1, 0, global_state=shared), "it")
+        assert (why is not None) == flawed, (kind, why)

@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 from gymnasium import wrappers
 
-from doubles import dying as helpers_doom
-from doubles import stepping as helpers_env
-from doubles.dying import World, end
+from doubles.crashing import World, kill
 from doubles.stepping import assert_equal_steps, frozen, random_actions
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
 from inchworm.env.restore import KeepsState, find_keeper, pack_tree, unpack_tree
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
 
-for module in (helpers_doom, helpers_env, sys.modules[__name__]):  # workers cannot import test modules
-    cloudpickle.register_pickle_by_value(module)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
 
 class Keeper(World):
@@ -102,16 +99,16 @@ def test_a_worker_that_dies_around_its_state_is_rebuilt_by_replay():
     with make((2, False)) as env, make((0, False)) as reference:
         for each in (env, reference):
             go_on(each, each.reset(), 30)
-        end(env, 1)
+        kill(env, 1)
         with pytest.warns(WorkerRestartWarning):
             saved = env.state_dict()
         assert_same(saved, reference.state_dict())
         expected = go_on(reference, reference.reset(indices=()))
     with make((2, False)) as env:
-        end(env, 0)
+        kill(env, 0)
         with pytest.warns(WorkerRestartWarning):
             env.load_state_dict(saved)
-        end(env, 1)
+        kill(env, 1)
         step = env.reset(indices=())
         with pytest.warns(WorkerRestartWarning, match="replaying"):
             taken = go_on(env, step)
@@ -124,7 +121,7 @@ def test_a_worker_whose_episodes_are_by_state_alone_cannot_be_rebuilt():
         saved = env.state_dict()
     with make((2, False)) as env:
         env.load_state_dict(saved)
-        end(env, 0)
+        kill(env, 0)
         with pytest.raises(WorkerError, match=r"lane 0 could not be brought back.*its episode had 10 steps"):
             go_on(env, env.reset(indices=()), 1)
 

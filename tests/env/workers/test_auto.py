@@ -1,4 +1,7 @@
-"""Tests of env/workers/auto.py: what num_workers: auto chooses, by known step times and by looking at real environments."""
+"""Tests of env/workers/auto.py: the choice by known step times, measuring by a fake clock, and the cores that may be used."""
+
+import os
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -7,31 +10,39 @@ from gymnasium import spaces
 
 from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig
-from inchworm.env.workers import auto as choice
-from inchworm.env.workers.auto import WorkerChoice, choose_by_step, choose_num_workers, lockstep_seconds, step_seconds
+from inchworm.env.workers import auto
+from inchworm.env.workers.auto import (
+    WorkerChoice,
+    choose_by_step,
+    choose_num_workers,
+    cpu_quota,
+    lockstep_seconds,
+    step_seconds,
+    usable_cores,
+)
 
 
 class Slow(gym.Env):
-    """A step takes `step` seconds of a simulated clock and a reset `reset`; only action 1 is legal."""
+    """By the class's clock, a step takes `step` seconds and a reset `reset`; only action 1 is legal."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Discrete(2)
-    made = closed = 0
     now = 0.0
+    created = closed = 0
 
     def __init__(self, step=0.002, reset=0.0, length=10**9):
-        Slow.made += 1
-        self.pauses, self.length, self.count = (step, reset), length, 0
+        Slow.created += 1
+        self.durations, self.length, self.count = (step, reset), length, 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        Slow.now += self.pauses[1]
+        Slow.now += self.durations[1]
         self.count = 0
         return np.zeros(2, np.float32), {"action_mask": np.array([0, 1], np.int8)}
 
     def step(self, action):
         assert action == 1
-        Slow.now += self.pauses[0]
+        Slow.now += self.durations[0]
         self.count += 1
         return np.zeros(2, np.float32), 0.0, self.count == self.length, False, {"action_mask": np.array([0, 1], np.int8)}
 
@@ -41,15 +52,14 @@ class Slow(gym.Env):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Only `Slow` lets time pass."""
-    monkeypatch.setattr(choice.time, "perf_counter", lambda: Slow.now)
+    monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
 
 
 @pytest.fixture
 def costs(monkeypatch):
     """An exchange costs 20 µs and 20 for each worker."""
-    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS", 20e-6)
-    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS_PER_WORKER", 20e-6)
+    monkeypatch.setattr(auto, "_EXCHANGE_SECONDS", 20e-6)
+    monkeypatch.setattr(auto, "_EXCHANGE_SECONDS_PER_WORKER", 20e-6)
 
 
 def test_the_arithmetic_of_a_lockstep(costs):
@@ -82,19 +92,17 @@ def test_never_more_processes_than_copies_or_cores_nor_more_than_help(costs):
 
 
 def test_step_seconds_counts_steps_and_their_part_of_the_resets(clock):
-    Slow.made = Slow.closed = 0
-    assert step_seconds(Slow) == pytest.approx(2e-3)
-    assert (Slow.made, Slow.closed) == (1, 1)
+    Slow.created = Slow.closed = 0
+    assert step_seconds(Slow) == pytest.approx(0.002)
+    assert (Slow.created, Slow.closed) == (1, 1)
     # 10 ms of reset every 5 steps are 2 ms a step.
-    assert step_seconds(lambda: Slow(0.001, 0.01, 5)) == pytest.approx(3e-3, rel=0.1)
-
-
-def test_an_environment_slower_than_the_measurement_is_stepped_once(clock):
+    assert step_seconds(lambda: Slow(0.001, 0.01, 5)) == pytest.approx(0.003)
+    # Slower than the time for measuring: one step is enough.
     assert step_seconds(lambda: Slow(0.35)) == pytest.approx(0.35)
 
 
 def test_answers_that_need_no_measuring(monkeypatch):
-    monkeypatch.setattr(choice, "step_seconds", lambda make: pytest.fail("measured"))
+    monkeypatch.setattr(auto, "step_seconds", lambda make: pytest.fail("measured"))
     for config, env, cores, workers, words in (
         (EnvConfig(num_workers=3), None, 8, 3, "3 worker processes (env.num_workers=3)"),
         (EnvConfig(num_workers=0), None, 8, 0, "no worker processes (env.num_workers=0)"),
@@ -107,11 +115,53 @@ def test_answers_that_need_no_measuring(monkeypatch):
         assert choose_num_workers(config, env, cores=cores) == WorkerChoice(workers, words)
 
 
-def test_configs_and_factories_are_measured(monkeypatch, clock):
-    monkeypatch.setattr(choice, "_MEASURE_SECONDS", 0.05)
+def test_a_team_is_treated_like_any_environment(clock):
+    team = pytest.importorskip("inchworm.worlds.team_toys").Comings
+    assert choose_num_workers(EnvConfig(num_envs=2), team, cores=2).num_workers == 0  # takes no time by this clock
+    assert choose_num_workers(EnvConfig(num_envs=1), team()).reason == "no worker processes: an environment instance stays in this process"
+
+
+def test_configs_and_factories_are_measured(clock):
     assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
-    monkeypatch.setattr(choice, "_EXCHANGE_SECONDS", 0.01)  # so long that no step of a quick one comes near it on a slow machine either
-    assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0
+    assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0  # takes no time by this clock
     quick = choose_num_workers(EnvConfig(id="CartPole-v1", num_envs=2, native=False), cores=2)
-    assert quick.num_workers == 0
-    assert quick.reason.startswith("no worker processes: ")
+    assert (quick.num_workers, quick.reason[:25]) == (0, "no worker processes: 0 µs")
+
+
+def put(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "50000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n", "cpu.max": "200000 100000"}, 0.5),
+    ],
+)
+def test_quota(tmp_path, files, quota):
+    assert cpu_quota(put(tmp_path, files)) == quota
+
+
+def test_affinity_and_quota_bound_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "_CGROUPS", put(tmp_path, {"cpu.max": "250000 100000"}))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    assert usable_cores() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    assert usable_cores() == 1
+    monkeypatch.setattr(auto, "_CGROUPS", put(tmp_path, {"cpu.max": "10000 100000"}))
+    assert usable_cores() == 1
+
+
+def test_systems_without_affinity(tmp_path, monkeypatch):
+    monkeypatch.setattr(auto, "_CGROUPS", tmp_path)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert usable_cores() == 6

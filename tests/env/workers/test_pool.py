@@ -1,6 +1,6 @@
-"""Tests of the worker pool from outside: equality, errors, deaths, time-outs, leftovers."""
+"""Tests of env/workers/pool.py from outside: equal bits in every layout, errors, deaths, time-outs, this process's share, teams."""
 
-import contextlib
+import functools
 import gc
 import os
 import signal
@@ -15,85 +15,55 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from doubles.stepping import assert_equal_steps, frozen, run
+from doubles.crashing import ignores_sigterm, kill, sleeps, workers
+from doubles.stepping import assert_equal_steps, frozen, random_actions, run
 from doubles.toys import Corridor, Counter
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, WorkerError
+from inchworm.core.errors import ConfigError, EnvError, WorkerError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import episode_seed
-from inchworm.env.source import WorkerVectorEnv, make_vector_env
+from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
-
-def descriptors():
-    gc.collect()
-    return sorted(os.listdir("/proc/self/fd"))
-
-
-def children():
-    return [process for process in os.listdir("/proc") if process.isdigit() and _parent(process) == os.getpid()]
-
-
-def _parent(process):
-    with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
-    return None
-
-
-def mapped():
-    """Whether shared memory of a vector env is mapped; it has no name in any directory, only this one in the kernel."""
-    with open("/proc/self/maps") as file:
-        return "memfd:inchworm" in file.read()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    """No process, descriptor or shared memory survives a test."""
-    before = len(descriptors()), set(children())
-    yield
-    assert (len(descriptors()), set(children())) == before
-    assert not mapped()
-
-
-def test_shared_memory_is_mapped_while_the_vector_env_lives():
-    env = make_vector_env(Counter, 1, 1)
-    assert mapped()
-    names = set(os.listdir("/dev/shm"))
-    assert not [name for name in names if "inchworm" in name]
-    env.close()
+HAS_PETTINGZOO = True
+try:
+    from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
+except ImportError:
+    HAS_PETTINGZOO = False
+needs_pettingzoo = pytest.mark.skipif(not HAS_PETTINGZOO, reason="PettingZoo is not installed")
 
 
 class Faulty(Counter):
-    """Does something bad at a given moment in the copy whose seed it is given."""
+    """Calls `fault` at a given moment in the copy of lane `lane`."""
 
-    def __init__(self, moment, deed, lane=1):
+    def __init__(self, moment, fault, lane=1):
         super().__init__(length=50)
-        self.moment, self.deed, self.seed_of_doom = moment, deed, episode_seed(0, lane, 0)
+        self.moment, self.fault, self.faulty_seed = moment, fault, episode_seed(0, lane, 0)
         if moment == "init":
-            deed()
+            fault()
 
     def reset(self, **kwargs):
         result = super().reset(**kwargs)
-        if self.moment == "reset" and self.episode == self.seed_of_doom:
-            self.deed()
+        if self.moment == "reset" and self.episode == self.faulty_seed:
+            self.fault()
         return result
 
     def step(self, action):
-        if self.moment == "step" and self.episode == self.seed_of_doom and self.steps == 2:
-            self.deed()
+        if self.moment == "step" and self.episode == self.faulty_seed and self.steps == 2:
+            self.fault()
         return super().step(action)
 
     def close(self):
         if self.moment == "close":
-            self.deed()
+            self.fault()
 
 
 def raises(error):
-    def deed():
+    def fault():
         raise error
 
-    return deed
+    return fault
 
 
 def reset_and_step(env, steps):
@@ -107,40 +77,51 @@ def play(make, num_envs, num_workers):
         reset_and_step(env, 5)
 
 
-def test_any_number_of_workers_gives_the_same_bits():
-    config = EnvConfig(id="CartPole-v1", num_envs=5, native=False)
-    here = run(make_vector_env(config, seed=3), 120)
-    for workers in (1, 2, 4):
-        with make_vector_env(config, num_workers=workers, seed=3) as env:
-            assert isinstance(env, WorkerVectorEnv)
-            assert isinstance(env, VectorEnv)
-            assert (env.num_lanes, env.num_envs) == (5, 5)
-            assert_equal_steps(run(env, 120), here)
+# ---- the same bits in every layout
 
 
-def test_partial_resets_options_and_states_are_the_same_too():
+@pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 1, False), (5, 4, False), (2, 1, True), (5, 2, True), (4, 3, True)])
+def test_any_number_of_workers_gives_the_same_bits(copies, workers, helped):
+    config = EnvConfig(id="CartPole-v1", num_envs=copies, native=False)
+    with make_vector_env(config, seed=3, num_workers=0) as here:
+        expected = run(here, 120)
+    with make_vector_env(config.replace(num_workers=workers, help_workers=helped), seed=3) as env:
+        assert isinstance(env, WorkerVectorEnv)
+        assert isinstance(env, VectorEnv)
+        assert (env.num_lanes, env.num_envs) == (copies, copies)
+        if helped:  # a share of the copies is in this process
+            assert len(env._engine._local.copies) == copies - copies * workers // (workers + 1) >= 1
+        assert_equal_steps(run(env, 120), expected)
+
+
+@pytest.mark.parametrize("helped", [False, True])
+def test_partial_resets_options_and_states_are_the_same_too(helped):
     def both(call):
-        results = [frozen(call(env)) for env in (workers, here)]
+        results = [frozen(call(env)) for env in (remote, here)]
         assert_equal_steps(results[:1], results[1:])
 
-    with make_vector_env(lambda: Corridor(length=3), 3, 2) as workers:
-        here = make_vector_env(lambda: Corridor(length=3), 3)
-        for env in (workers, here):
-            env.set_reset_options({"place": 1}, indices=[2])
+    def make():
+        return Corridor(length=3)
+
+    with WorkerVectorEnv(make, 3, 2, help_workers=helped) as remote, InProcessVectorEnv(make, 3) as here:
+        for env in (remote, here):
+            env.set_reset_options({"place": 1}, indices=[0, 2])
         both(lambda env: env.reset(seeds=[4, 5, 6]))
         both(lambda env: env.step(np.array([1, 1, 1])))
         both(lambda env: env.reset(indices=[0]))
+        both(lambda env: env.reset(indices=[2]))
         both(lambda env: env.reset(indices=()))
         both(lambda env: env.step(np.array([1, 0, 1])))
-        state = workers.state_dict()
+        assert remote.state_dict()["copies"] == here.state_dict()["copies"]
+        state = remote.state_dict()
         both(lambda env: env.step(np.array([1, 0, 1])))
-        for env in (workers, here):
+        for env in (remote, here):
             env.load_state_dict(state)
         both(lambda env: env.reset(indices=()))
         both(lambda env: env.step(np.array([1, 1, 1])))
         state["copies"][1]["episode_return"] = 7.0
         with pytest.warns(UserWarning, match="lane 1 could not be restored"):
-            workers.load_state_dict(state)
+            remote.load_state_dict(state)
 
 
 def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
@@ -177,53 +158,51 @@ def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
     assert lines[1:] == ["rewards [0.0, 0.0] processes 3"] * 2
 
 
+# ---- errors in environments
+
+
 class Unpicklable(Exception):
     def __init__(self):
         super().__init__("held by a lambda")
         self.lock = threading.Lock()
 
 
-class Speechless(Exception):
+class WithoutText(Exception):
     def __str__(self):
-        raise RuntimeError("no words")
+        raise RuntimeError("no text")
 
 
-ERRORS = {
-    "plain": (lambda: raises(ValueError("boom")), "ValueError: boom"),
-    "percent": (lambda: raises(ValueError("100 % of %s")), "ValueError: 100 % of %s"),
-    "unicode": (lambda: raises(ValueError("żółw \ud800")), "ValueError: żółw"),
-    "interrupt": (lambda: raises(KeyboardInterrupt()), "KeyboardInterrupt: "),
-}
+PLAIN, INTERRUPT = (ValueError("boom"), "ValueError: boom"), (KeyboardInterrupt(), "KeyboardInterrupt: ")
 
 
-EARLY = [("init", "plain"), ("init", "interrupt"), ("reset", "plain"), ("reset", "interrupt")]
-
-
-@pytest.mark.parametrize(("moment", "kind"), [*EARLY, *(("step", kind) for kind in ERRORS)])
-def test_an_error_arrives_with_its_traceback_lane_and_seed(moment, kind):
-    deed, words = ERRORS[kind]
-    deed = deed()
+@pytest.mark.parametrize(
+    ("moment", "error", "words"),
+    [
+        *((moment, *error) for moment in ("init", "reset", "step") for error in (PLAIN, INTERRUPT)),
+        ("step", ValueError("100 % of %s"), "ValueError: 100 % of %s"),
+        ("step", ValueError("żółw \ud800"), "ValueError: żółw"),
+    ],
+)
+def test_an_error_arrives_with_its_traceback_lane_and_seed(moment, error, words):
     with pytest.raises(WorkerError) as caught:
-        play(lambda: Faulty(moment, deed), 2, 1)
+        play(lambda: Faulty(moment, raises(error)), 2, 1)
     text = str(caught.value)
     assert words in text
     assert "Traceback in the worker" in text
-    assert "in deed" in text  # the frame that raised
-    if moment == "init":
-        assert text.startswith("env worker 0 (lanes 0 to 1): ")
-    else:
-        assert text.startswith(f"env worker 0 (lanes 0 to 1), lane 1, episode seed {episode_seed(0, 1, 0)}: ")
+    assert "in fault" in text  # the frame that raised
+    where = "" if moment == "init" else f", lane 1, episode seed {episode_seed(0, 1, 0)}"
+    assert text.startswith(f"env worker 0 (lanes 0 to 1){where}: ")
 
 
-def test_errors_that_cannot_travel_arrive_as_text():
+def test_errors_that_cannot_be_pickled_arrive_as_text():
     def unpicklable():
         raise Unpicklable
 
     def huge():
         raise ValueError("x" * 10_000_000)
 
-    def speechless():
-        raise Speechless
+    def without_text():
+        raise WithoutText
 
     def caused():
         try:
@@ -231,16 +210,19 @@ def test_errors_that_cannot_travel_arrive_as_text():
         except KeyError as error:
             raise RuntimeError("the effect") from error
 
-    for deed, words in ((unpicklable, "Unpicklable: held by a lambda"), (huge, "ValueError: xxx"), (speechless, "Speechless: (its")):
-        with pytest.raises(WorkerError) as caught:
-            play(lambda deed=deed: Faulty("step", deed, lane=0), 1, 1)
-        assert words in str(caught.value)
+    cases = [
+        (unpicklable, "Unpicklable: held by a lambda"),
+        (huge, "ValueError: xxx"),
+        (without_text, r"WithoutText: \(its"),
+        (caused, "(?s)RuntimeError: the effect.*KeyError: 'the cause'.*RuntimeError: the effect"),
+    ]
+    for fault, words in cases:
+        with pytest.raises(WorkerError, match=words) as caught:
+            play(lambda fault=fault: Faulty("step", fault, lane=0), 1, 1)
         assert len(str(caught.value)) < 40_000
-    with pytest.raises(WorkerError, match=r"(?s)RuntimeError: the effect.*KeyError: 'the cause'.*RuntimeError: the effect"):
-        play(lambda: Faulty("step", caused, lane=0), 1, 1)
 
 
-def test_a_broken_contract_is_told_in_one_line():
+def test_a_broken_contract_is_reported_in_one_line():
     class Broken(Counter):
         def step(self, action):
             return np.zeros(5), 0.0, False, False, {}
@@ -258,7 +240,7 @@ def test_an_error_while_closing_is_a_warning():
     env.close()
 
 
-def test_after_an_error_the_vector_env_is_gone_but_can_be_closed():
+def test_after_an_error_the_vector_env_can_only_be_closed():
     env = make_vector_env(lambda: Faulty("reset", raises(ValueError("boom"))), 2, 1)
     with pytest.raises(WorkerError, match="boom"):
         env.reset()
@@ -270,42 +252,55 @@ def test_after_an_error_the_vector_env_is_gone_but_can_be_closed():
         env.reset()
 
 
+def test_workers_with_different_spaces_are_rejected():
+    def make():
+        env = Counter()
+        env.action_space = spaces.Discrete(2 + os.getpid() % 1000)
+        return env
+
+    with pytest.raises(EnvError, match="different workers have different spaces"):
+        make_vector_env(make, 2, 2)
+
+
+def test_the_number_of_workers_is_checked():
+    for number in (0, 3):
+        with pytest.raises(EnvError, match=f"num_workers={number} must be from 1 to 2, because num_envs=2"):
+            WorkerVectorEnv(Counter, 2, number)
+    with pytest.raises(EnvError, match=r"num_workers=2.* must be from 1 to 1, because num_envs=2"):
+        WorkerVectorEnv(Counter, 2, 2, help_workers=True)
+    for number in (0, 4):
+        with pytest.raises(ConfigError, match=f"env.help_workers needs env.num_workers from 1 to 3, not {number}"):
+            EnvConfig(num_envs=4, num_workers=number, help_workers=True)
+
+
+# ---- deaths and time-outs, without restarts
+
+
 @pytest.mark.parametrize(
-    ("deed", "words"),
+    ("fault", "words"),
     [
         (lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"),
         (lambda: os._exit(3), "exited with code 3"),
-        (raises(SystemExit(3)), f"exited, lane 1, episode seed {episode_seed(0, 1, 0)}: SystemExit: 3.*in deed"),
+        (raises(SystemExit(3)), f"exited, lane 1, episode seed {episode_seed(0, 1, 0)}: SystemExit: 3.*in fault"),
     ],
 )
-def test_a_worker_that_dies_is_named_at_once(deed, words):
-    with WorkerVectorEnv(lambda: Faulty("step", deed), 3, 3, worker_restarts=0) as env:
-        env.reset()
-        env.step(np.zeros(3, int)), env.step(np.zeros(3, int))
+def test_a_worker_that_dies_is_named(fault, words):
+    with WorkerVectorEnv(lambda: Faulty("step", fault), 3, 3, worker_restarts=0) as env:
+        reset_and_step(env, 2)
         with pytest.raises(WorkerError, match=rf"(?s)env worker 1 \(lane 1\) {words}.*episode seeds by lane 1: {episode_seed(0, 1, 0)}"):
             env.step(np.zeros(3, int))
 
 
-def test_a_death_between_steps_or_beside_a_slow_worker_is_noticed():
-    def slow():
-        time.sleep(3600)
-
-    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2, worker_restarts=0)
-    env.reset()
-    victim = env._engine._workers[1].process
-    victim.kill()
-    victim.wait()
-    with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
-        env.step(np.zeros(2, int))
-    env = WorkerVectorEnv(lambda: Faulty("step", slow, lane=0), 2, 2, worker_restarts=0)
-    env.reset()
-    env.step(np.zeros(2, int)), env.step(np.zeros(2, int))
-    env.send(np.zeros(2, int))
-    killer = threading.Timer(0.3, env._engine._workers[1].process.kill)
-    killer.start()
-    with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
-        env.recv()
-    killer.join()
+def test_a_death_between_steps_or_while_another_worker_is_slow_is_noticed():
+    for steps in (0, 2):
+        env = WorkerVectorEnv(lambda: Faulty("step", sleeps, lane=0), 2, 2, worker_restarts=0)
+        reset_and_step(env, steps)
+        if steps:
+            env.send(np.zeros(2, int))
+            time.sleep(0.1)  # worker 0 sleeps now
+        kill(env, 1)
+        with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
+            env.recv() if steps else env.step(np.zeros(2, int))
 
 
 def test_a_worker_that_dies_at_the_start_is_named():
@@ -313,40 +308,43 @@ def test_a_worker_that_dies_at_the_start_is_named():
         play(lambda: Faulty("init", lambda: os._exit(7)), 2, 1)
 
 
-def sleeps():
-    time.sleep(60)
-
-
-def ignores_sigterm():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        sum(range(1000))
-
-
-@pytest.mark.parametrize("deed", [sleeps, ignores_sigterm])
+@pytest.mark.parametrize("fault", [sleeps, ignores_sigterm])
 @pytest.mark.parametrize("moment", ["reset", "step"])
-def test_a_worker_that_hangs_is_ended_after_its_timeout(moment, deed):
-    env = WorkerVectorEnv(lambda: Faulty(moment, deed), 2, 2, worker_timeout=2.0, worker_restarts=0)
+def test_a_worker_that_hangs_is_ended_after_its_timeout(moment, fault):
+    env = WorkerVectorEnv(lambda: Faulty(moment, fault), 2, 2, worker_timeout=2.0, worker_restarts=0)
     with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\).*no answer within 2 s; raise env.worker_timeout"):
         reset_and_step(env, 3)
     env.close()
 
 
-def test_closing_is_bounded_even_if_an_environment_never_closes():
-    env = WorkerVectorEnv(lambda: Faulty("close", ignores_sigterm), 1, 1)
+def test_a_long_replay_reports_that_it_is_alive():
+    class Slow(Counter):
+        def step(self, action):
+            time.sleep(0.05)
+            return super().step(action)
+
+    env = make_vector_env(lambda: Counter(length=99), 1)
+    reset_and_step(env, 80)
+    with WorkerVectorEnv(lambda: Slow(length=99), 1, 1, worker_timeout=3.0, worker_restarts=0) as remote:  # the replay takes 4 s
+        remote.load_state_dict(env.state_dict())
+        assert remote.reset(indices=()).observations[0, 1] == 80
+
+
+# ---- Ctrl-C and the end
+
+
+@pytest.mark.parametrize("fault", [sleeps, ignores_sigterm])
+def test_closing_is_bounded_even_if_an_environment_never_closes(fault):
+    env = WorkerVectorEnv(lambda: Faulty("close", fault), 1, 1)
     env._engine.close(0.2)
     env.close()
-    env = WorkerVectorEnv(lambda: Faulty("close", sleeps), 1, 1)
-    env.close()
 
 
-def test_an_interrupted_exchange_is_not_continued_but_closed():
-    env = WorkerVectorEnv(lambda: Faulty("step", lambda: time.sleep(0.5), lane=0), 2, 2)
-    env.reset()
-    env.step(np.zeros(2, int)), env.step(np.zeros(2, int))
-    timers = [threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)) for delay in (0.1,)]
-    for timer in timers:
-        timer.start()
+def test_an_interrupted_exchange_is_not_continued():
+    env = WorkerVectorEnv(lambda: Faulty("step", lambda: time.sleep(1.0), lane=0), 2, 2)
+    reset_and_step(env, 2)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
     with pytest.raises(KeyboardInterrupt):
         env.step(np.zeros(2, int))
     with pytest.raises(EnvError, match="failed or was interrupted"):
@@ -368,16 +366,16 @@ def test_a_second_interrupt_while_closing_leaves_no_process():
 def test_ctrl_c_does_not_reach_workers():
     env = make_vector_env(Counter, 2, 1)
     env.reset()
-    for process in env._engine._workers:
-        assert os.getpgid(process.process.pid) != os.getpgid(0)
-        os.kill(process.process.pid, signal.SIGINT)
+    for worker in workers(env):
+        assert os.getpgid(worker.process.pid) != os.getpgid(0)
+        os.kill(worker.process.pid, signal.SIGINT)
     assert env.step(np.zeros(2, int)).observations[:, 1].tolist() == [1, 1]
     env.close()
 
 
 def test_the_garbage_collector_ends_workers():
     env = make_vector_env(Counter, 1, 1)
-    pid = env._engine._workers[0].process.pid
+    pid = workers(env)[0].process.pid
     del env
     gc.collect()
     assert not os.path.exists(f"/proc/{pid}")
@@ -395,27 +393,28 @@ class Hangs(CartPoleEnv):
 env = make_vector_env(Hangs, 2, 2)
 env.reset()
 env.send(np.zeros(2, int))
-print(*[process.process.pid for process in env._engine._workers], flush=True)
-time.sleep(60)
+print(*[worker.process.pid for worker in env._engine._workers], flush=True)
+time.sleep(600)
 """
+
+    def is_running(pid):
+        """A zombie that init has not reaped yet has ended."""
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     with parent.stdout:
         pids = parent.stdout.readline().split()
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 120
-    while any(_is_running(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert [pid for pid in pids if _is_running(pid)] == []
-
-
-def _is_running(pid):
-    """A zombie that init has not reaped yet has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
 
 
 def test_workers_made_in_a_thread_outlive_it():
@@ -440,45 +439,103 @@ def test_a_forked_process_does_not_end_its_parents_workers():
     env.close()
 
 
-def test_a_factory_that_cannot_be_sent_is_explained():
-    lock = threading.Lock()
-    with pytest.raises(EnvError, match=r"cannot be sent to worker processes.*env\.num_workers=0"):
-        make_vector_env(lambda: (lock, Counter())[1], 2, 2)
+# ---- this process's share
 
 
-def test_workers_with_different_spaces_are_refused():
+class Breaks(Counter):
+    """Raises in the step after `after` steps."""
+
+    def __init__(self, after=10**6):
+        super().__init__()
+        self.after = after
+
+    def step(self, action):
+        self.after -= 1
+        if self.after < 0:
+            raise ZeroDivisionError("broken on purpose")
+        return super().step(action)
+
+
+def test_an_error_in_this_process_leaves_the_workers_usable():
+    with WorkerVectorEnv(Breaks, 3, 1, help_workers=True) as env:  # the worker has one copy, this process two
+        local = env._engine._local.copies[1].env
+        local.after = 3
+        reset_and_step(env, 3)
+        with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+            env.step(np.zeros(3, int))
+        local.after = 10**6
+        reset_and_step(env, 1)  # nothing of the last exchange is left over
+
+
+def test_an_error_in_a_worker_is_a_worker_error():
+    with WorkerVectorEnv(lambda: Breaks(2), 2, 1, help_workers=True) as env:
+        env._engine._local.copies[0].env.after = 10**6
+        reset_and_step(env, 2)
+        with pytest.raises(WorkerError, match="broken on purpose"):
+            env.step(np.zeros(2, int))
+
+
+def test_a_share_with_other_spaces_is_rejected():
+    home = os.getpid()
+
     def make():
         env = Counter()
-        env.action_space = spaces.Discrete(2 + os.getpid() % 1000)
+        if os.getpid() == home:
+            env.observation_space = spaces.Box(-9, 9, (7,), np.float32)
         return env
 
-    with pytest.raises(EnvError, match="different workers have different spaces"):
-        make_vector_env(make, 2, 2)
+    with pytest.raises(EnvError, match="all copies must be alike"):
+        WorkerVectorEnv(make, 2, 1, help_workers=True)
 
 
-def test_the_number_of_workers_is_checked():
-    for workers in (0, 3):
-        with pytest.raises(EnvError, match=f"num_workers={workers} must be from 1 to 2, because num_envs=2"):
-            WorkerVectorEnv(Counter, 2, workers)
+# ---- teams
 
 
-def test_a_long_replay_says_that_it_is_alive():
-    class Slow(Counter):
-        def step(self, action):
-            time.sleep(0.06)
-            return super().step(action)
-
-    env = make_vector_env(lambda: Counter(length=99), 1)
-    env.reset()
-    for _ in range(60):
-        env.step(np.zeros(1, int))
-    with WorkerVectorEnv(lambda: Slow(length=99), 1, 1, worker_timeout=3.0) as workers:  # the replay takes 3.6 s
-        workers.load_state_dict(env.state_dict())
-        assert workers.reset(indices=()).observations[0, 1] == 60
+def team(plan):
+    return functools.partial(Comings, {"deaths": DEATHS, "joins": JOINS}[plan], masks="info")
 
 
-@pytest.mark.slow
-def test_many_cycles_leave_nothing_behind():
-    for _ in range(6):
-        with make_vector_env("CartPole-v1", 2, 2) as env:
-            run(env, 5)
+@needs_pettingzoo
+@pytest.mark.parametrize(("workers", "helped", "shared"), [(1, False, True), (2, False, False), (1, True, True), (2, True, True)])
+@pytest.mark.parametrize("plan", ["deaths", "joins"])
+def test_teams_have_the_same_bits_in_every_layout(plan, workers, helped, shared):
+    with InProcessVectorEnv(team(plan), 3, seed=3, global_state=shared) as here:
+        expected = run(here, 14)
+    with WorkerVectorEnv(team(plan), 3, workers, help_workers=helped, seed=3, global_state=shared) as env:
+        assert (env.num_lanes, env.num_envs, env.lanes_per_copy) == (9, 3, 3)
+        assert (env.global_state_space is not None) == shared
+        assert_equal_steps(run(env, 14), expected)
+
+
+@needs_pettingzoo
+def test_an_error_of_a_team_in_a_worker_names_its_lane():
+    class Wrong(Comings):
+        def step(self, actions):
+            result = super().step(actions)
+            result[1]["agent_1"] = float("nan")
+            return result
+
+    with WorkerVectorEnv(lambda: Wrong(DEATHS), 2, 2) as env:
+        env.reset()
+        with pytest.raises(WorkerError, match=r"agent 'agent_1' \(lane [14]\), step 1 of the episode with seed .*reward is nan"):
+            env.step(np.zeros(6, np.int64))
+
+
+@needs_pettingzoo
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_state_of_a_team_can_be_loaded_in_another_layout(shared):
+    options = {"seed": 3, "global_state": shared}
+    with InProcessVectorEnv(team("joins"), 3, **options) as env:
+        run(env, 8)
+        state = env.state_dict()
+        rng, now = np.random.default_rng(5), env.reset(indices=())
+        actions, expected = [], []
+        for _ in range(6):
+            actions.append(random_actions(env, now, rng))
+            now = env.step(actions[-1])
+            expected.append(frozen(now))
+    with WorkerVectorEnv(team("joins"), 3, 2, help_workers=True, **options) as other:
+        other.load_state_dict(state)
+        assert not other.inexact
+        other.reset(indices=())
+        assert_equal_steps([frozen(other.step(action)) for action in actions], expected)

@@ -1,6 +1,4 @@
-"""What the tests of dying workers share: a world that a wrong replay would betray, and deeds that it does once, at a given moment."""
-
-from __future__ import annotations
+"""An environment whose replays are exact only if everything is, faults that it has once at a given moment, and killed workers."""
 
 import ctypes
 import os
@@ -19,7 +17,7 @@ from inchworm.env.action_masks import random_mask
 
 
 class World(gym.Env):
-    """Several leaves, masks, options, rewards and lengths that all depend on the whole way: seed, options and every action."""
+    """Several leaves, masks, options, rewards and lengths, all depending on the whole history: seed, options and every action."""
 
     def __init__(self, shortest=3, longest=12):
         self.observation_space = spaces.Dict(
@@ -47,44 +45,44 @@ class World(gym.Env):
         return observation, float(self.place.sum()), self.left == 0 and not cut, cut, info
 
 
-class Doomed(gym.Wrapper):
-    """Does each of some deeds once, in whichever process comes to its moment first: (moment, how often it came before, deed).
+class Faulty(gym.Wrapper):
+    """Has each of some faults once, in the first process that gets there: (moment, how often that moment came before, fault).
 
-    The moments are init, reset, step (before the world moves) and stepped (after it has, before anybody hears of it).
+    The moments are init, reset, step (before the environment steps) and stepped (after it has, before the result is returned).
     """
 
-    def __init__(self, env, directory, deeds):
+    def __init__(self, env, directory, faults):
         super().__init__(env)
-        self.directory, self.deeds, self.counts = Path(directory), deeds, {}
-        self.pass_by("init")
+        self.directory, self.faults, self.counts = Path(directory), faults, {}
+        self.reach("init")
 
-    def pass_by(self, moment):
+    def reach(self, moment):
         count = self.counts[moment] = self.counts.get(moment, -1) + 1
         done = len(list(self.directory.iterdir()))
-        if done < len(self.deeds) and self.deeds[done][:2] == (moment, count):
+        if done < len(self.faults) and self.faults[done][:2] == (moment, count):
             try:
                 (self.directory / str(done)).touch(exist_ok=False)
             except FileExistsError:  # another process was faster
                 return
-            self.deeds[done][2]()
+            self.faults[done][2]()
 
     def reset(self, **kwargs):
-        self.pass_by("reset")
+        self.reach("reset")
         return super().reset(**kwargs)
 
     def step(self, action):
-        self.pass_by("step")
+        self.reach("step")
         result = super().step(action)
-        self.pass_by("stepped")
+        self.reach("stepped")
         return result
 
 
-def doomed(directory, *deeds, **lengths):
-    """A factory of worlds with deeds."""
-    return lambda: Doomed(World(**lengths), directory, deeds)
+def faulty(directory, *faults, **lengths):
+    """A factory of `World`s with faults."""
+    return lambda: Faulty(World(**lengths), directory, faults)
 
 
-def killed():
+def is_killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -92,7 +90,7 @@ def exits():
     os._exit(3)
 
 
-def leaves():
+def raises_system_exit():
     sys.exit("enough")
 
 
@@ -100,12 +98,12 @@ def segfaults():
     ctypes.string_at(0)
 
 
-def runs_out():
+def runs_out_of_memory():
     raise MemoryError("no more")
 
 
 def sleeps():
-    time.sleep(60)
+    time.sleep(600)
 
 
 def ignores_sigterm():
@@ -115,7 +113,7 @@ def ignores_sigterm():
 
 
 def play(env, steps, disturb=lambda env, moment, number: None):
-    """Random legal steps with options and single resets in between: everything that was returned. `disturb` may do harm at each moment."""
+    """Take random legal steps with options and single resets in between; return all steps. `disturb` is called at each moment."""
     rng = np.random.default_rng(5)
     disturb(env, "new", 0)
     taken = [frozen(env.reset())]
@@ -135,13 +133,14 @@ def play(env, steps, disturb=lambda env, moment, number: None):
     return taken
 
 
-def processes(env):
+def workers(env):
+    """The worker processes of a vector env."""
     return env._engine._workers
 
 
-def end(env, index, wait=True):
-    """SIGKILL for a worker; by default it is dead when this returns."""
-    victim = processes(env)[index].process
+def kill(env, index, wait=True):
+    """Kill a worker; by default it is dead when this returns."""
+    victim = workers(env)[index].process
     victim.kill()
     if wait:
         victim.wait()
