@@ -64,7 +64,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "collect/opponents.py": ("collect/test_opponents.py", "collect/test_teams.py", "collect/test_actors.py"),
     "collect/collector.py": ("collect/test_collector.py", "collect/test_teams.py"),
     "run/checkpoint.py": ("run/test_checkpoint.py", "run/test_saver.py"),
-    "run/saver.py": (*RESUME, "run/test_moment.py", "run/test_saver.py"),
+    "run/saver.py": (*RESUME, "run/test_saver.py"),
     "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", KILLED),
     "core/seeding.py": ("core/test_seeding.py",),
 }

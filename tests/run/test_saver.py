@@ -5,25 +5,43 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optree
 import pytest
+import torch
+from gymnasium import spaces
 
 from doubles.toys import ActionReward, Corridor
+from inchworm import PolicySpec
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.policy.file import load_policy, read_policy
 from inchworm.run import checkpoint as checkpoint_module
 from inchworm.run import saver as saver_module
-from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
+from inchworm.run.checkpoint import TrainingCheckpointer, as_arrays, from_arrays, manifest_text
 from inchworm.run.directory import NotExactWarning
+from inchworm.run.saver import (
+    BACKGROUND_RATIO,
+    FORMAT,
+    SaveThread,
+    check_state,
+    cpu_capability,
+    generators_state,
+    restore_generators,
+    states_of,
+    thread_count,
+)
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
-from inchworm.train.callbacks import BaseCallback
+from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_parts
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
@@ -721,3 +739,202 @@ def test_a_checkpoint_records_what_was_chosen_not_what_was_asked(tmp_path: Path)
         assert trainer.config.ppo.compile != "auto"
         recorded = TrainingCheckpointer(path.parent).load().state["config"]
         assert recorded["ppo"]["compile"] == trainer.config.ppo.compile
+
+
+# ---- saving
+
+
+class World:
+    """A clock that moves when told to, and jobs that take some of its time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.saver = SaveThread(lambda: self.now)
+        self.threads: list[str] = []
+
+    def save(self, *, after: float, takes: float = 1.0, error: Exception | None = None) -> str:
+        """A save `after` seconds since the last began; where it was done."""
+        self.now += after
+
+        def job() -> None:
+            self.now += takes
+            self.threads.append(threading.current_thread().name)
+            if error is not None:
+                raise error
+
+        began = self.now
+        self.saver.run(job)
+        self.saver.wait()
+        self.now = began
+        return self.threads[-1]
+
+
+def test_the_first_is_done_here_and_later_ones_beside_if_twenty_times_as_long_has_passed() -> None:
+    world = World()
+    assert world.save(after=1000.0) == "MainThread"
+    assert world.save(after=BACKGROUND_RATIO - 0.1) == "MainThread"  # a save takes 1 second
+    assert world.save(after=BACKGROUND_RATIO + 0.1) == "inchworm-save"
+    assert world.save(after=BACKGROUND_RATIO + 0.1, takes=2.0) == "inchworm-save"
+    assert world.save(after=BACKGROUND_RATIO + 0.1, takes=1.0) == "MainThread"  # the last one took 2
+    assert world.save(after=BACKGROUND_RATIO + 0.1) == "inchworm-save"
+
+
+def test_after_a_failure_the_next_is_done_here() -> None:
+    world = World()
+    world.save(after=0.0)
+    with pytest.raises(OSError, match="full"):
+        world.save(after=100.0, error=OSError(28, "full"))
+    assert world.threads[-1] == "inchworm-save"
+    assert world.save(after=100.0) == "MainThread"
+    with pytest.raises(OSError, match="full"):
+        world.save(after=1.0, error=OSError(28, "full"))
+    assert world.save(after=100.0) == "MainThread"
+
+
+def held(saver: SaveThread, world: World) -> tuple[threading.Event, list[str]]:
+    """A job beside training that waits to be let go."""
+    go, done = threading.Event(), list[str]()
+
+    def job() -> None:
+        go.wait(10)
+        done.append("first")
+
+    saver.run(lambda: None)
+    world.now += 100.0
+    saver.run(job)
+    return go, done
+
+
+def test_one_at_a_time_and_the_next_waits() -> None:
+    world = World()
+    go, done = held(world.saver, world)
+    assert world.saver.busy
+    world.saver.poll()  # does not wait
+    assert done == []
+    threading.Timer(0.1, go.set).start()
+    world.now += 1000.0
+    world.saver.run(lambda: done.append("second"))
+    world.saver.wait()
+    assert done == ["first", "second"]
+    assert not world.saver.busy
+
+
+def test_what_went_wrong_beside_is_raised_once_by_poll_or_wait() -> None:
+    def fails() -> None:
+        raise OSError(5, "Input/output error")
+
+    asks: list[Callable[[SaveThread], Any]] = [SaveThread.wait, lambda saver: (saver._thread.join(), saver.poll())]  # type: ignore[union-attr, func-returns-value]
+    for ask in asks:
+        world = World()
+        world.saver.run(lambda: None)
+        world.now += 100.0
+        world.saver.run(fails)
+        with pytest.raises(OSError, match="Input/output"):
+            ask(world.saver)
+        world.saver.poll()
+        world.saver.wait()
+
+
+def test_the_thread_takes_no_signal() -> None:
+    """A signal that the system hands to another thread would not wake a main thread that sleeps."""
+    world, blocked = World(), set[int]()
+    world.saver.run(lambda: None)
+    world.now += 100.0
+    world.saver.run(lambda: blocked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    world.saver.wait()
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= blocked
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+# ---- moment
+
+
+class Remembers(BaseCallback):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.number = state["number"]
+
+    def __call__(self, state: Any, metrics: Any) -> None: ...
+
+
+def test_only_what_remembers_is_saved_with_its_place_and_name() -> None:
+    parts = stateful_parts([BaseCallback(), Remembers(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Remembers(2))])
+    assert states_of(parts) == [
+        {"place": 1, "name": "Remembers", "state": {"number": 1}},
+        {"place": 3, "name": "Remembers", "state": {"number": 2}},
+    ]
+
+
+def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:
+    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig())
+    before, now = spec.to_dict(), spec.to_dict()
+    del before["config"]["central_critic"], before["config"]["memory_size"]
+    parts = {"format": FORMAT, "config": {}, "weights": {}, "learner": {}, "collector": {}, "callbacks": [], "trackers": []}
+    state = {**parts, "state": {"iteration": 3}, "spec": before}
+    check_state(state, 3, now)
+    check_state({**state, "spec": {"policies": {"red": before, "bot": None}}}, 3, {"policies": {"red": now, "bot": None}})
+    other = PolicySpec(spec.observation_space, spec.action_space, PolicyConfig(hidden_sizes=(3,))).to_dict()
+    for wrong, ours in ((before, other), ({"policies": {"red": before}}, {"policies": {"red": other}})):
+        with pytest.raises(ConfigError, match="a different network"):
+            check_state({**state, "spec": wrong}, 3, ours)
+
+
+# ---- process state
+
+
+def draw() -> list[float]:
+    gauss = [random.gauss(0, 1), float(np.random.standard_normal())]  # noqa: NPY002 - both keep a second number for later
+    return [*gauss, random.random(), float(np.random.rand()), float(torch.rand(())), float(torch.randn(()))]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1])
+def test_all_three_go_on_where_they_were(drawn_before: int) -> None:
+    for _ in range(drawn_before):
+        draw()
+    state = json.loads(json.dumps(generators_state(), allow_nan=False))
+    expect = [draw(), draw()]
+    restore_generators(state)
+    assert [draw(), draw()] == expect
+
+
+def test_looking_moves_nothing() -> None:
+    state = generators_state()
+    assert generators_state() == state
+
+
+def test_torch_is_not_imported_for_it() -> None:
+    script = """
+import sys
+from inchworm.run.checkpoint import as_arrays
+from inchworm.run.saver import cpu_capability, generators_state, restore_generators, thread_count
+state = generators_state()
+restore_generators(state | {"torch": "00"})  # of a process that had torch: nothing here could draw from it
+assert "torch" not in state and cpu_capability() is None and thread_count(0) is None and thread_count(3) == 3
+assert as_arrays({"a": [1, (2.5, None)]}) == {"keys": ["a"], "values": [[1, [2.5, None]]]}
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_threads_and_processor() -> None:
+    assert thread_count(3) == 3
+    assert thread_count(0) == torch.get_num_threads()
+    assert cpu_capability() == torch.backends.cpu.get_cpu_capability()
+
+
+def test_trees_of_tensors_come_back_with_their_kinds_and_keys() -> None:
+    tensor = torch.arange(3.0)
+    tree = {0: {"step": torch.tensor(2.0), "plain": 1.5}, "groups": [{"lr": 0.1, "params": [0, 1]}], "text": "x", "none": None, "t": tensor}
+    plain = as_arrays(tree)
+    tensor += 1  # what was taken is a copy
+    back = from_arrays(plain)
+    assert list(back) == [0, "groups", "text", "none", "t"]
+    assert isinstance(back[0]["step"], torch.Tensor)
+    assert (back[0]["step"].item(), back[0]["plain"]) == (2.0, 1.5)
+    assert back["groups"] == [{"lr": 0.1, "params": [0, 1]}]
+    assert back["t"].tolist() == [0.0, 1.0, 2.0]

@@ -1,10 +1,15 @@
+from __future__ import annotations
+
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.progress import Progress
 
-from inchworm.tracking.console import ConsoleTracker, Terminal, detach, make_terminal
+from inchworm.tracking.console import ConsoleTracker, StatsLogger, Terminal, detach, make_terminal
 
 
 class Clock:
@@ -172,3 +177,74 @@ def test_names_between_colons_stay_names() -> None:
     out = io.StringIO()
     make_terminal(file=out).print("runs/a:bug:b", markup=False)
     assert out.getvalue() == "runs/a:bug:b\n"
+
+
+# ---- terminal
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_full_disk_silences_the_terminal_and_raises_nothing() -> None:
+    with FULL.open("w") as file:
+        terminal = make_terminal(file=file)
+        terminal.print("x" * 100_000)
+        terminal.print("y")
+        assert terminal.quiet
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_progress_bar_on_a_full_disk_raises_nothing() -> None:
+    with FULL.open("w") as file, Progress(console=make_terminal(file=file)) as progress:
+        task = progress.add_task("steps", total=2)
+        progress.advance(task)
+
+
+# ---- stats logger
+
+
+class Recorder:
+    def __init__(self, calls: list[Any], name: str, *, broken: bool = False) -> None:
+        self.calls, self.name, self.broken = calls, name, broken
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.calls.append((self.name, dict(metrics), step))
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        self.calls.append((self.name, dict(params)))
+
+    def log_artifact(self, path: Path) -> None:
+        self.calls.append((self.name, path))
+
+    def close(self) -> None:
+        self.calls.append((self.name, "closed"))
+        if self.broken:
+            raise OSError("disk full")
+
+
+def test_everything_reaches_every_tracker_in_order() -> None:
+    calls: list[Any] = []
+    logger = StatsLogger([Recorder(calls, "a"), Recorder(calls, "b")])
+    logger.log({"loss": 1.0}, 5)
+    logger.log_params({"seed": 0})
+    logger.log_artifact(Path("x"))
+    logger.close()
+    assert calls == [
+        ("a", {"loss": 1.0}, 5),
+        ("b", {"loss": 1.0}, 5),
+        ("a", {"seed": 0}),
+        ("b", {"seed": 0}),
+        ("a", Path("x")),
+        ("b", Path("x")),
+        ("a", "closed"),
+        ("b", "closed"),
+    ]
+
+
+def test_all_are_closed_even_if_one_cannot_be() -> None:
+    calls: list[Any] = []
+    logger = StatsLogger([Recorder(calls, "a", broken=True), Recorder(calls, "b")])
+    with pytest.raises(OSError, match="disk full"):
+        logger.close()
+    assert calls == [("a", "closed"), ("b", "closed")]
