@@ -88,6 +88,36 @@ def test_a_fault_is_found_alone_and_named(name: str) -> None:
     assert words in str(report)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda step: (step.actions,), "act must return PolicyStep(actions, env_actions, log_probs, state), not tuple"),
+        (
+            lambda step: replace(step, actions=step.actions[:, None]),
+            "act's actions must be a NumPy array [6] for 6 lanes, not ndarray [6, 1]",
+        ),
+        (lambda step: replace(step, log_probs=step.log_probs * np.nan), "act's log_probs are not finite"),
+        (lambda step: replace(step, state=None), "act's state must have the form of initial_state(6)"),
+    ],
+)
+def test_malformed_steps_are_described(change: Any, words: str) -> None:
+    class Malformed(Careful):
+        def act(self, *args: Any, **kwargs: Any) -> Any:
+            return change(super().act(*args, **kwargs))
+
+    report = check_policy(Malformed(), world)
+    assert words in str(report)
+    assert {problem.partition(":")[0] for problem in report.problems} == {"shapes"}
+
+
+def test_an_initial_state_must_hold_arrays() -> None:
+    class Malformed(Careful):
+        def initial_state(self, num_lanes: int) -> Any:
+            return {"h": 0.5 * num_lanes}
+
+    assert "initial_state(6) must hold NumPy arrays [6, …]; leaf 0 is float" in str(check_policy(Malformed(), world))
+
+
 def test_a_careful_policy_passes() -> None:
     report = check_policy(Careful(), world)
     assert report.ok, str(report)

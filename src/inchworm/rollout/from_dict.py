@@ -65,7 +65,12 @@ def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
                 lambda a, b: a.astype(b.dtype) if np.can_cast(a.dtype, b.dtype, "same_kind") else a, tree, like
             )
     check_fields(fields)
-    return {name: fields[name] if name in PLAIN else optree.tree_map(_owned, fields[name]) for name in names}
+
+    def own(array: np.ndarray) -> np.ndarray:
+        """Copy an array that the caller can still write to."""
+        return array if array.base is None and not array.flags.writeable else freeze(array.copy())
+
+    return {name: fields[name] if name in PLAIN else optree.tree_map(own, fields[name]) for name in names}
 
 
 def _check_names(data: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -189,8 +194,3 @@ def _add_global_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 def _something_follows(fields: Mapping[str, Any]) -> bool:
     return bool(fields["truncated"].any() or not fields["terminated"][-1:].all())
-
-
-def _owned(array: np.ndarray) -> np.ndarray:
-    """Return a read-only array of our own: one that the caller can still write to is copied."""
-    return array if array.base is None and not array.flags.writeable else freeze(array.copy())
