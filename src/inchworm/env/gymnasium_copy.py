@@ -10,10 +10,11 @@ import copy as copying
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
-from inchworm.core.spaces import MASK_KEY, Space, leaves, mask_space, with_mask
+from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space, with_mask
 from inchworm.core.types import Tree
 from inchworm.env.action_masks import MaskReader, allow_all, find_mask_source
 from inchworm.env.episodes import Ended
@@ -38,6 +39,9 @@ class GymnasiumCopy:
         self.keeper = find_keeper(env)
         self._step = env.step
         self._put = make_writer(env.observation_space)
+        box = env.observation_space if isinstance(env.observation_space, spaces.Box) else None
+        self._dtype = None if box is None else leaf_dtype(box)
+        self._shape = None if box is None else box.shape
         source = find_mask_source(env, self._first_info)
         self._masks = MaskReader(env, source) if source is not None else None
         self._mask_is_key = source == "key"
@@ -103,7 +107,10 @@ class GymnasiumCopy:
                 terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
                 if terminated or truncated:
                     return self._end(observation, terminated, truncated, info)
-            self._put(observation, self._seen, self.lane)
+            if type(observation) is np.ndarray and observation.dtype is self._dtype and observation.shape == self._shape:
+                self._seen[self.lane] = observation  # a Box in its own dtype and shape: nothing else to check
+            else:
+                self._put(observation, self._seen, self.lane)
             if self._masks is not None:
                 self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
         except Refusal as refusal:
