@@ -162,7 +162,7 @@ def test_everything_as_json_sampled_with_another_seed(cli: Any) -> None:
 def test_players_without_a_run_need_an_environment(cli: Any) -> None:
     without = cli("match", "heuristic", "random", "--episodes", 4)
     assert without.code == 2
-    assert "add --env Skirmish-v0" in without.err
+    assert "such as --env Skirmish-v0" in without.err
     flags = ["--episodes", 4, "--env", "Skirmish-v0", "--kwargs", json.dumps(RULES), "--save-replay", "games/first.json", "--quiet"]
     result = cli("match", "heuristic", "runs/a/policy.safetensors", *flags)
     assert result.code == 0, result.err

@@ -105,7 +105,7 @@ def test_the_mask_of_a_truncated_state_is_kept_and_may_be_empty():
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (None, "action_mask is gone"),
+        (None, "action_mask missing"),
         (np.ones(4, bool), r"action_mask has shape \(4,\), but masks of Discrete\(3\) need \(3,\)"),
         (np.ones((1, 3), bool), r"has shape \(1, 3\)"),
         (np.zeros(3, bool), "leaves no legal action"),

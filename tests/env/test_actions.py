@@ -49,7 +49,7 @@ def test_elements_share_no_memory_with_the_rows_or_each_other():
     [
         (spaces.Discrete(2), np.array([[0], [1]]), r"shape \(2, 1\), but 2 lanes need \(2,\)"),
         (spaces.Discrete(2), np.array(1), r"shape \(\)"),  # would broadcast
-        (spaces.Discrete(2), np.array([0.0, 1.0]), "dtype float64, but the space says int64"),
+        (spaces.Discrete(2), np.array([0.0, 1.0]), "dtype float64, but the space has int64"),
         (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 2)), r"shape \(3, 2\)"),
         (spaces.Dict(a=spaces.Discrete(2)), np.zeros(2, int), "must have the structure"),
         (spaces.Dict(a=spaces.Discrete(2)), {"b": np.zeros(2, int)}, "lack the part 'a'"),

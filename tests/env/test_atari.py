@@ -10,7 +10,7 @@ from inchworm.env import atari
 from inchworm.env import make as build
 from inchworm.env.make import make_env
 
-pytest.importorskip("ale_py")
+ale_py = pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
 
 
@@ -20,7 +20,7 @@ def ours(game, **kwargs):
 
 
 def gymnasiums(game, **kwargs):
-    build._register_atari()
+    gym.register_envs(ale_py)
     world = gym.make(f"ALE/{game}-v5", frameskip=1, disable_env_checker=True, **kwargs)
     return wrappers.AtariPreprocessing(world, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=True)
 
@@ -136,7 +136,7 @@ def test_a_generator_is_written_as_the_emulator_does():
 
 
 def test_other_worlds_go_through_gymnasiums_preprocessing():
-    build._register_atari()
+    gym.register_envs(ale_py)
     limited = wrappers.TimeLimit(gym.make("ALE/Pong-v5", frameskip=1), 9)
     assert isinstance(atari.preprocess(limited), wrappers.AtariPreprocessing)
     with pytest.raises(ValueError, match="frame-skip"):

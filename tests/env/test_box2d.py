@@ -6,7 +6,7 @@ import pytest
 
 from inchworm.config.sections import EnvConfig
 from inchworm.env.check import check_env
-from inchworm.env.make import FreshWorld, make_env, make_from
+from inchworm.env.make import RecreatedWorld, make_env, make_from
 
 pytest.importorskip("Box2D")
 
@@ -39,13 +39,13 @@ def test_a_used_walker_walks_as_a_fresh_one():
         mended.append(used == fresh)
         as_it_is.append(after_others(gym.make(config.id), seed)[0] == fresh)
     assert all(mended)
-    assert not all(as_it_is)  # else Gymnasium has mended it, and FreshWorld can go
+    assert not all(as_it_is)  # else Gymnasium has mended it, and RecreatedWorld can go
 
 
 def test_factories_are_mended_too_and_other_worlds_are_left_alone():
     made = make_from(lambda: gym.make("BipedalWalker-v3", hardcore=True), EnvConfig(id="BipedalWalker-v3"))
-    assert isinstance(made, FreshWorld)
-    assert not isinstance(make_env(EnvConfig(id="LunarLander-v3")), FreshWorld)
+    assert isinstance(made, RecreatedWorld)
+    assert not isinstance(make_env(EnvConfig(id="LunarLander-v3")), RecreatedWorld)
 
 
 def test_check_env_finds_it_in_order():

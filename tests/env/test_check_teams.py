@@ -77,7 +77,7 @@ def test_notes():
     endless = check_env(lambda: Plain([[(0, 999, "terminated")], [(0, 999, "terminated")]]), steps=5)
     assert any("no episode ended within 5 random steps" in note for note in endless.notes)
     absent = check_env(lambda: Plain([[(0, 9, "terminated")], [(8, 9, "terminated")]]), steps=5)
-    assert any("agent_1 of possible_agents never lived" in note for note in absent.notes)
+    assert any("agent_1 of possible_agents were never alive" in note for note in absent.notes)
 
 
 class Clock(Plain):

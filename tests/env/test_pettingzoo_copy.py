@@ -196,7 +196,7 @@ def test_a_mask_that_is_gone_or_forbids_everything():
         def _mask(self, agent):
             return np.zeros(3, bool) if self._now else super()._mask(agent)
 
-    for kind, words in ((Gone, "action_mask is gone"), (Nothing, "leaves no legal action")):
+    for kind, words in ((Gone, "action_mask missing"), (Nothing, "leaves no legal action")):
         with make_vector_env(lambda kind=kind: kind(DEATHS, masks="info"), 1) as env:
             env.reset()
             with pytest.raises(EnvError, match=rf"agent 'agent_0' \(lane 0\), step 1 of the episode.*{words}"):
@@ -534,9 +534,7 @@ def test_a_global_state_is_asked_for_where_there_is_one():
     assert env.reset().global_state.tolist() == [[0, 7], [0, 7]]
     env = make_vector_env(lambda: Shrinks(DEATHS), 1, global_state=True)
     env.reset(seeds=[7])
-    with pytest.raises(
-        EnvError, match=re.escape("step 1 of the episode with seed 7: global state has shape (2,), but its space says (3,)")
-    ):
+    with pytest.raises(EnvError, match=re.escape("step 1 of the episode with seed 7: global state has shape (2,), but its space has (3,)")):
         env.step(actions_of(env))
 
 

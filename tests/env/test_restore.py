@@ -13,7 +13,7 @@ from doubles.crashing import World, kill
 from doubles.stepping import assert_equal_steps, frozen, random_actions
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
-from inchworm.env.restore import KeepsState, find_keeper, pack_tree, unpack_tree
+from inchworm.env.restore import KeepsState, find_state_keeper, pack_tree, unpack_tree
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
@@ -122,7 +122,7 @@ def test_a_worker_whose_episodes_are_by_state_alone_cannot_be_rebuilt():
     with make((2, False)) as env:
         env.load_state_dict(saved)
         kill(env, 0)
-        with pytest.raises(WorkerError, match=r"lane 0 could not be brought back.*its episode had 10 steps"):
+        with pytest.raises(WorkerError, match=r"cannot rebuild lane 0.*its episode had 10 steps"):
             go_on(env, env.reset(indices=()), 1)
 
 
@@ -159,11 +159,11 @@ def test_a_state_that_no_file_can_hold_is_replayed_with_one_warning():
 
 
 def test_who_keeps_the_state():
-    assert find_keeper(limited()) is not None
-    assert find_keeper(Counter()) is None
-    assert find_keeper(wrappers.TimeLimit(Counter(), 5)) is None  # nobody offers it
+    assert find_state_keeper(limited()) is not None
+    assert find_state_keeper(Counter()) is None
+    assert find_state_keeper(wrappers.TimeLimit(Counter(), 5)) is None  # nobody offers it
     stacked = wrappers.FrameStackObservation(Keeper(), 2)  # holds frames that the state does not
-    assert find_keeper(stacked) is None
+    assert find_state_keeper(stacked) is None
 
     class Whole(gym.Wrapper):
         def get_state(self):
@@ -172,14 +172,14 @@ def test_who_keeps_the_state():
         def set_state(self, state):
             pass
 
-    assert find_keeper(wrappers.TimeLimit(Whole(stacked), 5)) is not None
+    assert find_state_keeper(wrappers.TimeLimit(Whole(stacked), 5)) is not None
 
     class OtherMeaning(Keeper):
         def set_state(self, positions, velocities):
             pass
 
     assert isinstance(OtherMeaning(), KeepsState)
-    assert find_keeper(OtherMeaning()) is None
+    assert find_state_keeper(OtherMeaning()) is None
 
 
 def test_a_saved_state_needs_an_environment_that_takes_it():

@@ -30,15 +30,15 @@ def test_the_row_of_the_lane_is_written_and_no_other():
     [
         (F32, None, "observation must be a NumPy array of shape .3,. and dtype float32; got NoneType"),
         (F32, [1.0, 2.0, 3.0], "must be a NumPy array.*got list"),
-        (F32, np.zeros((1,), np.float32), r"has shape \(1,\), but its space says \(3,\)"),  # would broadcast
+        (F32, np.zeros((1,), np.float32), r"has shape \(1,\), but its space has \(3,\)"),  # would broadcast
         (F32, np.zeros((), np.float32), r"has shape \(\)"),  # would broadcast
         (F32, np.zeros((1, 3), np.float32), r"has shape \(1, 3\)"),
-        (F32, np.zeros(3, np.int64), "has dtype int64, but its space says float32"),
+        (F32, np.zeros(3, np.int64), "has dtype int64, but its space has float32"),
         (F32, np.zeros(3, np.bool_), "has dtype bool"),
         (F32, np.array([None, 1, 2]), "has dtype object"),
         (F32, np.zeros(3, np.complex64), "has dtype complex64"),
         (BYTES, np.full((2, 2), 256), "values that uint8 cannot hold"),
-        (BYTES, np.zeros((2, 2), np.float32), "has dtype float32, but its space says uint8"),
+        (BYTES, np.zeros((2, 2), np.float32), "has dtype float32, but its space has uint8"),
         (spaces.Discrete(3), 3, r"is outside Discrete\(3\); got int: 3"),
         (spaces.Discrete(3), -1, "is outside"),
         (spaces.Discrete(3, start=5), 4, "is outside"),
@@ -81,7 +81,7 @@ def test_values_of_every_kind_of_space_are_written():
 
 def test_float64_is_cast_with_one_warning():
     put, rows = make_writer(F32), zeros(F32, (1,))
-    with pytest.warns(UserWarning, match="comes as float64, but its space says float32"):
+    with pytest.warns(UserWarning, match="comes as float64, but its space has float32"):
         put(np.array([0.1, 0.2, 0.3]), rows, 0)
     assert rows[0].tolist() == np.array([0.1, 0.2, 0.3], np.float32).tolist()
     with warnings.catch_warnings():
@@ -145,5 +145,5 @@ def test_an_info_that_is_no_dict(info):
 
 def test_an_integer_reward_beyond_every_float():
     assert real_scalar(2**100) == 2.0**100
-    with pytest.raises(Refusal, match="reward is an integer beyond every float; got int: 1000"):
+    with pytest.raises(Refusal, match="reward is an integer too large for a float; got int: 1000"):
         real_scalar(10**400)

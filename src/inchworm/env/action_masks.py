@@ -1,12 +1,11 @@
-"""Serves step 1: finds an environment's action masks, and puts them beside its observations.
+"""Step 1 of 9: finds an environment's action masks and adds them to its observations.
 
-A mask comes as the observation key `action_mask`, from the environment's `action_masks()` or `get_action_mask()`, or as
-`info["action_mask"]`, in this order; what the first reset offers must be there ever after.
+A mask is the observation key `action_mask`, the result of the environment's `action_masks()` or `get_action_mask()`, or
+`info["action_mask"]`, in this order; where the first reset provides one, every step must.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any, Literal, NoReturn, Self, TypeAlias
@@ -18,7 +17,7 @@ from gymnasium import spaces
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf_shape, leaves, mask_sizes, mask_space
 from inchworm.core.types import Tree
-from inchworm.env.values import Refusal, brief
+from inchworm.env.values import Refusal, accepts, brief
 
 MaskSource = Literal["key", "action_masks", "get_action_mask", "info"]
 
@@ -27,7 +26,7 @@ MaskWrite: TypeAlias = Callable[[Any, Any, int, bool], None]
 
 
 def find_mask_source(env: gym.Env[Any, Any], probe: Callable[[], Mapping[str, Any]]) -> MaskSource | None:
-    """Where the masks come from; `probe` resets the environment and returns its info, and is called only if need be."""
+    """Where the masks come from; `probe` resets the environment and returns its info, and is called only if needed."""
     if not any(mask_sizes(part) for _, part in leaves(env.action_space)):
         return None
     if isinstance(env.observation_space, spaces.Dict) and MASK_KEY in env.observation_space.spaces:
@@ -48,7 +47,7 @@ def check_key_space(given: Space, action_space: Space) -> None:
 
 
 class MaskReader:
-    """Fetches the mask that belongs to the observation just made, and writes it into its lane's row."""
+    """Fetches the mask that belongs to the latest observation, and writes it into its lane's row."""
 
     def __init__(self, env: gym.Env[Any, Any], source: MaskSource) -> None:
         self.source = source
@@ -56,7 +55,7 @@ class MaskReader:
         self._write = make_mask_write(env.action_space, (MASK_KEY,))
 
     def write(self, observation: Any, info: Mapping[str, Any], rows: Tree, lane: int, *, acted_on: bool) -> None:
-        """Put the mask into its row. If somebody acts on it, every discrete part must have a legal action."""
+        """Put the mask into its row. If it is `acted_on`, every discrete part must have a legal action."""
         if self._ask is not None:
             mask = self._ask()
         elif self.source == "key":
@@ -64,12 +63,12 @@ class MaskReader:
         else:
             mask = info.get(MASK_KEY)
         if mask is None:
-            raise Refusal(f"{MASK_KEY} is gone: the first reset offered one by {self.source}, and now there is none")
+            raise Refusal(f"{MASK_KEY} missing: reset() provided it via {self.source}, this step did not")
         self._write(mask, rows, lane, acted_on)
 
 
 def allow_all(rows: Tree, lane: int) -> None:
-    """The mask of a state in which nobody acts any more."""
+    """Write the mask of a state in which no action follows."""
     if isinstance(rows, dict):
         for part in rows.values():
             allow_all(part, lane)
@@ -88,7 +87,29 @@ def make_mask_write(space: Space, path: Path) -> MaskWrite:
     if isinstance(space, spaces.Tuple):
         writes = [(index, make_mask_write(inner, (*path, index))) for index, inner in enumerate(space.spaces) if _discrete(inner)]
         return _container_write(writes, path, f"a tuple of {len(space.spaces)} masks")
-    return _leaf_write(space, path)
+    sizes = mask_sizes(space)
+    total = sum(sizes)
+    firsts = np.array([0, *accumulate(sizes)][:-1])  # where each part begins in the flat mask
+
+    def write(mask: Any, rows: Any, lane: int, acted_on: bool) -> None:
+        flat = mask
+        if type(mask) is not np.ndarray:  # a flat list, or one vector per part
+            try:
+                flat = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
+            except (TypeError, ValueError):
+                _refuse(path, "must be a vector of true and false", mask)
+        if flat.shape != (total,) and not (flat.size == total and rows.shape[1:] == flat.shape):
+            _refuse(path, f"has shape {flat.shape}, but masks of {space} need ({total},)", mask)
+        flat = flat.reshape(-1)
+        if flat.dtype != np.bool_:
+            if flat.dtype.kind not in "iuf" or ((flat != 0) & (flat != 1)).any():
+                _refuse(path, "must hold true and false, or 1 and 0", mask)
+            flat = flat != 0
+        if acted_on and not np.logical_or.reduceat(flat, firsts).all():
+            _refuse(path, f"leaves no legal action in a part of {space}", mask)
+        rows[lane] = flat.reshape(rows.shape[1:])
+
+    return write
 
 
 def _discrete(space: Space) -> bool:
@@ -107,36 +128,6 @@ def _container_write(parts: list[Any], path: Path, wanted: str) -> MaskWrite:
     return write
 
 
-def _leaf_write(space: Space, path: Path) -> MaskWrite:
-    sizes = mask_sizes(space)
-    total = sum(sizes)
-    firsts = np.array([0, *accumulate(sizes)][:-1])  # where each part begins in the flat mask
-
-    def write(mask: Any, rows: Any, lane: int, acted_on: bool) -> None:
-        flat = mask if type(mask) is np.ndarray else _as_array(mask, path)
-        if flat.shape != (total,) and not (flat.size == total and rows.shape[1:] == flat.shape):
-            _refuse(path, f"has shape {flat.shape}, but masks of {space} need ({total},)", mask)
-        flat = flat.reshape(-1)
-        if flat.dtype != np.bool_:
-            if flat.dtype.kind not in "iuf" or ((flat != 0) & (flat != 1)).any():
-                _refuse(path, "must hold true and false, or 1 and 0", mask)
-            flat = flat != 0
-        if acted_on and not np.logical_or.reduceat(flat, firsts).all():
-            _refuse(path, f"leaves no legal action in a part of {space}", mask)
-        rows[lane] = flat.reshape(rows.shape[1:])
-
-    return write
-
-
-def _as_array(mask: Any, path: Path) -> np.ndarray:
-    """A flat list, or one vector per part, as one vector."""
-    try:
-        parts = [np.asarray(part).reshape(-1) for part in mask]
-        return np.concatenate(parts)
-    except (TypeError, ValueError):
-        _refuse(path, "must be a vector of true and false", mask)
-
-
 def _refuse(path: Path, what: str, mask: Any) -> NoReturn:
     raise Refusal(f"{'.'.join(map(str, path))} {what}; got {brief(mask)}")
 
@@ -150,7 +141,7 @@ class TeamMasks:
 
     @classmethod
     def find(cls, env: Any, observation_space: Space, action_space: Space, probe: Callable[[], Mapping[Any, Any]]) -> Self | None:
-        """Where the masks come from, if there are any; `probe` resets the environment and returns its infos, if need be."""
+        """Where the masks come from, if there are any; `probe` resets the environment and returns its infos, if needed."""
         if not any(mask_sizes(part) for _, part in leaves(action_space)):
             return None
         if isinstance(observation_space, spaces.Dict) and MASK_KEY in observation_space.spaces:
@@ -159,7 +150,7 @@ class TeamMasks:
         offered: tuple[MaskSource, ...] = ("action_masks", "get_action_mask")
         for name in offered:
             ask = getattr(env, name, None) or getattr(env.unwrapped, name, None)
-            if callable(ask) and _takes_an_agent(ask):
+            if callable(ask) and accepts(ask, "agent"):
                 return cls(name, action_space, ask)
         infos = probe()
         has = any(isinstance(info, Mapping) and MASK_KEY in info for info in infos.values())
@@ -177,19 +168,11 @@ class TeamMasks:
     def write(
         self, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any], rows: Tree, lane: int, *, acted_on: bool
     ) -> None:
-        """Put the mask into its row. If somebody acts on it, every discrete part must have a legal action."""
+        """Put the mask into its row. If it is `acted_on`, every discrete part must have a legal action."""
         mask = self._of(agent, observations, infos)
         if mask is None:
-            raise Refusal(f"{MASK_KEY} is gone: the first reset offered one by {self.source}, and now there is none")
+            raise Refusal(f"{MASK_KEY} missing: reset() provided it via {self.source}, this step did not")
         self._write(mask, rows, lane, acted_on)
-
-
-def _takes_an_agent(ask: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(ask).bind("agent")
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def random_mask(action_space: Space, rng: np.random.Generator) -> Tree:

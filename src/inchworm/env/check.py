@@ -1,10 +1,11 @@
-"""Serves step 1: `check_env` drives an environment as training would, and says in words what would break.
+"""`check_env` drives an environment as training would, and reports what would break.
 
-It uses the very lane that training uses, so what passes here is not refused there.
+It steps the environment with the code that training uses, so what passes here is accepted there.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,10 +28,10 @@ from inchworm.env.source import env_source
 from inchworm.env.step_arrays import StepRows, carve_rows, map_tree, tree_leaves
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.trial import Spy, Trace, drive, first_difference, put_legal_actions, same
-from inchworm.env.values import make_split
+from inchworm.env.values import CastWarning, make_split
 
 _LARGE = 50.0
-"""Observations beyond this size slow learning down enough to say so."""
+"""Larger observations slow learning down enough to report them."""
 
 
 class Findings:
@@ -55,23 +56,28 @@ class Findings:
         except InchwormError as error:
             self.problem(str(error))
         except Exception as error:  # an environment may raise anything, and all of it is worth reporting
-            hint = _signature_hint(error)
             place = error.__traceback__
             while place is not None and place.tb_next is not None:
                 place = place.tb_next
             at = f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else ""
-            self.problem(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}{hint}")
+            self.problem(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}")
         return None
 
 
-def _signature_hint(error: Exception) -> str:
-    if isinstance(error, TypeError) and any(f"'{name}'" in str(error) for name in ("seed", "options")):
-        return "; reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)"
-    return ""
+def takes_seed_and_options(env: Any, found: Findings) -> bool:
+    """Whether `reset` accepts the keywords that every episode is begun with."""
+    try:
+        inspect.signature(env.unwrapped.reset).bind(seed=0, options=None)
+    except TypeError:
+        found.problem("reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)")
+        return False
+    except ValueError:  # some built-in callables have no signature
+        pass
+    return True
 
 
 def check_action_space(space: Space, found: Findings) -> None:
-    """Say what an action space does not allow."""
+    """Note what an action space does not allow."""
     for path, part in leaves(space):
         if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
             found.note(
@@ -97,7 +103,7 @@ def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
 
 
 def not_deterministic(who: str, difference: str) -> str:
-    """What to say of an environment that went another way."""
+    """The problem of an environment whose replay differs."""
     return (
         f"not deterministic: {who}, reset with the same seed, gave {difference} under the same actions; "
         "draw all random numbers from self.np_random, after super().reset(seed=seed)"
@@ -121,6 +127,8 @@ class TeamTrace:
 def check_team(env: Any, make: Callable[[], Any] | None, steps: int, seed: int, found: Findings) -> None:
     """Drive a PettingZoo environment for some random steps; `make` makes more of them, and then this one is closed at the end."""
     try:
+        if not takes_seed_and_options(env, found):
+            return
         copy = found.attempt("reading its spaces and its first reset", lambda: _copy_of(env, found))
         if copy is None:
             return
@@ -148,7 +156,7 @@ def _copy_of(env: Any, found: Findings) -> TeamCopy:
 
 
 def drive_team(copy: TeamCopy, trace: TeamTrace, steps: int, seed: int, actions: Sequence[Tree] | None = None) -> None:
-    """Take random legal steps, or the given ones, and write down all that happened."""
+    """Take random legal steps, or the given ones, and record all that happened."""
     rng, split = np.random.default_rng(seed), make_split(copy.action_space)
     spaces = (copy.observation_space, copy.action_space)
     rows, _ = carve_rows(*spaces, copy.num_lanes, 1, global_state_space=copy.global_state_space)
@@ -198,7 +206,7 @@ def _check_lives(copy: TeamCopy, trace: TeamTrace, found: Findings) -> None:
         found.note("agents join running episodes: their lanes are invalid before")
     never = [agent for place, agent in enumerate(copy.agents) if not any(row["valid"][place] for row in trace.rows)]
     if never and len(trace.rows) > 1:
-        found.note(f"{', '.join(map(str, never))} of possible_agents never lived in {len(trace.actions)} random steps")
+        found.note(f"{', '.join(map(str, never))} of possible_agents were never alive in {len(trace.actions)} random steps")
 
 
 def _check_team_determinism(copy: TeamCopy, make: Callable[[], Any] | None, trace: TeamTrace, seed: int, found: Findings) -> None:
@@ -221,14 +229,11 @@ def _check_team_determinism(copy: TeamCopy, make: Callable[[], Any] | None, trac
 
 def _compare_teams(trace: TeamTrace, other: TeamTrace, who: str, found: Findings) -> None:
     for step, (one, two) in enumerate(zip(trace.rows, other.rows)):
-        for name in one:
-            if name not in two or not _same(one[name], two[name]):
+        for name, shown in one.items():
+            pairs = zip(tree_leaves(shown), tree_leaves(two[name])) if name in two else ()
+            if name not in two or any(a.tobytes() != b.tobytes() for a, b in pairs):
                 found.problem(not_deterministic(who, f"other {name} at step {step}"))
                 return
-
-
-def _same(one: Tree, other: Tree) -> bool:
-    return all(a.tobytes() == b.tobytes() for a, b in zip(tree_leaves(one), tree_leaves(other)))
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,7 @@ def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 20
         warnings.simplefilter("always")
         _check(env, steps, seed, found)
     for warning in caught:
-        if "it is cast at every step" in str(warning.message):
+        if issubclass(warning.category, CastWarning):
             found.problem(str(warning.message))
     return CheckReport(tuple(dict.fromkeys(found.problems)), tuple(dict.fromkeys(found.notes)))
 
@@ -273,6 +278,8 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
         check_team(first, None if env is first else make, steps, seed, found)
         return
     try:
+        if not takes_seed_and_options(first, found):
+            return
         lane = found.attempt("reading its spaces and its first reset", lambda: GymnasiumCopy(Spy(first), 0))
         if lane is None:
             return
@@ -310,11 +317,7 @@ def _check_endings(lane: GymnasiumCopy, trace: Trace, found: Findings) -> None:
         if names:
             found.problem(f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one")
             return
-    _check_final_observations(trace, ends, found)
-
-
-def _check_final_observations(trace: Trace, ends: Sequence[int], found: Findings) -> None:
-    """An environment that resets itself returns the next episode's first observation where the last one belongs."""
+    # An environment that resets itself returns the next episode's first observation where the last one belongs.
     opens = [0, *ends]  # the rows whose observation opens an episode
     lengths = [end - start for start, end in zip(opens, ends)]
     alike = [same(trace.rows[end][1], trace.rows[start][0]) for start, end in zip(opens, ends)]

@@ -1,6 +1,6 @@
-"""Step 2 of 9: what every copy's episode is made of, so that it can be replayed: seed, reset options, actions so far.
+"""Step 2 of 9: what a replay of every copy's running episode needs: its seed, reset options and actions so far.
 
-This history is kept where the vector env is, not in the workers: it is what a dead worker is rebuilt from.
+This history is kept with the vector env, not in the workers: a dead worker is rebuilt from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ended = tuple[int, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """An episode as far as it went: enough to bring a copy there again."""
+    """A running episode: what is needed to replay it."""
 
     copy: int
     seed: int
@@ -33,7 +33,7 @@ class Replay:
 
 
 class ActionLog:
-    """The last actions of all lanes, [step, B, *act] for each leaf; forgets what no running episode needs."""
+    """The last actions of all lanes, [step, B, *act] for each leaf; drops what no running episode needs."""
 
     def __init__(self, actions: Tree, starts: Array, limit: int) -> None:
         """`actions` are the rows to record, `starts` [E] the numbers of the steps that running episodes began with; both are read live."""
@@ -50,9 +50,15 @@ class ActionLog:
     def append(self) -> None:
         """Record the actions in the rows."""
         filled = self._filled
-        if filled == self._size:
-            self._make_room(max(int(self._starts.min()), self.now - self._limit, self._first))
-            filled = self._filled
+        if filled == self._size:  # drop what no episode needs, and double the rest
+            oldest = max(int(self._starts.min()), self.now - self._limit, self._first)
+            keep = slice(oldest - self._first, filled)
+            length = keep.stop - keep.start
+            larger = [np.empty((max(64, 2 * length), *buffer.shape[1:]), buffer.dtype) for buffer in self._buffers]
+            for new, old in zip(larger, self._buffers):
+                new[:length] = old[keep]
+            self._hold(larger)
+            self._first, filled = oldest, length
         for buffer, live in self._pairs:
             buffer[filled] = live
         self._filled = filled + 1
@@ -61,17 +67,8 @@ class ActionLog:
         self._buffers, self._size = buffers, len(buffers[0])
         self._pairs = list(zip(buffers, self._live))
 
-    def _make_room(self, oldest: int) -> None:
-        keep = slice(oldest - self._first, self._filled)
-        length = keep.stop - keep.start
-        fresh = [np.empty((max(64, 2 * length), *buffer.shape[1:]), buffer.dtype) for buffer in self._buffers]
-        for new, old in zip(fresh, self._buffers):
-            new[:length] = old[keep]
-        self._hold(fresh)
-        self._first, self._filled = oldest, length
-
     def holds(self, start: int) -> bool:
-        """Whether nothing since this step was forgotten."""
+        """Whether everything since this step is still there."""
         return start >= self._first
 
     def since(self, start: int, lanes: slice, end: int | None = None) -> list[np.ndarray]:
@@ -81,7 +78,7 @@ class ActionLog:
         return [buffer[rows, lanes.start].copy() if width == 1 else buffer[rows, lanes].copy() for buffer in self._buffers]
 
     def preload(self, actions: Sequence[Sequence[np.ndarray]], lanes_per_copy: int) -> np.ndarray:
-        """Begin again with the actions of each copy [copy][leaf][n, *act], so aligned that all end now; their starts [E]."""
+        """Replace the log by the actions of each copy [copy][leaf][n, *act], aligned so that all end now; returns their starts [E]."""
         longest = max((len(copy[0]) for copy in actions), default=0)
         self._hold([np.zeros((max(64, 2 * longest), *live.shape), live.dtype) for live in self._live])
         self._first, self._filled = 0, longest
@@ -93,12 +90,12 @@ class ActionLog:
 
 
 def team_sums(rewards: Array, num_copies: int) -> Array:
-    """[E] f64: what the lanes of each copy got together; the same bits for one copy as for many."""
+    """[E] f64: the summed rewards of each copy's lanes; bit-identical for one copy and for many."""
     return rewards.reshape(num_copies, -1).astype(np.float64).sum(1)
 
 
 class RunningReturns:
-    """The returns of E running episodes so far. Rewards are kept as they come and added up now and then: a sum a step costs more."""
+    """The returns of E running episodes. Rewards are buffered and summed once in a while, which is cheaper than a sum per step."""
 
     _EVERY = 64
 
@@ -109,7 +106,7 @@ class RunningReturns:
         self._is_plain = len(rewards) == num_copies
 
     def append(self) -> None:
-        """Keep the rewards that now stand in the rows; a copy's lanes are added up if it has several."""
+        """Add the rewards in the rows; those of a copy's lanes are summed."""
         filled = self._filled
         self._rows[filled] = self._rewards if self._is_plain else team_sums(self._rewards, self._num_copies)
         self._filled = filled + 1
@@ -117,19 +114,19 @@ class RunningReturns:
             self.sums()
 
     def sums(self) -> Array:
-        """[E] f64, added one step after another as a replay adds them, so that both have the same bits; a view, writable."""
+        """[E] f64, added one step after another as a replay does, so that both are bit-identical; a writable view."""
         np.add.accumulate(self._rows[: self._filled], 0, out=self._rows[: self._filled])
         self._rows[0] = self._rows[self._filled - 1]
         self._filled = 1
         return self._rows[0]
 
     def clear(self, copy: int) -> None:
-        """A new episode begins in a copy."""
+        """Start at 0 again: a new episode begins in a copy."""
         self._rows[: self._filled, copy] = 0.0
 
 
-class Standing(NamedTuple):
-    """Where a copy stands in its episode: the way there, and what was found on it."""
+class RunningEpisode(NamedTuple):
+    """A copy's running episode: how to replay it, and the result that the replay must have."""
 
     job: Replay
     episode_return: float
@@ -137,7 +134,7 @@ class Standing(NamedTuple):
 
 
 class EpisodeLedger:
-    """The episodes of E copies: numbers, seeds, options, actions, returns. Seeds live in the rows, where workers read them."""
+    """The episodes of E copies: numbers, seeds, options, actions, returns. Seeds are in the rows, where workers read them."""
 
     def __init__(
         self, rows: StepRows, action_space: Space, *, seed: int, first_copy: int, lanes_per_copy: int, max_replay_steps: int
@@ -156,7 +153,7 @@ class EpisodeLedger:
         self.record_actions = self._log.append
 
     def episode_returns(self) -> Array:
-        """[E] f64: what the lanes of each copy have together got in its running episode; a view."""
+        """[E] f64: the return of each copy's running episode, summed over its lanes; a view."""
         return self._returns.sums()
 
     @property
@@ -165,7 +162,7 @@ class EpisodeLedger:
         return self._log.now - self.starts
 
     def begin(self, copy: int, seed: int | None = None) -> int:
-        """Write down that a new episode begins, with this seed or the derived one; returns its seed."""
+        """Record that a new episode begins, with this seed or the derived one; returns its seed."""
         episode = self.episodes[copy] = self.episodes[copy] + 1
         if seed is None:
             seed = self._derived(copy, 0) if episode == 0 else int(self._rows.next_seeds[copy])
@@ -179,18 +176,18 @@ class EpisodeLedger:
     def _derived(self, copy: int, episode: int) -> int:
         return episode_seed(self.seed, self.first_copy + copy, episode)
 
-    def standing(self, copy: int, *, step_under_way: bool) -> Standing:
-        """Where a copy stands that has begun; before the step whose actions are recorded already, if one is under way."""
-        start, end = int(self.starts[copy]), self._log.now - step_under_way
+    def running_episode(self, copy: int, *, step_pending: bool) -> RunningEpisode:
+        """The running episode of a copy; without the last recorded actions if their step is still pending."""
+        start, end = int(self.starts[copy]), self._log.now - step_pending
         if not self._log.holds(start):
             raise WorkerError(
-                f"lane {copy * self.lanes_per_copy} could not be brought back after its env worker ended: its episode had {end - start} "
-                f"steps, and collect.max_replay_steps={self._limit} are kept; resume the run from its last checkpoint, or raise it"
+                f"cannot rebuild lane {copy * self.lanes_per_copy} after its worker died: its episode had {end - start} steps, but only "
+                f"collect.max_replay_steps={self._limit} are kept; resume the run from its last checkpoint, or raise it"
             )
         lanes = slice(copy * self.lanes_per_copy, (copy + 1) * self.lanes_per_copy)
         actions = self._as_tree(self._log.since(start, lanes, end))
         job = Replay(copy, int(self._rows.seeds[copy]), self.options[copy], actions)
-        return Standing(job, float(self._returns.sums()[copy]), end - start)
+        return RunningEpisode(job, float(self._returns.sums()[copy]), end - start)
 
     def saved_options(self, state: Mapping[str, Any]) -> list[Any]:
         """The options that `state_dict` saved for each copy's next reset."""
@@ -203,7 +200,7 @@ class EpisodeLedger:
             raise EnvError(f"the saved environments are {saved} copies, here are {self.num_copies}; set env.num_envs={saved}")
 
     def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
-        """Every copy's episode as plain data, and the actions of all copies one after another, an array for each leaf."""
+        """Every copy's episode as plain data, and the actions of all copies concatenated, an array for each leaf."""
         lengths = [int(length) for length in self.lengths]
         kept = [length <= self._limit and self._log.holds(int(start)) for length, start in zip(lengths, self.starts)]
         returns = self._returns.sums()
@@ -220,18 +217,16 @@ class EpisodeLedger:
             }
             for copy in range(self.num_copies)
         ]
-        return {"seed": self.seed, "first_copy": self.first_copy, "copies": copies, "actions": self._stacked(kept)}
-
-    def _stacked(self, kept: Sequence[bool]) -> dict[str, np.ndarray]:
         width = self.lanes_per_copy
         whole = [
             self._log.since(int(self.starts[copy]) if kept[copy] else self._log.now, slice(copy * width, (copy + 1) * width))
             for copy in range(self.num_copies)
         ]
-        return {f"part{leaf}": np.concatenate(parts) for leaf, parts in enumerate(zip(*whole))}
+        actions = {f"part{leaf}": np.concatenate(parts) for leaf, parts in enumerate(zip(*whole))}
+        return {"seed": self.seed, "first_copy": self.first_copy, "copies": copies, "actions": actions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[Replay]:
-        """Take over what `state_dict` described; what must be replayed to get there."""
+        """Load what `state_dict` returned; returns the episodes to replay."""
         self._check_copies(state)
         copies = state["copies"]
         self.seed, self.first_copy = int(state["seed"]), int(state["first_copy"])
@@ -241,7 +236,11 @@ class EpisodeLedger:
             self._rows.seeds[index] = int(copy["seed"])
             self._rows.next_seeds[index] = self._derived(index, self.episodes[index] + 1)
             self._returns.sums()[index] = float(copy["episode_return"])
-        actions = self._unstacked(state)
+        parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(list(leaves(self._action_space))))]
+        lengths = [copy["length"] if copy["replayable"] else 0 for copy in copies]
+        if any(len(part) != sum(lengths) for part in parts):
+            raise EnvError(f"the saved environments need {sum(lengths)} actions, but {[len(part) for part in parts]} were saved")
+        actions = [[part[end - length : end] for part in parts] for end, length in zip(np.cumsum(lengths), lengths)]
         self._log.preload(actions, self.lanes_per_copy)
         self.starts[:] = [self._log.now - int(copy["length"]) for copy in copies]  # before the log's first step where they are not kept
         return [
@@ -250,14 +249,6 @@ class EpisodeLedger:
             if copy["replayable"] and copy["episode"] >= 0
         ]
 
-    def _unstacked(self, state: Mapping[str, Any]) -> list[list[np.ndarray]]:
-        parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(list(leaves(self._action_space))))]
-        lengths = [copy["length"] if copy["replayable"] else 0 for copy in state["copies"]]
-        if any(len(part) != sum(lengths) for part in parts):
-            raise EnvError(f"the saved environments need {sum(lengths)} actions, but {[len(part) for part in parts]} were saved")
-        ends = np.cumsum(lengths)
-        return [[part[end - length : end] for part in parts] for end, length in zip(ends, lengths)]
-
     def _as_tree(self, parts: Sequence[np.ndarray]) -> Tree:
         """Leaves in their order as a tree in the structure of the action space."""
         order = {path: part for (path, _), part in zip(leaves(self._action_space), parts)}
@@ -265,7 +256,7 @@ class EpisodeLedger:
 
 
 def plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Reset options as the plain data that a worker and a checkpoint can hold; the same wherever the environment runs."""
+    """Reset options as plain data, which workers and checkpoints can hold."""
     return None if options is None else {key: _plain(value, key) for key, value in options.items()}
 
 

@@ -1,7 +1,7 @@
-"""Step 1 of 9: the world moves. One copy of a Gymnasium environment is one lane, with same-step autoreset.
+"""Step 1 of 9: the environment steps. One copy of a Gymnasium environment is one lane, with same-step autoreset.
 
-A copy writes its rows into arrays that somebody else owns, so that the same code runs in-process and in a worker. It keeps
-no history: seeds, options and actions are the vector env's (`episodes.py`), because they must outlive a worker that dies.
+A copy writes its rows into arrays owned by the engine, so that the same code runs in this process and in a worker. It keeps
+no history: seeds, options and actions belong to the vector env (`episodes.py`), because they must outlive a worker that dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inchworm.core.types import Tree
 from inchworm.env.action_masks import MaskReader, allow_all, find_mask_source
 from inchworm.env.episodes import Ended
 from inchworm.env.make import Env, refuse_stateful_wrappers
-from inchworm.env.restore import Restore, find_keeper
+from inchworm.env.restore import Restore, find_state_keeper
 from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
 
@@ -36,23 +36,20 @@ class GymnasiumCopy:
         refuse_stateful_wrappers(env)
         list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
         self._seed, self._steps = -1, 0
-        self.keeper = find_keeper(env)
+        self.state_keeper = find_state_keeper(env)
         self._step = env.step
         self._put = make_writer(env.observation_space)
         box = env.observation_space if isinstance(env.observation_space, spaces.Box) else None
         self._dtype = None if box is None else leaf_dtype(box)
         self._shape = None if box is None else box.shape
-        source = find_mask_source(env, self._first_info)
+        # Every copy in every layout makes this reset if masks may be in its info, so that no copy differs.
+        source = find_mask_source(env, lambda: self._reset_env(0, None)[1])
         self._masks = MaskReader(env, source) if source is not None else None
         self._mask_is_key = source == "key"
         self.action_space: Space = env.action_space
         self.observation_space: Space = env.observation_space
         if source is not None and not self._mask_is_key:
             self.observation_space = with_mask(env.observation_space, mask_space(env.action_space))
-
-    def _first_info(self) -> Mapping[str, Any]:
-        """The info of a reset, to see whether it holds a mask. Every copy in every layout makes this reset, so none differs."""
-        return self._reset_env(0, None)[1]
 
     def attach(self, rows: StepRows) -> None:
         """Write into these rows from now on."""
@@ -79,11 +76,11 @@ class GymnasiumCopy:
             self._fail(refusal)
 
     def restore(self, job: Restore) -> None:
-        """Stand where an environment that keeps its own state stood; the row shows the episode's first observation."""
-        if self.keeper is None:
-            raise EnvError(f"{self.where()}: the saved environment kept its own state, and this one has no get_state and set_state")
+        """Begin an episode and set its saved state; the row shows the episode's first observation."""
+        if self.state_keeper is None:
+            raise EnvError(f"{self.where()}: it was saved by get_state, but the environment here has no get_state and set_state")
         self.reset(job.seed, job.options)
-        self.keeper.set(job.state)
+        self.state_keeper.set(job.state)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Any, Mapping[str, Any]]:
         result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
@@ -91,8 +88,8 @@ class GymnasiumCopy:
             raise EnvError(f"{self.where()}: reset must return (observation, info), with info a dict; got {type(result).__name__}")
         return result
 
-    def step(self, action: Any) -> Mapping[str, float] | None:
-        """Move the world by one step and write it down; where the episode ended, begin the next and return the last info's numbers."""
+    def step(self, action: Any) -> list[Ended] | None:
+        """Step the environment and write the row; where the episode ended, begin the next and return the last info's numbers."""
         self._steps += 1
         result = self._step(action)
         try:
@@ -117,23 +114,19 @@ class GymnasiumCopy:
             self._fail(refusal)
         return None
 
-    def _end(self, observation: Any, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> Mapping[str, float]:
+    def _end(self, observation: Any, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> list[Ended]:
         rows, lane = self._rows, self.lane
         self._put(observation, self._final_seen, lane)
         if self._masks is not None and not self._mask_is_key:
-            if terminated:  # nobody acts in a final state, and games often have no legal action there
+            if terminated:  # no action follows, and games often have no legal one in a terminal state
                 allow_all(self._final_mask, lane)
             else:
                 self._masks.write(observation, info, self._final_mask, lane, acted_on=False)
-        # Both flags mean that the world ended (a time limit that falls on the last step changes nothing).
+        # Both flags mean terminated (a time limit that coincides with the end changes nothing).
         rows.terminated[lane], rows.truncated[lane] = terminated, truncated and not terminated
         numbers = info_numbers(info)
         self.reset(int(rows.next_seeds[lane]), self.next_options)
-        return numbers
-
-    def listed(self, over: Any) -> list[Ended]:
-        """What `step` returned at the end of an episode, lane by lane."""
-        return [(self.lane, over)]
+        return [(lane, numbers)]
 
     def where(self) -> str:
         """Lane, step and episode, for a message."""

@@ -1,4 +1,4 @@
-"""Step 1 of 9: copies that live in the same process take their steps one after another, here or in a worker."""
+"""Step 1 of 9: copies in the same process are stepped one after another, here or in a worker."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Block:
         return [lanes[first : first + width] for first in range(0, len(lanes), width)]
 
     def carve(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
-        """Rows for so many copies like these, and the bytes that a buffer for them needs."""
+        """Allocate rows for `num_copies` copies like these; also returns the bytes that a buffer for them needs."""
         lanes = num_copies * self.lanes_per_copy
         spaces = (self.observation_space, self.action_space)
         return carve_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
@@ -86,7 +86,7 @@ class Block:
         width = self.lanes_per_copy
         lanes = range(self._first_copy * width, (self._first_copy + len(self.copies)) * width)
         self._actions = map_tree(lambda array: array[lanes.start : lanes.stop], rows.actions)  # [own lanes, *act]
-        self._ended = [(lane, {}) for lane in lanes]  # as far as is known here: a worker before this one may have set flags
+        self._ended = [(lane, {}) for lane in lanes]  # unknown here: a worker before this one may have set flags
         for copy in self.copies:
             copy.attach(rows)
 
@@ -102,7 +102,7 @@ class Block:
                 raise
 
     def step(self) -> list[Ended]:
-        """One step of every copy, with the actions that stand in the rows."""
+        """One step of every copy, with the actions in the rows."""
         if self._ended:
             self._clear_flags()
         ended = self._ended
@@ -111,7 +111,7 @@ class Block:
             for copy, action in zip(self.copies, self._split(self._actions)):
                 over = copy.step(action)
                 if over is not None:
-                    ended += copy.listed(over)
+                    ended += over
         except BaseException as error:
             self._note(copy, error)
             raise
@@ -133,9 +133,9 @@ class Block:
             self._copy(index).next_options = value
 
     def replay(self, job: Replay, tick: Callable[[], None] = lambda: None) -> tuple[float, int]:
-        """Bring a copy to where an episode stood: (return, steps) of the way; fewer steps if it ended on the way.
+        """Replay an episode in its copy: (return, steps); fewer steps if it ended early.
 
-        Flags that stand in the rows stay, for whoever has not read them yet; the next step or reset clears them.
+        Flags in the rows stay, because they may not have been read yet; the next step or reset clears them.
         """
         copy, width = self._copy(job.copy), self.lanes_per_copy
         rewards = self._rows.rewards[copy.lane : copy.lane + width]
@@ -147,7 +147,7 @@ class Block:
                 tick()
                 over = copy.step(action)
                 if over is not None:
-                    self._ended += copy.listed(over)
+                    self._ended += over
                     break
                 total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
         except BaseException as error:
@@ -157,15 +157,15 @@ class Block:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether copies offer their own states."""
-        return any(copy.keeper is not None for copy in self.copies)
+        """Whether some copies have get_state and set_state."""
+        return any(copy.state_keeper is not None for copy in self.copies)
 
     def get_states(self) -> list[dict[str, Any]]:
-        """Of each copy {"state": …}, {"why": why not}, or nothing if it does not offer one."""
-        return [{} if copy.keeper is None else copy.keeper.get() for copy in self.copies]
+        """For each copy {"state": …}, {"why": why not}, or nothing if it has no get_state."""
+        return [{} if copy.state_keeper is None else copy.state_keeper.get() for copy in self.copies]
 
     def set_states(self, jobs: Sequence[Restore]) -> None:
-        """Begin episodes and put their copies where they stood."""
+        """Begin episodes and set their saved states."""
         for job in jobs:
             copy = self._copy(job.copy)
             try:
@@ -177,16 +177,16 @@ class Block:
     def _copy(self, index: int) -> Copy:
         return self.copies[index - self._first_copy]
 
-    def close(self, harmless: type[BaseException] = Exception) -> list[str]:
-        """Close every environment, whatever others do; what went wrong, in words.
+    def close(self, ignored: type[BaseException] = Exception) -> list[str]:
+        """Close every environment, also after one failed to; returns the failures, a sentence each.
 
-        In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `harmless`: an environment has raised it.
+        In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `ignored`: an environment has raised it.
         """
         problems = []
         for copy in self.copies:
             try:
                 copy.env.close()
-            except harmless as error:  # one environment that cannot close must not keep the others open
+            except ignored as error:  # one environment that cannot be closed must not keep the others open
                 problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {str(error)[:2000]}")
         return problems
 
@@ -197,6 +197,6 @@ def _kind(copy: Copy) -> tuple[Any, ...]:
 
 
 def warn_of(problems: Sequence[str]) -> None:
-    """Report what went wrong while closing: nothing was lost, so it is no error."""
+    """Warn of failures while closing: nothing was lost, so they are not errors."""
     for problem in problems:
         warnings.warn(problem, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Serves step 1: one environment from its config, with its wrappers, its time limit and the usual Atari preprocessing."""
+"""Step 1 of 9: makes one environment from its config, with its wrappers, its time limit and Atari preprocessing."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from inchworm.config.sections import EnvConfig, WrapperConfig
 
 
-def renew_world(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The environment, made a function of its seed if it is a BipedalWalker."""
+def recreate_world(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Make a BipedalWalker deterministic, given its seed; return other environments as they are."""
     is_walker = type(env.unwrapped).__module__ == "gymnasium.envs.box2d.bipedal_walker"
-    return FreshWorld(env) if is_walker else env
+    return RecreatedWorld(env) if is_walker else env
 
 
-class FreshWorld(gym.Wrapper[Any, Any, Any, Any]):
-    """A Box2D environment whose world is made anew at each reset."""
+class RecreatedWorld(gym.Wrapper[Any, Any, Any, Any]):
+    """A Box2D environment whose world is created at each reset."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in a world without a past."""
+        """Begin an episode in a new Box2D world."""
         game: Any = self.unwrapped
-        game._destroy()  # lets go of the bodies, so that the environment's own reset finds none
+        game._destroy()  # releases the bodies, so that the environment's own reset finds none
         game.world = type(game.world)()
         return self.env.reset(seed=seed, options=options)
 
@@ -51,13 +51,13 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
         self._frames: np.ndarray = create_empty_array(env.observation_space, size)  # type: ignore[assignment]  # [size, *obs]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode: its first observation stands for those before it too."""
+        """Begin an episode, with its first observation in place of those before it."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._frames[:] = observation
         return self._frames.copy(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """One step; the oldest observation goes."""
+        """Step, and drop the oldest observation."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         frames = self._frames
         frames[:-1] = frames[1:]
@@ -76,14 +76,35 @@ _CROSSES_EPISODES = {
 
 
 def make_env(config: EnvConfig) -> Env:
-    """One environment as `config` describes it: the world, then what the config puts around it."""
-    return add_wrappers(_make_world(config), config)
+    """One environment as `config` describes it: the world, its time limit, then the config's wrappers."""
+    world = find_world(config.id)
+    name = config.id if world is None or world.make_copy is None else world.make_copy
+    factory = _find_factory(name) if ":" in name else None
+    if factory is not None:
+        return make_from(factory, config)
+    if ":" not in name and (config.atari or name.startswith("ALE/") or "NoFrameskip" in name):
+        try:
+            import ale_py
+        except ImportError as error:
+            raise MissingExtraError('Atari games need ale-py and OpenCV; type: pip install "inchworm[atari]"') from error
+        gym.register_envs(ale_py)
+    return add_wrappers(_make_registered(config), config)
 
 
 def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
     """One environment from a factory, with the config's arguments, limit and wrappers."""
-    _check_call(factory, config)
-    return add_wrappers(_limit(_checked(factory(**config.kwargs), config.id), config), config)
+    try:  # before it is called: a `TypeError` from inside it is its own
+        signature = inspect.signature(factory)
+        try:
+            signature.bind(**config.kwargs)
+        except TypeError as error:
+            raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
+    except ValueError:  # some built-in callables have no signature
+        pass
+    env = factory(**config.kwargs)
+    if not isinstance(env, gym.Env) and not is_team_env(env):
+        raise EnvError(f"{config.id} returned {type(env).__name__}, not a gymnasium.Env")
+    return add_wrappers(_limit(env, config), config)
 
 
 def wrap_given(env: Env, config: EnvConfig) -> Env:
@@ -94,12 +115,24 @@ def wrap_given(env: Env, config: EnvConfig) -> Env:
 
 
 def add_wrappers(env: Env, config: EnvConfig) -> Env:
-    """A world with Atari preprocessing, wrappers and frame stacking, as the config asks for; a team has none of them."""
+    """Put the config's Atari preprocessing, wrappers and frame stacking around an environment; a PettingZoo one has none."""
     if is_team_env(env):
-        return _undressed(env, config)
-    env = renew_world(env)
+        unfit = {"atari": config.atari, "wrappers": config.wrappers, "frame_stack": config.frame_stack > 1}
+        asked = [name for name, value in unfit.items() if value]
+        if asked:
+            raise EnvError(
+                f"env.{asked[0]} cannot be used with {config.id}: it is for Gymnasium environments with one agent; "
+                "put PettingZoo's or SuperSuit's wrappers around the environment in your own factory"
+            )
+        return env
+    env = recreate_world(env)
     if config.atari:
-        env = _preprocess_atari(env, config)
+        try:
+            env = atari.preprocess(env)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise EnvError(f"env.atari=true does not fit env.id={config.id!r}: {error}") from error
+        # The limit counts the agent's steps, of four frames each, so it is outside the frame skip.
+        env = wrappers.TransformReward(_limit(env, config), _sign)
     for wrapper in config.wrappers:
         env = _wrap(env, wrapper)
     if config.frame_stack > 1:
@@ -109,20 +142,12 @@ def add_wrappers(env: Env, config: EnvConfig) -> Env:
     return env
 
 
-def _undressed(team: Env, config: EnvConfig) -> Env:
-    asked = [
-        name for name, value in (("atari", config.atari), ("wrappers", config.wrappers), ("frame_stack", config.frame_stack > 1)) if value
-    ]
-    if asked:
-        raise EnvError(
-            f"env.{asked[0]} does not fit {config.id}: it is made for Gymnasium's environments of one agent; "
-            "put PettingZoo's or SuperSuit's wrappers around the environment in a factory of yours"
-        )
-    return team
+def _sign(reward: Any) -> float:
+    return float((reward > 0) - (reward < 0))
 
 
 def refuse_stateful_wrappers(env: Env) -> None:
-    """Raise if a wrapper keeps something from one episode to the next that training would see."""
+    """Raise if a wrapper carries state from one episode to the next."""
     for wrapper in wrapper_chain(env):
         reason = _CROSSES_EPISODES.get(type(wrapper).__name__)
         if reason is not None and type(wrapper).__module__.startswith("gymnasium."):
@@ -135,31 +160,6 @@ def wrapper_chain(env: Env) -> Iterator[Env]:
         yield env
         env = env.env
     yield env
-
-
-def _make_world(config: EnvConfig) -> Env:
-    world = find_world(config.id)
-    name = config.id if world is None or world.make_copy is None else world.make_copy
-    if ":" in name:
-        factory = _find_factory(name)
-        if factory is not None:
-            _check_call(factory, config)
-            return _limit(_checked(factory(**config.kwargs), config.id), config)
-    elif _is_atari(config):
-        _register_atari()
-    return _make_registered(config)
-
-
-def _check_call(factory: Callable[..., Any], config: EnvConfig) -> None:
-    """Refuse arguments that a factory does not take, before it is called: a `TypeError` from inside it is its own."""
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # some built-in callables have none
-        return
-    try:
-        signature.bind(**config.kwargs)
-    except TypeError as error:
-        raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
 
 
 def _find_factory(name: str) -> Callable[..., Any] | None:
@@ -180,7 +180,7 @@ def _find_factory(name: str) -> Callable[..., Any] | None:
 
 
 def _import(module_name: str, name: str) -> Any:
-    """Import the module; one that lies in the working directory is found too, as people expect on a command line."""
+    """Import the module; also from the working directory, as on a command line."""
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -202,7 +202,7 @@ def _make_registered(config: EnvConfig) -> Env:
     if config.atari:
         limits["frameskip"] = 1
     try:
-        # Gymnasium's passive checker is left out: every value is checked on its way into the rows anyway.
+        # Gymnasium's passive checker is left out: every value is checked when it is written into the rows.
         env = gym.make(config.id, disable_env_checker=True, **limits, **config.kwargs)
     except gym.error.DependencyNotInstalled as error:
         _missing_dependency(config.id, error)
@@ -212,17 +212,11 @@ def _make_registered(config: EnvConfig) -> Env:
     except gym.error.Error as error:
         raise EnvError(f"env.id={config.id!r}: {error}") from error
     except Exception as error:
-        if not config.kwargs and not isinstance(error, TypeError):  # the environment's own trouble
+        if not config.kwargs and not isinstance(error, TypeError):  # the environment's own error
             raise
         raise EnvError(
             f"env.id={config.id!r} could not be made with env.kwargs={brief(config.kwargs)}: {type(error).__name__}: {error}"
         ) from error
-    return env
-
-
-def _checked(env: Any, name: str) -> Any:
-    if not isinstance(env, gym.Env) and not is_team_env(env):
-        raise EnvError(f"{name} returned {type(env).__name__}, not a gymnasium.Env")
     return env
 
 
@@ -232,31 +226,6 @@ def _limit(env: Any, config: EnvConfig) -> Env:
     if config.max_episode_steps is None:
         return cast(Env, env)
     return wrappers.TimeLimit(env, config.max_episode_steps)
-
-
-def _is_atari(config: EnvConfig) -> bool:
-    return config.atari or config.id.startswith("ALE/") or "NoFrameskip" in config.id
-
-
-def _register_atari() -> None:
-    try:
-        import ale_py
-    except ImportError as error:
-        raise MissingExtraError('Atari games need ale-py and OpenCV; type: pip install "inchworm[atari]"') from error
-    gym.register_envs(ale_py)
-
-
-def _preprocess_atari(env: Env, config: EnvConfig) -> Env:
-    try:
-        env = atari.preprocess(env)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise EnvError(f"env.atari=true does not fit env.id={config.id!r}: {error}") from error
-    # The limit counts the agent's steps, of four frames each, so it stands outside the frame skip.
-    return wrappers.TransformReward(_limit(env, config), _sign)
-
-
-def _sign(reward: Any) -> float:
-    return float((reward > 0) - (reward < 0))
 
 
 def _wrap(env: Env, config: WrapperConfig) -> Env:
@@ -270,7 +239,7 @@ def _wrap(env: Env, config: WrapperConfig) -> Env:
         wrapped: Env = getattr(wrappers, config.name)(env, **config.kwargs)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise MissingExtraError(f"env.wrappers: {config.name} needs a package that is not installed: {error}") from error
-    except Exception as error:  # a wrapper checks its arguments with whatever error it likes
+    except Exception as error:  # a wrapper checks its arguments with any error type
         raise ConfigError(f"env.wrappers: {config.name} could not be made with {brief(config.kwargs)}: {error}") from error
     return wrapped
 

@@ -1,7 +1,7 @@
 """Step 1 of 9: the world moves. One copy of a PettingZoo environment is k adjacent lanes, one for each possible agent.
 
-Agents may die, join and come back. Who lives is `valid`; a lane without a living agent shows a legal observation, and its action is
-ignored. The copy's episode ends for all lanes at once, when no agent is left or the time is up, and the next begins in the same step.
+Agents may die, join and return. `valid` marks the lanes with a living agent; any other lane shows a legal observation, and its action
+is ignored. The copy's episode ends for all lanes at once, when no agent is left or the time is up, and the next begins in the same step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_s
 class TeamRows:
     """Writes what agents see, and their masks, into k adjacent lanes from `lane` on; places count from 0 within them.
 
-    `probe` resets the environment and returns its infos, and is called only if need be.
+    `probe` resets the environment and returns its infos, and is called only if needed.
     """
 
     def __init__(self, env: Any, agents: Sequence[Agent], action_space: Space, lane: int, probe: Callable[[], Mapping[Agent, Any]]) -> None:
@@ -36,8 +36,8 @@ class TeamRows:
         own = common_space(env, agents, "observation")
         self._put, self._is_plain = make_writer(own), not isinstance(own, spaces.Dict)
         self._masks = TeamMasks.find(env, own, action_space, probe)
-        beside = self._masks is not None and self._masks.source != "key"
-        self.observation_space = with_mask(own, mask_space(action_space)) if beside else own
+        is_added = self._masks is not None and self._masks.source != "key"
+        self.observation_space = with_mask(own, mask_space(action_space)) if is_added else own
         self._nothing = tree_leaves(nothing_seen(self.observation_space))
 
     def attach(self, rows: StepRows) -> None:
@@ -45,22 +45,22 @@ class TeamRows:
         self._seen, self._final = rows.observations, rows.final_observations
 
     def show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        """What a living agent sees, and may do."""
+        """Write what a living agent sees, and its mask."""
         self._put_observation(place, observations, self._seen)
         self._put_mask(place, observations, infos, self._seen, acted_on=True)
 
     def show_last(self, place: int, observations: Mapping[Agent, Any]) -> None:
-        """What an agent saw last that has left a running episode; nobody acts on it."""
+        """Write the last observation of an agent that has left a running episode; no action follows."""
         self._put_observation(place, observations, self._seen)
         self._allow_all(place, self._seen)
 
     def show_nothing(self, place: int, *, final: bool = False) -> None:
-        """A legal observation of nobody."""
+        """Write a legal observation for a lane without a living agent."""
         for array, nothing in zip(tree_leaves(self._final if final else self._seen), self._nothing):
             array[self._lane + place] = nothing
 
     def show_final(self, place: int, truncated: bool, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        """What an agent saw at the end of an episode. Where nothing follows nobody acts, and games often have no legal action there."""
+        """Write an agent's final observation, with its mask if it was truncated: terminal states often have no legal action."""
         self._put_observation(place, observations, self._final)
         self._allow_all(place, self._final)
         if truncated and self._masks is not None and self._masks.has(self._agents[place], observations, infos):
@@ -105,9 +105,9 @@ Flags = Mapping[int, tuple[bool, bool]]
 
 
 class TeamCopy:
-    """One PettingZoo environment as `num_lanes` lanes. With `global_state` its `state()` is read too, and credit goes on after a death."""
+    """One PettingZoo environment as `num_lanes` lanes. With `global_state`, `state()` is read too and dead agents keep earning credit."""
 
-    keeper = None  # an episode of a team comes back by replay
+    state_keeper = None  # a team's episode is restored by replay
 
     def __init__(self, team: Team, copy: int, *, global_state: bool = False) -> None:
         self.env, self.next_options = team.env, None
@@ -119,22 +119,18 @@ class TeamCopy:
         self._seed, self._steps = -1, 0
         self.action_space = common_space(team.env, self.agents, "action")
         self._clips = [make_clip(space) if space != self.action_space else None for space in map(team.env.action_space, self.agents)]
-        self._lanes = TeamRows(team.env, self.agents, self.action_space, self.lane, self._first_infos)
+        # Every copy in every layout makes this reset if masks may be in its infos, so that no copy differs.
+        self._lanes = TeamRows(team.env, self.agents, self.action_space, self.lane, lambda: self._reset_env(0, None)[1])
         self.observation_space = self._lanes.observation_space
-        self._state = self._find_state() if global_state else None
+        self._state: StateRows | None = None
+        if global_state:
+            self._reset_env(0, None)
+            self._state = StateRows(state_space(self.env, self._read_state), self._read_state, copy)
 
     @property
     def global_state_space(self) -> Space | None:
         """Of the state that is read; None if none is."""
         return None if self._state is None else self._state.space
-
-    def _first_infos(self) -> Mapping[Agent, Any]:
-        """The infos of a reset, to see whether they hold masks. Every copy in every layout makes this reset, so none differs."""
-        return self._reset_env(0, None)[1]
-
-    def _find_state(self) -> StateRows:
-        self._reset_env(0, None)
-        return StateRows(state_space(self.env, self._read_state), self._read_state, self.copy)
 
     def _read_state(self) -> Any:
         try:
@@ -180,29 +176,47 @@ class TeamCopy:
         return result
 
     def restore(self, job: Restore) -> None:
-        """Refuse a state: an episode of a team comes back by replay."""
-        raise EnvError(f"{self.where()}: copy {job.copy} was saved by its own state, which this environment does not keep")
+        """Refuse a saved state: a team's episode is restored by replay."""
+        raise EnvError(f"{self.where()}: copy {job.copy} was saved by get_state, which this environment does not have")
 
     # ---- a step
 
     def step(self, actions: Sequence[Any]) -> list[Ended] | None:
-        """Move the world by one step and write it down; where the episode ended, begin the next and return the last infos' numbers."""
+        """Step the environment and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
         self._steps += 1
         alive = self._alive
         results = self._moved(self.env.step({self.agents[place]: self._own(place, actions[place]) for place in alive}))
         observations, rewards, _, _, infos = results
-        self._write_rewards(rewards)
+        self._rewards[:] = 0.0
+        for agent, reward in rewards.items():  # also of agents that left before
+            place = self._place.get(agent)
+            if place is None:
+                raise EnvError(f"{self.where()}: rewards name {agent!r}, which is not in possible_agents {self.agents}")
+            value = reward if type(reward) is float else self._named(place, real_scalar, reward)
+            if not math.isfinite(value):
+                raise EnvError(f"{self.where(place)}: reward is {value}")
+            self._rewards[place] = value
         flags = {place: self._flags(place, results) for place in alive}
         living = self._living()
-        self._check_parting(flags, living)
+        for place, done in flags.items():
+            if any(done) and place in living:
+                raise EnvError(
+                    f"{self.where(place)}: it is terminated or truncated and still in env.agents; remove it from them in that step"
+                )
+            if not any(done) and place not in living:
+                raise EnvError(f"{self.where(place)}: it left env.agents and is neither terminated nor truncated; set one of them")
         if not living or self._steps >= self._limit:
             return self._end(observations, flags, infos)
         self._terminated[:] = self._truncated[:] = self._joined[:] = False
         for place in self._just_left:
             self._lanes.show_nothing(place)
         self._just_left = [place for place in alive if any(flags[place])]
-        for place in self._just_left:
-            self._leave(place, flags[place], observations, infos)
+        for place in self._just_left:  # the last observation is shown once, as the true successor of the agent's last row
+            self._named(place, self._lanes.show_last, place, observations)
+            self._valid[place] = False
+            self._last_infos[place] = self._numbers(place, infos)
+            if self._state is None:  # else the agent is still credited with what its actions lead to
+                self._terminated[place], self._truncated[place] = flags[place]
         for place in living:
             self._show(place, observations, infos)
             self._joined[place] = place not in flags
@@ -223,23 +237,11 @@ class TeamCopy:
                     raise EnvError(f"{self.where(place)}: {name} lack the agent, which acted in this step; they have {list(part)}")
         return result
 
-    def _write_rewards(self, rewards: Mapping[Agent, Any]) -> None:
-        """Whoever got something: also agents that have left before."""
-        self._rewards[:] = 0.0
-        for agent, reward in rewards.items():
-            place = self._place.get(agent)
-            if place is None:
-                raise EnvError(f"{self.where()}: rewards name {agent!r}, which is not in possible_agents {self.agents}")
-            value = reward if type(reward) is float else self._told(place, real_scalar, reward)
-            if not math.isfinite(value):
-                raise EnvError(f"{self.where(place)}: reward is {value}")
-            self._rewards[place] = value
-
     def _flags(self, place: int, results: tuple[Mapping[Agent, Any], ...]) -> tuple[bool, bool]:
         """(terminated, truncated) as the environment gave them; both mean that the world ended for the agent."""
         agent = self.agents[place]
-        terminated = self._told(place, flag, results[2][agent], "terminations")
-        truncated = self._told(place, flag, results[3][agent], "truncations")
+        terminated = self._named(place, flag, results[2][agent], "terminations")
+        truncated = self._named(place, flag, results[3][agent], "truncations")
         return terminated, truncated and not terminated
 
     def _living(self) -> list[int]:
@@ -251,64 +253,43 @@ class TeamCopy:
             raise EnvError(f"{self.where()}: env.agents {why}")
         return sorted(self._place[agent] for agent in agents)
 
-    def _check_parting(self, flags: Flags, living: Sequence[int]) -> None:
-        for place, done in flags.items():
-            if any(done) and place in living:
-                raise EnvError(
-                    f"{self.where(place)}: it is terminated or truncated and still in env.agents; remove it from them in that step"
-                )
-            if not any(done) and place not in living:
-                raise EnvError(f"{self.where(place)}: it left env.agents and is neither terminated nor truncated; say which of them it is")
-
-    def _leave(self, place: int, flags: tuple[bool, bool], observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        """An agent leaves, and the episode goes on: its last observation is shown once, as the true successor of its last row."""
-        self._told(place, self._lanes.show_last, place, observations)
-        self._valid[place] = False
-        self._last_infos[place] = self._numbers(place, infos)
-        if self._state is None:  # else what its deeds lead to is still credited to it
-            self._terminated[place], self._truncated[place] = flags
-
     # ---- an episode ends
 
     def _end(self, observations: Mapping[Agent, Any], flags: Flags, infos: Mapping[Agent, Any]) -> list[Ended]:
-        ends = {place: (terminated, not terminated) for place, (terminated, _) in flags.items()}  # who lives on is cut off by the limit
+        ends = {place: (terminated, not terminated) for place, (terminated, _) in flags.items()}  # the limit truncates the rest
         cut = any(truncated for _, truncated in ends.values())
         for place in range(self.num_lanes):
-            # With a global state the game's end is everybody's; without one nothing follows for those who left before.
+            # With a global state the episode ends for all agents; without one nothing follows for those that left before.
             terminated, truncated = ends.get(place, (True, False)) if self._state is None else (not cut, cut)
             self._terminated[place], self._truncated[place] = terminated, truncated
             self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
             if place in flags:
-                self._told(place, self._lanes.show_final, place, truncated, observations, infos)
+                self._named(place, self._lanes.show_final, place, truncated, observations, infos)
                 self._last_infos[place] = self._numbers(place, infos)
             else:
                 self._lanes.show_nothing(place, final=True)
-                self._last_infos[place] = self._numbers(place, infos) or self._last_infos.get(place, {})  # a team may tell its dead too
+                self._last_infos[place] = self._numbers(place, infos) or self._last_infos.get(place, {})  # infos may name dead agents too
         self._write_state(final=True)
         numbers = self._last_infos
         self.reset(int(self._rows.next_seeds[self.copy]), self.next_options)
         return [(self.lane + place, numbers.get(place, {})) for place in range(self.num_lanes)]
 
-    def listed(self, over: Any) -> list[Ended]:
-        """What `step` returned at the end of an episode, lane by lane."""
-        return list(over)
-
-    # ---- rows and words
+    # ---- rows and messages
 
     def _show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        self._told(place, self._lanes.show, place, observations, infos)
+        self._named(place, self._lanes.show, place, observations, infos)
         self._valid[place] = True
 
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
-        numbers: Mapping[str, float] = self._told(place, info_numbers, infos.get(self.agents[place], {}))
+        numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))
         return numbers
 
     def _write_state(self, *, final: bool) -> None:
         if self._state is not None:
-            self._told(None, self._state.write, self._rows.final_global_state if final else self._rows.global_state)
+            self._named(None, self._state.write, self._rows.final_global_state if final else self._rows.global_state)
 
-    def _told(self, place: int | None, action: Callable[..., Any], *arguments: Any) -> Any:
-        """What an action returns; what it refuses is told with the agent, the lane and the step."""
+    def _named(self, place: int | None, action: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `action`; a `Refusal` becomes an error that names the agent, the lane and the step."""
         try:
             return action(*arguments)
         except Refusal as refusal:

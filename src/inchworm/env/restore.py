@@ -1,9 +1,8 @@
-"""Serves exact resume: environments that can say where they stand, and be put there again, need not be replayed."""
+"""Exact resume: environments with `get_state` and `set_state` need no replay; others are compared after it."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -13,23 +12,24 @@ from gymnasium import wrappers
 
 from inchworm.env.make import Env, wrapper_chain
 from inchworm.env.step_arrays import StepRows, tree_leaves
+from inchworm.env.values import accepts
 
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """An environment, or a wrapper of one, that can be put where it stood.
+    """An environment, or a wrapper of one, that can save and restore its state.
 
     The state is plain data: dicts with text keys, lists, tuples, numbers, text, None, and arrays of numbers. After `reset` with the
-    episode's seed and options and then `set_state`, in this or another process, it must go on as the one that was asked would have
-    gone on: all that matters later is in the state, also the random stream.
+    episode's seed and options and then `set_state`, in this or another process, it must continue exactly as the saved one would have:
+    everything that matters later is in the state, including the random stream.
     """
 
     def get_state(self) -> Any:
-        """Where it stands."""
+        """Return the state."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Stand there."""
+        """Continue from a state."""
         ...
 
 
@@ -47,12 +47,12 @@ _PASS_ON = (
     wrappers.ReshapeObservation,
     wrappers.ResizeObservation,
 )
-"""Wrappers that remember nothing of an episode besides that it has begun. A time limit remembers its count, which is kept here."""
+"""Wrappers without a state of their own. A time limit has its count, which is saved here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """An episode by its state: enough to put a copy there again."""
+    """A running episode by its saved state."""
 
     copy: int
     seed: int
@@ -68,7 +68,7 @@ class StateKeeper:
 
     def get(self) -> dict[str, Any]:
         """{"state": a copy of it}, or {"why": why it cannot be saved}."""
-        from inchworm.core.trees import flatten_tree, unflatten_tree  # here: most workers have no use for it, and start sooner without
+        from inchworm.core.trees import flatten_tree, unflatten_tree  # late: most workers do not need it, and start sooner
 
         try:
             arrays, structure = flatten_tree({"env": self._env.get_state(), "elapsed": [limit._elapsed_steps for limit in self._limits]})
@@ -80,32 +80,23 @@ class StateKeeper:
         return {"state": unflatten_tree({name: array.copy() for name, array in arrays.items()}, structure)}
 
     def set(self, state: Mapping[str, Any]) -> None:
-        """Stand where `get` found the copy that it was asked of."""
+        """Restore what `get` returned."""
         self._env.set_state(state["env"])
         for limit, elapsed in zip(self._limits, state["elapsed"], strict=True):
             limit._elapsed_steps = elapsed
 
 
-def find_keeper(env: Env) -> StateKeeper | None:
-    """Who keeps the state of an environment: the outermost layer that offers to, if nothing around it has a state of its own."""
+def find_state_keeper(env: Env) -> StateKeeper | None:
+    """The outermost layer with `get_state` and `set_state`, if no wrapper around it has a state of its own."""
     limits: list[wrappers.TimeLimit[Any, Any]] = []
     for layer in wrapper_chain(env):
         if isinstance(layer, KeepsState):
-            return StateKeeper(layer, limits) if _takes(layer.get_state) and _takes(layer.set_state, None) else None
+            return StateKeeper(layer, limits) if accepts(layer.get_state) and accepts(layer.set_state, None) else None
         if type(layer) is wrappers.TimeLimit:
             limits.append(layer)
         elif type(layer) not in _PASS_ON:
             return None
     return None
-
-
-def _takes(method: Any, *arguments: Any) -> bool:
-    """Whether a method can be called so: one of the same name may mean something else."""
-    try:
-        inspect.signature(method).bind(*arguments)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def pack_tree(tree: Any) -> tuple[dict[str, Any], bytes]:
@@ -147,7 +138,7 @@ def why_not_restored(saved: Mapping[str, Any], result: tuple[float, int] | None,
 
 
 def observation_hash(rows: StepRows, copy: int) -> str:
-    """What a copy shows, in a few bytes."""
+    """A hash of what a copy shows."""
     digest = hashlib.sha256()
     for array in shown_arrays(rows, copy):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -22,7 +22,7 @@ from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
 from inchworm.env.vector_env import LaneVectorEnv
 
 _DIFFERENT = 16
-"""So many actions are drawn where one would do for all lanes."""
+"""Number of different actions drawn where all lanes could share one."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Trace:
 
 
 class Spy(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the last info, which the lane reduces to its numbers."""
+    """Keeps the last info, of which a copy returns only the numbers."""
 
     last_info: Any = None
 
@@ -48,7 +48,7 @@ class Spy(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def drive(lane: GymnasiumCopy, trace: Trace, steps: int, seed: int, actions: Sequence[Any] | None = None) -> None:
-    """Take random legal steps, or the given ones, and write down all that happened."""
+    """Take random legal steps, or the given ones, and record all that happened."""
     rng = np.random.default_rng(seed)
     rows, _ = carve_rows(lane.observation_space, lane.action_space, 1, 1)
     lane.attach(rows)
@@ -95,7 +95,7 @@ def legal_action(space: Space, observation: Tree, rng: np.random.Generator) -> A
 def put_legal_actions(space: Space, observations: Tree, rng: np.random.Generator, rows: Tree, lanes: Sequence[int]) -> None:
     """Write random legal actions of some lanes into the rows [B, *act]; all lanes see `observations` [B, *obs].
 
-    Without masks what is legal for one lane is legal for all, and many lanes share some actions: to draw one takes a while.
+    Without masks what is legal for one lane is legal for all, and many lanes share a few actions, because drawing one is slow.
     """
     masked = isinstance(observations, dict) and MASK_KEY in observations
     drawn = []
@@ -124,36 +124,37 @@ def first_difference(trace: Trace, other: Trace) -> str | None:
 
 
 _BEFORE, _SAVED, _AFTER = 8, 16, 32
-"""Steps of each episode before, of the episode that is brought back, and of the way on from there."""
+"""Steps of each earlier episode, of the restored episode, and after restoring it."""
 
 _SECONDS = 0.08
-"""What each part of the stepping may take; slow environments take fewer steps."""
+"""Time limit of each part; slow environments take fewer steps."""
 
 _QUICK_TO_MAKE = 0.05
-"""An environment that is made in less seconds is made twice; else the same copy comes back to its first episode."""
+"""An environment that is made faster than this is made twice; else the same copy is restored."""
 
 
-def rehearse_resume(make: Callable[[], LaneVectorEnv], name: str, *, once: bool = False) -> str | None:
-    """Why an environment is not exactly resumable, in a sentence, or None if nothing speaks against it. Never raises.
+def try_resume(make: Callable[[], LaneVectorEnv], name: str, *, once: bool = False) -> str | None:
+    """Why an environment cannot be resumed exactly, in a sentence, or None if the trial found no difference. Never raises.
 
     `make` makes a vector env of one copy; with `once` it is called only once, however quick it is.
     """
     try:
         with warnings.catch_warnings(), contextlib.ExitStack() as made:
-            warnings.simplefilter("ignore")  # the copies that train say what there is to say
-            why = _rehearse(lambda: made.enter_context(make()), once)
-    except Exception as error:  # somebody else's code may raise anything, and then nothing is promised
+            warnings.simplefilter("ignore")  # the copies that train give these warnings
+            why = _try(lambda: made.enter_context(make()), once)
+    except Exception as error:  # an environment may raise anything, and then nothing is promised
         return f"whether {name} is exactly resumable could not be tested: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
     return None if why is None else f"{name} is not exactly resumable, because it is not a function of seed and actions: {why}"
 
 
-def _rehearse(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
+def _try(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
     began = time.perf_counter()
     env = make()
     once = once or time.perf_counter() - began > _QUICK_TO_MAKE
     rng = np.random.default_rng(0)
-    if not once:
-        _play_others(env, rng)
+    for _ in range(0 if once else 2):  # earlier episodes must not leave traces
+        env.reset()
+        _play(env, _random_actions(env, rng), _BEFORE)
     env.reset()
     _play(env, _random_actions(env, rng), _SAVED)
     state = env.state_dict()
@@ -161,17 +162,10 @@ def _rehearse(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
     other = env if once else make()
     other.load_state_dict(state)
     if not other.exact:
-        return "replayed, an episode led to another state"
+        return "replaying an episode gave a different result"
     _, second = _play(other, iter(actions), len(actions))
     differs = [step for step, (one, two) in enumerate(zip(first, second), 1) if one != two]
-    return f"brought back to where it stood, an episode had gone another way {differs[0]} steps later" if differs else None
-
-
-def _play_others(env: LaneVectorEnv, rng: np.random.Generator) -> None:
-    """Episodes whose traces must not show later."""
-    for _ in range(2):
-        env.reset()
-        _play(env, _random_actions(env, rng), _BEFORE)
+    return f"a restored episode differs {differs[0]} steps later" if differs else None
 
 
 def _random_actions(env: LaneVectorEnv, rng: np.random.Generator) -> Iterator[Tree]:

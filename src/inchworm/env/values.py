@@ -1,11 +1,12 @@
-"""Step 1 of 9: what an environment hands over is checked against its space and put into its lane's row.
+"""Step 1 of 9: what an environment returns is checked against its space and written into its lane's row.
 
-Never a broadcast, never an invented number: a value either has the promised shape and kind or is refused in words.
+Values are never broadcast or guessed: a value has the shape and kind of its space, or an error says what is wrong.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,7 +27,20 @@ _NOTHING = object()
 
 
 class Refusal(Exception):
-    """A value that breaks its space; whoever catches it knows the lane and the step and says so."""
+    """A value that does not fit its space. Caught where the lane and the step are known, and raised as an `EnvError` that names them."""
+
+
+class CastWarning(UserWarning):
+    """An environment returns another dtype than its space declares, so every value is cast."""
+
+
+def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Whether a function can be called with these arguments: one of the expected name may mean something else."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def brief(value: Any) -> str:
@@ -79,7 +93,10 @@ def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
 
     def write(value: Any, rows: Any, lane: int) -> None:
         if type(value) is not int:
-            value = _as_integer(value, path)
+            scalar = isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu"
+            if not scalar and not isinstance(value, np.integer):
+                raise _refusal(path, "must be one integer", value)
+            value = int(value)
         if not low <= value < high:
             raise _refusal(path, f"is outside {space}", value)
         rows[lane] = value
@@ -87,42 +104,25 @@ def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
     return write
 
 
-def _as_integer(value: Any, path: Path) -> int:
-    if isinstance(value, np.integer) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu"):
-        return int(value)
-    raise _refusal(path, "must be one integer", value)
-
-
 def _array_writer(space: Space, path: Path) -> Write:
     shape, dtype = leaf_shape(space), leaf_dtype(space)
     adapt = _Adapter(space, path)
-    check = _range_check(space, path)
-
-    def write(value: Any, rows: Any, lane: int) -> None:
-        # `is` on dtypes is the quick answer for the usual case; whatever it misses is judged carefully by `adapt`.
-        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = adapt(value)
-        if check is not None:
-            check(value)
-        rows[lane] = value
-
-    return write
-
-
-def _range_check(space: Space, path: Path) -> Callable[[np.ndarray], None] | None:
-    """Values of integer parts are checked; a Box may be left by a rounding error, so `check_env` looks at its bounds."""
+    low = high = None
     if isinstance(space, spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec  # of each part
     elif isinstance(space, spaces.MultiBinary):
         low, high = np.zeros(1, np.int8), np.full(1, 2, np.int8)
-    else:
-        return None
+    # A Box has no range check here: a rounding error may leave its bounds, so `check_env` looks at them.
 
-    def check(value: np.ndarray) -> None:
-        if ((value < low) | (value >= high)).any():
+    def write(value: Any, rows: Any, lane: int) -> None:
+        # `is` on dtypes is the quick answer for the usual case; what it misses is checked by `adapt`.
+        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            value = adapt(value)
+        if low is not None and ((value < low) | (value >= high)).any():
             raise _refusal(path, f"is outside {space}", value)
+        rows[lane] = value
 
-    return check
+    return write
 
 
 class _Adapter:
@@ -139,13 +139,12 @@ class _Adapter:
             raise _refusal(self.path, f"must be a NumPy array of shape {self.shape} and dtype {self.dtype}", value)
         array = np.asarray(value, self.dtype if type(value) is float and self.dtype.kind == "f" else None)
         if array.shape != self.shape:
-            raise _refusal(self.path, f"has shape {array.shape}, but its space says {self.shape}", value)
-        return array if array.dtype == self.dtype else self._cast(array)
-
-    def _cast(self, array: np.ndarray) -> np.ndarray:
+            raise _refusal(self.path, f"has shape {array.shape}, but its space has {self.shape}", value)
+        if array.dtype == self.dtype:
+            return array
         given, promised = _KINDS.get(array.dtype.kind), _KINDS.get(self.dtype.kind)
         if given is None or (given != promised and not (given == "boolean" and self.takes_bool)):
-            raise _refusal(self.path, f"has dtype {array.dtype}, but its space says {self.dtype}", array)
+            raise _refusal(self.path, f"has dtype {array.dtype}, but its space has {self.dtype}", array)
         with np.errstate(over="ignore"):  # a float that is too large becomes infinite, and that stops the run
             cast = array.astype(self.dtype)
         if promised == "integer" and not np.array_equal(cast, array):
@@ -153,8 +152,9 @@ class _Adapter:
         if not self.warned and not np.can_cast(array.dtype, self.dtype, "safe"):
             self.warned = True
             warnings.warn(
-                f"{path_name(self.path)} comes as {array.dtype}, but its space says {self.dtype}: it is cast at every step; "
+                f"{path_name(self.path)} comes as {array.dtype}, but its space has {self.dtype}: it is cast at every step; "
                 f"let the environment return {self.dtype}",
+                CastWarning,
                 stacklevel=2,
             )
         return cast
@@ -162,18 +162,13 @@ class _Adapter:
 
 def real_scalar(reward: Any) -> float:
     """A reward as a float; anything but one real number is refused."""
-    if isinstance(reward, float | int | np.floating | np.integer | np.bool_):
-        return _as_float(reward)
-    if isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub":
-        return float(reward)
-    raise _refusal(("reward",), "must be one real number (an array needs shape ())", reward)
-
-
-def _as_float(reward: Any) -> float:
+    scalar = isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub"
+    if not scalar and not isinstance(reward, float | int | np.floating | np.integer | np.bool_):
+        raise _refusal(("reward",), "must be one real number (an array needs shape ())", reward)
     try:
         return float(reward)
     except OverflowError:
-        raise _refusal(("reward",), "is an integer beyond every float", reward) from None
+        raise _refusal(("reward",), "is an integer too large for a float", reward) from None
 
 
 def flag(value: Any, name: str) -> bool:
@@ -184,9 +179,9 @@ def flag(value: Any, name: str) -> bool:
 
 
 def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
-    """The finite numbers among an `info`, as floats; text, arrays and nested things are left out.
+    """The finite numbers of an `info`, as floats; text, arrays and nested values are left out.
 
-    So is a number that is not finite: nothing learns from an `info`, and one NaN would take the mean of all the others with it.
+    Numbers that are not finite are left out too, because one NaN would make the mean of all episodes NaN.
     """
     if not isinstance(info, Mapping):
         raise _refusal(("info",), "must be a dict", info)
@@ -215,7 +210,7 @@ Split: TypeAlias = Callable[[Tree], list[Any]]
 
 
 def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
-    """The function that takes a batch of actions in, or of `what` else has the space's structure."""
+    """The function that checks a batch of actions (or of `what`, with the space's structure) and copies it into rows."""
     if not list(leaves(space, path)):
         raise SpaceError(f"the space of {what}, {space}, has no parts")
     if isinstance(space, spaces.Dict):
@@ -240,7 +235,7 @@ def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
 
 def _put_leaf(what: str, value: Any, rows: np.ndarray) -> None:
     if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
-        rows[...] = value  # the usual case, in the least time; whatever `is` misses is judged carefully below
+        rows[...] = value  # the usual case, in the least time; what `is` misses is checked below
         return
     array = np.asarray(value)
     if array.shape != rows.shape:
@@ -248,7 +243,7 @@ def _put_leaf(what: str, value: Any, rows: np.ndarray) -> None:
     try:
         np.copyto(rows, array, casting="same_kind")
     except TypeError:
-        raise SpaceError(f"{what} have dtype {array.dtype}, but the space says {rows.dtype}") from None
+        raise SpaceError(f"{what} have dtype {array.dtype}, but the space has {rows.dtype}") from None
 
 
 def _at(path: Path) -> str:
@@ -256,7 +251,7 @@ def _at(path: Path) -> str:
 
 
 def make_split(space: Space) -> Split:
-    """The function that takes a batch of actions apart: Python ints, fresh arrays, dicts and tuples of them."""
+    """The function that splits a batch of actions into elements: Python ints, new arrays, dicts and tuples of them."""
     if isinstance(space, spaces.Dict):
         keys = list(space.spaces)
         parts = [(key, make_split(space.spaces[key])) for key in keys]

@@ -14,7 +14,7 @@ from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import form_of, in_one_line
 from inchworm.env.source import EnvSource, env_source, make_vector_env
-from inchworm.env.trial import rehearse_resume
+from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
 from inchworm.policy.composite import CompositePolicy, PolicyMap
@@ -168,7 +168,7 @@ def _rehearse(source: EnvSource, config: TrainingConfig, vector_env: VectorEnv) 
     apart = int(config.env.num_workers not in (0, "auto") and not config.env.help_workers)
     options: dict[str, Any] = {"seed": config.run.seed, "worker_timeout": world.worker_timeout, "worker_restarts": 0}
     options["global_state"] = config.policy.central_critic
-    flaw = rehearse_resume(lambda: cast(LaneVectorEnv, make_vector_env(single, 1, apart, **options)), world.id, once=bool(apart))
+    flaw = try_resume(lambda: cast(LaneVectorEnv, make_vector_env(single, 1, apart, **options)), world.id, once=bool(apart))
     if flaw is not None:
         vector_env.mark_inexact(flaw)
 

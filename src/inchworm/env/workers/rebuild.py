@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.core.errors import WorkerError, WorkerRestartWarning
-from inchworm.env.episodes import EpisodeLedger, Standing
+from inchworm.env.episodes import EpisodeLedger, RunningEpisode
 from inchworm.env.step_arrays import StepRows, tree_leaves
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message, pack_replay
@@ -117,7 +117,7 @@ class Rebuilder:
 
     def _restart_worker(
         self, worker: WorkerProcess, exchange: Exchange, at_death: _WorkerRows | None
-    ) -> tuple[Message | None, list[Standing]]:
+    ) -> tuple[Message | None, list[RunningEpisode]]:
         """Start a new process, replay the running episodes, repeat the exchange; return the answer and what was replayed."""
         worker.restart()
         if self.spaces is not None:
@@ -140,13 +140,13 @@ class Rebuilder:
             at_death.check_between(before)
         return answer, episodes
 
-    def _replay(self, worker: WorkerProcess, exchange: Exchange, ledger: EpisodeLedger) -> list[Standing]:
+    def _replay(self, worker: WorkerProcess, exchange: Exchange, ledger: EpisodeLedger) -> list[RunningEpisode]:
         """Replay the running episodes up to the exchange, except those that it begins or replays itself."""
         copies = list(worker.copies)
         options = [ledger.next_options[copy] for copy in copies]
         worker.ask(messages.pack(messages.OPTIONS, {"copies": copies, "options": options}), self._timeout)
         running = [copy for copy in copies if copy not in exchange.moves and ledger.episodes[copy] >= 0]
-        episodes = [ledger.standing(copy, step_under_way=exchange.is_step) for copy in running]
+        episodes = [ledger.running_episode(copy, step_pending=exchange.is_step) for copy in running]
         if episodes:
             results = worker.ask(pack_replay([episode.job for episode in episodes]), self._timeout).header
             for episode, (total, length) in zip(episodes, results):
@@ -172,7 +172,7 @@ class _WorkerRows:
         """A copy as [own copies, bytes] u8."""
         return np.frombuffer(array.tobytes(), np.uint8).reshape(self._worker.num_copies, -1)
 
-    def check_same(self, episodes: list[Standing]) -> None:
+    def check_same(self, episodes: list[RunningEpisode]) -> None:
         """Check that the replayed copies show the observations that this copy holds."""
         for episode in episodes:
             place = episode.job.copy - self._worker.copies.start

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.env import trial as rehearsal
 from inchworm.env.source import make_vector_env
-from inchworm.env.trial import rehearse_resume
+from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.train.resolve import resolve_env
 
@@ -102,36 +102,39 @@ def one(make):
 
 
 def test_a_function_of_seed_and_actions_passes():
-    assert rehearse_resume(one(Walk), "Walk") is None
-    assert rehearse_resume(one(Walk), "Walk", once=True) is None
+    assert try_resume(one(Walk), "Walk") is None
+    assert try_resume(one(Walk), "Walk", once=True) is None
     for name in ("Acrobot-v1", "Taxi-v4", "Blackjack-v1"):
-        assert rehearse_resume(lambda name=name: make_vector_env(EnvConfig(id=name, num_envs=1)), name) is None
+        assert try_resume(lambda name=name: make_vector_env(EnvConfig(id=name, num_envs=1)), name) is None
 
 
 @pytest.mark.parametrize(("make", "once"), [(OwnStream, False), (OwnStream, True), (Tired, False), (Tired, True), (Born, False)])
 def test_what_is_none_is_found(make, once):
-    why = rehearse_resume(one(make), "own:make")
-    assert "own:make is not exactly resumable, because it is not a function of seed and actions: replayed" in why
+    why = try_resume(one(make), "own:make")
+    assert (
+        "own:make is not exactly resumable, because it is not a function of seed and actions: replaying an episode gave a different result"
+        in why
+    )
     if once:
-        assert rehearse_resume(one(make), "own:make", once=True) == why
+        assert try_resume(one(make), "own:make", once=True) == why
 
 
 def test_what_shows_only_after_the_episode_was_brought_back_is_found_too():
-    why = rehearse_resume(one(Later), "Later")
-    assert "brought back to where it stood, an episode had gone another way 1 steps later" in why
+    why = try_resume(one(Later), "Later")
+    assert "a restored episode differs 1 steps later" in why
 
 
 def test_it_never_raises_and_closes_what_it_made():
-    why = rehearse_resume(one(Raises), "Raises")
+    why = try_resume(one(Raises), "Raises")
     assert why == "whether Raises is exactly resumable could not be tested: RuntimeError: the motor is on fire: 100 %"
-    assert "no such thing" in rehearse_resume(one(lambda: [][0]), "x").replace("list index out of range", "no such thing")
+    assert "no such thing" in try_resume(one(lambda: [][0]), "x").replace("list index out of range", "no such thing")
     for make in (Walk, Raises, OwnStream):
         make.made = make.closed = 0
-        rehearse_resume(one(make), "x")
+        try_resume(one(make), "x")
         assert make.made == make.closed > 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said: what there is to say is the answer
-        assert rehearse_resume(one(NotClosing), "x") is None
+        assert try_resume(one(NotClosing), "x") is None
 
 
 def test_slow_environments_are_made_once_and_take_few_steps(monkeypatch):
@@ -149,7 +152,7 @@ def test_slow_environments_are_made_once_and_take_few_steps(monkeypatch):
     monkeypatch.setattr(rehearsal, "_QUICK_TO_MAKE", 0.01)
     monkeypatch.setattr(rehearsal, "_SECONDS", 0.02)
     Slow.made = 0
-    assert rehearse_resume(one(Slow), "Slow") is None
+    assert try_resume(one(Slow), "Slow") is None
     assert Slow.made == 1
     # Three plays of 5 ms steps within 20 ms each (at most 5 steps), and two of them again.
     assert 3 <= len(steps) <= 25
@@ -182,7 +185,7 @@ def test_proven_environments_are_not_rehearsed(monkeypatch):
     def never(*_, **__):
         raise AssertionError("there was nothing to try")
 
-    monkeypatch.setattr("inchworm.train.resolve.rehearse_resume", never)
+    monkeypatch.setattr("inchworm.train.resolve.try_resume", never)
     resolved("CartPole-v1")
     with pytest.raises(AssertionError, match="nothing to try"):
         resolved("CartPole-v1", native=False)
@@ -238,5 +241,5 @@ def test_a_team_is_tried_like_any_environment():
         (RandomState, True, True),
         (OtherLater, False, True),
     ):
-        why = rehearse_resume(lambda kind=kind, shared=shared: make_vector_env(kind, 1, 0, global_state=shared), "it")
+        why = try_resume(lambda kind=kind, shared=shared: make_vector_env(kind, 1, 0, global_state=shared), "it")
         assert (why is not None) == flawed, (kind, why)
