@@ -260,7 +260,7 @@ def test_a_profile_sees_inside_every_part() -> None:
         ({"lane_map": ["red", "blue", "red"]}, r"lane_map names 3 lane\(s\), but the environment has 4; name 4, or a part that repeats"),
         ({"policies": {"red": "mlp", "blue": "tree"}}, "there is no policy called 'tree'"),
         ({"ppo": {"red": {"learning_rat": 1}}}, "learning_rat"),
-        ({"trainable": []}, "nobody learns: none of red, blue is trainable"),
+        ({"trainable": []}, r"no policy is trainable \(trainable=\(\) for red, blue\)"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(several: dict[str, Any], words: str) -> None:

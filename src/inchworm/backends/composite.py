@@ -1,4 +1,4 @@
-"""Step 9 of 9, for several policies at once: one learner for each, on the lanes that it acted in."""
+"""Step 9 of 9 for several policies: one learner for each, on the lanes in which it acted."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ from inchworm.policy.file import fingerprint
 from inchworm.rollout.rollout import Rollout
 
 LARGEST = ("ratio_error", "staleness")
-"""Metrics of which the worst part's stands for all; of the others it is the mean."""
+"""Metrics whose overall value is the worst part's; for the others it is the mean."""
 
 
 class CompositeLearner:
-    """Learns the parts of a composite policy, each from its own lanes and by its own learner, as if the others were not there.
+    """Learns the parts of a composite policy, each from its own lanes and with its own learner, independently of the others.
 
     Metrics are named `part/metric`; the plain names hold the mean over the parts that learned.
     """
 
     def __init__(self, policy: CompositePolicy, learners: Mapping[str, BaseLearner]) -> None:
         if not learners:
-            raise ConfigError(f"nobody learns: none of {', '.join(policy.policies)} is trainable; leave trainable out, or only collect")
+            raise ConfigError(
+                f"no policy is trainable (trainable=() for {', '.join(policy.policies)}); leave trainable out, or only collect"
+            )
         self.policy, self.learners = policy, dict(learners)
         self.updates = 0
         self.env_steps = 0
         self._total_timesteps = next(iter(learners.values())).total_timesteps
 
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
-        """One update of every part that learns; the rollout is read, never written."""
+        """Update every part that learns; the rollout is only read."""
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
         rollout.validate()
-        acted = fingerprint(self.policy.get_weights())  # before any part moves
+        acted = fingerprint(self.policy.get_weights())  # before any update
         stats: dict[str, UpdateStats] = {}
         for name, learner in self.learners.items():
             stats[name] = learner.update(self._own(rollout, name, acted), custom_loss_fns)
-            learner.env_steps = self.env_steps + rollout.num_valid  # schedules run with the whole run, not with a part's share of it
+            learner.env_steps = self.env_steps + rollout.num_valid  # schedules follow the whole run, not a part's share of it
         if rollout.num_valid:
             self.policy.policy_version += 1
             self.updates += 1
             self.env_steps += rollout.num_valid
-        return UpdateStats({**_overall(stats), **{f"{name}/{key}": value for name, one in stats.items() for key, value in one.items()}})
+        metrics: dict[str, float] = {}
+        for key in dict.fromkeys(key for one in stats.values() for key in one):
+            column = [one[key] for one in stats.values() if key in one]
+            metrics[key] = max(column) if key in LARGEST else float(np.mean(column))
+        return UpdateStats(metrics | {f"{name}/{key}": value for name, one in stats.items() for key, value in one.items()})
 
     def _own(self, rollout: Rollout, name: str, acted: int) -> Rollout:
-        """A part's rollout, with the part's own version and fingerprint where the composite's stood."""
+        """A part's rollout, with the part's version and fingerprint instead of the composite's."""
         part, own = self.policy.learned[name], self.policy.part_of(rollout, name)
         known = own.weights_fingerprint != 0
         versions = part.policy_version - (self.policy.policy_version - own.policy_version)
@@ -60,7 +66,7 @@ class CompositeLearner:
 
     @property
     def total_timesteps(self) -> int | None:
-        """What the schedules of all parts run towards."""
+        """The end of the schedules of all parts."""
         return self._total_timesteps
 
     @total_timesteps.setter
@@ -77,7 +83,7 @@ class CompositeLearner:
 
     @property
     def device(self) -> str:
-        """Where the parts learn."""
+        """The device on which the parts learn."""
         first: Any = next(iter(self.learners.values()))
         return str(first.device)
 
@@ -86,12 +92,12 @@ class CompositeLearner:
         return [seam for learner in self.learners.values() for seam in learner.profile_points()]
 
     def state_dict(self) -> dict[str, Any]:
-        """What every part's learner remembers, and the counters."""
+        """The state of every part's learner, and the counters."""
         parts = {name: learner.state_dict() for name, learner in self.learners.items()}
         return {"parts": parts, "updates": self.updates, "env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` described."""
+        """Restore what `state_dict` returned."""
         if state["parts"].keys() != self.learners.keys():
             raise ConfigError(f"the state is of learners for {', '.join(state['parts'])}, but {', '.join(self.learners)} learn here")
         for name, learner in self.learners.items():
@@ -99,20 +105,13 @@ class CompositeLearner:
         self.updates, self.env_steps = int(state["updates"]), int(state["env_steps"])
 
 
-def _overall(stats: Mapping[str, UpdateStats]) -> dict[str, float]:
-    """Over the parts: of each metric the mean, or the largest where one bad part is what matters."""
-    names = dict.fromkeys(key for one in stats.values() for key in one)
-    columns = {key: [one[key] for one in stats.values() if key in one] for key in names}
-    return {key: max(column) if key in LARGEST else float(np.mean(column)) for key, column in columns.items()}
-
-
-def composite_advantages(policy: CompositePolicy, rollout: Rollout, look: Callable[[Any, Rollout], Advantages]) -> Advantages:
-    """What each part's critic says of its own lanes, by `look(part, its rollout)`, side by side again: [T, B] arrays."""
+def composite_advantages(policy: CompositePolicy, rollout: Rollout, compute: Callable[[Any, Rollout], Advantages]) -> Advantages:
+    """The advantages [T, B] of all lanes, each part's computed by `compute(part, its rollout)`."""
     fields = [np.zeros(rollout.rewards.shape, np.float32) for _ in range(4)]
     for name in policy.policies:
         if name not in policy.learned:
             raise ConfigError(f"the part {name} is a {type(policy.policies[name]).__name__}, an actor without a critic")
-        own = look(policy.learned[name], policy.part_of(rollout, name))
+        own = compute(policy.learned[name], policy.part_of(rollout, name))
         for field, values in zip(fields, (own.values, own.next_values, own.advantages, own.returns)):
             field[:, policy.lanes_of(name, rollout.num_lanes)] = values
     return Advantages(*fields)

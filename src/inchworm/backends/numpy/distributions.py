@@ -1,4 +1,4 @@
-"""Serves step 4 of 9: from a network's outputs to actions, log-probs and entropies. The reference for every backend.
+"""From a network's outputs to actions, log-probs and entropies (steps 4 and 8 of 9), with their gradients. The reference for every backend.
 
 An action is some categorical choices and some Gaussian dimensions, independent given the observation: its log-prob and its
 entropy are sums over these parts. All sampling in inchworm happens here, whatever framework ran the network, so that every
@@ -12,7 +12,7 @@ import numpy as np
 from inchworm.policy.layout import ActionLayout
 
 MASKED_LOGIT = -1e8
-"""Instead of -inf: exp(-1e8) is exactly 0, while 0 * -1e8 is still a number."""
+"""Instead of -inf: exp(-1e8) is exactly 0, while 0 * -1e8 is still finite."""
 
 HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
 QUADRATURE_NODES, QUADRATURE_WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -27,7 +27,7 @@ def sample(
     One pass: the exponentials that a choice is drawn with are those of its log-prob, which `log_prob` would compute again.
     """
     rows, num_groups = len(outputs), len(layout.groups)
-    if num_groups == 1 and not layout.num_gaussians:  # one choice and nothing else: there is nothing to add up
+    if num_groups == 1 and not layout.num_gaussians:  # one choice and nothing else: no sum
         choice, log_probs = _draw_choice(mask_logits(outputs, mask).T.copy(), rng.random((rows, 1))[:, 0])
         return choice[:, None], outputs[:, layout.num_logits :], log_probs
     choices = np.empty((rows, num_groups), np.int64)
@@ -42,7 +42,7 @@ def sample(
     if not layout.num_gaussians:
         return choices, means, log_probs
     noise = rng.standard_normal(means.shape, np.float32)
-    gaussians = (means + np.exp(log_std) * noise).astype(np.float32, copy=False)  # as it is stored, also by a float64 policy
+    gaussians = (means + np.exp(log_std) * noise).astype(np.float32, copy=False)  # as it is stored, also for a float64 policy
     log_probs += _gaussian_log_prob(layout, means, log_std, gaussians)
     return choices, gaussians, log_probs
 
@@ -50,7 +50,7 @@ def sample(
 def _draw_choice(logits: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One choice [B] of each lane and its log-prob [B] from logits [C, B], which are overwritten.
 
-    Choices stand above one another, so that every operation runs along the lanes, of which there are more.
+    Choices are the first axis, so that every operation runs along the lanes, which are usually more.
     """
     logits -= np.maximum.reduce(logits)
     cumulative = np.add.accumulate(np.exp(logits))  # [C, B]
@@ -73,7 +73,7 @@ def mode(layout: ActionLayout, outputs: np.ndarray, mask: np.ndarray | None) -> 
 
 
 def mask_logits(logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Logits with every illegal choice at a finite constant that leaves it no probability."""
+    """Logits with a finite constant, and so probability 0, for every illegal choice."""
     return logits if mask is None else np.where(mask, logits, logits.dtype.type(MASKED_LOGIT))
 
 
@@ -191,7 +191,7 @@ class _Gaussians:
 
 
 class ActionTerms:
-    """log pi(action) and entropy, each [n], summed over the parts of an action; and the way back from their slopes."""
+    """log pi(action) and entropy, each [n], summed over the parts of an action; `backward` backpropagates through them."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class ActionTerms:
             self.log_probs, self.entropy = self.log_probs + part.log_probs, self.entropy + part.entropy
 
     def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """∂L/∂outputs [C + D, n] and ∂L/∂log_std [D], from ∂L/∂log_probs and ∂L/∂entropy (None where nothing weighs it), each [n]."""
+        """∂L/∂outputs [C + D, n] and ∂L/∂log_std [D], from ∂L/∂log_probs and ∂L/∂entropy (or None), each [n]."""
         into = np.empty((self._num_outputs, len(d_log_probs)), d_log_probs.dtype)
         d_log_std = np.zeros(0, d_log_probs.dtype)
         for part, rows in zip(self._parts, (*self._layout.groups, slice(self._layout.num_logits, None))):

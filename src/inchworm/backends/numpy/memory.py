@@ -1,12 +1,12 @@
-"""Serves step 4 of 9: what a policy remembers, one row after another, in NumPy.
+"""LSTM and GRU in NumPy (step 4 of 9), one row after another.
 
-With x what a layer reads, h what it remembered, σ the logistic function and * number by number (torch's equations):
+With x the input of a layer, h its state, σ the logistic function and * the product by elements (torch's equations):
 
     LSTM   i, f, o = σ(W x + U h + b)    g = tanh(W x + U h + b)          c' = f * c + i * g     h' = o * tanh(c')
     GRU    r, z = σ(W x + U h + b)       n = tanh(W x + b + r * (U h + d))                       h' = n + z * (h - n)
 
 All gates come from one matrix product with [x, h]. Since σ(v) = ½ + ½ tanh(v / 2), one pass of tanh serves them all: the weights of
-the σ gates are laid out halved, which in binary loses nothing.
+the σ gates are stored halved, which is exact in binary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inchworm.policy.memory import MemoryLayout
 
 
 class Memory:
-    """The recurrent layers of a policy, laid out for acting. It holds weights alone: what is remembered belongs to the caller."""
+    """The recurrent layers of a policy, arranged for acting. It holds only weights; the state belongs to the caller."""
 
     def __init__(self, layout: MemoryLayout, weights: Mapping[str, np.ndarray]) -> None:
         self.layout = layout
@@ -31,11 +31,11 @@ class Memory:
         self._half = self._dtype.type(0.5)
 
     def empty(self, num_lanes: int) -> Tree:
-        """The memory of lanes that have seen nothing, in the weights' dtype."""
+        """The initial state, in the weights' dtype."""
         return self.layout.empty(num_lanes, self._dtype)
 
     def step(self, rows: np.ndarray, state: Tree, episode_starts: Array) -> tuple[np.ndarray, Tree]:
-        """Forget where an episode starts, then read [B, in]: features [B, size] and what is remembered now, in new arrays."""
+        """Reset where an episode starts, then read [B, in]; return features [B, size] and the new state, in new arrays."""
         try:
             before = [state[name] for name in self.layout.names]
         except (KeyError, TypeError, IndexError):
@@ -104,7 +104,7 @@ def _lstm_matrix(w: np.ndarray, b: np.ndarray, u: np.ndarray, d: np.ndarray) -> 
 
 
 def _gru_matrix(w: np.ndarray, b: np.ndarray, u: np.ndarray, d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[in + size, 4 size] and [4 size]: reset and update gate halved, then what is new of the input, and of the memory."""
+    """[in + size, 4 size] and [4 size]: reset and update gate halved, then the new memory's part from the input and from the memory."""
     size, half = len(u) // 3, u.dtype.type(0.5)
     opened = np.concatenate([w[: 2 * size], u[: 2 * size]], 1) * half
     of_input = np.concatenate([w[2 * size :], np.zeros_like(u[2 * size :])], 1)

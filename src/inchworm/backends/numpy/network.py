@@ -1,15 +1,14 @@
-"""Serves steps 8 and 9 of 9: a dense network forwards and, for the gradient, backwards. All of backpropagation that PPO needs.
+"""Dense networks with forward and backward pass (steps 8 and 9 of 9): all the backpropagation that PPO needs.
 
-One layer computes y = f(z) with z = x Wᵀ + b. Suppose we know how the loss moves with the layer's output, G = ∂L/∂y. Then,
-by the chain rule and nothing else,
+One layer computes y = f(z) with z = x Wᵀ + b. Given the gradient of the loss by the layer's output, G = ∂L/∂y, the chain rule gives
 
-    ∂L/∂z = G · f'(z)           number by number
-    ∂L/∂W = (∂L/∂z)ᵀ x          each weight met each sample's input once, so its slope is a sum over samples
+    ∂L/∂z = G · f'(z)           element by element
+    ∂L/∂W = (∂L/∂z)ᵀ x          a sum over samples
     ∂L/∂b = Σ over samples of ∂L/∂z
     ∂L/∂x = (∂L/∂z) W           which is G of the layer before
 
-and so from the last layer to the first. The network's outputs and their slopes are kept as [outputs, n], one row an output:
-what follows (a softmax over a few choices, say) is then a few operations on long rows, which is what NumPy does fast.
+from the last layer to the first. The network's outputs and their gradients are [outputs, n], one row per output: what follows (a softmax
+over a few choices, say) is then a few operations on long rows, which NumPy does fast.
 
 All parameters are views of one flat vector, and their gradients of another: the norm is one product, Adam a few lines.
 """
@@ -26,17 +25,17 @@ from inchworm.policy.spec import PolicySpec
 
 @dataclass(frozen=True)
 class Activation:
-    """A function f and its slope f', each written into an array that is given."""
+    """A function f and its derivative f', each written into a given array."""
 
     apply: Callable[[np.ndarray, np.ndarray], object]
     """(z, y): y = f(z); z and y are one array unless `keeps_input`."""
-    slope: Callable[[np.ndarray, np.ndarray, np.ndarray], object]
-    """(z, y, into): into = f'(z), from whichever of z and y = f(z) is the shorter way."""
+    derivative: Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+    """(z, y, into): into = f'(z), from z or y = f(z), whichever is simpler."""
     keeps_input: bool = False
-    """Whether the slope needs z itself."""
+    """Whether the derivative needs z itself."""
 
 
-def _tanh_slope(_: np.ndarray, y: np.ndarray, into: np.ndarray) -> None:
+def _tanh_derivative(_: np.ndarray, y: np.ndarray, into: np.ndarray) -> None:
     """1 - tanh²"""
     np.multiply(y, y, out=into)
     np.subtract(1, into, out=into)
@@ -53,30 +52,30 @@ def _sigmoid(z: np.ndarray) -> np.ndarray:
     return result
 
 
-def _silu_slope(z: np.ndarray, _: np.ndarray, into: np.ndarray) -> None:
-    """z s(z) has the slope s + z s (1 - s) = s (1 + z (1 - s)), with s the sigmoid"""
+def _silu_derivative(z: np.ndarray, _: np.ndarray, into: np.ndarray) -> None:
+    """(z s)' = s + z s (1 - s) = s (1 + z (1 - s)), with s the sigmoid"""
     s = _sigmoid(z)
     np.multiply(s, 1 + z * (1 - s), out=into)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "tanh": Activation(lambda z, y: np.tanh(z, out=y), _tanh_slope),
+    "tanh": Activation(lambda z, y: np.tanh(z, out=y), _tanh_derivative),
     "relu": Activation(lambda z, y: np.maximum(z, 0, out=y), lambda _, y, into: np.greater(y, 0, out=into, casting="unsafe")),
     "elu": Activation(_elu, lambda _, y, into: np.copyto(into, np.where(y > 0, 1, y + 1))),  # exp(z) = y + 1 below 0
     "leaky_relu": Activation(
         lambda z, y: np.copyto(y, np.where(z > 0, z, z * z.dtype.type(0.01))),
         lambda _, y, into: np.copyto(into, np.where(y > 0, 1, 0.01), casting="same_kind"),
     ),
-    "silu": Activation(lambda z, y: np.multiply(z, _sigmoid(z), out=y), _silu_slope, keeps_input=True),
+    "silu": Activation(lambda z, y: np.multiply(z, _sigmoid(z), out=y), _silu_derivative, keeps_input=True),
 }
 
 
 KEPT_PASSES = 4
-"""For so many numbers of samples arrays are kept: a run has one or two, rollouts of many sizes must not pile them up."""
+"""Batch sizes whose arrays are kept: a run has one or two, and rollouts of many sizes must not accumulate them."""
 
 
 class Layer:
-    """One dense layer: its weights, their gradients, and the arrays it needs for n samples."""
+    """One dense layer: its weights and their gradients."""
 
     def __init__(self, weight: np.ndarray, bias: np.ndarray, d_weight: np.ndarray, d_bias: np.ndarray) -> None:
         self.weight, self.bias = weight, bias  # [out, in], [out]
@@ -84,16 +83,16 @@ class Layer:
 
 
 class Hidden:
-    """Hidden layers one after another, over n samples; what the way back needs stays here from the way there."""
+    """A stack of hidden layers over n samples, with the activations that the backward pass needs."""
 
-    def __init__(self, layers: list[Layer], activation: Activation, rows: int, *, first_needs_slope: bool) -> None:
+    def __init__(self, layers: list[Layer], activation: Activation, rows: int, *, needs_input_gradient: bool) -> None:
         self._layers, self._activation = layers, activation
-        self._first_needs_slope = first_needs_slope
+        self._needs_input_gradient = needs_input_gradient
         dtype = layers[0].weight.dtype if layers else np.dtype(np.float32)
         self._ones = np.ones(rows, dtype)
         self._outputs = [np.empty((rows, len(layer.bias)), dtype) for layer in layers]
         self._inputs = [np.empty_like(y) for y in self._outputs] if activation.keeps_input else self._outputs
-        self._slopes = [np.empty_like(y) for y in self._outputs]
+        self._gradients = [np.empty_like(y) for y in self._outputs]
         self._back = [np.empty((rows, layer.weight.shape[1]), dtype) for layer in layers]
 
     def forward(self, x: np.ndarray) -> np.ndarray:
@@ -106,19 +105,19 @@ class Hidden:
             x = y
         return x
 
-    def backward(self, slope: np.ndarray) -> np.ndarray | None:
-        """From ∂L/∂(last output) [n, width] to the gradients of all layers, and ∂L/∂(first input) if somebody needs it."""
+    def backward(self, gradient: np.ndarray) -> np.ndarray | None:
+        """Backpropagate ∂L/∂(last output) [n, width] into the gradients of all layers; return ∂L/∂(first input) if it is needed."""
         for index in range(len(self._layers) - 1, -1, -1):
-            layer, into = self._layers[index], self._slopes[index]
+            layer, into = self._layers[index], self._gradients[index]
             x = self._outputs[index - 1] if index else self._x
-            self._activation.slope(self._inputs[index], self._outputs[index], into)
-            np.multiply(into, slope, out=into)  # ∂L/∂z = G · f'(z)
+            self._activation.derivative(self._inputs[index], self._outputs[index], into)
+            np.multiply(into, gradient, out=into)  # ∂L/∂z = G · f'(z)
             np.dot(into.T, x, out=layer.d_weight)  # ∂L/∂W = (∂L/∂z)ᵀ x
             np.dot(self._ones, into, out=layer.d_bias)  # ∂L/∂b: a sum over samples
-            if index == 0 and not self._first_needs_slope:
+            if index == 0 and not self._needs_input_gradient:
                 return None
-            slope = np.dot(into, layer.weight, out=self._back[index])  # ∂L/∂x = (∂L/∂z) W
-        return slope
+            gradient = np.dot(into, layer.weight, out=self._back[index])  # ∂L/∂x = (∂L/∂z) W
+        return gradient
 
 
 class Head:
@@ -136,22 +135,22 @@ class Head:
         np.add(self._outputs, self._layer.bias[:, None], out=self._outputs)
         return self._outputs
 
-    def backward(self, slope: np.ndarray) -> np.ndarray:
-        """From ∂L/∂outputs [outputs, n] to the layer's gradients, and ∂L/∂x [n, width]."""
-        np.dot(slope, self._x, out=self._layer.d_weight)
-        np.sum(slope, axis=1, out=self._layer.d_bias)
-        return np.dot(slope.T, self._layer.weight, out=self._back)
+    def backward(self, gradient: np.ndarray) -> np.ndarray:
+        """Backpropagate ∂L/∂outputs [outputs, n] into the layer's gradients; return ∂L/∂x [n, width]."""
+        np.dot(gradient, self._x, out=self._layer.d_weight)
+        np.sum(gradient, axis=1, out=self._layer.d_bias)
+        return np.dot(gradient.T, self._layer.weight, out=self._back)
 
 
 class Pass:
-    """Actor and critic over n samples: one way there, one way back."""
+    """One forward and one backward pass of actor and critic over n samples."""
 
     def __init__(self, network: FlatNetwork, rows: int) -> None:
         activation = ACTIVATIONS[network.spec.config.activation]
-        self._shared = Hidden(network.layers["trunk"], activation, rows, first_needs_slope=False) if "trunk" in network.layers else None
+        self._shared = Hidden(network.layers["trunk"], activation, rows, needs_input_gradient=False) if "trunk" in network.layers else None
         needed = self._shared is not None
         self._actor, self._critic = (
-            (Hidden(network.layers[name][:-1], activation, rows, first_needs_slope=needed), Head(network.layers[name][-1], rows))
+            (Hidden(network.layers[name][:-1], activation, rows, needs_input_gradient=needed), Head(network.layers[name][-1], rows))
             for name in ("actor", "critic")
         )
 
@@ -172,7 +171,7 @@ class Pass:
         if self._shared is not None:
             assert of_actor is not None
             assert of_critic is not None
-            self._shared.backward(of_actor + of_critic)  # both read the same features: their slopes add up
+            self._shared.backward(of_actor + of_critic)  # both read the same features, so their gradients add up
 
 
 class FlatNetwork:
@@ -192,17 +191,17 @@ class FlatNetwork:
         self._passes: dict[int, Pass] = {}
 
     def load(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take the parameters from named arrays."""
+        """Copy the parameters from named arrays."""
         for name, view in self.weights.items():
             view[...] = weights[name]
 
     def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """The parts of a vector like `parameters`, under the names of the weights."""
+        """Views of a vector like `parameters`, by the names of the weights."""
         pieces = np.split(vector, self._ends[:-1])
         return {name: piece.reshape(shape) for (name, shape), piece in zip(self.spec.layers.items(), pieces)}
 
     def over(self, rows: int) -> Pass:
-        """The way there and back for `rows` samples; its arrays are made once and used again."""
+        """The pass for `rows` samples; its arrays are made once and reused."""
         if rows not in self._passes:
             if len(self._passes) == KEPT_PASSES:
                 del self._passes[next(iter(self._passes))]

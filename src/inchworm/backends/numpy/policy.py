@@ -1,6 +1,6 @@
-"""Step 4 of 9: normalise, think, mask, sample. A policy that acts with NumPy alone.
+"""Step 4 of 9: encode, normalise, run the network, mask, sample. A policy in NumPy.
 
-The fast way to act with a small network, and the reference that other backends are checked against.
+The fastest way to act with a small network, and the reference that other backends are checked against.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from inchworm.rollout.rollout import Rollout
 
 def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int = 1) -> np.ndarray:
     """Observations [..., *obs] as the flat input [..., F] f32: boxes flattened, categories one-hot, bytes scaled to 0…1."""
-    if len(layout.parts) == 1 and layout.parts[0].kind == "box" and layout.parts[0].scale == 1.0:  # almost everybody
+    if len(layout.parts) == 1 and layout.parts[0].kind == "box" and layout.parts[0].scale == 1.0:  # the most common space
         values: np.ndarray = leaf(observations, layout.parts[0].path)
-        if values.ndim == num_leading + 1 and values.dtype == np.float32:  # flat as it is
+        if values.ndim == num_leading + 1 and values.dtype == np.float32:  # already flat
             return values
         return np.asarray(values, np.float32).reshape(*values.shape[:num_leading], layout.size)
     pieces = [_encode_part(part, np.asarray(leaf(observations, part.path)), num_leading) for part in layout.flat]
@@ -66,7 +66,7 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -
 
 
 class GlobalStateReader:
-    """Encodes and normalises the global state. It holds copies of the statistics: make another when they have moved."""
+    """Encodes and normalises the global state. It holds copies of the statistics, so it is made again when they change."""
 
     def __init__(self, layout: ObservationLayout, spec: PolicySpec, statistics: PolicyStatistics, dtype: np.dtype) -> None:
         self._layout, self._limit = layout, np.asarray(spec.config.observation_clip, dtype)
@@ -87,16 +87,11 @@ class GlobalStateReader:
 
 
 def flat_worlds(spec: PolicySpec, rollout: Rollout) -> np.ndarray | None:
-    """The states of all copies as a central critic's inputs [T, E, G], for statistics, which do not look at places; else None."""
+    """The states of all copies as a central critic's inputs [T, E, G], for statistics, which ignore places; else None."""
     if spec.global_state is None:
         return None
     copies = optree.tree_leaves(rollout.global_state)[0].shape[:2]
     return encode_observations(spec.global_state, {WORLD: rollout.global_state, PLACE: np.zeros(copies, np.int64)}, 2)
-
-
-def beside(features: np.ndarray, world: np.ndarray, alive: Array) -> np.ndarray:
-    """[N, F + G]: a lane's own features, nothing of them where its agent does not live [N], and the world's."""
-    return np.concatenate([features * alive[:, None], world], 1)
 
 
 VALUE_CHUNK = 16_384
@@ -104,7 +99,7 @@ VALUE_CHUNK = 16_384
 
 
 class NumpyPolicy(Predicts):
-    """A policy from its spec and weights: an MLP, whose state is `()`, or one with an LSTM or GRU, whose memory is the caller's."""
+    """A policy from its spec and weights: an MLP, whose state is `()`, or with an LSTM or GRU, whose state belongs to the caller."""
 
     backend = "numpy"
     builtin = True
@@ -119,7 +114,7 @@ class NumpyPolicy(Predicts):
         self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
     def initial_state(self, num_lanes: int) -> Tree:
-        """The memory of lanes that have seen nothing: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
+        """The initial memory: {"hidden": [B, layers, size]}, with "cell" for an LSTM; `()` without memory."""
         return () if self._memory is None else self._memory.empty(num_lanes)
 
     def act(
@@ -131,7 +126,7 @@ class NumpyPolicy(Predicts):
         *,
         deterministic: bool = False,
     ) -> PolicyStep:
-        """One action per lane; the critic is not asked. Where an episode starts the lane's memory is forgotten first."""
+        """One action per lane, without running the critic. Where an episode starts, the lane's memory is reset first."""
         rows, _ = self.encode(observations, 1)
         if self._memory is None:
             features = self._features(rows)
@@ -147,9 +142,9 @@ class NumpyPolicy(Predicts):
     def value(
         self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
     ) -> Array:
-        """The critic on [L, N, *obs]: values [L, N] in reward units; `()` begins with an empty memory, and nothing forgets.
+        """The values [L, N] of observations [L, N, *obs], in reward units; `()` is an empty memory, and no resets.
 
-        A central critic also reads `global_state` (`lane_states` [L, N, …]), and of an agent that does not live (`valid`) nothing else.
+        A central critic also reads `global_state` (`lane_states` [L, N, …]), and where `valid` is false nothing else.
         """
         rows, leading = self.encode(observations, 2)
         world = None if self._reader is None else self._reader.rows(global_state)  # [L·N, G]
@@ -161,7 +156,7 @@ class NumpyPolicy(Predicts):
         return np.concatenate(chunks).reshape(leading) if chunks else np.zeros(leading, rows.dtype)
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
-        """What the weights say of a minibatch. NumPy has no gradients: this is the reference for the numbers."""
+        """Log-probs, entropy and values of a minibatch, without gradients: the reference for other backends."""
         layout, (rows, leading) = self.spec.actions, self.encode(minibatch.observations, 2)
         past = (minibatch.policy_state, minibatch.episode_starts)
         features = self._features(rows) if self._memory is None else self._remembered(rows, leading, *past)
@@ -177,7 +172,7 @@ class NumpyPolicy(Predicts):
         )
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
-        """Enter a rollout into the normalisers; values in reward units stay what they were."""
+        """Add a rollout to the normalisers, keeping values in reward units as they were (PopArt)."""
         before = (self.statistics.value_mean, self.statistics.value_std)
         flat = encode_observations(self.spec.observations, rollout.observations, 2)
         self.statistics.update(flat, np.asarray(returns), rollout.valid, flat_worlds(self.spec, rollout))
@@ -190,7 +185,7 @@ class NumpyPolicy(Predicts):
         return {**copies, **self.statistics.to_weights(), VERSION: np.array(self.policy_version, np.int64)}
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take parameters, statistics and version; names and shapes must be the spec's."""
+        """Set parameters, statistics and version; names and shapes must be the spec's."""
         check_weights(self.spec, weights)
         self._weights = {name: np.array(weights[name]) for name in self.spec.layers}
         self.statistics.from_weights(weights)
@@ -198,7 +193,7 @@ class NumpyPolicy(Predicts):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Lay the weights out for acting: one (matrix [in, out], bias) per layer, statistics as f32 vectors."""
+        """Arrange the weights for acting: one (matrix [in, out], bias) per layer, statistics as f32 vectors."""
         self._layers: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for name in self.spec.layers:
             if name.endswith(".weight") and not name.startswith("memory."):
@@ -214,7 +209,7 @@ class NumpyPolicy(Predicts):
             self._clip = np.asarray(self.spec.config.observation_clip, dtype)
 
     def encode(self, observations: Tree, num_leading: int) -> tuple[np.ndarray, tuple[int, ...]]:
-        """What the network reads, encoded and normalised, as rows [N, F], and the leading axes that they had."""
+        """The network's input, encoded and normalised, as rows [N, F], and the leading axes that it had."""
         flat = encode_observations(self.spec.observations, observations, num_leading)
         leading = flat.shape[:-1]
         rows = flat if num_leading == 1 else flat.reshape(math.prod(leading), flat.shape[-1])
@@ -225,13 +220,13 @@ class NumpyPolicy(Predicts):
         return rows, leading
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
-        """What actor and critic share."""
+        """The layers that actor and critic share."""
         for layer in self._layers.get("trunk", ()):
             rows = self._hidden(rows, *layer)
         return rows
 
     def _remembered(self, rows: np.ndarray, leading: tuple[int, ...], state: Tree, episode_starts: Array) -> np.ndarray:
-        """The same [L·N, width] for sequences of a policy with memory."""
+        """The same [L·N, width] for sequences [L, N] of a policy with memory."""
         assert self._memory is not None
         state = self.initial_state(leading[1]) if isinstance(state, tuple) else state
         starts = np.zeros(leading, bool) if isinstance(episode_starts, tuple) else episode_starts
@@ -249,14 +244,16 @@ class NumpyPolicy(Predicts):
         return outputs
 
     def _hidden(self, rows: np.ndarray, matrix: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        """One hidden layer in one new array. Not in arrays kept for it: those save nothing, and two threads would share them."""
+        """One hidden layer, in a new array: reused arrays save nothing, and two threads would share them."""
         outputs: np.ndarray = rows.dot(matrix)
         np.add(outputs, bias, outputs)
         self._activation(outputs, outputs)
         return outputs
 
     def _values(self, rows: np.ndarray, world: np.ndarray | None, alive: Array) -> np.ndarray:
-        normalized = self._network("critic", rows if world is None else beside(rows, world, alive))[:, 0]
+        if world is not None:  # [N, F + G]: an invalid agent's own features are 0
+            rows = np.concatenate([rows * alive[:, None], world], 1)
+        normalized = self._network("critic", rows)[:, 0]
         values: np.ndarray = normalized * self.statistics.value_std + self.statistics.value_mean
         return values
 
@@ -277,7 +274,7 @@ def choose(
     *,
     deterministic: bool,
 ) -> PolicyStep:
-    """From a network's outputs [B, C + D] to a `PolicyStep`; every backend's acting ends here."""
+    """Sample actions from a network's outputs [B, C + D]; every backend's acting ends here."""
     layout = spec.actions
     if deterministic:
         choices, gaussians = distributions.mode(layout, outputs, mask)
@@ -290,7 +287,7 @@ def choose(
 
 
 def _as_tree(layout: ActionLayout, choices: np.ndarray, gaussians: np.ndarray, *, sampled: bool = False) -> Tree:
-    """`layout.unflatten`, and its answer at once for the two spaces that almost everybody has."""
+    """`layout.unflatten`, with a shortcut for the two most common spaces."""
     space = layout.space
     if type(space) is spaces.Discrete and space.start == 0 and space.dtype == choices.dtype:
         return choices[:, 0]

@@ -1,4 +1,4 @@
-"""Serves `check_policy` with what needs torch: a rollout evaluated, its gradients, weights disturbed, global streams put back."""
+"""What `check_policy` needs of torch: evaluate a rollout, take gradients, perturb weights, restore global generators."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from inchworm.backends.torch.learner import sequences_of, trainable
 from inchworm.backends.torch.network import to_tensor
 from inchworm.config.sections import PPOConfig
 from inchworm.core.protocols import reads_global_state
-from inchworm.core.types import Advantages, Evaluation, Minibatch
+from inchworm.core.types import Advantages, Evaluation, Minibatch, Tree
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import fill_invalid_rows
+from inchworm.rollout.sequences import fill_invalid_rows, join_sequences
 
 Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What a policy says of a rollout, each [T, B] but the last, as NumPy arrays."""
+    """A policy's evaluation of a rollout, each [T, B] but the last, as NumPy arrays."""
 
     log_probs: np.ndarray
     entropy: np.ndarray
@@ -36,13 +36,13 @@ class Evaluated:
 
 
 class GlobalStreams:
-    """The process's global random streams as they stand now; `replayed` calls something with them, and puts them back."""
+    """A snapshot of the process's global random generators; `replayed` calls a function from it, and restores it afterwards."""
 
     def __init__(self) -> None:
-        self._saved = (np.random.get_state(), random.getstate(), torch.random.get_rng_state())  # noqa: NPY002 - the streams of others, only looked at
+        self._saved = (np.random.get_state(), random.getstate(), torch.random.get_rng_state())  # noqa: NPY002 - user code may use it
 
     def replayed(self, action: Callable[[], Result]) -> Result:
-        """The action's result from here; afterwards the streams stand here again."""
+        """Call the action from the snapshot, and restore the snapshot afterwards."""
         self._put_back()
         try:
             return action()
@@ -51,13 +51,13 @@ class GlobalStreams:
 
     def _put_back(self) -> None:
         numpy_state, python_state, torch_state = self._saved
-        np.random.set_state(numpy_state)  # noqa: NPY002 - and put back
+        np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
         torch.random.set_rng_state(torch_state)
 
 
 def is_module(policy: Any) -> bool:
-    """Whether torch's optimisers can learn it."""
+    """Whether torch can train it."""
     return isinstance(policy, nn.Module)
 
 
@@ -69,15 +69,12 @@ def minibatch_of(policy: nn.Module, rollout: Rollout, length: int) -> Minibatch:
 
 
 def _on_device(policy: nn.Module, rollout: Rollout) -> Rollout:
-    return fill_invalid_rows(rollout).map(partial(to_tensor, device=_device(policy)))
-
-
-def _device(policy: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in policy.parameters()), torch.device("cpu"))
+    return fill_invalid_rows(rollout).map(partial(to_tensor, device=device))
 
 
 def faults_of_evaluation(policy: Any, rollout: Rollout) -> list[str]:
-    """What is wrong with the form of `evaluate`'s and `value`'s answers."""
+    """What is wrong with the shapes and types that `evaluate` and `value` return."""
     length, lanes = rollout.rewards.shape
     evaluation = policy.evaluate(minibatch_of(policy, rollout, length))
     if not isinstance(evaluation, Evaluation):
@@ -92,13 +89,10 @@ def faults_of_evaluation(policy: Any, rollout: Rollout) -> list[str]:
     if scale.numel() != 1 or not float(scale.detach()) > 0:
         faults.append(f"evaluate's value_scale must be one number above 0, such as 1.0, not {evaluation.value_scale!r}")
     if not reads_global_state(policy):  # a central critic takes more than these
-        faults += _faults_of(policy.value(*_critic_input(policy, rollout)), "value's result", (length, lanes))
+        whole = _on_device(policy, rollout)
+        first_state: Tree = optree.tree_map(lambda leaf: leaf[0], whole.policy_state)
+        faults += _faults_of(policy.value(whole.observations, first_state, whole.episode_starts), "value's result", (length, lanes))
     return faults
-
-
-def _critic_input(policy: nn.Module, rollout: Rollout) -> tuple[Any, Any, Any]:
-    whole = _on_device(policy, rollout)
-    return whole.observations, optree.tree_map(lambda leaf: leaf[0], whole.policy_state), whole.episode_starts
 
 
 def _faults_of(part: Any, what: str, shape: tuple[int, int]) -> list[str]:
@@ -109,31 +103,24 @@ def _faults_of(part: Any, what: str, shape: tuple[int, int]) -> list[str]:
 
 
 def evaluated(policy: Any, rollout: Rollout, length: int | None = None, *, gradients: bool = False) -> Evaluated:
-    """The policy's `evaluate` on the rollout cut into sequences, back in its rows [T, B]."""
+    """Run the policy's `evaluate` on the rollout as sequences, and return the results in its rows [T, B]."""
     steps, lanes = rollout.rewards.shape
     length = steps if length is None else length
     with torch.set_grad_enabled(gradients):
         evaluation = policy.evaluate(minibatch_of(policy, rollout, length))
-    logs, entropy, values = (_in_rows(part, steps, lanes) for part in (evaluation.log_probs, evaluation.entropy, evaluation.values))
-    return Evaluated(logs, entropy, values, float(torch.as_tensor(evaluation.value_scale).detach()))
-
-
-def _in_rows(part: Tensor, steps: int, lanes: int) -> np.ndarray:
-    """[L, N] -> [T, B]: column `chunk * B + lane` holds the rows of one chunk."""
-    length = part.shape[0]
-    by_chunk = part.detach().cpu().numpy().reshape(length, -1, lanes).swapaxes(0, 1)  # [T/L, L, B]
-    rows: np.ndarray = by_chunk.reshape(-1, lanes)[:steps]
-    return rows
+    outputs = (evaluation.log_probs, evaluation.entropy, evaluation.values)
+    log_probs, entropy, values = (join_sequences(part.detach().cpu().numpy(), steps, lanes) for part in outputs)
+    return Evaluated(log_probs, entropy, values, float(torch.as_tensor(evaluation.value_scale).detach()))
 
 
 def critic_values(policy: Any, rollout: Rollout) -> np.ndarray:
-    """The critic on the rollout as learn asks it, [T, B]."""
+    """The values [T, B] of the rollout as learning computes them."""
     values: np.ndarray = compute_advantages(policy, _on_device(policy, rollout), PPOConfig()).values.cpu().numpy()
     return values
 
 
 def parameter_gradients(policy: Any, rollout: Rollout, length: int, rows: slice, *, seed: int = 0) -> dict[str, np.ndarray | None]:
-    """Of a random sum of everything that `evaluate` says of some rows of each sequence; None where a parameter has no part in it."""
+    """The gradients of a random sum of `evaluate`'s outputs in some rows of each sequence; None for a parameter that is not used."""
     evaluation = policy.evaluate(minibatch_of(policy, rollout, length))
     parts = [part[rows] for part in (evaluation.log_probs, evaluation.entropy, evaluation.values)]
     rng = np.random.default_rng(seed)
@@ -150,14 +137,14 @@ def tensors(policy: nn.Module) -> dict[str, np.ndarray]:
 
 
 def disturb(policy: nn.Module) -> None:
-    """Move every parameter that learns, as an optimiser would: in place."""
+    """Change every trainable parameter in place, as an optimiser would."""
     with torch.no_grad():
         for parameter in trainable(policy).values():
             parameter.add_(0.1 + 0.1 * parameter.abs())
 
 
 def exercise(policy: Any, rollout: Rollout) -> None:
-    """What moves in training besides the parameters: evaluate with gradients, and the statistics, twice."""
+    """Do what changes a policy in training besides the parameters: evaluate with gradients, and update the statistics, twice."""
     length = rollout.rewards.shape[0]
     returns = torch.from_numpy(np.arange(rollout.rewards.size, dtype=np.float32).reshape(rollout.rewards.shape) / 7 - 1)
     for _ in range(2):
