@@ -1,4 +1,4 @@
-"""A run kept safe: saves that fail, saves beside training, all that a run is, and what is left of it after a kill."""
+"""Saving and restoring: saves that fail, background saves, the complete state of a run, and what a kill leaves."""
 
 import errno
 import json
@@ -104,8 +104,16 @@ class FullDisk:
         return guarded
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("point", ["write_tensor_file", "write_synced", "sync_directory"])
+@pytest.mark.parametrize(
+    ("point", "code"),
+    [
+        ("write_tensor_file", errno.ENOSPC),
+        ("write_tensor_file", errno.EDQUOT),
+        ("write_synced", errno.EIO),
+        ("write_synced", errno.EACCES),
+        ("sync_directory", errno.EROFS),
+    ],
+)
 def test_a_failed_save_is_told_once_and_tried_after_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
 ) -> None:
@@ -741,7 +749,7 @@ def test_a_checkpoint_records_what_was_chosen_not_what_was_asked(tmp_path: Path)
         assert recorded["ppo"]["compile"] == trainer.config.ppo.compile
 
 
-# ---- saving
+# ---- the thread that saves
 
 
 class World:
@@ -846,7 +854,7 @@ def test_the_thread_takes_no_signal() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-# ---- moment
+# ---- the state of callbacks, and of checkpoints of earlier versions
 
 
 class Remembers(BaseCallback):
@@ -884,7 +892,7 @@ def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> No
             check_state({**state, "spec": wrong}, 3, ours)
 
 
-# ---- process state
+# ---- the state of the process
 
 
 def draw() -> list[float]:

@@ -216,11 +216,11 @@ def test_a_callback_that_returns_false_stops_it_after_the_iteration_is_told_to_a
     ]
 
 
-@pytest.mark.parametrize("answer", [None, True, 0, ""])
-def test_nothing_but_false_stops_it(answer: Any) -> None:
+@pytest.mark.parametrize(("answer", "iterations"), [(None, 4), (True, 4), (0, 4), ("", 4), (np.bool_(True), 4), (np.bool_(False), 1)])
+def test_nothing_but_false_stops_it(answer: Any, iterations: int) -> None:
     state = TrainingState()
     run_training_loop(state, parts([], callbacks=[as_callback(lambda state, metrics: answer)]), default_training_step)
-    assert state.iteration == 4
+    assert state.iteration == iterations
 
 
 @pytest.mark.parametrize("moment", ["on_train_start", "on_rollout", "on_iteration", "on_train_end"])

@@ -22,7 +22,7 @@ from inchworm.env.source import make_vector_env
 from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts
+from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
@@ -665,13 +665,6 @@ def test_a_network_of_ones_own_trains_and_says_what_it_cannot_do(tmp_path: Path)
     assert not (tmp_path / "policy.safetensors").exists()
 
 
-def test_every_array_of_a_trainers_rollout_is_time_by_lane() -> None:
-    with trainer_for() as trainer:
-        rollout = trainer.collect_rollouts(3)
-    for name in ARRAY_FIELDS[:8]:
-        assert rollout[name].shape[:2] == (3, LANES), name
-
-
 # ---- one run, one owner
 
 
@@ -693,9 +686,3 @@ def test_a_run_does_not_go_on_with_another_config(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"another config: ppo.gamma: 0.99 → 0.5"):
             trainer.load_checkpoint()
         trainer.load_checkpoint(tmp_path / "checkpoints")  # by name it is the start of something else
-
-
-def test_a_callback_may_stop_with_numpys_false() -> None:
-    with trainer_for() as trainer:
-        trainer.train(4 * BATCH, lambda state, metrics: np.bool_(False))
-        assert trainer.total_timesteps == BATCH
