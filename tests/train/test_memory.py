@@ -17,7 +17,7 @@ from inchworm.policy.file import load_policy
 from inchworm.tracking.jsonl import METRICS
 from inchworm.train.loop import TrainingState as State
 from inchworm.train.loop import default_training_step, run_training_loop
-from inchworm.train.resolve import settle
+from inchworm.train.resolve import resolve_auto
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")
@@ -95,7 +95,7 @@ def test_what_memory_cannot_do_is_said_at_the_door() -> None:
         PPOTrainer("lstm", "CartPole-v1", backend="numpy")
     with pytest.raises(ConfigError, match="use mlp, cnn, lstm or gru"):
         PPOTrainer("rnn", "CartPole-v1")
-    chosen, reasons = settle(config("gru", compile="auto"))
+    chosen, reasons = resolve_auto(config("gru", compile="auto"))
     assert chosen.ppo.compile == "off"
     assert any("policy.kind=gru" in reason for reason in reasons)
 

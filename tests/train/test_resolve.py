@@ -26,7 +26,7 @@ from inchworm.env.workers.auto import WorkerChoice
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
 from inchworm.train import resolve as choices
-from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, planned_steps, settle
+from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, planned_steps, resolve_auto
 from inchworm.train.trainer import PPOTrainer
 
 CARTPOLE = gym.make("CartPole-v1")
@@ -292,15 +292,15 @@ def small(**run: object) -> dict[str, object]:
 
 def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "choose_num_workers", lambda _: WorkerChoice(3, "3 workers: because", help_workers=True))
-    config, reasons = settle(TrainingConfig.from_dict(OPEN))
+    config, reasons = resolve_auto(TrainingConfig.from_dict(OPEN))
     assert (config.env.num_workers, config.env.help_workers) == (3, True)
     assert config.ppo.compile == "off"  # 100,000 steps do not repay it
     assert reasons[0] == "3 workers: because"
     assert reasons[1].startswith("ppo.compile=off, because ")
-    assert settle(config) == (config, [])
+    assert resolve_auto(config) == (config, [])
     long = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 100_000_000}})
-    assert settle(long)[0].ppo.compile == "on"
-    assert settle(long, builtin=False)[0].ppo.compile == "off"
+    assert resolve_auto(long)[0].ppo.compile == "on"
+    assert resolve_auto(long, builtin=False)[0].ppo.compile == "off"
 
 
 def test_a_run_that_goes_on_keeps_its_choices() -> None:

@@ -23,7 +23,7 @@ from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.selfplay.callback import with_opponents
 
 
-def settle(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingConfig, list[str]]:
+def resolve_auto(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingConfig, list[str]]:
     """Replace `auto` in `env.num_workers` and `ppo.compile`; return the config and the reasons, a sentence each.
 
     `builtin` is whether the policy is a built-in one. The number of workers never changes a result; compiling changes the last bits and
@@ -132,7 +132,7 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[Trai
     """
     if not env_source(env).is_config and config.env.num_workers == "auto":
         config = config.replace(env=config.env.replace(num_workers=0))
-    return settle(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
+    return resolve_auto(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
 
 
 def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
