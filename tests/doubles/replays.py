@@ -1,10 +1,14 @@
-"""Replays to try things on: a small one whose every number is known, a longer one that looks like a game, and a hostile one."""
+"""Replays: a small one with known numbers, a longer one that looks like a game, a hostile one, and a real game of Skirmish."""
 
 from __future__ import annotations
 
 import copy
 import math
 from typing import Any
+
+import numpy as np
+
+from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
 
 PWNED = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>&lt;b&gt;\u2028<!--"
 
@@ -86,3 +90,18 @@ def hostile_replay() -> dict[str, Any]:
         "deep": [{PWNED: [PWNED]}],
     }
     return replay
+
+
+def skirmish_replay(config: SkirmishConfig, steps: int) -> dict[str, Any]:
+    """The first steps of a game of the heuristic against itself; at its end the next one begins at once, so it is left out."""
+    env, player, rng = SkirmishVectorEnv(config, 1), HeuristicPolicy(config), np.random.default_rng(3)
+    step, state = env.reset([5]), player.initial_state(env.lanes_per_copy)
+    frames = [env.frame(0)]
+    for _ in range(steps):
+        acted = player.act(step.observations, state, step.episode_starts, rng)
+        step, state = env.step(acted.env_actions), acted.state
+        if step.ended:
+            break
+        frames.append(env.frame(0))
+    meta = {"seed": 5, "players": ["heuristic", "heuristic"]}
+    return {"format": "inchworm-replay", "version": 1, "world": env.describe(0), "meta": meta, "frames": frames, "result": None}

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from doubles.browser import Browser
-from doubles.replays import PWNED, hostile_replay, long_replay, small_replay
+from doubles.replays import PWNED, hostile_replay, long_replay, skirmish_replay, small_replay
 from inchworm.worlds.replay import replay_page
+from inchworm.worlds.skirmish import SkirmishConfig
 
 pytestmark = pytest.mark.slow
 
@@ -264,3 +265,15 @@ def test_narrow_and_dark(width: int, scheme: str, page: Page, tmp_path: Path) ->
     page.browser.look(width, 740, 2, "light" if scheme == "dark" else "dark")
     corner = "document.querySelector('#arena').getContext('2d').getImageData(20, 20, 1, 1).data[0]"
     page.browser.wait(f"{corner} {'> 200' if scheme == 'dark' else '< 100'}")
+
+
+def test_the_page_shows_a_real_game(browser: Browser, tmp_path: Path) -> None:
+    replay = skirmish_replay(SkirmishConfig(), 40)
+    path = tmp_path / "game.html"
+    path.write_text(replay_page(replay), encoding="utf-8")
+    browser.open(path)
+    browser.press("End")
+    last = replay["frames"][-1]["units"]
+    shown = browser.value("[...document.querySelectorAll('#units .place')].map(place => place.textContent)")
+    assert [[float(part) for part in text.split(", ")] for text in shown] == [pytest.approx([x, y], abs=0.051) for x, y, *_ in last]
+    assert browser.complaints() == []

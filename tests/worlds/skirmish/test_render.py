@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from doubles.replays import skirmish_replay
+from inchworm.worlds.skirmish import SkirmishConfig
 from inchworm.worlds.skirmish.render import DYING, EMPTY, GROUND, HEALTHY, HURT, INNER, OUTSIDE, TEAMS, WALL, ZONE, render_frame
 
 WORLD: dict[str, Any] = {
@@ -86,3 +88,13 @@ def test_whatever_stands_outside_breaks_nothing(place: tuple[float, float]) -> N
         assert image.shape == (64, 64, 3)
     tall = {**WORLD, "width": 5.0, "walls": [[-1e6, -1e6, 1e6, 1e6]], "zone": {"x": 0, "y": 0, "radius": 1e6}}
     assert tuple(render_frame(tall, FRAME, 64)[32, 32].tolist()) == WALL
+
+
+def test_images_show_the_units_where_the_frame_has_them() -> None:
+    replay = skirmish_replay(SkirmishConfig(), 3)
+    world, frame = replay["world"], replay["frames"][-1]
+    image = render_frame(world, frame, 480)  # 16 x 12 units in 480 x 360 pixels, 60 rows above
+    for unit, (x, y, *_) in zip(world["units"], frame["units"]):
+        rim = image[int(60 + (world["height"] - y + 0.8 * unit["radius"]) * 30), int(x * 30)]
+        assert tuple(rim.tolist()) == TEAMS[unit["team"]]
+    assert tuple(image[61, 1].tolist()) == GROUND
