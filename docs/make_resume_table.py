@@ -22,7 +22,7 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.types import EnvStep
 from inchworm.env.source import make_vector_env
-from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 
 PAGE = Path(__file__).parent / "environments.md"
@@ -60,7 +60,7 @@ def _trial(make: Make, seed: int, steps: int) -> np.ndarray:
     """Return whether each copy was restored, [B]."""
     rng = np.random.default_rng(seed)
     with make(seed) as used, make(seed) as fresh:  # type: ignore[attr-defined]
-        rows, _ = carve_rows(used.observation_space, used.action_space, COPIES, COPIES)
+        rows, _ = allocate_rows(used.observation_space, used.action_space, COPIES, COPIES)
         seen = used.reset().observations
         for _ in range(steps):
             put_legal_actions(used.action_space, seen, rng, rows.actions, range(COPIES))

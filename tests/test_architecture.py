@@ -239,7 +239,7 @@ ROOMS = {
 }
 # The functions that hand the data point on: when they first return, it has passed their step.
 HANDS_ON = {
-    1: ("env/local", "Block.reset"),
+    1: ("env/local", "LocalCopies.reset"),
     2: ("env/vector_env", "LaneVectorEnv.reset"),
     4: ("backends/numpy/policy", "NumpyPolicy.act"),
     5: ("rollout/buffer", "RolloutBuffer.get"),

@@ -19,7 +19,7 @@ from inchworm.core.seeding import derive_seed, episode_seed
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.env.foreign import BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
 from inchworm.env.source import make_vector_env
-from inchworm.env.step_arrays import carve_rows
+from inchworm.env.step_arrays import allocate_rows
 from inchworm.env.vector_env import NO_SEED
 
 
@@ -283,7 +283,7 @@ def test_the_real_envpool_where_it_is_installed():
     ],
 )
 def test_what_is_not_one_value_for_each_lane_is_refused(change, message):
-    rows, _ = carve_rows(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 3, 3)
+    rows, _ = allocate_rows(spaces.Box(0, 1, (2,)), spaces.Discrete(2), 3, 3)
     moved = Moved(np.zeros((3, 2)), np.arange(3.0), np.array([True, False, False]), np.array([True, True, False]), {})
     write_outcome(moved, rows)
     assert rows.rewards.tolist() == [0.0, 1.0, 2.0]

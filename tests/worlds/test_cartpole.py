@@ -9,7 +9,7 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.env.registry import vectorised
 from inchworm.env.source import make_vector_env
-from inchworm.env.step_arrays import carve_rows
+from inchworm.env.step_arrays import allocate_rows
 from inchworm.worlds import cartpole
 from inchworm.worlds.cartpole import AllAtOnce, LaneByLane, NativeCartPole
 
@@ -125,7 +125,7 @@ def test_both_ways_have_the_bits_of_gymnasium_in_wild_states(dynamics):
     rng = np.random.default_rng(1)
     states = rng.normal(0.0, [2.0, 3.0, 0.15, 3.0], (500, 4))
     env = CartPoleEnv()
-    rows, _ = carve_rows(env.observation_space, env.action_space, 500, 500)
+    rows, _ = allocate_rows(env.observation_space, env.action_space, 500, 500)
     moved = dynamics(env, rows)
     rows.actions[:] = rng.integers(0, 2, 500)
     for lane, state in enumerate(states):

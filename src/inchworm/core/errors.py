@@ -36,7 +36,7 @@ class WorkerError(EnvError):
 
 
 class WorkerRestartWarning(UserWarning):
-    """A worker process died or hung and was replaced; the run goes on with the numbers that it would have had."""
+    """A worker process died or hung and was replaced; the run continues with the same results."""
 
 
 class MissingExtraError(InchwormError, ImportError):

@@ -1,8 +1,8 @@
 """The contracts between the parts. Any object that meets one can take the part's place; inheriting is not required.
 
-An `Actor` acts. A `Policy` is an actor that can be trained. A `VectorEnv` is many copies of a world stepped as one. A
-`Collector` reaches into it and brings back rollouts; a `Learner` draws the policy up to them. A `Callback` watches the
-loop; a `Tracker` writes down what happened.
+An `Actor` acts. A `Policy` is an actor that can be trained. A `VectorEnv` is many copies of an environment stepped as one. A
+`Collector` runs a policy in it and returns rollouts; a `Learner` updates the policy from them. A `Callback` observes the
+loop; a `Tracker` records metrics.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Policy(Actor, Protocol):
         ...
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
-        """What the current weights say of a minibatch: differentiable log-probs, entropy and values."""
+        """Evaluate a minibatch under the current weights: differentiable log-probs, entropy and values."""
         ...
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
@@ -67,11 +67,11 @@ class Policy(Actor, Protocol):
         ...
 
     def get_weights(self) -> Weights:
-        """A copy of all that the policy is besides its spec, as named NumPy arrays."""
+        """A copy of all weights and statistics, as named NumPy arrays."""
         ...
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Become what `get_weights` described. Names and shapes must match exactly."""
+        """Load what `get_weights` returned. Names and shapes must match exactly."""
         ...
 
 
@@ -128,11 +128,11 @@ class VectorEnv(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where every copy stands, as plain data and arrays."""
+        """The state of every copy, as plain data and arrays."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring every copy to where `state` says, by replay; `reset(indices=())` then shows the lanes as they stand."""
+        """Restore every copy, by replay; `reset(indices=())` then shows the lanes as they are."""
         ...
 
     def close(self) -> None:
@@ -141,10 +141,10 @@ class VectorEnv(Protocol):
 
 
 class Collector(Protocol):
-    """Brings back rollouts: acts, steps, writes down. Never learns, never asks the critic."""
+    """Collects rollouts: acts, steps, writes rows. Never learns, never runs the critic."""
 
     def collect(self, num_steps: int) -> Rollout:
-        """The next `num_steps` steps of every lane, going on where the last call stopped."""
+        """The next `num_steps` steps of every lane, continuing where the last call stopped."""
         ...
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -156,7 +156,7 @@ class Collector(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         ...
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Collector(Protocol):
 
 
 class Learner(Protocol):
-    """Draws a policy up to a rollout."""
+    """Updates a policy from rollouts."""
 
     updates: int
     """How many rollouts it has learned from."""
@@ -181,12 +181,12 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore what `state_dict` returned."""
         ...
 
 
 class Callback(Protocol):
-    """Watches and steers the training loop. Exceptions propagate: a broken callback stops the run."""
+    """Observes and steers the training loop. Exceptions propagate: a broken callback stops the run."""
 
     def on_train_start(self, state: TrainingState) -> None:
         """Before the first iteration."""
@@ -221,20 +221,20 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and let go."""
+        """Flush and release everything."""
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A callback or tracker that remembers something the run depends on, such as a stop rule's count. Saved with every checkpoint."""
+    """A callback or tracker with state that the run depends on, such as a stop rule's count. Saved with every checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers, as plain data and arrays."""
+        """Its state, as plain data and arrays."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember this instead."""
+        """Restore what `state_dict` returned."""
         ...
 
 

@@ -116,7 +116,7 @@ def split_mask(space: Space) -> tuple[Space, Space | None]:
 
 
 def with_mask(space: Space, mask_space: Space) -> Space:
-    """The observation space after a mask has been put beside the observation."""
+    """The observation space with a mask added."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({**space.spaces, MASK_KEY: mask_space})
     return spaces.Dict({"observation": space, MASK_KEY: mask_space})
@@ -196,7 +196,7 @@ def _number(value: Any) -> float | int | str:
 
 
 def space_from_dict(data: Mapping[str, Any]) -> Space:
-    """The space that `space_to_dict` described. A description takes no more memory than a space that somebody would train on."""
+    """The space that `space_to_dict` described. Descriptions of unreasonably large spaces are refused."""
     kind = data.get("kind")
     if kind == "Dict":
         return spaces.Dict({key: space_from_dict(inner) for key, inner in data["spaces"].items()})

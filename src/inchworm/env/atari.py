@@ -22,7 +22,7 @@ _GENERATOR = re.compile(rb"(?:\d+ ){624}\d+")
 
 
 def preprocess(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """The usual preprocessing: ours where nothing stands between it and the emulator, else Gymnasium's, which goes through the wrappers."""
+    """The usual preprocessing: ours if nothing is wrapped around the emulator, else Gymnasium's, which goes through the wrappers."""
     try:
         if _is_plain(env):
             return AtariFrames(env.unwrapped)
@@ -45,7 +45,7 @@ def _is_plain(env: gym.Env[Any, Any]) -> bool:
 
 
 class AtariFrames(gym.Wrapper[Any, Any, Any, Any]):
-    """What an agent sees of a game, straight from the emulator: no frame is rendered that nobody looks at.
+    """What an agent sees of a game, straight from the emulator: only frames that are used are rendered.
 
     A lost life ends the episode, and the next episode is a new game and not, as is common elsewhere, the next life of the same one: an
     episode must follow from its seed, its options and its actions, or it could not be replayed.
@@ -116,7 +116,7 @@ class AtariFrames(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class PoweredOn:
-    """A game's machine as it stands when the game has just been loaded, for any seed.
+    """The emulator's state just after a game has been loaded, for any seed.
 
     Loading takes some 100 ms, and all that a seed changes is the generator that repeats actions at random ("sticky actions"). So the
     machine is loaded once, and its saved state is restored with that generator seeded anew. It is the game's reset from there that makes

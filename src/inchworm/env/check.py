@@ -25,7 +25,7 @@ from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.make import Env, make_env, wrapper_chain
 from inchworm.env.pettingzoo_copy import TeamCopy
 from inchworm.env.source import env_source
-from inchworm.env.step_arrays import StepRows, carve_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.trial import Spy, Trace, drive, first_difference, put_legal_actions, same
 from inchworm.env.values import CastWarning, make_split
@@ -159,7 +159,7 @@ def drive_team(copy: TeamCopy, trace: TeamTrace, steps: int, seed: int, actions:
     """Take random legal steps, or the given ones, and record all that happened."""
     rng, split = np.random.default_rng(seed), make_split(copy.action_space)
     spaces = (copy.observation_space, copy.action_space)
-    rows, _ = carve_rows(*spaces, copy.num_lanes, 1, global_state_space=copy.global_state_space)
+    rows, _ = allocate_rows(*spaces, copy.num_lanes, 1, global_state_space=copy.global_state_space)
     copy.attach(rows)
     copy.reset(seed, None)
     trace.rows.append(_shown(rows))

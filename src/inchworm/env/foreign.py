@@ -21,7 +21,7 @@ from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.make import wrapper_chain
 from inchworm.env.restore import KeepsState, Restore, StateKeeper
-from inchworm.env.step_arrays import StepRows, carve_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import brief, make_put
 from inchworm.env.vector_env import Engine, LaneVectorEnv
@@ -142,7 +142,7 @@ class BatchedEngine(Engine):
     def __init__(self, world: BatchedWorld) -> None:
         self._world, self._lanes = world, world.num_lanes
         self.observation_space, self.action_space = world.observation_space, world.action_space
-        self.rows, _ = carve_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
+        self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
         self._put = make_put(self.observation_space, (), "observations")
         self._options: list[Any] = [None] * self._lanes
 
@@ -175,7 +175,7 @@ class BatchedEngine(Engine):
         return [(lane, lane_numbers(moved.info, lane)) for lane in over]
 
     def _land(self) -> tuple[Moved, list[int]]:
-        """One step of all copies stands in the rows; who ended."""
+        """Write the step of all copies into the rows; returns it and the lanes whose episode ended."""
         moved, rows = self._world.finish(), self.rows
         self._put(moved.observations, rows.observations)
         write_outcome(moved, rows)
@@ -190,7 +190,7 @@ class BatchedEngine(Engine):
         """Bring copies to where their episodes stood, all at once.
 
         They move together, so each episode begins as many steps late as it is shorter than the longest; till then its copy
-        plays an episode that nobody looks at.
+        plays an episode whose results are dropped.
         """
         lengths = {job.copy: len(tree_leaves(job.actions)[0]) for job in jobs}
         longest = max(lengths.values(), default=0)
@@ -381,7 +381,7 @@ class EnvPoolWorld:
 
 
 def _places(found: np.ndarray, wanted: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each of the wanted lanes stands among those found."""
+    """The position of each wanted lane among those found."""
     place = {int(lane): index for index, lane in enumerate(found)}
     return np.array([place[int(lane)] for lane in wanted])
 

@@ -15,7 +15,7 @@ from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.make import Env
 from inchworm.env.pettingzoo_copy import TeamCopy
 from inchworm.env.restore import Restore
-from inchworm.env.step_arrays import StepRows, carve_rows, map_tree
+from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.values import make_split
 
@@ -23,7 +23,7 @@ Copy: TypeAlias = GymnasiumCopy | TeamCopy
 """One copy of an environment, and the lanes that it fills."""
 
 
-class Block:
+class LocalCopies:
     """Copies that are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
 
     def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False) -> None:
@@ -74,11 +74,11 @@ class Block:
         lanes, width = self._split_lanes(actions), self.lanes_per_copy
         return [lanes[first : first + width] for first in range(0, len(lanes), width)]
 
-    def carve(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
+    def allocate(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
         """Allocate rows for `num_copies` copies like these; also returns the bytes that a buffer for them needs."""
         lanes = num_copies * self.lanes_per_copy
         spaces = (self.observation_space, self.action_space)
-        return carve_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
+        return allocate_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
 
     def attach(self, rows: StepRows) -> None:
         """Read and write these rows from now on."""

@@ -17,7 +17,7 @@ from inchworm.core.errors import EnvError
 from inchworm.core.protocols import VectorEnv, complete_vector_env
 from inchworm.env.episodes import Replay
 from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
-from inchworm.env.local import Block, warn_of
+from inchworm.env.local import LocalCopies, warn_of
 from inchworm.env.make import Env, make_env, make_from, wrap_given
 from inchworm.env.registry import vectorised
 from inchworm.env.teams import is_team_env
@@ -193,24 +193,24 @@ class _InProcess:
     """The engine that steps all copies in this process, one after another."""
 
     def __init__(self, make: Callable[[], Env], num_copies: int, global_state: bool = False) -> None:
-        self._block = Block(make, 0, num_copies, global_state=global_state)
-        self.observation_space, self.action_space = self._block.observation_space, self._block.action_space
-        self.lanes_per_copy = self._block.lanes_per_copy
-        self.rows, _ = self._block.carve(num_copies)
-        self._block.attach(self.rows)
-        self.reset, self.set_options, self.finish = self._block.reset, self._block.set_options, self._block.step
-        self.get_states, self.set_states = self._block.get_states, self._block.set_states
+        self._copies = LocalCopies(make, 0, num_copies, global_state=global_state)
+        self.observation_space, self.action_space = self._copies.observation_space, self._copies.action_space
+        self.lanes_per_copy = self._copies.lanes_per_copy
+        self.rows, _ = self._copies.allocate(num_copies)
+        self._copies.attach(self.rows)
+        self.reset, self.set_options, self.finish = self._copies.reset, self._copies.set_options, self._copies.step
+        self.get_states, self.set_states = self._copies.get_states, self._copies.set_states
 
     def start(self) -> None:
         """Nothing to start: `finish` takes the step."""
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay one copy after another."""
-        return [self._block.replay(job) for job in jobs]
+        return [self._copies.replay(job) for job in jobs]
 
     def close(self) -> None:
         """Close every environment."""
-        warn_of(self._block.close())
+        warn_of(self._copies.close())
 
 
 class WorkerVectorEnv(LaneVectorEnv):

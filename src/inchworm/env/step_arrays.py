@@ -1,4 +1,4 @@
-"""Steps 1 and 2: the arrays that a step of all lanes lives in, in ordinary or in shared memory.
+"""Steps 1 and 2 of 9: the arrays that hold a step of all lanes, in ordinary or in shared memory.
 
 Shared memory is an anonymous file (memfd) that is passed to workers as a descriptor: it never has a name, so nothing can
 be left behind under one.
@@ -51,7 +51,7 @@ class StepRows:
     final_valid: Array
     """[B] bool: whose agents would act on `final_observations`, being cut off alive. All true where a copy is one lane."""
     global_state: Tree = ()
-    """[E, *] what a central critic sees beside the observations, once for each copy; `()` if there is none."""
+    """[E, *] what a central critic sees besides the observations, once for each copy; `()` if there is none."""
     final_global_state: Tree = ()
     """[E, *] of copies whose episode ended in this step, before the reset; older data elsewhere."""
     global_state_space: Space | None = None
@@ -78,7 +78,7 @@ class _Arena:
         return np.frombuffer(self.buffer, dtype, count, start).reshape(shape)
 
 
-def carve_rows(
+def allocate_rows(
     observation_space: Space,
     action_space: Space,
     num_lanes: int,
@@ -87,7 +87,7 @@ def carve_rows(
     *,
     global_state_space: Space | None = None,
 ) -> tuple[StepRows, int]:
-    """The rows, and the bytes that a buffer for them needs. Everybody who carves the same spaces gets the same places.
+    """The rows, and the bytes that a buffer for them needs. The same spaces always give the same layout.
 
     `num_lanes` is a multiple of `num_copies`: a copy's lanes are adjacent.
     """
@@ -96,7 +96,7 @@ def carve_rows(
     def batch(space: Space, count: int = num_lanes) -> Tree:
         return build_tree(space, lambda _, leaf: arena.take((count, *leaf_shape(leaf)), leaf_dtype(leaf)))
 
-    single = num_lanes == num_copies  # then an agent lives as long as its copy's episode, and nobody need share who does
+    single = num_lanes == num_copies  # then an agent is alive for its copy's whole episode, and these flags need not be shared
     shared = global_state_space
     rows = StepRows(
         observations=batch(observation_space),
@@ -118,7 +118,7 @@ def carve_rows(
 
 
 def open_shared(size: int) -> int:
-    """The descriptor of `size` bytes of nameless shared memory; close it once nobody will map it any more."""
+    """The descriptor of `size` bytes of nameless shared memory; close it after the last mapping."""
     size = max(size, 1)
     create: Callable[[str], int] | None = getattr(os, "memfd_create", None)
     try:

@@ -1,6 +1,6 @@
-"""Serves step 1: PettingZoo environments, whose agents become adjacent lanes, and what their lanes have in common.
+"""Step 1 of 9: PettingZoo environments, whose agents become adjacent lanes, and what their lanes have in common.
 
-PettingZoo is never imported here before somebody's environment has imported it.
+PettingZoo is an extra, so it is not imported here: it is looked up among the imported modules.
 """
 
 from __future__ import annotations

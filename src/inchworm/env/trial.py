@@ -18,7 +18,7 @@ from gymnasium import spaces
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, mask_sizes, zeros
 from inchworm.core.types import Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
-from inchworm.env.step_arrays import carve_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
 from inchworm.env.vector_env import LaneVectorEnv
 
 _DIFFERENT = 16
@@ -50,7 +50,7 @@ class Spy(gym.Wrapper[Any, Any, Any, Any]):
 def drive(lane: GymnasiumCopy, trace: Trace, steps: int, seed: int, actions: Sequence[Any] | None = None) -> None:
     """Take random legal steps, or the given ones, and record all that happened."""
     rng = np.random.default_rng(seed)
-    rows, _ = carve_rows(lane.observation_space, lane.action_space, 1, 1)
+    rows, _ = allocate_rows(lane.observation_space, lane.action_space, 1, 1)
     lane.attach(rows)
     lane.reset(seed, None)
     trace.rows.append((_copy(rows.observations), None, 0.0, False, False))

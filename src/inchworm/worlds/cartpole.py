@@ -20,9 +20,9 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay
-from inchworm.env.local import Block
+from inchworm.env.local import LocalCopies
 from inchworm.env.registry import World
-from inchworm.env.step_arrays import StepRows, carve_rows
+from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 
@@ -196,7 +196,7 @@ class _CartPoleEngine(Engine):
         self._limit = max_episode_steps or self._spec.max_episode_steps or 500
         self._env = env = CartPoleEnv()
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.rows: StepRows = carve_rows(self.observation_space, self.action_space, num_lanes, num_lanes)[0]
+        self.rows: StepRows = allocate_rows(self.observation_space, self.action_space, num_lanes, num_lanes)[0]
         self._dynamics = dynamics(env, self.rows)
         self._options: list[Any] = [None] * num_lanes
         self._now = 0  # steps taken
@@ -260,8 +260,8 @@ class _CartPoleEngine(Engine):
         """Replay episodes, each in Gymnasium's own environment; return (return, steps) of each."""
         results = []
         for job in jobs:
-            block = Block(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
-            block.attach(carve_rows(self.observation_space, self.action_space, 1, 1)[0])
+            block = LocalCopies(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
+            block.attach(allocate_rows(self.observation_space, self.action_space, 1, 1)[0])
             total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
             self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
             self._put(job.copy, taken)

@@ -16,7 +16,7 @@ import pytest
 
 from doubles.toys import Counter
 from inchworm.core.spaces import space_from_dict
-from inchworm.env.step_arrays import carve_rows, open_shared
+from inchworm.env.step_arrays import allocate_rows, open_shared
 from inchworm.env.workers import messages, program
 from inchworm.env.workers.program import Worker
 
@@ -52,11 +52,11 @@ def set_up(connection, make=Counter, copies=2, specs=()):
     assert hello.kind == messages.HELLO
     spaces = [space_from_dict(data) for data in hello.header[:2]]
     assert spaces == [Counter().observation_space, Counter().action_space]
-    descriptor = open_shared(carve_rows(*spaces, copies, copies)[1])
+    descriptor = open_shared(allocate_rows(*spaces, copies, copies)[1])
     memory = mmap.mmap(descriptor, 0)
     assert ask(connection, messages.ATTACH, {"num_copies": copies}, descriptor=descriptor).kind == messages.DONE
     os.close(descriptor)
-    return carve_rows(*spaces, copies, copies, memory)[0]
+    return allocate_rows(*spaces, copies, copies, memory)[0]
 
 
 def test_a_whole_conversation(monkeypatch):

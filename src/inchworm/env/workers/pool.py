@@ -13,10 +13,10 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.spaces import space_from_dict
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay
-from inchworm.env.local import Block, warn_of
+from inchworm.env.local import LocalCopies, warn_of
 from inchworm.env.make import Env, make_env
 from inchworm.env.restore import Restore, pack_tree, unpack_tree
-from inchworm.env.step_arrays import carve_rows, map_shared, open_shared
+from inchworm.env.step_arrays import allocate_rows, map_shared, open_shared
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message, pack_factory, pack_replay
 from inchworm.env.workers.process import POLL_SECONDS, Waiter, WorkerDied, WorkerProcess, end_processes
@@ -52,7 +52,7 @@ class WorkerPool:
         self._exchange: Exchange | None = None  # the one in progress
         self._descriptor: int | None = None  # of the shared memory, for workers that are started later
         self._rebuilder = Rebuilder(pack_factory(make), timeout, restarts, global_state=global_state)
-        self._local: Block | None = None
+        self._local: LocalCopies | None = None
         first_local = num_copies * num_workers // (num_workers + 1) if help_workers else num_copies
         self._local_copies = range(first_local, num_copies)
         try:
@@ -85,23 +85,23 @@ class WorkerPool:
         for worker in self._workers:
             worker.lanes_per_copy = self.lanes_per_copy
         self._rebuilder.spaces = described[0]
-        carve = functools.partial(
-            carve_rows,
+        allocate = functools.partial(
+            allocate_rows,
             self.observation_space,
             self.action_space,
             num_copies * self.lanes_per_copy,
             num_copies,
             global_state_space=self.global_state_space,
         )
-        self._descriptor = open_shared(carve()[1])
-        self.rows, _ = carve(map_shared(self._descriptor))
+        self._descriptor = open_shared(allocate()[1])
+        self.rows, _ = allocate(map_shared(self._descriptor))
         attach = messages.pack(messages.ATTACH, {"num_copies": num_copies})
         self._ask(Exchange(dict.fromkeys(self._workers, attach), descriptor=self._descriptor))
         self._rebuilder.attach, self._rebuilder.rows = (attach, self._descriptor), self.rows
         if self._local_copies:
             factory = functools.partial(make_env, make) if isinstance(make, EnvConfig) else make
             own = self._local_copies
-            self._local = local = Block(factory, own.start, len(own), global_state=self.global_state_space is not None)
+            self._local = local = LocalCopies(factory, own.start, len(own), global_state=self.global_state_space is not None)
             ours, theirs = (
                 (part.observation_space, part.action_space, part.lanes_per_copy, part.global_state_space) for part in (local, self)
             )

@@ -23,7 +23,7 @@ import gymnasium as gym
 
 from inchworm.core.errors import EnvError, InchwormError
 from inchworm.core.spaces import space_to_dict
-from inchworm.env.local import Block
+from inchworm.env.local import LocalCopies
 from inchworm.env.restore import Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import map_shared
 from inchworm.env.workers import messages
@@ -45,7 +45,7 @@ class Worker:
         self._waiter = Waiter(_SPIN_SECONDS)
         self._waiter.register(connection.fileno())
         self._descriptors = 1  # still expected: that of the shared memory
-        self._block: Block | None = None
+        self._copies: LocalCopies | None = None
         self._last_alive = time.monotonic()
 
     def run(self) -> None:
@@ -66,8 +66,8 @@ class Worker:
                     answer = messages.pack(messages.ERROR, self._report(error))
                 self._connection.sendall(answer)
         except (EOFError, ConnectionError):
-            if self._block is not None:
-                self._block.close(BaseException)
+            if self._copies is not None:
+                self._copies.close(BaseException)
 
     def setup(self, message: Message) -> bytes:
         """Create the copies and describe them."""
@@ -76,7 +76,7 @@ class Worker:
         make, specs = cloudpickle.loads(message.raw)  # from our own parent, over a private socket
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
-        self._block = block = Block(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
+        self._copies = block = LocalCopies(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
         described = [
             space_to_dict(block.observation_space),
             space_to_dict(block.action_space),
@@ -96,7 +96,7 @@ class Worker:
         finally:
             os.close(descriptor)
         block = self._created()
-        rows, _ = block.carve(message.header["num_copies"], memory)
+        rows, _ = block.allocate(message.header["num_copies"], memory)
         block.attach(rows)
         self._descriptors = 0
         return messages.pack(messages.DONE)
@@ -134,7 +134,7 @@ class Worker:
 
     def close(self, _: Message) -> bytes:
         """Close every environment and return what went wrong."""
-        return messages.pack(messages.CLOSED, self._block.close(BaseException) if self._block is not None else [])
+        return messages.pack(messages.CLOSED, self._copies.close(BaseException) if self._copies is not None else [])
 
     _HANDLERS: dict[bytes, Callable[[Worker, Message], bytes]] = {  # noqa: RUF012
         messages.STEP: step,
@@ -148,10 +148,10 @@ class Worker:
         messages.CLOSE: close,
     }
 
-    def _created(self) -> Block:
-        if self._block is None:
+    def _created(self) -> LocalCopies:
+        if self._copies is None:
             raise RuntimeError("the worker has no environments yet")
-        return self._block
+        return self._copies
 
     def _report_alive(self) -> None:
         if time.monotonic() - self._last_alive > _ALIVE_SECONDS:
@@ -159,7 +159,7 @@ class Worker:
             self._connection.sendall(messages.ALIVE)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        failed = self._block.failed if self._block is not None else None
+        failed = self._copies.failed if self._copies is not None else None
         return {
             "type": type(error).__name__,
             "text": _text(error)[:_TEXT_LIMIT],

@@ -10,7 +10,7 @@ import numpy as np
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array
 from inchworm.env.episodes import Ended, Replay, team_sums
-from inchworm.env.step_arrays import StepRows, carve_rows
+from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
@@ -46,7 +46,7 @@ class SkirmishEngine(Engine):
         self.observation_space, self.action_space = observation_space(config), action_space(config)
         shared = state_space(config) if global_state else None
         lanes = num_envs * self.lanes_per_copy
-        self.rows: StepRows = carve_rows(self.observation_space, self.action_space, lanes, num_envs, global_state_space=shared)[0]
+        self.rows: StepRows = allocate_rows(self.observation_space, self.action_space, lanes, num_envs, global_state_space=shared)[0]
         self._global_state = global_state
         self._observations = self._by_arena(self.rows.observations["observation"])
         self._mask = self._by_arena(self.rows.observations[MASK_KEY]).view(np.bool_)  # int8 viewed as bool: no conversion per step
