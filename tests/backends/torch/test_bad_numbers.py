@@ -6,15 +6,10 @@ import numpy as np
 import optree
 import pytest
 import torch
-from gymnasium import spaces
 
-from inchworm.backends.learner import MAX_BAD_STEPS
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
-from inchworm.core.errors import BadNumberError
-from inchworm.core.tensor_file import read_tensor_file
-from inchworm.core.trees import unflatten_tree
 from inchworm.core.types import Evaluation
 
 CONFIG = PPOConfig(update_epochs=2, num_minibatches=4, learning_rate=1e-2)
@@ -69,67 +64,6 @@ def test_a_bad_minibatch_moves_neither_weights_nor_moments(make_policy, collect,
     learner.update(collect(policy, seed=2))
     assert (parameters(policy) != before).any()  # and on it goes
     assert np.isfinite(parameters(policy)).all()
-
-
-@pytest.mark.parametrize("bad", [{0}, {1, 2}, {0, 1, 3, 4, 6, 7}], ids=str)
-def test_bad_ones_between_good_ones_are_counted_and_left_out(make_policy, collect, parameters, bad):
-    policy = Flawed(make_policy().spec)
-    policy.bad = frozenset(bad)
-    learner = PPOOptimizer(policy, CONFIG, device="cpu")
-    stats = learner.update(collect(policy))
-    assert policy.number == 8
-    assert stats["skipped_steps"] == len(bad)
-    assert all(np.isfinite(list(stats.values())))
-    assert np.isfinite(parameters(policy)).all()
-    assert learner.optimizer.state_dict()["step"] == 8 - len(bad)
-
-
-def test_three_in_a_row_stop_the_run_with_the_minibatch_saved(make_policy, collect, parameters, tmp_path):
-    space = spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "action_mask": spaces.MultiBinary(3)})
-    policy = Flawed(make_policy(space).spec)
-    policy.bad = frozenset({1, 2, 3})
-    learner = PPOOptimizer(policy, CONFIG, device="cpu", dump_directory=tmp_path / "run" / "dumps")
-    rollout = collect(policy)
-    with pytest.raises(
-        BadNumberError, match=r"3 minibatches in a row \(loss nan, gradient norm nan\).*bad_minibatch.safetensors"
-    ) as caught:
-        learner.update(rollout)
-    assert "ppo.learning_rate" in str(caught.value)
-    assert np.isfinite(parameters(policy)).all()
-    path = tmp_path / "run" / "dumps" / "bad_minibatch.safetensors"
-    arrays, header = read_tensor_file(path, kind="minibatch", max_version=1)
-    tree = unflatten_tree(arrays, header["structure"])
-    assert tree["observations"]["x"].shape == (1, 9, 3)  # 36 samples in 4 minibatches
-    rows = {row.tobytes() for row in rollout.observations["x"].reshape(-1, 3)}
-    assert all(row.tobytes() in rows for row in tree["observations"]["x"][0])
-    assert np.isfinite(tree["returns"]).all()
-    assert learner.updates == 0
-
-
-def test_a_row_of_three_reaches_over_epochs_and_updates(make_policy, collect, tmp_path):
-    policy = Flawed(make_policy().spec)
-    policy.bad = frozenset({3, 4, 5})  # the last of epoch 1, the first two of epoch 2
-    with pytest.raises(BadNumberError):
-        PPOOptimizer(policy, CONFIG, device="cpu", dump_directory=tmp_path).update(collect(policy))
-    policy = Flawed(make_policy().spec)
-    policy.bad = frozenset({6, 7, 8})  # the last two of one update, the first of the next
-    learner = PPOOptimizer(policy, CONFIG, device="cpu")
-    learner.update(collect(policy))
-    assert learner.state_dict()["bad_steps"] == 2
-    resumed = PPOOptimizer(policy, CONFIG, device="cpu", dump_directory=tmp_path)
-    resumed.load_state_dict(learner.state_dict())
-    with pytest.raises(BadNumberError):
-        resumed.update(collect(policy, seed=1))
-
-
-def test_without_a_directory_the_minibatch_is_saved_where_the_message_says(make_policy, collect, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    policy = Flawed(make_policy().spec)
-    policy.bad = frozenset(range(MAX_BAD_STEPS))
-    with pytest.raises(BadNumberError):
-        PPOOptimizer(policy, CONFIG, device="cpu").update(collect(policy))
-    (found,) = tmp_path.glob("inchworm-*/bad_minibatch.safetensors")
-    read_tensor_file(found, kind="minibatch", max_version=1)
 
 
 def test_a_policy_that_says_nan_from_the_start_leaves_finite_metrics(make_policy, collect):
