@@ -39,7 +39,7 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One process and one tab. `events` holds all that the tab has told: console, exceptions, requests."""
+    """One process and one tab. `events` holds everything that the tab reports: console, exceptions, requests."""
 
     def __init__(self, program: str, directory: Path) -> None:
         to_read, self._write = _pipe()
@@ -73,7 +73,7 @@ class Browser:
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The answer to one command; what is told meanwhile goes to `events`."""
+        """The answer to one command; what is reported meanwhile goes to `events`."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -152,7 +152,7 @@ class Browser:
     def close(self) -> None:
         """End the process that was started, and those that it started."""
         with suppress(OSError):
-            os.close(self._write)  # the browser ends when nobody holds the pipe
+            os.close(self._write)  # the browser exits when the pipe is closed
         deadline = time.monotonic() + 5
         while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:

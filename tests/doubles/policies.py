@@ -1,4 +1,4 @@
-"""A careful policy that somebody might bring, and one broken in each way that `check_policy` must find. Imports torch."""
+"""A correct user-defined policy, and one broken in each way that `check_policy` must find. Imports torch."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def random_legal(mask: np.ndarray, rng: np.random.Generator, size: int) -> np.nd
 
 
 def play(blue: Actor, red: Actor, games: int, *, seed: int = 0, num_envs: int = 64, **config: Any) -> list[dict[str, float]]:
-    """The last infos of blue's first unit in so many games or a few more."""
+    """The last infos of blue's first unit in `games` games or a few more."""
     rules = SkirmishConfig(**config)
     env = SkirmishVectorEnv(rules, num_envs, seed=seed)
     size, rng = rules.team_size, np.random.default_rng(seed)

@@ -131,11 +131,11 @@ def test_whatever_is_wrong_is_said_in_one_line(name: str, tmp_path: Path) -> Non
     change, words = WRONG[name]
     replay = small_replay()
     change(replay)
-    with pytest.raises(CorruptFileError) as told:
+    with pytest.raises(CorruptFileError) as caught:
         check_replay(replay)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
-    assert len(str(told.value)) < 200
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
     with pytest.raises(ReplayError):  # nor is it written
         save_replay(tmp_path / "game.json", replay)
     assert list(tmp_path.iterdir()) == []
@@ -173,9 +173,9 @@ def test_a_file_cut_short_anywhere_says_so(tmp_path: Path) -> None:
 def test_json_of_other_kinds_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "game.json"
     path.write_bytes(content)
-    with pytest.raises(CorruptFileError) as told:
+    with pytest.raises(CorruptFileError) as caught:
         load_replay(path)
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_a_file_that_is_too_large_is_refused_by_its_size_alone(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_what_it_decides() -> None:
 
 
 def test_it_walks_around_a_wall() -> None:
-    """A block stands between the unit and the zone; it gets there all the same."""
+    """A wall block is between the unit and the zone; the unit still gets there."""
     arena = Arena(wall_pairs=1)
     arena.wall(-4.0, -1.5, -3.0, 1.5)
     arena.put(BLUE, 0, -6.0, 0.0)

@@ -31,7 +31,7 @@ def test_sampled_actions_obey_the_mask() -> None:
     space.seed(0)
     drawn = np.array([space.sample(mask) for _ in range(200)])
     assert mask[drawn + np.array([0, 9, 12])].all()
-    assert not mask.all(), "somewhere there is a wall or nobody to shoot at"
+    assert not mask.all(), "some action is illegal: a wall, or no enemy in the arc"
 
 
 def test_agents_die_and_the_game_ends_for_the_rest() -> None:
@@ -79,7 +79,7 @@ def test_a_game_renders_as_a_replay() -> None:
     replay = check_replay(env.render())
     assert len(replay["frames"]) == 1 + 3  # the beginning and every step
     assert replay["frames"][0] == begun["frames"][0]
-    assert replay["result"] == {"winner": None, "reason": "time"}  # nobody moved
+    assert replay["result"] == {"winner": None, "reason": "time"}  # no unit moved
     env.reset(seed=7)
     assert env.render() == begun
 

@@ -157,7 +157,7 @@ def test_flags_and_validity_of_the_dead(global_state: bool) -> None:
             died = bool(before.valid[lane]) and not after.valid[lane]
             seen_deaths += died
             assert flags == (died and not global_state, False)
-            assert after.valid[lane] <= before.valid[lane], "nobody comes back within a game"
+            assert after.valid[lane] <= before.valid[lane], "no unit comes back within a game"
             if not after.valid[lane]:
                 assert not after.observations["observation"][lane].any()
     assert seen_deaths >= 10
@@ -242,7 +242,7 @@ def test_a_game_saved_natively_goes_on_in_pettingzoo_arenas() -> None:
     step = env.reset()
     for _ in range(36):
         step = env.step(player.act(step.observations, (), step.episode_starts, rng).env_actions)
-    assert not step.valid.all(), "somebody is dead"
+    assert not step.valid.all(), "some unit is dead"
     other.load_state_dict(env.state_dict())
     assert other.exact  # type: ignore[attr-defined]
     actions = player.act(step.observations, (), step.episode_starts, rng).env_actions

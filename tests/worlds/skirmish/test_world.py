@@ -23,7 +23,7 @@ def result(arena: Arena) -> tuple[int, str]:
 
 
 def face_off(distance: float = 4.0, **config: object) -> Arena:
-    """Blue's unit 0 at (-6, 4) faces east; red's stands `distance` east of it and faces it. Far from the zone."""
+    """Blue's unit 0 at (-6, 4) faces east; red's is `distance` east of it and faces it. Far from the zone."""
     arena = Arena(**config)
     arena.put(BLUE, 0, -6.0, 4.0)
     arena.put(RED, 0, 6.0 - distance, -4.0)  # in red's frame, which is turned by 180 degrees
@@ -244,7 +244,7 @@ def test_the_dead_see_nothing_and_do_nothing() -> None:
     assert (arena.state.places == before[0]).all()
     assert (arena.state.headings == before[1]).all()
     assert arena.health(BLUE) == 100.0
-    assert arena.mask(BLUE, 0)[2] == [True, False, False], "nobody shoots at the dead"
+    assert arena.mask(BLUE, 0)[2] == [True, False, False], "dead units are not targets"
     assert arena.reward(DEATH, RED, 0) == 0.0, "one dies once"
 
 
@@ -331,7 +331,7 @@ def test_every_game_begins_on_the_lattice_with_room_to_move(config: SkirmishConf
     assert (np.abs(state.walls[0]) + state.walls[1] <= edge).all()
     assert (state.places[:, 0] == state.places[:, 1]).all(), "both sides are equal"
     free = state.mask[1:9].any(0)  # [2, n, E]
-    assert free.all(), "nobody begins stuck"
+    assert free.all(), "every unit can move at the start"
     assert len(np.unique(state.walls.reshape(-1, 200), axis=1).T) == 200, "every seed has walls of its own"
 
 
