@@ -17,7 +17,6 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import BadNumberError, ConfigError, RolloutError
-from inchworm.core.seeding import episode_seed
 from inchworm.core.types import EndedEpisode, EnvStep, PolicyStep, Tree
 from inchworm.env.source import make_vector_env
 from inchworm.policy.file import fingerprint
@@ -225,33 +224,22 @@ def cuts(rollout: Rollout) -> dict[tuple[int, int], list[float]]:
     return {(int(t), int(b)): rollout.cut_observations[k].tolist() for k, (t, b) in enumerate(rollout.cut_rows)}
 
 
-def test_cut_rows_where_nothing_ended() -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(2)
-    assert cuts(rollout) == {(1, b): [b, 0, 2] for b in range(3)}  # what the next act would read
-    assert rollout.cut_state.tolist() == [2, 2, 2]
-
-
-def test_cut_rows_terminated_at_the_last_row() -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(3)
-    # lane 0 terminates at row 2: its final observation (step 3 of episode 0), not the first of episode 1
-    assert rollout.terminated[2].tolist() == [True, False, False]
-    assert cuts(rollout) == {(2, 0): [0, 0, 3], (2, 1): [1, 0, 3], (2, 2): [2, 0, 3]}
-
-
-def test_cut_rows_truncated_at_the_last_row() -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(6)
-    # lane 0: episode 0 terminates at row 2 (no cut row: nothing follows), episode 1 is truncated at row 5
-    assert rollout.truncated[5].tolist() == [True, False, False]
-    assert cuts(rollout) == {(5, 0): [0, 1, 3], (5, 1): [1, 1, 2], (5, 2): [2, 1, 1]}
-    assert rollout.cut_state.tolist() == [3, 2, 1]
-
-
-def test_cut_rows_truncated_in_the_middle() -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(9)
-    # truncated: lane 0 at row 5, lane 1 at row 7; lane 2 would be at row 9. Last rows: lane 0 terminates there.
-    assert np.argwhere(rollout.truncated).tolist() == [[5, 0], [7, 1]]
-    assert cuts(rollout) == {(5, 0): [0, 1, 3], (7, 1): [1, 1, 4], (8, 0): [0, 2, 3], (8, 1): [1, 2, 1], (8, 2): [2, 1, 4]}
-    assert rollout.cut_state.tolist() == [3, 4, 3, 1, 4]
+@pytest.mark.parametrize(
+    ("steps", "expected_cuts", "memories"),
+    [
+        (2, {(1, b): [b, 0, 2] for b in range(3)}, [2, 2, 2]),  # nothing ended: what the next act would read
+        # Lane 0 terminates at the last row: its final observation (step 3 of episode 0), not the first of episode 1.
+        (3, {(2, b): [b, 0, 3] for b in range(3)}, [3, 3, 3]),
+        # Lane 0: episode 0 terminates at row 2 (no cut row: nothing follows), episode 1 is truncated at the last row.
+        (6, {(5, 0): [0, 1, 3], (5, 1): [1, 1, 2], (5, 2): [2, 1, 1]}, [3, 2, 1]),
+        # Truncated in the middle: lane 0 at row 5, lane 1 at row 7. Lane 0 terminates at the last row.
+        (9, {(5, 0): [0, 1, 3], (7, 1): [1, 1, 4], (8, 0): [0, 2, 3], (8, 1): [1, 2, 1], (8, 2): [2, 1, 4]}, [3, 4, 3, 1, 4]),
+    ],
+)
+def test_cut_rows_hold_the_true_successors(steps: int, expected_cuts: dict[tuple[int, int], list[float]], memories: list[int]) -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(steps)
+    assert cuts(rollout) == expected_cuts
+    assert rollout.cut_state.tolist() == memories
 
 
 # ---- one call after another
@@ -266,18 +254,6 @@ def test_episodes_go_on_from_call_to_call() -> None:
             assert np.array_equal(rollout[name], expected(rollout.num_steps, begin)[name]), name
     assert env.resets == 1
     assert second.policy_state[0].tolist() == [1, 4, 4]  # lane 0 is one step into its next episode, lane 1 has just ended one
-
-
-def test_a_kept_rollout_is_read_only_and_unchanged_by_the_next() -> None:
-    collector = RolloutCollector(ScriptedEnv(), Stub())
-    kept = collector.collect(4)
-    before = {name: [leaf.tobytes() for leaf in optree.tree_leaves(kept[name])] for name in ARRAY_FIELDS}
-    collector.collect(4)
-    assert {name: [leaf.tobytes() for leaf in optree.tree_leaves(kept[name])] for name in ARRAY_FIELDS} == before
-    for name in ARRAY_FIELDS:
-        for leaf in optree.tree_leaves(kept[name]):
-            with pytest.raises(ValueError, match="read-only"):
-                leaf[...] = 0
 
 
 def test_episode_statistics_across_rollout_boundaries() -> None:
@@ -309,15 +285,6 @@ def test_only_the_last_hundred_episodes_are_kept_for_means() -> None:
     again.load_state_dict(collector.state_dict())  # a resumed run keeps no more of them either
     again.collect(1)
     assert len(again.recent) == 100
-
-
-def test_only_living_agents_count() -> None:
-    env = ScriptedEnv()
-    env.valid[1] = False
-    collector = RolloutCollector(env, Stub())
-    rollout = collector.collect(4)
-    assert rollout.valid.tolist() == [[True, False, True]] * 4
-    assert collector.env_steps == rollout.num_valid == 8
 
 
 def test_refuses_no_steps() -> None:
@@ -525,40 +492,7 @@ def test_workers_do_not_change_a_bit(env: Any, steps: int) -> None:
     assert len(np.unique(reference[1].log_probs)) > 10
 
 
-def test_another_seed_gives_another_rollout() -> None:
-    def collected(seed: int) -> Rollout:
-        env = make_vector_env("CartPole-v1", 2, seed=seed)
-        return RolloutCollector(env, NumpyPolicy(spec_of(env), seed=0), seed=seed).collect(8)
-
-    assert_equal(collected(1), collected(1))
-    assert not np.isin(collected(1).observations[0], collected(2).observations[0]).any()
-
-
-def test_episode_seeds_are_derived_from_run_seed_copy_and_episode() -> None:
-    env = make_vector_env(Counter, 2, seed=5)
-    rollout = RolloutCollector(env, NumpyPolicy(spec_of(env)), seed=5).collect(11)
-    expected_seeds = {(lane, row): episode_seed(5, lane, row // 5) for lane in range(2) for row in range(11)}
-    assert {(b, t): int(rollout.observations[t, b, 0]) for b in range(2) for t in range(11)} == expected_seeds
-    assert [(e.lane, e.seed) for e in rollout.episodes] == [(b, episode_seed(5, b, e)) for e in range(2) for b in range(2)]
-    assert [e.info["total"] for e in rollout.episodes] == [rollout.actions[5 * e : 5 * e + 5, b].sum() for e in range(2) for b in range(2)]
-
-
 # ---- options, and saving in the middle
-
-
-def test_reset_options_apply_from_each_lanes_next_reset_on() -> None:
-    env = make_vector_env(functools.partial(Corridor, 4), 2)
-    policy = NumpyPolicy(spec_of(env), seed=0)
-    weights = policy.get_weights()
-    weights["actor.head.bias"] = np.array([-50.0, 50.0], np.float32)  # always to the right
-    policy.set_weights(weights)
-    collector = RolloutCollector(env, policy)
-    collector.collect(2)
-    env.set_reset_options({"place": 3}, indices=[1])
-    rollout = collector.collect(5)
-    # Both walk on from place 2 to the end at 4; then lane 0 begins at 0 again and lane 1 at 3, one step from the end.
-    assert (rollout.observations[..., 0] * 4).T.tolist() == [[2, 3, 0, 1, 2], [2, 3, 3, 3, 3]]
-    assert [(e.lane, e.length) for e in rollout.episodes] == [(0, 4), (1, 4), (1, 1), (1, 1), (1, 1)]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -254,9 +254,6 @@ def test_bad_opponents_are_one_clear_line():
         OpponentVectorEnv(Teams(), NumpyPolicy(other), lanes)
     fewer = PolicySpec(Teams.observation_space, spaces.Discrete(5), PolicyConfig())
     OpponentVectorEnv(Teams(), NumpyPolicy(fewer), lanes)
-    env = OpponentVectorEnv(Teams(), Always(np.array([0.5, 1.0])), lanes)
-    env.reset()
-    env.opponent.actor(env.playing[0]).act = lambda *args, **kwargs: NumpyPolicy(fewer).act(*args)
     wrong = OpponentVectorEnv(Teams(), Always(0.5), lanes)
     wrong.reset()
     with pytest.raises(SpaceError, match="actions of an opponent"):

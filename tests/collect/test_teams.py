@@ -20,7 +20,7 @@ from inchworm.core.types import PolicyStep
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, combine_rollouts
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
 
 
 class Memory:
@@ -33,17 +33,6 @@ class Memory:
         lanes = len(episode_starts)
         actions = np.zeros(lanes, np.int64)
         return PolicyStep(actions, actions, np.zeros(lanes, np.float32), np.where(episode_starts[:, None], 0, state) + np.float32(1))
-
-
-class Dies:
-    """The hero sacrifices itself."""
-
-    def initial_state(self, num_lanes: int) -> tuple[()]:
-        return ()
-
-    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
-        actions = (observations[:, -1] == 1).astype(np.int64)
-        return PolicyStep(actions, actions, np.zeros(len(actions), np.float32), ())
 
 
 def collected(plan: Any, steps: int, *, copies: int = 1, global_state: bool = False, **kwargs: Any) -> tuple[Rollout, RolloutCollector]:
@@ -223,60 +212,3 @@ def test_a_global_state_that_is_not_finite_stops_the_run():
 
 
 # ---- credit
-
-
-class Critic:
-    """Returns given `values` of rows [T, B] and `at_cuts` of successors [K]."""
-
-    policy_version = 0
-
-    def __init__(self, values: Any, at_cuts: Any) -> None:
-        self._answers = [np.array(values, np.float32), np.array([at_cuts], np.float32)]
-
-    def value(self, observations: Any, state: Any, episode_starts: Any) -> np.ndarray:
-        return self._answers.pop(0)
-
-
-def test_without_a_global_state_credit_stops_at_death():
-    """The hero dies in row 0 for -0.1 and gets 1 in row 3: gamma = lambda = 1/2, every value 2.
-
-    Row 0 is terminated: A = -0.1 + 0 - 2 = -2.1, and nothing of the reward that its death has won.
-    """
-    rollout = RolloutCollector(make_vector_env(Sacrifice, 1), Dies()).collect(4)
-    assert rollout.valid[:, 0].tolist() == [True, False, False, False]
-    assert rollout.terminated[:, 0].tolist() == [True, False, False, True]
-    assert rollout.rewards[:, 0].tolist() == [np.float32(-0.1), 0, 0, 1]
-    found = compute_advantages(Critic(np.full((4, 2), 2), [9, 9]), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))  # type: ignore[arg-type]
-    assert found.advantages[0, 0] == pytest.approx(-2.1)
-    # The friend: row 3 is terminated, A = 1 - 2 = -1; before it delta = 0 + 2/2 - 2 = -1: A = -1 - 1/4, -1 - 5/16, -1 - 21/64.
-    assert found.advantages[:, 1].tolist() == pytest.approx([-1 - 21 / 64, -1 - 5 / 16, -1.25, -1])
-
-
-def test_with_a_global_state_a_sacrifice_is_credited_with_what_it_wins():
-    """The same game: now row 0 is not terminated, and the recursion runs through the invalid rows.
-
-    A3 = 1 - 2 = -1; A2 = A1 = 0 + 2/2 - 2 + A/4: -1.25, -1.3125; A0 = -0.1 + 2/2 - 2 + A1/4 = -1.1 - 0.328125.
-    """
-    rollout = RolloutCollector(make_vector_env(Sacrifice, 1, global_state=True), Dies()).collect(4)
-    assert rollout.valid[:, 0].tolist() == [True, False, False, False]
-    assert rollout.terminated.tolist() == [[False, False]] * 3 + [[True, True]]
-    found = compute_advantages(Critic(np.full((4, 2), 2), [9, 9]), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))  # type: ignore[arg-type]
-    assert found.advantages[:, 0].tolist() == pytest.approx([-1.1 - 0.328125, -1.3125, -1.25, -1])
-    # Undiscounted and without a critic, the sacrifice is worth what it wins less what it costs: 0.9.
-    plain = compute_advantages(Critic(np.zeros((4, 2)), [0, 0]), rollout, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
-    assert plain.advantages[0, 0] == pytest.approx(0.9)
-
-
-def test_a_truncated_game_is_bootstrapped_for_dead_agents_too():
-    """The second dies in row 1 of 3, the game is truncated after row 2 with V = 8 there; gamma = lambda = 1, values 0, pension 1.
-
-    Row 2: A = 1 + 8 = 9; row 1: 12 + 9 = 21; row 0: 11 + 21 = 32.
-    """
-    plan = [[(0, 3, "truncated")], [(0, 2, "terminated")]]
-    rollout, _ = collected(plan, 3, global_state=True, pension=1.0)
-    assert rollout.truncated.tolist() == [[False, False]] * 2 + [[True, True]]
-    found = compute_advantages(Critic(np.zeros((3, 2)), [8, 8]), rollout, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
-    assert found.advantages[:, 1].tolist() == [32, 21, 9]
-    alone, _ = collected(plan, 3, pension=1.0)
-    found = compute_advantages(Critic(np.zeros((3, 2)), [8, 8]), alone, PPOConfig(gamma=1.0, gae_lambda=1.0))  # type: ignore[arg-type]
-    assert found.advantages[:2, 1].tolist() == [23, 12]

@@ -46,7 +46,7 @@ class Backend:
     numpy: Callable[[Any], np.ndarray]
     compute_gae: Callable[..., Any]
     loss: Any
-    """ppo_loss, clipped_surrogate, value_errors and normalize."""
+    """ppo_loss, value_errors and normalize."""
     log_prob_and_entropy: Callable[..., tuple[Any, Any]]
     encoding: Any
     """The module with encode_observations, encode_mask and flatten_actions."""
@@ -86,10 +86,6 @@ class _NumpyLoss:
         samples: Any = SimpleNamespace(**{name: getattr(minibatch, name).reshape(-1) for name in names})
         flat = [getattr(evaluation, name).reshape(-1) for name in ("log_probs", "entropy", "values")]
         return numpy_loss.ppo_loss(Evaluation(*flat, evaluation.value_scale), samples, coefficients, int(count))[0]
-
-    @staticmethod
-    def clipped_surrogate(ratio: np.ndarray, advantages: np.ndarray, clip_coef: float) -> np.ndarray:
-        return numpy_loss.clipped_surrogate(ratio, advantages, clip_coef)[0]
 
     @staticmethod
     def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> np.ndarray:

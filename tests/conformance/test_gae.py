@@ -64,20 +64,6 @@ def test_every_combination_of_flags_of_three_steps(gae_backend):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_lambda_0_is_td_and_lambda_1_is_monte_carlo(gae_backend):
-    rng = np.random.default_rng(1)
-    rewards, values = rng.standard_normal((2, 6, 2))
-    next_values = np.concatenate([values[1:], rng.standard_normal((1, 2))])
-    none = np.zeros((6, 2), bool)
-    td = run(gae_backend, np.float64, rewards, values, next_values, none, none, 0.9, 0.0)
-    np.testing.assert_allclose(td, rewards + 0.9 * next_values - values, atol=1e-14)
-    returns = run(gae_backend, np.float64, rewards, values, next_values, none, none, 0.9, 1.0) + values
-    expected = next_values[-1]
-    for t in reversed(range(6)):  # R_t = r_t + gamma R_{t+1}, and V of what follows the last row
-        expected = rewards[t] + 0.9 * expected
-        np.testing.assert_allclose(returns[t], expected, atol=1e-12)
-
-
 def test_what_stands_behind_a_terminated_row_is_never_looked_at(gae_backend):
     # A = 1 - 0 = 1 in row 0; row 1: 1 + 0.5 * 2 = 2.
     found = run(gae_backend, np.float32, [[1], [1]], [[0], [0]], [[np.nan], [2]], [[1], [0]], [[0], [0]], 0.5, 1.0)

@@ -250,16 +250,6 @@ def test_an_update_changes_weights_and_counts(side):
     assert (learner.updates, learner.env_steps, policy.policy_version) == (2, 72, 2)
 
 
-def test_it_learns_what_pays(side):
-    # The reward is obs[0] * action: after some updates the mean reward of fresh rollouts is clearly higher.
-    policy = side.policy(hidden_sizes=(16,))
-    learner = side.learner(policy, CONFIG.replace(update_epochs=4))
-    first = collect(policy, 40, 8, seed=100).rewards.mean()
-    for seed in range(15):
-        learner.update(collect(policy, 40, 8, seed=seed))
-    assert collect(policy, 40, 8, seed=101).rewards.mean() > first + 0.3
-
-
 @pytest.mark.parametrize("normalization", ["batch", "minibatch"])
 def test_the_input_is_never_changed(side, normalization):
     policy = side.policy(observation_space=with_mask(BOX, mask_space(spaces.Discrete(3))), normalize_observations=True)
@@ -301,23 +291,25 @@ def test_an_empty_rollout_is_zeros_and_changes_nothing(side, empty):
     assert (policy.policy_version, learner.updates) == (0, 0)
 
 
-@pytest.mark.parametrize(("steps", "lanes", "options"), [(1, 1, {}), (1, 3, {"minibatch_size": 64}), (3, 1, {"num_minibatches": 8})])
-def test_a_batch_smaller_than_a_minibatch(side, steps, lanes, options):
+@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
+@pytest.mark.parametrize(
+    ("steps", "lanes", "options"),
+    [
+        (1, 1, {}),
+        (1, 3, {"minibatch_size": 64}),
+        (3, 1, {"num_minibatches": 8}),
+        (12, 3, {"minibatch_size": 1}),
+        (12, 3, {"minibatch_size": 7}),
+    ],
+)
+def test_odd_batches_and_minibatches_stay_finite(side, steps, lanes, options, normalization):
     policy = side.policy()
     before = parameters(policy)
-    stats = side.learner(policy, PPOConfig(**options)).update(collect(policy, steps, lanes, episode_length=2))
-    assert all(np.isfinite(list(stats.values())))
-    assert (parameters(policy) != before).any()
-
-
-@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
-@pytest.mark.parametrize("size", [1, 7])
-def test_odd_minibatches_stay_finite(side, normalization, size):
-    policy = side.policy()
-    config = PPOConfig(minibatch_size=size, normalize_advantages=normalization, update_epochs=1)
-    stats = side.learner(policy, config).update(collect(policy))
+    config = PPOConfig(normalize_advantages=normalization, update_epochs=2, **options)
+    stats = side.learner(policy, config).update(collect(policy, steps, lanes, episode_length=2))
     assert all(np.isfinite(list(stats.values())))
     assert stats["skipped_steps"] == 0
+    assert (parameters(policy) != before).any()
 
 
 def test_a_minibatch_without_the_living_makes_no_step(side):
@@ -440,7 +432,9 @@ def test_dead_rows_may_hold_what_their_space_does_not(side):
     valid = rollout.valid.copy()
     valid[6:, 2] = False
     dead = {"observations": np.where(valid, rollout.observations, 0), "actions": np.where(valid[..., None], rollout.actions, 0)}
-    stats = side.learner(policy).update(replace(rollout, valid=valid, **dead))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nor does a ratio there count
+        stats = side.learner(policy).update(replace(rollout, valid=valid, log_probs=np.where(valid, rollout.log_probs, -20), **dead))
     assert stats["skipped_steps"] == 0
     assert stats["ratio_error"] < 5e-5
 
@@ -471,17 +465,6 @@ def test_a_ratio_that_is_off_is_warned_of_where_it_should_be_1(side):
         warnings.simplefilter("error")
         side.learner(policy).update(rollout)
         side.learner(policy).update(wrong)  # by other weights: an old rollout is allowed to disagree
-
-
-def test_a_dead_rows_ratio_does_not_count(side):
-    policy = side.policy()
-    rollout = collect(policy)
-    log_probs, valid = rollout.log_probs.copy(), rollout.valid.copy()
-    log_probs[3], valid[3] = -20.0, False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stats = side.learner(policy).update(replace(rollout, log_probs=log_probs, valid=valid))
-    assert stats["ratio_error"] < 5e-5
 
 
 def test_the_epochs_end_where_the_policy_has_moved_far_enough(side):
@@ -581,7 +564,7 @@ def test_three_in_a_row_stop_the_run_with_the_minibatch_saved_and_weights_as_bef
         optree.tree_map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), tree[name], getattr(last, name))
 
 
-def test_a_row_of_three_reaches_over_epochs_and_updates(side, tmp_path):
+def test_a_row_of_three_reaches_over_epochs_and_updates_and_ends_with_a_good_epoch(side, tmp_path):
     policy = side.policy()
     with pytest.raises(BadNumberError):  # the last of epoch 1, the first two of epoch 2
         side.learner(policy, dump_directory=tmp_path).update(collect(policy), [Flaw(side, frozenset({3, 4, 5}))])
@@ -594,9 +577,6 @@ def test_a_row_of_three_reaches_over_epochs_and_updates(side, tmp_path):
     resumed.load_state_dict(learner.state_dict())
     with pytest.raises(BadNumberError):
         resumed.update(collect(policy, seed=1), [flaw])
-
-
-def test_a_good_epoch_ends_a_row(side):
     policy = side.policy()
     flaw = Flaw(side, frozenset({2, 3, 8}))  # the last two of epoch 1; epoch 2 is good; the first of the next update
     learner = side.learner(policy)

@@ -41,52 +41,39 @@ def run(backend, evaluation, minibatch, *, clip_coef=0.2, vf_coef=0.5, ent_coef=
     return {name: float(backend.numpy(term)) for name, term in terms.items()}
 
 
-def test_a_ratio_of_e_squared_is_clipped(backend):
-    # log ratio 2, A = 1: min(e² · 1, 1.2 · 1) = 1.2, so the policy loss is -1.2 and the clip fraction 1.
-    # A = -1: min(-e², -1.2) = -e² = -7.389: the wrong way is not clipped, but the ratio still counts as outside.
-    terms = run(backend, *make(log_probs=[2.0], advantages=[1.0]))
-    assert terms["policy_loss"] == pytest.approx(-1.2, abs=1e-12)
-    assert terms["clip_fraction"] == 1.0
-    terms = run(backend, *make(log_probs=[2.0], advantages=[-1.0]))
-    assert terms["policy_loss"] == pytest.approx(math.exp(2), abs=1e-12)
-    assert terms["clip_fraction"] == 1.0
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "policy_loss", "clipped"),
+    [
+        (2.0, 1.0, -1.2, 1),  # min(e² · 1, 1.2 · 1)
+        (2.0, -1.0, math.exp(2), 1),  # min(-e², -1.2): the wrong way is not clipped, but the ratio still counts as outside
+        (0.1, 1.0, -1.1051709180756477, 0),  # e^0.1 = 1.10517 lies within 0.8 … 1.2
+        (-1.0, 1.0, -math.exp(-1), 1),  # min(0.36788, 0.8)
+        (-1.0, -1.0, 0.8, 1),  # min(-0.36788, -0.8)
+    ],
+)
+def test_the_clipped_surrogate_by_hand(backend, log_ratio, advantage, policy_loss, clipped):
+    terms = run(backend, *make(log_probs=[log_ratio], advantages=[advantage]))
+    assert terms["policy_loss"] == pytest.approx(policy_loss, abs=1e-12)
+    assert terms["clip_fraction"] == clipped
 
 
-def test_a_ratio_of_e_to_the_tenth_is_not_clipped(backend):
-    # e^0.1 = 1.10517 lies within 0.8 … 1.2.
-    terms = run(backend, *make(log_probs=[0.1], advantages=[1.0]))
-    assert terms["policy_loss"] == pytest.approx(-1.1051709180756477, abs=1e-12)
-    assert terms["clip_fraction"] == 0.0
-
-
-def test_a_small_ratio(backend):
-    # log ratio -1: r = 0.36788. A = 1: min(0.36788, 0.8) = 0.36788. A = -1: min(-0.36788, -0.8) = -0.8.
-    assert run(backend, *make(log_probs=[-1.0], advantages=[1.0]))["policy_loss"] == pytest.approx(-math.exp(-1), abs=1e-12)
-    assert run(backend, *make(log_probs=[-1.0], advantages=[-1.0]))["policy_loss"] == pytest.approx(0.8, abs=1e-12)
-
-
-def test_the_value_loss_is_half_the_squared_error(backend):
-    # ½ (1 - 0)² = 0.5, and the total is 0.5 · 0.5 = 0.25.
-    terms = run(backend, *make(log_probs=[0.0], values=[1.0], returns=[0.0]))
-    assert terms["value_loss"] == 0.5
-    assert terms["loss"] == 0.25
-
-
-def test_the_value_loss_is_in_units_of_the_value_scale(backend):
-    # ½ ((7 - 1) / 3)² = ½ · 4 = 2
-    assert run(backend, *make(log_probs=[0.0], values=[7.0], returns=[1.0], value_scale=3.0))["value_loss"] == pytest.approx(2, abs=1e-12)
-
-
-def test_the_value_clip(backend):
-    # c = 0.2, scale 10: the value may move by 2. Old 0, new 5, return 6: held at 2, errors (1/10)² and (4/10)²: ½ · 0.16 = 0.08.
-    moved = make(log_probs=[0.0], old_values=[0.0], values=[5.0], returns=[6.0], value_scale=10.0)
-    assert run(backend, *moved, clip_vloss=True)["value_loss"] == pytest.approx(0.08, abs=1e-12)
-    assert run(backend, *moved, clip_vloss=False)["value_loss"] == pytest.approx(0.005, abs=1e-12)  # ½ · 0.01
-    # Return -6: the unclipped error (11/10)² is the worse one: ½ · 1.21 = 0.605. And downwards: old 0, new -5, return -6: 0.08 again.
-    back = make(log_probs=[0.0], old_values=[0.0], values=[5.0], returns=[-6.0], value_scale=10.0)
-    assert run(backend, *back, clip_vloss=True)["value_loss"] == pytest.approx(0.605, abs=1e-12)
-    down = make(log_probs=[0.0], old_values=[0.0], values=[-5.0], returns=[-6.0], value_scale=10.0)
-    assert run(backend, *down, clip_vloss=True)["value_loss"] == pytest.approx(0.08, abs=1e-12)
+@pytest.mark.parametrize(
+    ("new", "target", "scale", "clip", "value_loss"),
+    [
+        (1.0, 0.0, 1.0, False, 0.5),  # ½ (1 - 0)²
+        (7.0, 1.0, 3.0, False, 2.0),  # ½ ((7 - 1) / 3)²
+        # c = 0.2, scale 10: the value may move by 2 from the old 0: held at 2, errors (1/10)² and (4/10)²: ½ · 0.16.
+        (5.0, 6.0, 10.0, True, 0.08),
+        (5.0, 6.0, 10.0, False, 0.005),  # ½ · 0.01
+        (5.0, -6.0, 10.0, True, 0.605),  # the unclipped error (11/10)² is the worse one: ½ · 1.21
+        (-5.0, -6.0, 10.0, True, 0.08),  # and downwards
+    ],
+)
+def test_the_value_loss_by_hand(backend, new, target, scale, clip, value_loss):
+    numbers = make(log_probs=[0.0], old_values=[0.0], values=[new], returns=[target], value_scale=scale)
+    terms = run(backend, *numbers, clip_vloss=clip)
+    assert terms["value_loss"] == pytest.approx(value_loss, abs=1e-12)
+    assert terms["loss"] == pytest.approx(0.5 * value_loss, abs=1e-12)
 
 
 def test_the_entropy_bonus_lowers_the_loss(backend):
@@ -194,12 +181,6 @@ def test_normalize_at_the_edges(backend):
     assert normalized(backend, [1.0, 2.0]).dtype == np.float32
     # 0 and 2e-8: mean 1e-8, std sqrt(2) 1e-8, and 1e-8 is added to it: 1 / (sqrt(2) + 1) = sqrt(2) - 1
     np.testing.assert_allclose(normalized(backend, [0.0, 2e-8]), [1 - 2**0.5, 2**0.5 - 1], rtol=1e-6)
-
-
-def test_clipped_surrogate_of_each_sample(backend):
-    ratio, advantages = np.array([0.5, 0.5, 1.0, 1.5, 1.5]), np.array([1.0, -1.0, 2.0, 1.0, -1.0])
-    found = backend.numpy(backend.loss.clipped_surrogate(backend.array(ratio), backend.array(advantages), 0.2))
-    np.testing.assert_allclose(found, [0.5, -0.8, 2.0, 1.2, -1.5], atol=1e-15)
 
 
 def test_the_value_scale_may_be_a_plain_number(backend):

@@ -1,4 +1,4 @@
-"""ratio == 1 where everything comes together: mask x memory x dict x hybrid x team, with deaths, joins and opponents, in any workers.
+"""ratio == 1 where everything comes together: mask x memory x dict x hybrid x team, with deaths, joins and opponents.
 
 A team policy acts for adjacent lanes whose agents die and join; the learner then gives every valid row the log-prob that it was taken
 with, however the rollout is cut into sequences. The last tests see that a wrong memory or a wrong reset would be noticed.
@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import optree
 import pytest
-import torch
 from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
@@ -32,10 +29,8 @@ from inchworm.env.action_masks import is_legal
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, parallel_env
+from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
 from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import test modules
 
 PLANS = {"deaths": DEATHS, "joins": JOINS}
 COPIES, STEPS = 3, 19
@@ -117,49 +112,19 @@ def test_every_combination(kind: str, layers: int, plan: str) -> None:
             assert_ratio_is_one(learner, collected(env, actor))
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("lstm", 2), ("gru", 2)])
-@pytest.mark.parametrize("plan", list(PLANS))
-def test_any_number_of_workers(kind: str, layers: int, plan: str) -> None:
-    rollouts = []
-    for workers in (0, 1, 2):
-        with make_vector_env(functools.partial(Party, plan), COPIES, workers, seed=4) as env:
-            actor, learner = twins(env, kind, layers)
-            rollouts.append(collected(env, actor))
-            assert_ratio_is_one(learner, rollouts[-1])
-    for other in rollouts[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(_leaves(rollouts[0]), _leaves(other), strict=True))
-
-
-def _leaves(rollout: Rollout) -> list[Any]:
-    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout) if field.name != "episodes"}
-    return list(optree.tree_leaves(fields))
-
-
 SMALL = SkirmishConfig(units=("scout", "scout"), width=10.0, height=6.0, wall_pairs=0, max_steps=60)
 
 
-def skirmish(workers: int | None) -> Any:
-    """Two arenas: in arrays, or as PettingZoo worlds in so many workers."""
-    if workers is None:
-        return SkirmishVectorEnv(SMALL, 2, seed=5)
-    kwargs = {"units": SMALL.units, "width": SMALL.width, "height": SMALL.height, "wall_pairs": 0, "max_steps": 60}
-    return make_vector_env(functools.partial(parallel_env, **kwargs), 2, workers, seed=5)
-
-
-@pytest.mark.parametrize("workers", [None, 1, 2])
 @pytest.mark.parametrize(("kind", "layers"), [("lstm", 2), ("gru", 2)])
-def test_with_opponents_that_shoot(kind: str, layers: int, workers: int | None) -> None:
-    env = OpponentVectorEnv(skirmish(workers), HeuristicPolicy(SMALL), team_lanes(2, 4, [0, 1]), seed=1)
-    try:
-        actor, learner = twins(env, kind, layers)
-        assert_ratio_is_one(learner, collected(env, actor, 80))
-    finally:
-        env.close()
+def test_with_opponents_that_shoot(kind: str, layers: int) -> None:
+    env = OpponentVectorEnv(SkirmishVectorEnv(SMALL, 2, seed=5), HeuristicPolicy(SMALL), team_lanes(2, 4, [0, 1]), seed=1)
+    actor, learner = twins(env, kind, layers)
+    assert_ratio_is_one(learner, collected(env, actor, 80))
 
 
 @pytest.mark.parametrize(("kind", "layers"), MEMORIES)
 def test_with_an_opponent_that_remembers(kind: str, layers: int) -> None:
-    inner = skirmish(None)
+    inner = SkirmishVectorEnv(SMALL, 2, seed=5)
     opponent, _ = twins(inner, "lstm", 1)
     env = OpponentVectorEnv(inner, opponent, team_lanes(2, 4, 0), seed=1)
     actor, learner = twins(env, kind, layers)
@@ -184,11 +149,3 @@ def test_a_wrong_memory_or_reset_would_be_noticed(kind: str) -> None:
     rows = np.array(rollout.episode_starts)
     rows[1:][joins] = False
     assert gap(learner, dataclasses.replace(rollout, episode_starts=rows), STEPS) > TOLERANCE
-
-
-def test_the_numbers_are_single() -> None:
-    """5e-5 is a bound for float32: both sides run it here."""
-    with make_vector_env(functools.partial(Party, "deaths"), 1, 0) as env:
-        actor, learner = twins(env, "lstm", 1)
-        assert next(learner.parameters()).dtype == torch.float32
-        assert collected(env, actor, 3).log_probs.dtype == np.float32

@@ -164,12 +164,6 @@ def test_a_return_that_is_not_finite_is_an_error() -> None:
         evaluate_policy(Coin(), lambda: SeedWorld(bad=True), 2)
 
 
-def test_evaluation_has_its_own_copies_and_no_more_workers_than_those() -> None:
-    config = for_evaluation(EnvConfig(id="Acrobot-v1", num_envs=16, num_workers=12), 4)
-    assert (config.num_envs, config.num_workers) == (4, 4)
-    assert for_evaluation(EnvConfig(id="Acrobot-v1"), 4).num_workers == "auto"
-
-
 def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
     pytest.importorskip("ale_py")
     from inchworm.env.make import make_env
@@ -194,18 +188,26 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
     assert len(lives) > 1  # a life was lost on the way, and the game went on
 
 
-@pytest.mark.parametrize(("copies", "workers", "helps"), [(2, 2, False), (3, 2, True), (1, 1, False)])
-def test_evaluation_of_a_run_that_helps_its_workers_has_a_share_only_if_one_is_left(copies: int, workers: int, helps: bool) -> None:
-    source = EnvConfig(id="Acrobot-v1", num_envs=4, num_workers=2, help_workers=True)
-    found = for_evaluation(source, copies)
+ACROBOT = EnvConfig(id="Acrobot-v1", num_envs=16, num_workers=12)
+HELPED = EnvConfig(id="Acrobot-v1", num_envs=4, num_workers=2, help_workers=True)
+SKIRMISH = EnvConfig(id="Skirmish-v0", num_envs=8, num_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("trained", "copies", "workers", "helps"),
+    [
+        (ACROBOT, 4, 4, False),  # no more workers than copies
+        (EnvConfig(id="Acrobot-v1"), 4, "auto", False),
+        (HELPED, 2, 2, False),
+        (HELPED, 3, 2, True),  # this process steps the copy that is left
+        (HELPED, 1, 1, False),
+        (SKIRMISH.replace(help_workers=True), 4, 0, False),  # vectorised: in this process
+        (SKIRMISH.replace(max_episode_steps=20), 4, 2, False),  # the vectorised form has no step limit
+    ],
+)
+def test_evaluation_has_its_own_copies_and_workers(trained: EnvConfig, copies: int, workers: int | str, helps: bool) -> None:
+    found = for_evaluation(trained, copies)
     assert (found.num_envs, found.num_workers, found.help_workers) == (copies, workers, helps)
-
-
-def test_vectorised_worlds_are_scored_in_this_process_whatever_trained_them() -> None:
-    trained = EnvConfig(id="Skirmish-v0", num_envs=8, num_workers=2, help_workers=True)
-    assert for_evaluation(trained, 4) == EnvConfig(id="Skirmish-v0", num_envs=4, num_workers=0)
-    limited = trained.replace(max_episode_steps=20, help_workers=False)  # which arenas that step as one do not know
-    assert for_evaluation(limited, 4).num_workers == 2
 
 
 def test_a_team_that_is_given_stays_open() -> None:

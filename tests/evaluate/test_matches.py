@@ -175,17 +175,6 @@ def test_another_heuristic_can_be_met() -> None:
         evaluate_vs_heuristic(HeuristicPolicy(RULES), WORLD, 4, heuristic=RandomActor(env.action_space), skill=0.5)
 
 
-def test_greedy_and_sampled_repeat_and_copies_change_no_greedy_game() -> None:
-    policy = policy_for()
-    for deterministic in (True, False):
-        found = [evaluate_vs_heuristic(policy, WORLD, 6, deterministic=deterministic)[0].to_dict() for _ in range(2)]
-        assert found[0] == found[1]
-        assert found[0]["deterministic"] is deterministic
-    # the heuristic is exact in any batch
-    few, many = (evaluate_vs_heuristic(HeuristicPolicy(RULES), WORLD, 8, num_envs=copies)[0].to_dict() for copies in (2, 8))
-    assert few == many
-
-
 def test_the_world_may_be_an_id_or_a_mapping_of_its_rules() -> None:
     by_config, by_mapping = (evaluate_vs_heuristic(policy_for(), world, 2)[0].to_dict() for world in (WORLD, WORLD.kwargs))
     assert by_config == by_mapping

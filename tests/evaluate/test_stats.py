@@ -19,12 +19,6 @@ def test_t_quantiles_equal_the_printed_table(degrees: int) -> None:
     assert t_quantile_975(degrees) == pytest.approx(TABLE[degrees], abs=5.1e-4)
 
 
-def test_t_of_one_and_two_degrees_have_closed_forms() -> None:
-    # df 1 is Cauchy: tan(pi * (0.975 - 0.5)); df 2: 2 * (p - 0.5) * sqrt(2 / (4 p (1 - p))) with p = 0.975
-    assert t_quantile_975(1) == pytest.approx(math.tan(math.pi * 0.475), rel=1e-12)
-    assert t_quantile_975(2) == pytest.approx(2 * 0.475 * math.sqrt(2 / (4 * 0.975 * 0.025)), rel=1e-12)
-
-
 @pytest.mark.parametrize("degrees", [3, 8, 37, 100, 101, 250])
 def test_t_97_5_percent_of_the_density_lies_below(degrees: int) -> None:
     t = np.linspace(0.0, t_quantile_975(degrees), 20_001)

@@ -15,7 +15,6 @@ from torch import nn
 from doubles import policies
 from doubles.policies import Careful, world
 from doubles.toys import ConstantReward, SpacesEnv
-from faults.right_memory import ACTIONS, SIZE, LstmPolicy
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, PolicyConfig
@@ -132,20 +131,16 @@ def test_what_is_worth_knowing_is_a_note(name: str) -> None:
     assert any(NOTED[name] in note for note in report.notes), str(report)
 
 
-def test_the_policy_that_is_given_stays_as_it_was() -> None:
+def test_the_policy_and_the_global_streams_stay_as_they_were() -> None:
     policy = Careful()
     before = policy.get_weights()
+    numpy_before, torch_before = np.random.get_state()[1].copy(), torch.random.get_rng_state()  # noqa: NPY002
     check_policy(policy, world)
+    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
+    assert torch.equal(torch_before, torch.random.get_rng_state())
     after = policy.get_weights()
     assert all(np.array_equal(before[name], after[name]) for name in before)
     assert all(parameter.grad is None for parameter in policy.parameters())
-
-
-def test_global_streams_are_left_where_they_were() -> None:
-    numpy_before, torch_before = np.random.get_state()[1].copy(), torch.random.get_rng_state()  # noqa: NPY002
-    check_policy(policies.Careful(), world)
-    assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
-    assert torch.equal(torch_before, torch.random.get_rng_state())
 
 
 HYBRID = spaces.Dict({"aim": spaces.Box(-1.0, 1.0, (2,), np.float32), "gear": spaces.Discrete(3, start=1), "on": spaces.MultiBinary(2)})
@@ -182,12 +177,11 @@ def test_a_team_with_deaths_passes(kind: str, central: bool) -> None:
 
 
 class Wide(Network):
-    def __init__(self, *, dropout: float = 0.0, batch_norm: bool = False, spare: bool = False) -> None:
+    def __init__(self, *, dropout: float = 0.0, batch_norm: bool = False) -> None:
         super().__init__()
         between = nn.BatchNorm1d(16) if batch_norm else nn.Dropout(dropout)
         self.actor = nn.Sequential(nn.Linear(4, 16), between, nn.Tanh(), nn.Linear(16, 2))
         self.critic = nn.Linear(4, 1)
-        self.spare = nn.Linear(4, 1) if spare else None
 
     def action_outputs(self, observations: Any) -> Any:
         return self.actor(observations)
@@ -215,39 +209,6 @@ def test_layers_that_are_on_while_learning_are_noted(options: dict[str, Any]) ->
     report = check_policy(brought(**options), "CartPole-v1")
     assert report.ok, str(report)
     assert any("while gradients are on" in note for note in report.notes)
-
-
-def test_a_head_that_is_not_connected_is_named() -> None:
-    report = check_policy(brought(spare=True), "CartPole-v1")
-    assert [problem for problem in report.problems if "network.spare.weight, network.spare.bias" in problem] == list(report.problems)
-    assert len(report.problems) == 1
-
-
-class Greedy(LstmPolicy):
-    """The LSTM of the fault programme always samples; this one can also act greedily."""
-
-    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> Any:
-        step = super().act(observations, state, episode_starts, rng)
-        if not deterministic:
-            return step
-        tensors = {name: torch.from_numpy(np.array(leaf)) for name, leaf in state.items()}
-        with torch.no_grad():
-            features, _ = self.step(torch.from_numpy(np.array(observations)), tensors, torch.from_numpy(np.array(episode_starts)))
-            logs = self.actor(features).log_softmax(-1).numpy()
-        best = logs.argmax(-1)
-        return replace(step, actions=best, env_actions=best, log_probs=logs.max(-1).astype(np.float32))
-
-
-def plain_world() -> SpacesEnv:
-    return SpacesEnv(spaces.Box(-1.0, 1.0, (SIZE,), np.float32), spaces.Discrete(ACTIONS))
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_an_lstm_of_several_layers_passes(layers: int) -> None:
-    report = check_policy(Greedy(layers, torch.float32, 1), plain_world)
-    assert report.ok, str(report)
-    found = check_policy(LstmPolicy(layers, torch.float32, 1), plain_world)
-    assert [problem.partition(":")[0] for problem in found.problems] == ["deterministic acting"]
 
 
 def test_every_form_of_environment_is_taken() -> None:

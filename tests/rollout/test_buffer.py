@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import weakref
 
-import gymnasium as gym
 import numpy as np
 import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.toys import SpacesEnv
 from inchworm import PPOTrainer, TrainingConfig
 from inchworm.core.errors import ConfigError, RolloutError
-from inchworm.core.types import EnvStep, EpisodeRecord, PolicyStep
+from inchworm.core.types import EpisodeRecord
 from inchworm.rollout import buffer as buffer_module
 from inchworm.rollout.buffer import RolloutBuffer, available_bytes, check_fits, format_bytes, rollout_bytes
 from inchworm.rollout.rollout import ARRAY_FIELDS
@@ -95,25 +95,6 @@ def test_a_lane_that_ended_needs_its_true_successor(flag, steps):
         buffer.get(last_observations=last_observations(2))
 
 
-def test_callers_may_reuse_their_arrays():
-    buffer = RolloutBuffer.create(2, 2, BOX, CHOICE)
-    reused = row(0, 2, truncated=np.array([True, True]))
-    final = np.array([1.0, 2.0], np.float32)
-    for t in range(2):
-        for name, value in row(t, 2, truncated=np.array([True, True])).items():
-            reused[name][...] = value
-        buffer.add(**reused)
-        for lane in range(2):
-            final[:] = 10 * t + lane
-            buffer.add_cut(lane, final)
-    for value in reused.values():
-        value[...] = 1
-    final[:] = 77
-    rollout = buffer.get(last_observations=last_observations(2))
-    np.testing.assert_array_equal(rollout.actions, [[0, 1], [100, 101]])
-    np.testing.assert_array_equal(rollout.cut_observations[:, 0], [0, 1, 10, 11])
-
-
 def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
     buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
     buffer.add(**row(3, 2))
@@ -137,7 +118,7 @@ def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
         kept.rewards[0, 0] = 1
 
 
-def test_wrong_calls_of_add_cut():
+def test_wrong_calls_of_add_cut_and_get():
     buffer = RolloutBuffer.create(2, 2, BOX, CHOICE)
     with pytest.raises(RolloutError, match="call add first"):
         buffer.add_cut(0, np.zeros(2))
@@ -149,6 +130,9 @@ def test_wrong_calls_of_add_cut():
         buffer.add_cut(0, np.zeros(2))
     with pytest.raises(RolloutError, match=r"cut_observations: got float64\[3\], expected float32\[2\]"):
         buffer.add_cut(1, np.zeros(3))
+    buffer.add(**row(1, 2))
+    with pytest.raises(RolloutError, match=r"cut_observations: got float32\[1, 2\], expected float32\[2, 2\]"):
+        buffer.get(last_observations=last_observations(1))
 
 
 @pytest.mark.parametrize(
@@ -246,45 +230,6 @@ def test_empty_buffers():
         RolloutBuffer.create(-1, 2, BOX, CHOICE)
 
 
-def steps_of(t: int, lanes: range) -> tuple[EnvStep, PolicyStep, EnvStep]:
-    """Row t of some lanes, in its three parts: every number is 100 * t + lane."""
-    of_all = row(t, lanes.stop)
-    mine = {name: value[lanes.start :] for name, value in of_all.items()}
-    nothing = np.full(len(lanes), -1, np.float32)  # what the other part of the row does not read
-    flags = (mine["terminated"], mine["truncated"])
-    copies = 100 * t + np.arange(lanes.start, lanes.stop, 2, np.float32)  # two lanes a copy
-    before = EnvStep(mine["observations"], nothing, *flags, mine["episode_starts"], np.ones(len(lanes), bool), global_state=copies)
-    after = EnvStep(-mine["observations"], mine["rewards"], *flags, mine["episode_starts"], np.zeros(len(lanes), bool))
-    return before, PolicyStep(mine["actions"], mine["actions"], mine["log_probs"], ()), after
-
-
-def test_a_row_is_written_in_three_parts():
-    lanes = range(6)
-    buffer = RolloutBuffer.create(3, 6, BOX, CHOICE, global_state=np.zeros(3, np.float32))
-    for t in range(3):
-        before, acted, after = steps_of(t, lanes)
-        observations, episode_starts, valid = buffer.begin_row(before, ())
-        np.testing.assert_array_equal(observations[:, 0], 100 * t + np.array(lanes))
-        assert episode_starts.shape == valid.shape == (6,)
-        buffer.add_action(acted)
-        assert len(buffer) == t
-        buffer.end_row(after)
-        assert len(buffer) == t + 1
-        before.observations[:] = after.rewards[:] = 7  # theirs to overwrite
-        if t == 1:
-            buffer.add_cut(5, np.array([5.0, 55.0]), (), np.float32(555))
-    rollout = buffer.get(last_observations=last_observations(6), last_global_state=np.array([1, 2, 3], np.float32))
-    number = 100 * np.arange(3)[:, None] + np.arange(6)
-    np.testing.assert_array_equal(rollout.observations, np.stack([number, -number], -1))
-    np.testing.assert_array_equal(rollout.actions, number)
-    np.testing.assert_array_equal(rollout.rewards, 2 * number)
-    np.testing.assert_array_equal(rollout.global_state, number[:, ::2])
-    assert rollout.valid.all()
-    assert rollout.cut_rows.tolist() == [[1, 5]] + [[2, lane] for lane in range(6)]
-    assert rollout.cut_observations[:, 0].tolist() == [5, 9000, 9001, 9002, 9003, 9004, 9005]
-    assert rollout.cut_global_state.tolist() == [555, 1, 1, 2, 2, 3, 3]
-
-
 def test_the_buffer_keeps_no_reference_to_the_rollout():
     buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
     buffer.add(**row(0, 2))
@@ -294,13 +239,6 @@ def test_the_buffer_keeps_no_reference_to_the_rollout():
     assert rewards() is None
     with pytest.raises(RolloutError, match="full"):
         buffer.add_cut(0, np.zeros(2))
-
-
-def test_the_last_observations_must_be_of_all_lanes():
-    buffer = RolloutBuffer.create(1, 2, BOX, CHOICE)
-    buffer.add(**row(0, 2))
-    with pytest.raises(RolloutError, match=r"cut_observations: got float32\[1, 2\], expected float32\[2, 2\]"):
-        buffer.get(last_observations=last_observations(1))
 
 
 def test_the_size_by_hand() -> None:
@@ -317,25 +255,11 @@ def test_the_size_by_hand() -> None:
     ],
 )
 def test_the_size_is_that_of_a_rollout_without_ends(observation_space: spaces.Space, action_space: spaces.Space) -> None:
-    with PPOTrainer("mlp", Endless(observation_space, action_space), seed=0) as trainer:
+    with PPOTrainer("mlp", SpacesEnv(observation_space, action_space, episode_length=8), seed=0) as trainer:
         rollout = trainer.collect_rollouts(7)
     held = ("policy_version", "weights_fingerprint", "cut_rows", "cut_valid")
     arrays = [leaf for name in ARRAY_FIELDS if name not in held for leaf in optree.tree_leaves(getattr(rollout, name))]
     assert sum(array.nbytes for array in arrays) == rollout_bytes(observation_space, action_space, 7, 1)
-
-
-class Endless(gym.Env):
-    """Episodes never end."""
-
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed=None, options=None):
-        self.observation_space.seed(seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 def test_a_rollout_larger_than_the_free_memory_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

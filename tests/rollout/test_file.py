@@ -64,6 +64,10 @@ def test_files_of_version_1_load(tmp_path):
     assert not loaded.cut_valid.all()
 
 
+def first_episode(header):
+    return header["fields"]["dict"]["episodes"]["list"][0]["dict"]
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -72,10 +76,16 @@ def test_files_of_version_1_load(tmp_path):
         (lambda a, h: a.update(rewards=a["rewards"][:-1]), "expected float32.11, 3"),
         (lambda a, h: a.update({"observations/image": a["observations/image"][..., :-1, :]}), "image"),
         (lambda a, h: h["fields"]["dict"].pop("context"), "context"),
-        (lambda a, h: h["fields"]["dict"]["episodes"]["list"][0]["dict"].pop("seed"), "seed"),
+        (lambda a, h: first_episode(h).pop("seed"), "seed"),
         (lambda a, h: h.pop("fields"), "fields"),
         (lambda a, h: h.update(fields=3), "valid rollout"),
         (lambda a, h: h["fields"]["dict"].update(rewards=5), "valid rollout"),
+        (lambda a, h: first_episode(h).update(length="x"), "valid rollout"),
+        (lambda a, h: first_episode(h).update(lane=0.5), "valid rollout"),
+        (lambda a, h: first_episode(h).update(seed=None), "valid rollout"),
+        (lambda a, h: first_episode(h).update(episode_return="1"), "valid rollout"),
+        (lambda a, h: first_episode(h).update(info=3), "valid rollout"),
+        (lambda a, h: first_episode(h).update(info={"dict": {"a": "text"}}), "valid rollout"),
     ],
 )
 def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change, words):
@@ -84,20 +94,6 @@ def test_files_with_a_good_checksum_and_bad_content_are_refused(tmp_path, change
     change(arrays, header)
     write_tensor_file(path, arrays, kind="rollout", version=2, header=header)
     with pytest.raises(CorruptFileError, match=f"one.safetensors.*{words}"):
-        Rollout.load(path)
-
-
-@pytest.mark.parametrize(
-    "change", [{"length": "x"}, {"lane": 0.5}, {"seed": None}, {"info": {"a": "text"}}, {"episode_return": "1"}, {"info": 3}]
-)
-def test_episodes_are_made_of_numbers(tmp_path, change):
-    path = rollout().save(tmp_path / "x")
-    arrays, header = read_tensor_file(path, kind="rollout", max_version=2)
-    episode = header["fields"]["dict"]["episodes"]["list"][0]["dict"]
-    for key, value in change.items():
-        episode[key] = {"dict": value} if isinstance(value, dict) else value
-    write_tensor_file(path, arrays, kind="rollout", version=2, header=header)
-    with pytest.raises(CorruptFileError, match="x does not hold a valid rollout"):
         Rollout.load(path)
 
 

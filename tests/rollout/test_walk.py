@@ -1,18 +1,15 @@
 """The walk of one data point, end to end: nothing is moved, mixed or lost between the world and the loss."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optree
 import pytest
 from gymnasium import spaces
 
 from doubles.toys import Counter, SpacesEnv
-from inchworm.backends.numpy.gae import compute_advantages as compute_advantages_numpy
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.registry import acting_policy, compute_advantages
+from inchworm.backends.registry import compute_advantages
 from inchworm.backends.torch.learner import PackedSequences, sequences_of
 from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
@@ -22,7 +19,7 @@ from inchworm.core.seeding import make_stream
 from inchworm.core.types import Advantages, Minibatch
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout, combine_rollouts, select_lanes
+from inchworm.rollout.rollout import Rollout
 from inchworm.train.trainer import PPOTrainer
 
 GAMMA_LAMBDA = PPOConfig(gamma=0.9, gae_lambda=0.8)
@@ -81,23 +78,6 @@ def test_the_learners_minibatches_keep_samples_whole(length: int, minibatches: i
 # ---- advantages, side by side or apart
 
 
-def test_the_same_lanes_one_after_another_combine_too() -> None:
-    env = make_vector_env(functools.partial(Counter, 5, truncate=True), 2)
-    policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))))
-    collector = RolloutCollector(env, policy)
-    rollouts = [collector.collect(7) for _ in range(3)]
-    both = combine_rollouts(rollouts)
-    assert (both.num_steps, both.num_lanes) == (7, 6)
-    whole = compute_advantages_numpy(policy, both, GAMMA_LAMBDA)
-    for place, rollout in enumerate(rollouts):
-        again = select_lanes(both, range(2 * place, 2 * place + 2))
-        for name in ARRAY_FIELDS:
-            assert optree.tree_map(np.ndarray.tolist, again[name]) == optree.tree_map(np.ndarray.tolist, rollout[name]), name
-        assert again.episodes == rollout.episodes
-        alone = compute_advantages_numpy(policy, rollout, GAMMA_LAMBDA)
-        assert whole.advantages[:, 2 * place : 2 * place + 2] == pytest.approx(alone.advantages, rel=1e-5, abs=1e-5)
-
-
 def test_the_value_of_the_true_successor_by_hand() -> None:
     """With V(s) = step and reward = step + 1, every number is known: next_values is step + 1 in each row, ended or not."""
 
@@ -129,42 +109,16 @@ def ratio_error(policy: TorchPolicy, rollout: Rollout) -> float:
 
 
 IMAGE = spaces.Box(0, 255, (1, 10, 10), np.uint8)
+MIXED = spaces.Dict({"image": IMAGE, "level": spaces.Discrete(4, start=-1), "parts": spaces.Tuple([spaces.MultiBinary(3)])})
+HYBRID = spaces.Dict({"aim": spaces.Box(-1.0, 2.0, (2,)), "gear": spaces.Discrete(3, start=5), "slots": spaces.MultiDiscrete([2, 4])})
+NORMALIZED = {"normalize_observations": True, "normalize_values": True}
 TINY_CNN: dict[str, Any] = {"kind": "cnn", "cnn_filters": ((4, 3, 2), (4, 3, 1)), "cnn_features": 8}
-MIXED = spaces.Dict(
-    {
-        "image": IMAGE,
-        "level": spaces.Discrete(4, start=-1),
-        "parts": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]),
-        "speed": spaces.Box(-9.0, 9.0, (2,), np.float64),
-    }
-)
-HYBRID = spaces.Dict(
-    {
-        "aim": spaces.Box(-1.0, 2.0, (2,), np.float32),
-        "gear": spaces.Discrete(3, start=5),
-        "keys": spaces.MultiBinary(2),
-        "slots": spaces.MultiDiscrete([2, 4]),
-    }
-)
-BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
-
 WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CartPole-v1": ("CartPole-v1", {}),
-    "Pendulum-v1 clipped": ("Pendulum-v1", {"normalize_observations": True, "normalize_values": True}),
+    "Pendulum-v1 clipped": ("Pendulum-v1", NORMALIZED),
     "Pendulum-v1 squashed": ("Pendulum-v1", {"action_bounds": "tanh", "log_std_init": -0.5}),
-    "masked Discrete": (functools.partial(SpacesEnv, BOX, spaces.Discrete(5, start=2), mask="key"), {"shared_trunk": True}),
-    "masked MultiDiscrete": (functools.partial(SpacesEnv, BOX, spaces.MultiDiscrete([3, 2, 4]), mask="action_masks"), {}),
-    "masked MultiBinary": (functools.partial(SpacesEnv, BOX, spaces.MultiBinary(3), mask="get_action_mask"), {"activation": "relu"}),
-    "masked hybrid actions, dict observations": (
-        functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"),
-        {"normalize_observations": True, "normalize_values": True},
-    ),
-    "hybrid with tanh": (functools.partial(SpacesEnv, BOX, spaces.Tuple([spaces.Discrete(2), BOX])), {"action_bounds": "tanh"}),
-    "images": (functools.partial(SpacesEnv, IMAGE, spaces.Discrete(3)), TINY_CNN),
-    "masked images and numbers": (
-        functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"),
-        {**TINY_CNN, "normalize_observations": True, "normalize_values": True},
-    ),
+    "masked hybrid actions, dict observations": (functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"), NORMALIZED),
+    "masked images and numbers": (functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"), {**TINY_CNN, **NORMALIZED}),
 }
 
 
@@ -183,25 +137,3 @@ def test_the_ratio_is_one_before_and_after_updates(name: str) -> None:
             assert stats["staleness"] == 0
         assert stats["grad_norm"] > 0  # the weights have moved
         assert ratio_error(trainer.policy, rollout) > 1e-3  # so the test can fail: that rollout is an old one now
-
-
-@pytest.mark.slow
-def test_the_ratio_is_one_with_workers_and_through_a_file(tmp_path: Path) -> None:
-    env = make_vector_env(functools.partial(SpacesEnv, MIXED, HYBRID, mask="info"), 4, 2)
-    with PPOTrainer(PolicyConfig(hidden_sizes=(16,), normalize_observations=True), env, PPOConfig(update_epochs=1), seed=1) as trainer:
-        for _ in range(3):
-            rollout = Rollout.load(trainer.collect_rollouts(24).save(tmp_path / "rollout.safetensors"))
-            assert ratio_error(trainer.policy, rollout) < 5e-5
-            trainer.learn(rollout)
-
-
-def test_the_twin_that_acts_is_a_copy_not_a_view() -> None:
-    env = make_vector_env("CartPole-v1", 2)
-    learner = TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))), seed=1)
-    twin = acting_policy(learner)
-    assert isinstance(twin, NumpyPolicy)
-    before = {name: value.tobytes() for name, value in twin.get_weights().items()}
-    for parameter in learner.parameters():
-        parameter.data += 1
-    assert {name: value.tobytes() for name, value in twin.get_weights().items()} == before
-    assert acting_policy(twin) is twin
