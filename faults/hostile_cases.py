@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from faults.hostile_tools import newest_checkpoint, payloads, sign_checkpoint, s
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Where a case is set up: `inside` may be written to, `victim` next to it must not change."""
+    """The directories of a case: `inside` may be written to, `victim` next to it must not change."""
 
     inside: Path
     victim: Path
@@ -24,130 +23,95 @@ class Sandbox:
     genuine: Path
 
     def put(self, name: str, content: bytes | str) -> str:
-        """A file in the sandbox; its path."""
+        """Write a file in the sandbox and return its path. A surrogate such as \\udcff stands for one byte that is not UTF-8."""
         path = self.inside / name
-        path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+        path.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
         return str(path)
 
     def run(self) -> Path:
-        """A copy of the genuine run."""
+        """Copy the genuine run."""
         shutil.copytree(self.genuine / "runs", self.inside / "runs")
         return self.inside / "runs" / "good"
 
     def checkpoint(self) -> Path:
-        """The newest checkpoint of such a copy, alone with its name."""
+        """The newest checkpoint of a copy of the genuine run."""
         return newest_checkpoint(self.run())
-
-    def parts(self, kind: str) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-        """The genuine policy or rollout file, taken apart."""
-        path = self.genuine / ("rollout.safetensors" if kind == "rollout" else "runs/good/policy.safetensors")
-        return tensor_parts(path.read_bytes())
 
 
 @dataclass(frozen=True)
 class Case:
-    """One crafted input: who opens it, and how to make it. `make` returns its path, or the arguments of a command."""
+    """One crafted input: its loader, and how to create it. `make(box, *given)` returns its path, or the arguments of a command."""
 
     name: str
     loader: str
-    make: Callable[[Sandbox], Any]
+    make: Callable[..., Any]
+    given: tuple[Any, ...] = ()
     may_load: bool = False
-    """Whether opening it may succeed, because nothing in it is wrong: it must then do no harm."""
+    """Whether opening it may succeed because nothing in it is wrong; it must then do no harm."""
 
 
-def foreign_cases() -> Iterator[Case]:
-    """Files of other programs behind our names."""
-    extensions = ("safetensors", "pt", "pkl", "npz", "ckpt", "bin", "yaml")
-    for number, name in enumerate(payloads(Path("x"))):
-        for loader in ("policy", "rollout", "config"):
+@dataclass
+class Parts:
+    """A tensor file in parts that a case changes."""
 
-            def make(box: Sandbox, name: str = name, extension: str = extensions[number % len(extensions)]) -> str:
-                return box.put(f"file.{extension}", payloads(box.canary)[name])
+    layout: dict[str, Any]
+    entry: dict[str, Any]
+    data: bytes
 
-            yield Case(f"{name} as a {loader}", loader, make)
+    def set_header(self, path: str, value: Any) -> None:
+        set_at(self.entry, f"header.{path}", value)
 
-        def replace(box: Sandbox, name: str = name) -> str:
-            path = box.checkpoint()
-            (path / "arrays.safetensors").write_bytes(payloads(box.canary)[name])
-            sign_checkpoint(path)
-            return str(path)
+    def set_entry(self, key: str, value: Any) -> None:
+        self.entry[key] = value
 
-        yield Case(f"{name} as a checkpoint's arrays", "checkpoint", replace)
+    def set_tensor(self, key: str, value: Any) -> None:
+        """Change a field of the first tensor that is not a number."""
+        self.layout[self.first()][key] = value
 
+    def rename(self, name: str) -> None:
+        self.layout[name] = self.layout.pop(self.first())
 
-Edit = Callable[[dict[str, Any], dict[str, Any], bytes], bytes]
+    def overlay(self) -> None:
+        """Let all tensors have the same place."""
+        self.layout = dict.fromkeys(self.layout, self.layout[self.first()])
 
+    def first(self) -> str:
+        return next(name for name, tensor in self.layout.items() if tensor["shape"])
 
-def edited(name: str, loader: str, edit: Edit, kind: str = "", may_load: bool = False) -> Case:
-    return Case(
-        f"{loader}: {name}", loader, lambda box: box.put("x.safetensors", edit(*copy.deepcopy(box.parts(kind or loader)))), may_load
-    )
+    def patch(self, name: str, offset: int, new: bytes) -> None:
+        """Overwrite bytes of a tensor."""
+        begin = self.layout[name]["data_offsets"][0] + offset
+        self.data = self.data[:begin] + new + self.data[begin + len(new) :]
 
+    def set_data(self, change: Callable[[bytes], bytes]) -> None:
+        self.data = change(self.data)
 
-def tensor_cases(kind: str) -> Iterator[Case]:
-    """Tricks of the format itself, under a right checksum."""
+    def header_text(self, text: str) -> bytes:
+        """The file with JSON text of any kind in the entry's header."""
+        mine = json.dumps({"sha256": "0" * 64, **{k: v for k, v in self.entry.items() if k not in ("sha256", "header")}, "header": "@"})
+        inner = json.dumps(mine.replace('"@"', f'{{"spec": {text}, "fields": {text}}}'), ensure_ascii=False)
+        return signed('{"__metadata__":{"inchworm":' + inner + "}," + json.dumps(self.layout)[1:], self.data)
 
-    def tensors(change: Callable[[dict[str, Any], str], None]) -> Edit:
-        def edit(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> bytes:
-            change(layout, next(name for name, tensor in layout.items() if tensor["shape"]))
-            return tensor_file(layout, entry, data)
-
-        return edit
-
-    def entries(**changes: Any) -> Edit:
-        return lambda layout, entry, data: tensor_file(layout, {**entry, **changes}, data)
-
-    def field(key: str, value: Any) -> Edit:
-        return tensors(lambda layout, name: layout[name].update({key: value}))
-
-    for dtype in ("BF16", "F8_E4M3", "object", "O", "V8", "<U8", ">f4", "pickle", None, 3, ["F32"], "os.system"):
-        yield edited(f"dtype {dtype!r}", kind, field("dtype", dtype))
-    for shape in ([-1], [2**63], [2**32, 2**32], [2.5], "4", None, [[4]], [1] * 100, {"a": 1}, [10**30]):
-        yield edited(f"shape {str(shape)[:30]}", kind, field("shape", shape))
-    for offsets in ([0, 2**40], [-8, 0], [8, 0], [0], None, "all", [0.5, 1], [0, 10**30], [0, 4]):
-        yield edited(f"offsets {offsets}", kind, field("data_offsets", offsets))
-    yield edited("all tensors at one place", kind, tensors(lambda layout, name: [t.update(layout[name]) for t in layout.values()]))  # type: ignore[func-returns-value]
-    for name in ("../../canary", "/etc/passwd", "a\0b", "\ud800", "__class__", "", "x" * 100_000):
-        yield edited(
-            f"a tensor called {name[:20]!r}", kind, tensors(lambda layout, first, name=name: layout.update({name: layout.pop(first)}))
-        )
-    for key, value in {"kind": "os.system", "version": True, "header": []}.items():
-        yield edited(f"{key} {value!r}", kind, entries(**{key: value}))
-    for version in (0, -1, 3, 10**9, "1", 1.0, None):
-        yield edited(f"version {version!r}", kind, entries(version=version))
-    yield edited("a header without anything", kind, entries(header={}))
-    yield edited("classes in the header", kind, entries(header={"__class__": "os.system", "__reduce__": ["os.system", "touch canary"]}))
-    yield edited("data after the end", kind, lambda layout, entry, data: tensor_file(layout, entry, data + b"more"))
-    yield edited("data cut off", kind, lambda layout, entry, data: tensor_file(layout, entry, data[:-4]))
-    yield edited("a tensor no offset of which is there", kind, lambda layout, entry, data: tensor_file(layout, entry, b""))
-    deep, wide = "[" * 100_000 + "]" * 100_000, "[" + "[]," * 1_500_000 + "[]]"
-    for name, text in {
-        "deep": deep,
-        "wide": wide,
-        "NaN": "NaN",
-        "a number of 10,000 digits": "9" * 10_000,
-        "1e999": "1e999",
-        "cut off": "[1,",
-        "not UTF-8": '"\udcff"',
-    }.items():
-
-        def raw(layout: dict[str, Any], entry: dict[str, Any], data: bytes, text: str = text) -> bytes:
-            mine = json.dumps({"sha256": "0" * 64, **{k: v for k, v in entry.items() if k not in ("sha256", "header")}, "header": "@"})
-            inner = json.dumps(mine.replace('"@"', f'{{"spec": {text}, "fields": {text}}}'), ensure_ascii=False)
-            return signed('{"__metadata__":{"inchworm":' + inner + "}," + json.dumps(layout)[1:], data)
-
-        yield edited(f"header {name}", kind, raw)
-    for name, text in {"deep": deep, "wide": wide, "doubled": '{"a":1},"x":{"a":2}'}.items():
-
-        def outer(layout: dict[str, Any], entry: dict[str, Any], data: bytes, text: str = text) -> bytes:
-            inner = json.dumps(json.dumps({"sha256": "0" * 64, **{k: v for k, v in entry.items() if k != "sha256"}}))
-            return signed('{"__metadata__":{"inchworm":' + inner + '},"x":' + text + "," + json.dumps(layout)[1:], data)
-
-        yield edited(f"layout {name}", kind, outer)
+    def layout_text(self, text: str) -> bytes:
+        """The file with JSON text of any kind in its layout."""
+        inner = json.dumps(json.dumps({"sha256": "0" * 64, **{k: v for k, v in self.entry.items() if k != "sha256"}}))
+        return signed('{"__metadata__":{"inchworm":' + inner + '},"x":' + text + "," + json.dumps(self.layout)[1:], self.data)
 
 
-def at(data: Any, path: str, value: Any) -> Any:
-    """The data with `value` at a path such as "config.kind"; `...` removes the key."""
+def edited(name: str, loader: str, change: Callable[..., bytes | None], *given: Any, kind: str = "", may_load: bool = False) -> Case:
+    """A case that calls a method of `Parts` on the genuine policy or rollout, whichever `kind` names (default: as the loader)."""
+
+    def make(box: Sandbox) -> str:
+        path = "rollout.safetensors" if (kind or loader) == "rollout" else "runs/good/policy.safetensors"
+        parts = Parts(*tensor_parts((box.genuine / path).read_bytes()))
+        blob = change(parts, *given)
+        return box.put("x.safetensors", tensor_file(parts.layout, parts.entry, parts.data) if blob is None else blob)
+
+    return Case(f"{loader}: {name}", loader, make, may_load=may_load)
+
+
+def set_at(data: Any, path: str, value: Any) -> Any:
+    """Set the value at a path such as "config.kind" and return the data; `...` removes the key."""
     *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     place = data
     for key in way:
@@ -159,8 +123,54 @@ def at(data: Any, path: str, value: Any) -> Any:
     return data
 
 
+def put_payload(box: Sandbox, file: str, name: str) -> str:
+    return box.put(file, payloads(box.canary)[name])
+
+
+def foreign_cases() -> Iterator[Case]:
+    """Files of other programs under our file names."""
+    extensions = ("safetensors", "pt", "pkl", "npz", "ckpt", "bin", "yaml")
+    for number, name in enumerate(payloads(Path("x"))):
+        for loader in ("policy", "rollout", "config"):
+            yield Case(f"{name} as a {loader}", loader, put_payload, (f"file.{extensions[number % len(extensions)]}", name))
+        yield Case(f"{name} as a checkpoint's arrays", "checkpoint", _foreign_arrays, (name,))
+
+
+def _foreign_arrays(box: Sandbox, name: str) -> str:
+    return _with_file(box, "arrays.safetensors", payloads(box.canary)[name])
+
+
+def tensor_cases(kind: str) -> Iterator[Case]:
+    """Abuse of the format itself, with a valid checksum."""
+    for dtype in ("BF16", "F8_E4M3", "object", "O", "V8", "<U8", ">f4", "pickle", None, 3, ["F32"], "os.system"):
+        yield edited(f"dtype {dtype!r}", kind, Parts.set_tensor, "dtype", dtype)
+    for shape in ([-1], [2**63], [2**32, 2**32], [2.5], "4", None, [[4]], [1] * 100, {"a": 1}, [10**30]):
+        yield edited(f"shape {str(shape)[:30]}", kind, Parts.set_tensor, "shape", shape)
+    for offsets in ([0, 2**40], [-8, 0], [8, 0], [0], None, "all", [0.5, 1], [0, 10**30], [0, 4]):
+        yield edited(f"offsets {offsets}", kind, Parts.set_tensor, "data_offsets", offsets)
+    yield edited("all tensors at one place", kind, Parts.overlay)
+    for name in ("../../canary", "/etc/passwd", "a\0b", "\ud800", "__class__", "", "x" * 100_000):
+        yield edited(f"a tensor called {name[:20]!r}", kind, Parts.rename, name)
+    for key, value in {"kind": "os.system", "version": True, "header": []}.items():
+        yield edited(f"{key} {value!r}", kind, Parts.set_entry, key, value)
+    for version in (0, -1, 3, 10**9, "1", 1.0, None):
+        yield edited(f"version {version!r}", kind, Parts.set_entry, "version", version)
+    yield edited("an empty header", kind, Parts.set_entry, "header", {})
+    classes = {"__class__": "os.system", "__reduce__": ["os.system", "touch canary"]}
+    yield edited("classes in the header", kind, Parts.set_entry, "header", classes)
+    yield edited("data after the end", kind, Parts.set_data, lambda data: data + b"more")
+    yield edited("data cut off", kind, Parts.set_data, lambda data: data[:-4])
+    yield edited("no data", kind, Parts.set_data, lambda data: b"")
+    big = {"deep": "[" * 100_000 + "]" * 100_000, "wide": "[" + "[]," * 1_500_000 + "[]]"}
+    texts = {"NaN": "NaN", "a number of 10,000 digits": "9" * 10_000, "1e999": "1e999", "cut off": "[1,", "not UTF-8": '"\udcff"'}
+    for name, text in {**big, **texts}.items():
+        yield edited(f"header {name}", kind, Parts.header_text, text)
+    for name, text in {**big, "doubled": '{"a":1},"x":{"a":2}'}.items():
+        yield edited(f"layout {name}", kind, Parts.layout_text, text)
+
+
 def policy_cases() -> Iterator[Case]:
-    """Specs that ask for too much, or for something else than a policy."""
+    """Specs that ask for too much, or for something other than a policy."""
     nested: Any = {"kind": "Discrete", "n": 2, "start": 0}
     for _ in range(300):
         nested = {"kind": "Tuple", "spaces": [nested]}
@@ -209,49 +219,31 @@ def policy_cases() -> Iterator[Case]:
         "a mask that fits nothing": ("observation_space", {"kind": "Dict", "spaces": {"action_mask": box, "o": box}}),
     }
     for name, (path, value) in changes.items():
-        yield edited(
-            name,
-            "policy",
-            lambda layout, e, d, p=path, v=value: tensor_file(layout, at(e, f"header.spec.{p}", v), d),
-            may_load="deep" in name,
-        )
+        yield edited(name, "policy", Parts.set_header, f"spec.{path}", value, may_load="deep" in name)
 
-    def striding(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> bytes:
-        spec = entry["header"]["spec"]
+    def strided(parts: Parts) -> None:
+        spec = parts.entry["header"]["spec"]
         spec["observation_space"] = image
         spec["config"] |= {"kind": "cnn", "cnn_filters": [[1, 1, 99_999]], "cnn_features": 1}
-        return tensor_file(layout, entry, data)
 
-    yield edited("an image of 10^10 that is strided away", "policy", striding)
-    for name, change in {
-        "NaN": lambda t: t | {"bytes": b"\0\0\xc0\x7f"},
-        "infinity": lambda t: t | {"bytes": b"\0\0\x80\x7f"},
-        "whole numbers": lambda t: t | {"dtype": "I32"},
-    }.items():
-
-        def weights(layout: dict[str, Any], entry: dict[str, Any], data: bytes, change: Any = change) -> bytes:
-            changed = change(layout["actor.0.weight"])
-            begin = changed["data_offsets"][0]
-            new = changed.pop("bytes", data[begin : begin + 4])
-            layout["actor.0.weight"] = changed
-            return tensor_file(layout, entry, data[:begin] + new + data[begin + 4 :])
-
-        yield edited(f"weights of {name}", "policy", weights)
+    yield edited("an image of 10^10 that a stride makes small", "policy", strided)
+    for name, number in {"NaN": b"\0\0\xc0\x7f", "infinity": b"\0\0\x80\x7f"}.items():
+        yield edited(f"weights of {name}", "policy", Parts.patch, "actor.0.weight", 0, number)
+    yield edited("weights of whole numbers", "policy", lambda parts: parts.layout["actor.0.weight"].update(dtype="I32"))
     for name in ("policy_version", "observation_normalizer.count", "observation_normalizer.var"):
-
-        def negative(layout: dict[str, Any], entry: dict[str, Any], data: bytes, name: str = name) -> bytes:
-            begin = layout[name]["data_offsets"][0]
-            return tensor_file(layout, entry, data[: begin + 7] + b"\xff" + data[begin + 8 :])
-
-        yield edited(f"a negative {name}", "policy", negative)
+        yield edited(f"a negative {name}", "policy", Parts.patch, name, 7, b"\xff")
 
 
 def rollout_cases() -> Iterator[Case]:
-    """Structures that do not fit, episodes that are none."""
+    """Structures that do not fit, and invalid episodes."""
     deep: Any = None
     for _ in range(400):
         deep = {"list": [deep]}
-    good = {"dict": {"episode_return": 1.0, "length": 1, "lane": 0, "seed": 1, "info": {"dict": {}}}}
+
+    def episode(**changes: Any) -> tuple[str, Any]:
+        good = {"episode_return": 1.0, "length": 1, "lane": 0, "seed": 1, "info": {"dict": {}}}
+        return "fields.dict.episodes", {"list": [{"dict": good | changes}]}
+
     changes: dict[str, tuple[str, Any]] = {
         "no fields": ("fields", ...),
         "fields as text": ("fields", "os.system"),
@@ -269,38 +261,26 @@ def rollout_cases() -> Iterator[Case]:
         "no rewards": ("fields.dict.rewards", ...),
         "episodes as a number": ("fields.dict.episodes", 3),
         "episodes of text": ("fields.dict.episodes", {"list": ["os.system"]}),
-        "an episode of lane 10^9": ("fields.dict.episodes", {"list": [at(copy.deepcopy(good), "dict.lane", 10**9)]}),
-        "an episode of lane -1": ("fields.dict.episodes", {"list": [at(copy.deepcopy(good), "dict.lane", -1)]}),
-        "an episode of text length": ("fields.dict.episodes", {"list": [at(copy.deepcopy(good), "dict.length", "__import__")]}),
-        "an episode with text in its info": (
-            "fields.dict.episodes",
-            {"list": [at(copy.deepcopy(good), "dict.info", {"dict": {"a": "<script>"}})]},
-        ),
-        "an episode with an unknown key": ("fields.dict.episodes", {"list": [at(copy.deepcopy(good), "dict.__class__", 1)]}),
+        "an episode of lane 10^9": episode(lane=10**9),
+        "an episode of lane -1": episode(lane=-1),
+        "an episode of text length": episode(length="__import__"),
+        "an episode with text in its info": episode(info={"dict": {"a": "<script>"}}),
+        "an episode with an unknown key": episode(__class__=1),
         "policy_state of numbers": ("fields.dict.policy_state", {"list": [1, 2]}),
         "observations of nothing": ("fields.dict.observations", {"tuple": []}),
         "global_state of text": ("fields.dict.global_state", "x"),
-        "context of arrays that are none": ("fields.dict.context", {"tuple": [1, 2]}),
+        "context of numbers instead of arrays": ("fields.dict.context", {"tuple": [1, 2]}),
     }
     for name, (path, value) in changes.items():
-        yield edited(name, "rollout", lambda layout, e, d, p=path, v=value: tensor_file(layout, at(e, f"header.{p}", v), d))
-
-    def seven(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> bytes:
-        begin = layout["valid"]["data_offsets"][0]
-        return tensor_file(layout, entry, data[:begin] + b"\x07" + data[begin + 1 :])
-
-    def beyond(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> bytes:
-        begin = layout["cut_rows"]["data_offsets"][0]
-        return tensor_file(layout, entry, data[: begin + 3] + b"\x7f" + data[begin + 4 :])
-
-    yield edited("a bool of 7", "rollout", seven)
-    yield edited("cut rows beyond the end", "rollout", beyond)
-    yield edited("a policy as a rollout", "rollout", tensor_file, kind="policy")
-    yield edited("a rollout as a policy", "policy", tensor_file, kind="rollout")
+        yield edited(name, "rollout", Parts.set_header, path, value)
+    yield edited("a bool of 7", "rollout", Parts.patch, "valid", 0, b"\x07")
+    yield edited("cut rows beyond the end", "rollout", Parts.patch, "cut_rows", 3, b"\x7f")
+    yield edited("a policy as a rollout", "rollout", lambda parts: None, kind="policy")
+    yield edited("a rollout as a policy", "policy", lambda parts: None, kind="rollout")
 
 
 def checkpoint_cases() -> Iterator[Case]:
-    """Every file of a checkpoint as something else, under a manifest that fits."""
+    """Every file of a checkpoint replaced, with a manifest that matches."""
     deep, wide = '{"state":' + "[" * 50_000 + "]" * 50_000 + "}", '{"state":[' + "[]," * 1_500_000 + "[]]}"
     for name, text in {
         "deep": deep,
@@ -317,7 +297,7 @@ def checkpoint_cases() -> Iterator[Case]:
         "a float of 10^400": '{"state":{"float":1' + "0" * 400 + "}}",
         "not UTF-8": "\udcff",
     }.items():
-        yield Case(f"checkpoint: state.json {name}", "checkpoint", lambda box, text=text: _with_file(box, "state.json", text))
+        yield Case(f"checkpoint: state.json {name}", "checkpoint", _with_file, ("state.json", text))
     for name, change in {
         "step as text": {"step": "3"},
         "step of another": {"step": 10**6},
@@ -330,29 +310,18 @@ def checkpoint_cases() -> Iterator[Case]:
         "files elsewhere": {"files": {"../../../canary": {"size": 0}}},
         "arrays as text": {"arrays": "os.system"},
     }.items():
-        yield Case(f"checkpoint: manifest with {name}", "checkpoint", lambda box, change=change: _with_manifest(box, change))
+        yield Case(f"checkpoint: manifest with {name}", "checkpoint", _with_manifest, (change,))
     for name in ("manifest.json", "state.json", "arrays.safetensors"):
         for what in ("fifo", "/dev/zero", "/dev/stdin", "directory", "missing"):
-            yield Case(
-                f"checkpoint: {name} is {what}", "checkpoint", lambda box, name=name, what=what: become(box.checkpoint(), name, what)
-            )
-            yield Case(
-                f"checkpoints: newest {name} is {what}",
-                "newest checkpoint",
-                lambda b, n=name, w=what: str(Path(become(b.checkpoint(), n, w)).parent),
-                True,
-            )
-        yield Case(f"checkpoint: {name} is a link to a good file", "checkpoint", lambda box, name=name: _linked(box, name), True)
-    for name, path, value in (
-        ("layers of 10^9", "config.hidden_sizes", [10**9] * 3),
-        ("a Box of 10^10", "observation_space.shape", [10**10]),
-    ):
-        yield Case(f"checkpoint's policy: {name}", "checkpoint policy", lambda box, path=path, value=value: _with_spec(box, path, value))
+            yield Case(f"checkpoint: {name} is {what}", "checkpoint", _without, (name, what))
+            yield Case(f"checkpoints: newest {name} is {what}", "newest checkpoint", _without, (name, what, True), may_load=True)
+        yield Case(f"checkpoint: {name} is a link to a good file", "checkpoint", _linked, (name,), may_load=True)
+    yield Case("checkpoint's policy: layers of 10^9", "checkpoint policy", _with_spec, ("config.hidden_sizes", [10**9] * 3))
+    yield Case("checkpoint's policy: a Box of 10^10", "checkpoint policy", _with_spec, ("observation_space.shape", [10**10]))
 
 
-def become(directory: Path, name: str, what: str) -> str:
-    """Put something else in a file's place; the directory's path."""
-    path = directory / name
+def replace_file(path: Path, what: str) -> str:
+    """Put a FIFO, a directory, a symbolic link to the path `what`, or nothing in a file's place; return the file's path."""
     path.unlink(missing_ok=True)
     if what == "fifo":
         os.mkfifo(path)
@@ -360,7 +329,13 @@ def become(directory: Path, name: str, what: str) -> str:
         path.mkdir()
     elif what != "missing":
         path.symlink_to(what)
-    return str(directory)
+    return str(path)
+
+
+def _without(box: Sandbox, name: str, what: str, parent: bool = False) -> str:
+    path = box.checkpoint()
+    replace_file(path / name, what)
+    return str(path.parent if parent else path)
 
 
 def _linked(box: Sandbox, name: str) -> str:
@@ -370,9 +345,9 @@ def _linked(box: Sandbox, name: str) -> str:
     return str(path)
 
 
-def _with_file(box: Sandbox, name: str, text: str) -> str:
+def _with_file(box: Sandbox, name: str, content: bytes | str) -> str:
     path = box.checkpoint()
-    (path / name).write_bytes(text.encode("utf-8", "surrogateescape"))
+    box.put(str(path / name), content)
     sign_checkpoint(path)
     return str(path)
 
@@ -392,4 +367,4 @@ def _with_spec(box: Sandbox, path: str, value: Any) -> str:
     known = TrainingCheckpointer(box.inside / "checkpoints")
     weights = TrainingCheckpointer(box.checkpoint().parent).load().state["weights"]
     spec = tensor_parts((box.genuine / "runs/good/policy.safetensors").read_bytes())[1]["header"]["spec"]
-    return str(known.save(1, {"spec": at(spec, path, value), "weights": weights, "metadata": {}}))
+    return str(known.save(1, {"spec": set_at(spec, path, value), "weights": weights, "metadata": {}}))

@@ -45,7 +45,7 @@ def crafted_files(work: Work) -> Outcome:
             box.inside.mkdir(parents=True)
             box.victim.parent.mkdir()
             box.victim.write_text("mine\n")
-            made = case.make(box)
+            made = case.make(box, *case.given)
             size = sum(path.stat().st_size for path in box.inside.rglob("*") if path.is_file() and not path.is_symlink())
             given = {"arguments": made} if case.loader == "command" else {"path": made}
             found = child.open({"sandbox": str(box.inside), "loader": case.loader, **given})

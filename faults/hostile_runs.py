@@ -1,17 +1,16 @@
-"""Crafted configs, run directories, states and replays for B1, opened by the commands as users would."""
+"""Crafted configs, run directories, states and replays for B1, opened by the commands as a user would."""
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from doubles.replays import PWNED, hostile_replay, long_replay, small_replay
-from faults.hostile_cases import Case, Sandbox, at, become
+from faults.hostile_cases import Case, Sandbox, put_payload, replace_file, set_at
 from faults.hostile_tools import newest_checkpoint, payloads
 
 COMMANDS: dict[str, list[str]] = {
@@ -30,7 +29,7 @@ SHORT = {
 
 
 def yaml_cases() -> Iterator[Case]:
-    """Configs that are code, bombs or nonsense."""
+    """Configs that contain code, expand without bound or are invalid."""
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{n}: &{n} [{','.join(['*' + p] * 9)}]\n" for p, n in zip("abcdefgh", "bcdefghi"))
     texts = {
         "calls": "!!python/object/apply:os.system ['touch canary']",
@@ -78,48 +77,38 @@ def yaml_cases() -> Iterator[Case]:
         "UTF-16": "\udcff\udcfea\0",
     }
     for name, text in texts.items():
-        yield Case(f"config: {name}", "config", lambda box, text=text: box.put("x.yaml", text.encode("utf-8", "surrogateescape")))
-        yield Case(f"inchworm config: {name}", "command", lambda box, text=text: _command("config", box, text))
+        yield Case(f"config: {name}", "config", Sandbox.put, ("x.yaml", text))
+        yield Case(f"inchworm config: {name}", "command", _command, ("config", text))
     for id in ("evil:make", "os:system", "evil:canary", "builtins:exec", "evil:CartPole-v1", "evil.sub:make", ":", "a:b:c"):
-        yield Case(f"run config: env.id {id}", "run config", lambda box, id=id: box.put("x.yaml", yaml.safe_dump({"env": {"id": id}})))
-        yield Case(
-            f"inchworm train: env.id {id}", "command", lambda box, id=id: _command("train", box, yaml.safe_dump({"env": {"id": id}}))
-        )
+        text = yaml.safe_dump({"env": {"id": id}})
+        yield Case(f"run config: env.id {id}", "run config", Sandbox.put, ("x.yaml", text))
+        yield Case(f"inchworm train: env.id {id}", "command", _command, ("train", text))
     for what in ("fifo", "/dev/zero", "directory"):
-        yield Case(f"config is {what}", "config", lambda box, what=what: f"{become(box.inside, 'x.yaml', what)}/x.yaml")
+        yield Case(f"config is {what}", "config", _replaced, ("x.yaml", what))
 
 
-def _command(name: str, box: Sandbox, text: str = "") -> list[str]:
-    """A command in a directory with modules that hope to be imported."""
-    code = f"open({str(box.canary)!r}, 'w').close()\n"
+def _replaced(box: Sandbox, name: str, what: str) -> str:
+    return replace_file(box.inside / name, what)
+
+
+def _command(box: Sandbox, name: str, text: str = "") -> list[str]:
+    """A command in a directory with modules that must not be imported."""
     for module in ("evil", "os", "yaml", "numpy", "gymnasium", "rich", "canary"):
-        box.put(f"{module}.py", code)
+        box.put(f"{module}.py", f"open({str(box.canary)!r}, 'w').close()\n")
     if text:
-        box.put("x.yaml", text.encode("utf-8", "surrogateescape"))
+        box.put("x.yaml", text)
     return COMMANDS[name]
 
 
 def command_cases() -> Iterator[Case]:
-    """Run directories from elsewhere."""
+    """Run directories from an untrusted source."""
     for wrapper in ("os.system", "evil.Wrapper", "vector", "__builtins__", "__class__", "../canary", "RecordVideo", "TransformReward"):
         config = {"env": {"wrappers": [{"name": wrapper, "kwargs": {"func": "evil:make", "video_folder": "/tmp/canary-videos"}}]}, **SHORT}
-        yield Case(
-            f"inchworm train: wrapper {wrapper}", "command", lambda box, config=config: _command("train", box, yaml.safe_dump(config))
-        )
-    for kwargs in (
-        {"__class__": "os.system"},
-        {"render_mode": "evil"},
-        {"entry_point": "evil:make"},
-        {"id": "evil:make"},
-        {"disable_env_checker": 3},
-    ):
-        config = {"env": {"kwargs": kwargs, "num_workers": 0}, **SHORT}
-        yield Case(
-            f"inchworm train: env.kwargs {kwargs}",
-            "command",
-            lambda box, config=config: _command("train", box, yaml.safe_dump(config)),
-            True,
-        )
+        yield Case(f"inchworm train: wrapper {wrapper}", "command", _command, ("train", yaml.safe_dump(config)))
+    options = {"__class__": "os.system", "render_mode": "evil", "entry_point": "evil:make", "id": "evil:make", "disable_env_checker": 3}
+    for option, value in options.items():
+        text = yaml.safe_dump({"env": {"kwargs": {option: value}, "num_workers": 0}, **SHORT})
+        yield Case(f"inchworm train: env.kwargs {option}={value}", "command", _command, ("train", text), may_load=True)
     for command, files in {
         "resume": ("config.yaml", "versions.json", "metrics.jsonl", "timing.jsonl", "lock", "checkpoints"),
         "evaluate": ("config.yaml", "policy.safetensors"),
@@ -128,12 +117,8 @@ def command_cases() -> Iterator[Case]:
     }.items():
         for file in files:
             for what in ("fifo", "/dev/zero", "directory", "victim"):
-
-                def make(box: Sandbox, command: str = command, file: str = file, what: str = what) -> list[str]:
-                    return _spoiled(box, command, file, what)
-
-                # Links inside one's own run may be followed for reading; what must not happen is that anything is written through them.
-                yield Case(f"inchworm {command}: {file} is {what}", "command", make, may_load=True)
+                # Links inside a run may be followed for reading, but nothing may be written through them.
+                yield Case(f"inchworm {command}: {file} is {what}", "command", _without_file, (command, file, what), may_load=True)
     rows = {
         "deep": "[" * 100_000,
         "deep in a row": '{"a":' + "[" * 50_000 + "]" * 50_000 + "}",
@@ -142,62 +127,55 @@ def command_cases() -> Iterator[Case]:
         "infinite": '{"iteration": 1e999}',
         "a list": '{"iteration": []}',
         "binary": "\udcff\udcfe",
-        "no object": "3",
+        "not an object": "3",
         "NaN": '{"iteration": NaN}',
         "long": '{"a": ' + "9" * 9_999 + "}",
     }
     for file in ("metrics.jsonl", "timing.jsonl", "versions.json"):
         for name, text in rows.items():
-            yield Case(f"inchworm resume: {file} {name}", "command", lambda b, f=file, t=text: _rows(b, f, t), may_load=True)
+            yield Case(f"inchworm resume: {file} {name}", "command", _with_first_row, (file, text), may_load=True)
     for name in payloads(Path("x")):
-        yield Case(
-            f"inchworm evaluate: policy is {name}",
-            "command",
-            lambda box, name=name: _payload(box, "evaluate", "runs/good/policy.safetensors", name),
-        )
-        yield Case(
-            f"inchworm learn: rollout is {name}", "command", lambda box, name=name: _payload(box, "learn", "rollout.safetensors", name)
-        )
+        yield Case(f"inchworm evaluate: policy is {name}", "command", _payload, ("evaluate", "runs/good/policy.safetensors", name))
+        yield Case(f"inchworm learn: rollout is {name}", "command", _payload, ("learn", "rollout.safetensors", name))
 
 
-def _in_run(box: Sandbox, command: str) -> Path:
-    run = box.run()
+def _copied_run(box: Sandbox) -> Path:
+    """A copy of the genuine run and its rollout, for a command."""
+    _command(box, "resume")
     box.put("rollout.safetensors", (box.genuine / "rollout.safetensors").read_bytes())
-    _command(command, box)
-    return run
+    return box.run()
 
 
-def _spoiled(box: Sandbox, command: str, file: str, what: str) -> list[str]:
-    run = _in_run(box, command)
-    if (run / file).is_dir():
-        (run / file).rename(box.inside / "moved")
-    become(
-        run, file, str(box.victim) if what == "victim" and file != "checkpoints" else str(box.victim.parent) if what == "victim" else what
-    )
+def _without_file(box: Sandbox, command: str, file: str, what: str) -> list[str]:
+    path = _copied_run(box) / file
+    if path.is_dir():
+        path.rename(box.inside / "moved")
+    victim = box.victim.parent if file == "checkpoints" else box.victim
+    replace_file(path, str(victim) if what == "victim" else what)
     return COMMANDS[command]
 
 
-def _rows(box: Sandbox, file: str, text: str) -> list[str]:
-    run = _in_run(box, "resume")
-    (run / file).write_bytes(text.encode("utf-8", "surrogateescape") + b"\n" + (run / file).read_bytes())
+def _with_first_row(box: Sandbox, file: str, text: str) -> list[str]:
+    path = _copied_run(box) / file
+    path.write_bytes(text.encode("utf-8", "surrogateescape") + b"\n" + path.read_bytes())
     return COMMANDS["resume"]
 
 
 def _payload(box: Sandbox, command: str, file: str, name: str) -> list[str]:
-    _in_run(box, command)
-    (box.inside / file).write_bytes(payloads(box.canary)[name])
+    _copied_run(box)
+    put_payload(box, file, name)
     return COMMANDS[command]
 
 
 def state_cases(genuine: Path) -> Iterator[Case]:
-    """Every part of a checkpoint's state removed, or replaced by something else, under right checksums, and then resumed from."""
+    """Every part of a checkpoint's state removed or replaced, with valid checksums; the run is then resumed."""
     from inchworm.run.checkpoint import TrainingCheckpointer
 
     state = TrainingCheckpointer(newest_checkpoint(genuine / "runs/good").parent).load().state
     others = (("text", "os.system"), ("a list", []), ("-1", -1), ("10^30", 10**30), ("null", None))
     for number, path in enumerate(_paths(state)):
         for words, value in (("removed", ...), others[number % len(others)]):
-            yield Case(f"inchworm resume: state {path} {words}", "command", lambda b, p=path, v=value: _with_state(b, p, v), may_load=True)
+            yield Case(f"inchworm resume: state {path} {words}", "command", _with_state, (path, value), may_load=True)
 
 
 def _paths(data: Any, prefix: str = "") -> Iterator[str]:
@@ -211,14 +189,12 @@ def _paths(data: Any, prefix: str = "") -> Iterator[str]:
 def _with_state(box: Sandbox, path: str, value: Any) -> list[str]:
     from inchworm.run.checkpoint import TrainingCheckpointer
 
-    run = _in_run(box, "resume")
-    newest = newest_checkpoint(run)
-    known = TrainingCheckpointer(newest.parent)
-    loaded = known.load()
-    changed: Callable[..., Any] = at
-    known.save(loaded.step + 1, changed(copy.deepcopy(loaded.state), path, value))
+    newest = newest_checkpoint(_copied_run(box))
+    checkpointer = TrainingCheckpointer(newest.parent)
+    loaded = checkpointer.load()
+    checkpointer.save(loaded.step + 1, set_at(loaded.state, path, value))
     for old in newest.parent.iterdir():
-        if old.name <= newest.name:  # nothing good to fall back to
+        if old.name <= newest.name:  # no valid checkpoint to fall back to
             old.rename(box.inside / old.name)
     return COMMANDS["resume"]
 
@@ -283,42 +259,36 @@ TEXTS = {
 
 
 def replay_cases() -> Iterator[Case]:
-    """Each opened by the loader, whose result becomes a page, and many by the command."""
-    contents: dict[str, bytes] = {name: text.encode("utf-8", "surrogateescape") for name, text in TEXTS.items()}
-    contents |= {name: json.dumps(at(small_replay(), *change)).encode() for name, change in CHANGES.items()}
+    """Each opened by the loader, whose result becomes a page, and by the command."""
+    contents = {**TEXTS, **{name: json.dumps(set_at(small_replay(), *change)) for name, change in CHANGES.items()}}
     for name, content in contents.items():
-        yield Case(f"replay: {name}", "replay", lambda box, content=content: box.put("x.json", content))
-        yield Case(f"inchworm replay: {name}", "command", lambda box, content=content: _replay_command(box, content))
+        yield Case(f"replay: {name}", "replay", Sandbox.put, ("x.json", content))
+        yield Case(f"inchworm replay: {name}", "command", _replay_command, (content,))
     for name in payloads(Path("x")):
-        yield Case(f"{name} as a replay", "replay", lambda box, name=name: box.put("x.json", payloads(box.canary)[name]))
-        yield Case(f"inchworm replay: {name}", "command", lambda box, name=name: _replay_command(box, payloads(box.canary)[name]))
+        yield Case(f"{name} as a replay", "replay", put_payload, ("x.json", name))
+        yield Case(f"inchworm replay: {name}", "command", _replay_payload, (name,))
     for what in ("fifo", "/dev/zero", "directory"):
-        yield Case(f"replay is {what}", "replay", lambda box, what=what: f"{become(box.inside, 'x.json', what)}/x.json")
-    yield from _pages()
-
-
-def _pages() -> Iterator[Case]:
-    """Replays that are in order, in places that are not; and texts that a page must not obey."""
-    whole = json.dumps(small_replay()).encode()
-    yield Case(
-        "inchworm replay: markup everywhere", "command", lambda box: _replay_command(box, json.dumps(hostile_replay()).encode()), True
-    )
-    yield Case("replay: as long as may be", "replay", lambda box: box.put("x.json", json.dumps(long_replay(3_400, 10))), True)
-    climbing = at(at(small_replay(), "world.game", "../../victim"), "meta.players", ["/etc/passwd", PWNED])
-    yield Case("inchworm replay: names that climb", "command", lambda box: _replay_command(box, json.dumps(climbing).encode()), True)
+        yield Case(f"replay is {what}", "replay", _replaced, ("x.json", what))
+    # Valid replays with text that a page must not interpret, and pages whose place is taken.
+    markup = json.dumps(hostile_replay())
+    yield Case("inchworm replay: markup everywhere", "command", _replay_command, (markup,), may_load=True)
+    yield Case("replay: the longest allowed", "replay", Sandbox.put, ("x.json", json.dumps(long_replay(3_400, 10))), may_load=True)
+    climbing = json.dumps(set_at(set_at(small_replay(), "world.game", "../../victim"), "meta.players", ["/etc/passwd", PWNED]))
+    yield Case("inchworm replay: names that climb", "command", _replay_command, (climbing,), may_load=True)
     for what in ("fifo", "/dev/zero", "directory", "victim"):
-        yield Case(f"inchworm replay: the page is {what}", "command", lambda box, what=what: _in_the_way(box, whole, what))
-        yield Case(
-            f"inchworm replay: --out is {what}", "command", lambda box, what=what: [*_in_the_way(box, whole, what), "--out", "x.html"], True
-        )
+        yield Case(f"inchworm replay: the page is {what}", "command", _without_page, (what,))
+        yield Case(f"inchworm replay: --out is {what}", "command", _without_page, (what, "--out", "x.html"), may_load=True)
 
 
-def _replay_command(box: Sandbox, content: bytes) -> list[str]:
+def _replay_command(box: Sandbox, content: bytes | str) -> list[str]:
     box.put("x.json", content)
     return ["replay", "x.json", "--no-open"]
 
 
-def _in_the_way(box: Sandbox, content: bytes, what: str) -> list[str]:
-    """The command, with something else where its page would go."""
-    become(box.inside, "x.html", str(box.victim) if what == "victim" else what)
-    return _replay_command(box, content)
+def _replay_payload(box: Sandbox, name: str) -> list[str]:
+    return _replay_command(box, payloads(box.canary)[name])
+
+
+def _without_page(box: Sandbox, what: str, *options: str) -> list[str]:
+    replace_file(box.inside / "x.html", str(box.victim) if what == "victim" else what)
+    return [*_replay_command(box, json.dumps(small_replay())), *options]
