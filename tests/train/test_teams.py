@@ -150,7 +150,7 @@ def test_minibatches_are_measured_by_lanes():
 
 def test_what_is_made_for_one_agent_does_not_fit():
     for given in ({"frame_stack": 2}, {"atari": True}):
-        with pytest.raises(EnvError, match=f"env.{next(iter(given))} does not fit"):
+        with pytest.raises(EnvError, match=f"env.{next(iter(given))} cannot be used with"):
             make_vector_env(EnvConfig(id=ID, num_envs=1, **given))
     with make_vector_env(EnvConfig(id=ID, num_envs=1, max_episode_steps=2)) as env:
         env.reset()
