@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from inchworm import PPOTrainer
+from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import (
     acting_policy,
@@ -41,6 +42,8 @@ def test_a_small_policy_acts_in_numpy_and_an_image_policy_where_it_learns():
     assert isinstance(policy, TorchPolicy)
     actor = acting_policy(policy)
     assert isinstance(actor, NumpyPolicy)
+    assert is_builtin(actor)
+    assert is_builtin(policy)
     np.testing.assert_array_equal(actor.get_weights()["actor.0.weight"], policy.get_weights()["actor.0.weight"])
     assert acting_policy(actor) is actor
     images = make_policy(IMAGES)
@@ -62,20 +65,15 @@ def test_a_stub_that_only_acts_is_left_alone():
     assert not is_builtin(stub)
 
 
-def test_what_has_a_policy_file():
-    assert is_builtin(NumpyPolicy(SPEC))
-    assert is_builtin(TorchPolicy(SPEC))
-    assert is_builtin(TorchPolicy(IMAGES))
-
-
-def test_the_learner_gets_the_runs_seed_device_and_length(tmp_path):
-    config = TrainingConfig.from_dict({"run": {"seed": 5, "total_timesteps": 77, "device": "cpu"}, "ppo": {"clip_coef": 0.3}})
-    learner = make_learner(make_policy(SPEC), config, dump_directory=tmp_path)
-    assert isinstance(learner, PPOOptimizer)
+@pytest.mark.parametrize(("backend", "kind"), [("numpy", NumpyOptimizer), ("torch", PPOOptimizer)])
+def test_the_learner_gets_the_runs_seed_device_and_length(tmp_path, backend, kind):
+    run = {"seed": 5, "total_timesteps": 77, "device": "cpu", "backend": backend}
+    policy = make_policy(SPEC, backend=backend)
+    learner = make_learner(policy, TrainingConfig.from_dict({"run": run, "ppo": {"clip_coef": 0.3}}), dump_directory=tmp_path)
+    assert isinstance(learner, kind)
     assert learner.total_timesteps == 77
     assert learner.config.clip_coef == 0.3
-    same = PPOOptimizer(make_policy(SPEC), device="cpu", seed=5)
-    assert learner.state_dict()["stream"] == same.state_dict()["stream"]
+    assert learner.state_dict()["stream"] == kind(policy, seed=5).state_dict()["stream"]
 
 
 def test_advantages_are_the_same_from_both_backends():

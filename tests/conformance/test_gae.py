@@ -7,6 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from inchworm.backends.numpy import backend as numpy_backend
+from inchworm.backends.torch import backend as torch_backend
+from inchworm.config.sections import PPOConfig
+from inchworm.rollout.rollout import Rollout
+
 
 def run(backend, dtype, rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     floats = [backend.array(np.asarray(array, dtype)) for array in (rewards, values, next_values)]
@@ -73,3 +78,43 @@ def test_what_stands_behind_a_terminated_row_is_never_looked_at(gae_backend):
 def test_no_steps(gae_backend):
     nothing = np.zeros((0, 3))
     assert run(gae_backend, np.float32, nothing, nothing, nothing, nothing, nothing, 0.9, 0.9).shape == (0, 3)
+
+
+class SumCritic:
+    """V(observation) = the sum of its entries, plus the memory it is given, plus 100 where it forgets."""
+
+    def value(self, observations, state, episode_starts):
+        assert episode_starts.shape == observations.shape[:2]
+        return observations.sum(-1) + state + 100.0 * episode_starts
+
+
+@pytest.mark.parametrize("compute_advantages", [numpy_backend.compute_advantages, torch_backend.compute_advantages], ids=["numpy", "torch"])
+def test_the_critic_gets_the_memory_of_the_first_row_and_of_each_cut(compute_advantages):
+    # Two lanes, three rows: observations 1, 2, 4 and 3, 5, 7; row 1 of lane 0 is truncated before 8; the ends go on to 16 and 9.
+    # Memory is 10 and 1000 at the start, and 20, 30, 2000 at the cuts.
+    flags = np.zeros((3, 2), bool)
+    truncated, starts = flags.copy(), flags.copy()
+    truncated[1, 0] = starts[2, 0] = True
+    rollout = Rollout.from_dict(
+        {
+            "observations": np.array([[[1], [3]], [[2], [5]], [[4], [7]]], np.float32),
+            "actions": np.zeros((3, 2), np.int64),
+            "log_probs": np.zeros((3, 2), np.float32),
+            "rewards": np.array([[1, 1], [2, 1], [3, 1]], np.float32),
+            "terminated": flags,
+            "truncated": truncated,
+            "episode_starts": starts,
+            "policy_state": np.array([[10, 1000]], np.float32),
+            "cut_rows": [[1, 0], [2, 0], [2, 1]],
+            "cut_observations": np.array([[8], [16], [9]], np.float32),
+            "cut_state": np.array([20, 30, 2000], np.float32),
+        }
+    )
+    found = compute_advantages(SumCritic(), rollout, PPOConfig(gamma=0.5, gae_lambda=0.5))
+    np.testing.assert_array_equal(found.values, [[11, 1003], [12, 1005], [114, 1007]])  # 4 + 10 + 100 where an episode begins
+    np.testing.assert_array_equal(found.next_values, [[12, 1005], [28, 1007], [46, 2009]])  # the next row, or the cut's
+    # lane 0: delta = 1 + 6 - 11 = -4,  2 + 14 - 12 = 4,  3 + 23 - 114 = -88;  A_0 = -4 + 0.25 * 4, and nothing passes the cut
+    # lane 1: delta = 1 + 502.5 - 1003 = -499.5,  1 + 503.5 - 1005 = -500.5,  1 + 1004.5 - 1007 = -1.5
+    #         A_1 = -500.5 - 0.25 * 1.5 = -500.875,  A_0 = -499.5 - 0.25 * 500.875 = -624.71875
+    np.testing.assert_array_equal(found.advantages, [[-3, -624.71875], [4, -500.875], [-88, -1.5]])
+    np.testing.assert_array_equal(found.returns, found.advantages + found.values)

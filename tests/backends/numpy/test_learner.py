@@ -1,222 +1,37 @@
-"""The NumPy learner: its gradient against differences of the reference loss, and what is its own; `conformance/` has what all share."""
+"""The parts of the NumPy learner, and what only it does; `conformance/` tests updates and gradients next to those of other backends."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import fields, replace
 
 import numpy as np
 import optree
 import pytest
+import torch
 from gymnasium import spaces
 
-from inchworm.backends import registry as interface
-from inchworm.backends.numpy.learner import Adam, MinibatchStep, NumpyOptimizer, RolloutSamples
-from inchworm.backends.numpy.loss import ppo_loss, value_errors
-from inchworm.backends.numpy.network import FlatNetwork
-from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.core.errors import BadNumberError, ConfigError, SpaceError
+from inchworm.backends.numpy.learner import Adam, NumpyOptimizer, RolloutSamples, as_minibatch, micro_batches
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.protocols import Learner
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch
-from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.sequences import fill_invalid_rows
-
-BOX = spaces.Box(-1, 1, (2,))
-SPACES = {
-    "discrete": (spaces.Discrete(3), "clip"),
-    "multi_discrete": (spaces.MultiDiscrete([2, 3]), "clip"),
-    "multi_binary": (spaces.MultiBinary(2), "clip"),
-    "box_clip": (BOX, "clip"),
-    "box_tanh": (BOX, "tanh"),
-    "dict": (spaces.Dict({"z": spaces.Discrete(3, start=-1), "a": BOX}), "clip"),
-    "tuple": (spaces.Tuple([spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, 3])]), "tanh"),
-}
-STEP = 1e-5
-
-
-class Bench:
-    """One minibatch, the learner's gradient of it, and the reference loss at any weights."""
-
-    def __init__(self, policy, rollout, coefficients, *, dead=False, seed=0):
-        rng = np.random.default_rng(seed)
-        shape = rollout.rewards.shape
-        self.policy, self.coefficients = policy, coefficients
-        # Behaviour that was somebody else's, and a critic that has moved: ratios and values on both sides of their clips.
-        rollout = replace(rollout, log_probs=rollout.log_probs + rng.normal(0, 0.4, shape).astype(np.float32))
-        scale = policy.statistics.value_std
-        values = policy.value(rollout.observations)
-        old = values + scale * rng.normal(0, 0.4, shape)
-        self.advantages = Advantages(old, old, rng.normal(size=shape), values + scale * rng.normal(0, 0.4, shape))
-        valid = rng.random(shape) < 0.7 if dead else np.ones(shape, bool)
-        self.rollout = replace(rollout, valid=valid)
-        flat = {name: getattr(self.rollout, name) for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
-        flat |= {name: getattr(self.advantages, name) for name in ("values", "advantages", "returns")}
-        self.minibatch = Minibatch(**optree.tree_map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), flat))
-
-    def learned(self, garbage=None):
-        """(metrics, gradient by weight name) of one step, whose rate is 0."""
-        given = self.rollout if garbage is None else with_garbage(self.rollout, garbage)
-        config = PPOConfig(normalize_advantages="off")
-        network = FlatNetwork(self.policy.spec, np.dtype(np.float64))
-        network.load(self.policy.get_weights())
-        step = MinibatchStep(self.policy, config, network, Adam(network.parameters, eps=1e-5, weight_decay=0.0))
-        samples = RolloutSamples(self.policy, fill_invalid_rows(given), self.advantages, 1, successors=False)
-        (whole,) = samples.shuffled(1, np.random.default_rng(0).permutation(given.rewards.size))
-        return step(whole, self.coefficients, 0.0, ()), network.gradients
-
-    def terms(self, weights=None):
-        policy = self.policy if weights is None else NumpyPolicy(self.policy.spec, self.policy.get_weights() | weights)
-        evaluation, minibatch = policy.evaluate(self.minibatch), self.minibatch  # each [1, N]
-        flat = Evaluation(evaluation.log_probs[0], evaluation.entropy[0], evaluation.values[0], evaluation.value_scale)
-        samples = SimpleNamespace(
-            **{name: getattr(minibatch, name)[0] for name in ("log_probs", "advantages", "returns", "values", "valid")}
-        )
-        return ppo_loss(flat, samples, self.coefficients, int(minibatch.valid.sum()))[0]
-
-    def check(self, garbage=None, only=""):
-        """Every metric is the reference's and every slope the difference that its parameter makes."""
-        row, gradients = self.learned(garbage)
-        for name, value in self.terms().items():
-            assert row[name] == pytest.approx(float(value), abs=1e-12), name
-        squares = sum(float(np.square(gradient).sum()) for gradient in gradients.values())
-        assert row["grad_norm"] == pytest.approx(squares**0.5, rel=1e-12)
-        weights = self.policy.get_weights()
-        for name, gradient in gradients.items():
-            if not name.startswith(only):
-                continue
-            for index in np.ndindex(gradient.shape):
-                sides = []
-                for step in (STEP, -STEP):
-                    moved = weights[name].copy()
-                    moved[index] += step
-                    sides.append(float(self.terms({name: moved})["loss"]))
-                assert gradient[index] == pytest.approx((sides[0] - sides[1]) / (2 * STEP), abs=1e-8), (name, index)
-        return row
-
-
-def with_garbage(rollout, garbage):
-    """Something else in every row where nobody lived."""
-    dead = ~rollout.valid
-    data = {name: optree.tree_map(np.array, getattr(rollout, name)) for name in ("observations", "actions", "log_probs")}
-    for leaf in optree.tree_leaves(data):
-        leaf[dead] = garbage if leaf.dtype.kind == "f" else 0
-    return replace(rollout, **data)
-
-
-def coefficients_of(clip_coef=0.2, vf_coef=0.7, ent_coef=0.3, clip_vloss=False):
-    return LossCoefficients(clip_coef, vf_coef, ent_coef, clip_vloss)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
-@pytest.mark.parametrize("shared_trunk", [False, True], ids=["separate", "shared"])
-@pytest.mark.parametrize("hidden_sizes", [(), (4,), (3, 4, 3)], ids=["0", "1", "3"])
-def test_the_gradient_of_every_architecture(make_policy, collect, activation, shared_trunk, hidden_sizes):
-    options = {"hidden_sizes": hidden_sizes, "activation": activation, "shared_trunk": shared_trunk}
-    policy = make_policy(dtype=np.float64, random=True, **options)
-    row = Bench(policy, collect(policy, 5, 2), coefficients_of(clip_vloss=True)).check()
-    assert 0.1 < row["clip_fraction"] < 0.9
-
-
-@pytest.mark.parametrize("ent_coef", [0.0, 0.3])
-@pytest.mark.parametrize(("name", "masked"), [(name, m) for name in SPACES for m in (False, True) if not (m and name.startswith("box"))])
-def test_the_gradient_of_every_action_space(make_policy, collect, name, masked, ent_coef):
-    space, bounds = SPACES[name]
-    observations = with_mask(spaces.Box(-2, 2, (2,)), mask_space(space)) if masked else spaces.Box(-2, 2, (2,))
-    policy = make_policy(observations, space, dtype=np.float64, random=True, hidden_sizes=(3,), action_bounds=bounds)
-    Bench(policy, collect(policy, 5, 2), coefficients_of(ent_coef=ent_coef)).check()
-
-
-@pytest.mark.parametrize("clip_vloss", [False, True], ids=["free values", "clipped values"])
-@pytest.mark.parametrize("normalize_values", [False, True], ids=["reward units", "normalised values"])
-@pytest.mark.parametrize("dead", [False, True], ids=["all alive", "some dead"])
-def test_the_gradient_of_the_value_loss_and_of_valid_rows_alone(make_policy, collect, clip_vloss, normalize_values, dead):
-    policy = make_policy(spaces.Dict({"x": spaces.Box(-2, 2, (2,)), "action_mask": spaces.MultiBinary(3)}), dtype=np.float64, random=True)
-    if normalize_values:
-        policy = make_policy(
-            policy.spec.observation_space, dtype=np.float64, random=True, normalize_values=True, normalize_observations=True
-        )
-        moved = {"value_normalizer.mean": np.array(7.0), "value_normalizer.var": np.array(9.0), "value_normalizer.count": np.array(5)}
-        moved |= {"observation_normalizer.mean": np.array([0.5, -1.0]), "observation_normalizer.var": np.array([0.25, 4.0])}
-        policy.set_weights(policy.get_weights() | moved)
-    bench = Bench(policy, collect(policy, 8, 3), coefficients_of(clip_vloss=clip_vloss, ent_coef=0.0), dead=dead)
-    said, scale = policy.evaluate(bench.minibatch).values, policy.statistics.value_std
-    away = np.abs(said - bench.minibatch.values) > 0.2 * scale
-    better = np.abs(said - bench.minibatch.returns) < np.abs(bench.minibatch.values - bench.minibatch.returns)
-    for group in (away & better, away & ~better, ~away):  # held and flat, worse and moving, within reach
-        assert group.sum() >= 3
-    for garbage in (None, np.nan, 1e30) if dead else (None,):
-        bench.check(garbage)
-
-
-def test_a_log_std_beyond_its_bounds_does_not_move(make_policy, collect):
-    # Under tanh the log std is held within -5 … 2: beyond them neither the loss nor its slope sees it.
-    space = spaces.Box(-1, 1, (4,))
-    policy = make_policy(None, space, dtype=np.float64, random=True, hidden_sizes=(3,), action_bounds="tanh")
-    policy.set_weights(policy.get_weights() | {"log_std": np.array([2.5, 1.5, 0.0, -6.0])})
-    bench = Bench(policy, collect(policy, 5, 2), coefficients_of())
-    bench.check(only="log_std")  # a std of exp(-5) bends the loss by the means more than differences can follow
-    moving = bench.learned()[1]["log_std"] != 0
-    np.testing.assert_array_equal(moving, [False, True, True, False])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_value_within_reach_moves_however_its_sum_is_rounded(dtype):
-    # V0 + (V - V0) is V only up to rounding, so the held error may be the larger one by a bit: the slope still is (V - R) / s².
-    rng = np.random.default_rng(0)
-    values, returns = (rng.normal(0, spread, (1, 2000)).astype(dtype) for spread in (0.02, 1))  # V0 is far from V in units of V
-    old = values + rng.uniform(-0.19, 0.19, values.shape).astype(dtype)
-    held = old + (values - old)
-    assert (np.square(held - returns) > np.square(values - returns)).sum() > 20  # it does happen
-    said = Evaluation(values, values, values, dtype(1))
-    _, gradient = value_errors(said, returns, old, coefficients_of(clip_vloss=True))
-    np.testing.assert_allclose(gradient, values - returns, rtol=1e-3, atol=1e-6)
-
-
-def test_a_ratio_of_nobody_is_no_error(make_policy, collect):
-    # Log-probs that are off by 3 where nobody lives, and by 0.01 in one living row: the error is e^0.01 - 1.
-    policy = make_policy(dtype=np.float64)
-    bench = Bench(policy, collect(policy, 4, 2), coefficients_of())
-    network = FlatNetwork(policy.spec, np.dtype(np.float64))
-    network.load(policy.get_weights())
-    step = MinibatchStep(policy, PPOConfig(), network, Adam(network.parameters, eps=1e-5, weight_decay=0.0))
-    (whole,) = RolloutSamples(policy, bench.rollout, bench.advantages, 1, successors=False).shuffled(1, np.arange(8))
-    whole.log_probs[:] = policy.evaluate(bench.minibatch).log_probs[0]
-    whole.log_probs[5] -= 3
-    whole.log_probs[2] -= 0.01
-    assert step.ratio_error(whole) == pytest.approx(np.expm1(3))
-    assert step.ratio_error(replace(whole, valid=np.arange(8) != 5)) == pytest.approx(np.expm1(0.01))
-
+from inchworm.core.types import Advantages, Minibatch
+from inchworm.rollout.rollout import Rollout
 
 CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)
+BOX = spaces.Box(-1, 1, (2,))
 
 
-def test_adam_gets_the_clipped_gradient(make_policy, collect):
-    # After one step Adam's mean is 0.1 times the clipped gradient, whose norm is the limit; without a limit it is grad_norm.
-    for limit in (0.01, None, 1e9):
-        policy = make_policy()
-        learner = NumpyOptimizer(policy, PPOConfig(update_epochs=1, num_minibatches=1, max_grad_norm=limit))
-        stats = learner.update(collect(policy))
-        assert stats["grad_norm"] > 0.02  # the metric is the norm before clipping
-        found = np.linalg.norm(learner.optimizer.mean) / 0.1
-        assert found == pytest.approx(0.01 if limit == 0.01 else stats["grad_norm"], rel=1e-3)
-
-
-def test_moments_are_saved_by_the_names_of_the_weights(make_policy, collect):
-    policy = make_policy()
-    learner = NumpyOptimizer(policy, CONFIG)
-    learner.update(collect(policy))
-    moments = learner.state_dict()["moments"]
-    assert moments["step"] == 8  # 2 epochs of 4
-    for name in ("mean", "square"):
-        assert {key: array.shape for key, array in moments[name].items()} == policy.spec.layers
-    joined = np.concatenate([array.reshape(-1) for array in moments["square"].values()])
-    np.testing.assert_array_equal(joined, learner.optimizer.square)
-    assert not np.shares_memory(moments["mean"]["actor.head.bias"], learner.optimizer.mean)
+@pytest.mark.parametrize(("log_std", "moves"), [(2.5, False), (1.5, True), (-6.0, False)])
+def test_a_log_std_beyond_its_bounds_does_not_move(make_policy, collect, log_std, moves):
+    # Under tanh the log std is held within -5 and 2: beyond them neither the loss nor its gradient sees it.
+    policy = make_policy(None, BOX, action_bounds="tanh", log_std_init=log_std)
+    NumpyOptimizer(policy, CONFIG).update(collect(policy))
+    assert ((policy.get_weights()["log_std"] != log_std) == moves).all()
 
 
 def test_weights_that_somebody_sets_between_updates_are_those_that_learn(make_policy, collect, parameters):
@@ -270,24 +85,6 @@ def test_who_can_be_learned(make_policy):
     assert learner.device == "cpu"
 
 
-def test_images_are_refused_in_words():
-    config = PolicyConfig(kind="cnn", cnn_filters=((4, 5, 3),), cnn_features=4)
-    spec = PolicySpec(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), config)
-    with pytest.raises(SpaceError, match=r'convolutions do not run in NumPy; use the torch backend for policy.kind="cnn"'):
-        interface.make_policy(spec, backend="numpy")
-
-
-def test_the_interface_makes_it_with_the_runs_seed_and_length(make_policy, tmp_path):
-    config = TrainingConfig.from_dict({"run": {"seed": 5, "total_timesteps": 77, "backend": "numpy"}, "ppo": {"clip_coef": 0.3}})
-    policy = make_policy()
-    learner = interface.make_learner(policy, config, dump_directory=tmp_path)
-    assert isinstance(learner, NumpyOptimizer)
-    assert learner.total_timesteps == 77
-    assert learner.config.clip_coef == 0.3
-    assert learner.state_dict()["stream"] == NumpyOptimizer(policy, seed=5).state_dict()["stream"]
-    assert isinstance(interface.make_policy(policy.spec, backend="numpy"), NumpyPolicy)
-
-
 TRAIN = """
 import sys
 from inchworm import PPOTrainer
@@ -306,3 +103,223 @@ assert not {"torch", "jax"} & set(sys.modules), sorted(name for name in sys.modu
 def test_a_run_in_numpy_imports_no_framework(tmp_path):
     done = subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+# Samples: what belongs to a row stays with it, through sequences, shuffle, windows and micro-batches
+
+T, B = 6, 2
+SPACE = spaces.Dict({"x": spaces.Box(-100, 100, (2,))})
+ACTIONS = spaces.Dict({"d": spaces.MultiDiscrete([2, 3], start=[4, -1]), "g": spaces.Box(-9, 9, (2,))})
+
+
+def numbered(valid=None):
+    """Every array of row (t, b) tells its number 2 t + b; masks are legal at the number's own bits."""
+    number = np.arange(T * B, dtype=np.float32).reshape(T, B)
+    whole = number.astype(np.int64)
+    rollout = Rollout.from_dict(
+        {
+            "observations": {"x": np.stack([number, -number], -1), "action_mask": {"d": mask_of(whole)}},
+            "actions": {"d": np.stack([4 + whole % 2, whole % 3 - 1], -1), "g": np.stack([number / 2, number / 4], -1)},
+            "log_probs": -number,
+            "rewards": 10 * number,
+            "terminated": whole % 5 == 4,
+            "truncated": np.zeros((T, B), bool),
+            "valid": np.ones((T, B), bool) if valid is None else valid,
+            "next_observations": {"x": np.stack([number + 2, -number - 2], -1), "action_mask": {"d": mask_of(whole + 2)}},
+        }
+    )
+    return rollout, Advantages(number + 100, number + 200, number + 300, number + 400)
+
+
+def mask_of(number):
+    """[..., 5] with the first choice of either group always legal."""
+    bits = (np.asarray(number)[..., None] >> np.arange(5)) & 1
+    bits[..., 0] = bits[..., 2] = 1
+    return bits.astype(np.int8)
+
+
+@pytest.fixture
+def samples_of(make_policy):
+    def make(length=1, *, valid=None, successors=False, **options):
+        policy = make_policy(with_mask(SPACE, mask_space(ACTIONS)), ACTIONS, **options)
+        rollout, advantages = numbered(valid)
+        return RolloutSamples(policy, rollout, advantages, length, successors=successors)
+
+    return make
+
+
+def check_rows(samples):
+    """Each column tells one number in all of its fields; the numbers."""
+    number = samples.inputs[:, 0]
+    whole = number.astype(np.int64)
+    np.testing.assert_array_equal(samples.inputs[:, 1], -number)
+    np.testing.assert_array_equal(samples.choices, [whole % 2, whole % 3])
+    np.testing.assert_array_equal(samples.gaussians, [number / 2, number / 4])
+    np.testing.assert_array_equal(samples.mask, (mask_of(whole) != 0).T)
+    np.testing.assert_array_equal(samples.log_probs, -number)
+    np.testing.assert_array_equal(samples.advantages, number + 300)
+    np.testing.assert_array_equal(samples.returns, number + 400)
+    np.testing.assert_array_equal(samples.values, number + 100)
+    minibatch = as_minibatch(samples)
+    rows = number.reshape(samples.length, -1)
+    np.testing.assert_array_equal(minibatch.observations["x"][..., 0], rows)
+    np.testing.assert_array_equal(minibatch.observations["action_mask"]["d"], mask_of(rows.astype(np.int64)))
+    np.testing.assert_array_equal(minibatch.actions["d"][..., 0], 4 + rows % 2)
+    np.testing.assert_array_equal(minibatch.actions["g"][..., 0], rows / 2)
+    for name, expected in {"log_probs": -rows, "rewards": 10 * rows, "advantages": rows + 300, "returns": rows + 400}.items():
+        np.testing.assert_array_equal(getattr(minibatch, name), expected, err_msg=name)
+    np.testing.assert_array_equal(minibatch.values, rows + 100)
+    np.testing.assert_array_equal(minibatch.terminated, rows % 5 == 4)
+    np.testing.assert_array_equal(minibatch.episode_starts, numbered()[0].episode_starts.reshape(-1)[rows.astype(int)])
+    valid = np.ones(len(whole), bool) if samples.valid is None else samples.valid
+    np.testing.assert_array_equal(minibatch.valid, valid.reshape(samples.length, -1))
+    assert samples.count == valid.sum()
+    return whole
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_row_once_and_whole(samples_of, dtype):
+    permutation = np.random.default_rng(0).permutation(12)
+    whole = samples_of(dtype=dtype)
+    parts = whole.shuffled(3, permutation)
+    found = [check_rows(part) for part in parts]
+    np.testing.assert_array_equal(np.concatenate(found), permutation)
+    assert all(part.valid is None and part.count == 4 for part in parts)
+    assert parts[0].inputs.dtype == parts[0].gaussians.dtype == np.float32  # as the advantages of this test
+    np.testing.assert_array_equal(whole.valid, np.ones((1, 12), bool))
+
+
+def test_sequences_go_on_in_time(samples_of):
+    # L = 4 of T = 6: chunks of 4 and of 2 + 2 repeated rows. Column chunk · B + lane begins at number 8 · chunk + lane.
+    whole = samples_of(4)
+    np.testing.assert_array_equal(whole.valid, [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]])
+    permutation = np.array([2, 1, 3, 0])
+    parts = whole.shuffled(3, permutation)  # 2, 1 and 1 sequences, padded to 2
+    numbers = [check_rows(part).reshape(4, -1) for part in parts]
+    np.testing.assert_array_equal(numbers[0], [[8, 1], [10, 3], [10, 5], [10, 7]])
+    np.testing.assert_array_equal(parts[0].valid.reshape(4, -1), [[1, 1], [1, 1], [0, 1], [0, 1]])
+    np.testing.assert_array_equal(numbers[1][:, 0], [9, 11, 11, 11])
+    np.testing.assert_array_equal(parts[1].valid.reshape(4, -1), [[1, 0], [1, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(numbers[2][:, 0], [0, 2, 4, 6])
+    assert sum(part.count for part in parts) == 12
+
+
+def test_dead_rows_do_not_count_and_have_no_advantage_and_no_value_error(samples_of):
+    valid = np.ones((T, B), bool)
+    valid[2, 1] = valid[5, 0] = False  # numbers 5 and 10
+    (part,) = samples_of(valid=valid).shuffled(1, np.arange(12))
+    np.testing.assert_array_equal(part.valid, ~np.isin(np.arange(12), [5, 10]))
+    assert part.count == 10
+    np.testing.assert_array_equal(part.advantages[[5, 10]], 0)
+    np.testing.assert_array_equal(part.returns[[5, 10]], part.values[[5, 10]])
+    np.testing.assert_array_equal(part.values[[5, 10]], [105, 110])
+    np.testing.assert_array_equal(part.advantages[[4, 11]], [304, 311])
+
+
+def test_an_epochs_scalars_are_its_own(samples_of):
+    # A minibatch that normalises its advantages in place changes neither the next epoch nor its neighbours.
+    whole = samples_of()
+    first, second = whole.shuffled(2, np.arange(12))
+    first.advantages[:] = 0
+    np.testing.assert_array_equal(as_minibatch(first).advantages, 0)  # what people read is what the step has
+    np.testing.assert_array_equal(second.advantages, np.arange(6, 12) + 300)
+    for part in whole.shuffled(2, np.arange(12)):
+        check_rows(part)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 99])
+def test_micro_batches_are_the_minibatch_in_pieces(samples_of, length, pieces):
+    valid = np.ones((T, B), bool)
+    valid[1, 0] = False
+    (whole,) = samples_of(length, valid=valid, successors=True).shuffled(1, np.random.default_rng(2).permutation(12 // length))
+    parts = list(micro_batches(whole, pieces))
+    assert len(parts) == min(pieces, 12 // length)
+    assert sum(part.count for part in parts) == whole.count == 11
+    for name in ("inputs", "choices", "gaussians", "mask", "log_probs", "advantages", "returns", "values", "valid"):
+        axis = 1 if name in ("choices", "gaussians", "mask") else 0
+
+        def rows(part, name=name, axis=axis):
+            leaf = getattr(part, name)
+            return leaf.reshape(*leaf.shape[:axis], length, -1, *leaf.shape[axis + 1 :])
+
+        joined = np.concatenate([rows(part) for part in parts], axis + 1)
+        np.testing.assert_array_equal(joined, rows(whole), err_msg=name)
+    expected = as_minibatch(whole)
+    found = [as_minibatch(part) for part in parts]
+    for field in fields(Minibatch):
+        trees = [getattr(part, field.name) for part in found]
+        joined = optree.tree_map(lambda *leaves: np.concatenate(leaves, 1), *trees)
+        optree.tree_map(np.testing.assert_array_equal, joined, getattr(expected, field.name))
+
+
+# Adam, by hand and compared with torch's
+
+
+def test_two_steps_by_hand():
+    # Gradient 2, then -1; rate 0.1, eps 0. The first step is the rate itself: mean 0.2 / 0.1 = 2, square 0.004 / 0.001 = 4, 2 / sqrt 4 = 1.
+    # Then mean 0.9 · 0.2 - 0.1 = 0.08, over 1 - 0.81 = 0.19: 0.42105; square 0.999 · 0.004 + 0.001 = 0.004996, over 0.001999: 2.49925.
+    parameters = np.array([5.0])
+    adam = Adam(parameters, eps=0.0, weight_decay=0.0)
+    adam.step(np.array([2.0]), 0.1)
+    assert parameters[0] == pytest.approx(4.9, abs=1e-12)
+    adam.step(np.array([-1.0]), 0.1)
+    assert adam.mean[0] == pytest.approx(0.08, abs=1e-12)
+    assert adam.square[0] == pytest.approx(0.004996, abs=1e-12)
+    assert parameters[0] == pytest.approx(4.9 - 0.1 * (0.08 / 0.19) / math.sqrt(0.004996 / 0.001999), abs=1e-12)
+    assert adam.steps == 2
+
+
+def test_epsilon_and_decay_by_hand():
+    # The first step with gradient g is rate · g / (|g| + eps), after the parameter shrank by rate · decay: 5 · (1 - 0.1 · 0.5) = 4.75.
+    parameters = np.array([5.0])
+    Adam(parameters, eps=3.0, weight_decay=0.5).step(np.array([2.0]), 0.1)
+    assert parameters[0] == pytest.approx(4.75 - 0.1 * 2 / 5, abs=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float64, 1e-12)])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("eps", [1e-5, 1e-8])
+def test_fifty_steps_as_torch_takes_them(dtype, tolerance, decay, eps):
+    rng = np.random.default_rng(0)
+    parameters = rng.normal(size=20).astype(dtype)
+    theirs = torch.from_numpy(parameters.copy()).requires_grad_()
+    kind = torch.optim.AdamW if decay else torch.optim.Adam
+    optimizer = kind([theirs], lr=1e-2, eps=eps, weight_decay=decay)
+    ours = Adam(parameters, eps=eps, weight_decay=decay)
+    for step in range(50):
+        gradient = (rng.normal(size=20) * 10.0 ** rng.integers(-6, 3, 20)).astype(dtype)
+        gradient[0] = 0  # a parameter that nothing pulls at
+        before = gradient.copy()
+        rate = 1e-2 * (1 - step / 60)  # as a schedule would
+        optimizer.param_groups[0]["lr"] = rate
+        theirs.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        ours.step(gradient, rate)
+        np.testing.assert_array_equal(gradient, before)
+        np.testing.assert_allclose(parameters, theirs.detach().numpy(), rtol=0, atol=tolerance)
+    assert parameters.dtype == ours.mean.dtype == ours.square.dtype == dtype
+    state = optimizer.state[theirs]
+    np.testing.assert_allclose(ours.mean, state["exp_avg"].numpy(), rtol=10 * tolerance, atol=tolerance)
+    np.testing.assert_allclose(ours.square, state["exp_avg_sq"].numpy(), rtol=10 * tolerance, atol=tolerance)
+    assert ours.steps == 50
+
+
+def test_scale_is_the_gradient_scaled():
+    rng = np.random.default_rng(1)
+    one, other = rng.normal(size=(1, 6)).repeat(2, 0)
+    scaled, plain = Adam(one, eps=1e-5, weight_decay=0.0), Adam(other, eps=1e-5, weight_decay=0.0)
+    for _ in range(5):
+        gradient, scale = rng.normal(size=6), float(rng.uniform(0.01, 1))
+        scaled.step(gradient, 0.1, scale=scale)
+        plain.step(gradient * scale, 0.1)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(scaled.square, plain.square, rtol=1e-13)
+
+
+def test_a_rate_of_0_moves_the_moments_alone():
+    parameters = np.ones(3)
+    adam = Adam(parameters, eps=1e-5, weight_decay=0.3)
+    adam.step(np.full(3, 2.0), 0.0)
+    np.testing.assert_array_equal(parameters, 1.0)
+    np.testing.assert_allclose(adam.mean, 0.2)

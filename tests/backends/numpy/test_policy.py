@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, encode_observations, flatten_actions, fresh_weights
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.errors import InchwormError, SpaceError
-from inchworm.core.protocols import Policy
 from inchworm.core.types import Minibatch
+from inchworm.policy.layout import action_layout, observation_layout
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 
@@ -21,13 +21,6 @@ SMALL = PolicyConfig(hidden_sizes=(4,))
 
 def policy_of(observation_space, action_space, config=SMALL, seed=0):
     return NumpyPolicy(PolicySpec(observation_space, action_space, config), seed=seed)
-
-
-def test_it_keeps_the_policy_contract():
-    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
-    assert isinstance(policy, Policy)
-    assert policy.initial_state(3) == ()
-    assert policy.act(np.zeros((3, 2), np.float32), (), np.ones(3, bool), np.random.default_rng(0)).state == ()
 
 
 def test_predict_gives_an_action_of_the_space():
@@ -40,17 +33,13 @@ def test_predict_gives_an_action_of_the_space():
     policy = policy_of(spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "k": spaces.Discrete(4)}), space)
     for deterministic in (True, False):
         assert space.contains(policy.predict({"x": np.zeros(1, np.float32), "k": 3}, deterministic=deterministic, rng=rng))
-
-
-def test_predict_gives_an_array_for_a_box_without_axes():
-    space = spaces.Box(-1, 1, (), np.float32)
-    action = NumpyPolicy(PolicySpec(spaces.Box(-1, 1, (2,)), space, PolicyConfig())).predict(np.zeros(2, np.float32))
+    space = spaces.Box(-1, 1, (), np.float32)  # without axes the action still is an array
+    action = policy_of(spaces.Box(-1, 1, (2,)), space).predict(np.zeros(2, np.float32))
     assert isinstance(action, np.ndarray)
-    assert action.shape == ()
     assert action in space
 
 
-def test_predict_is_greedy_unless_told_otherwise():
+def test_predict_is_greedy_by_default():
     policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
     assert {float(policy.predict(np.zeros(2, np.float32))[0]) for _ in range(5)} == {0.0}
     sampled = {float(policy.predict(np.zeros(2, np.float32), deterministic=False)[0]) for _ in range(5)}
@@ -59,7 +48,7 @@ def test_predict_is_greedy_unless_told_otherwise():
     np.testing.assert_array_equal(*same)
 
 
-def test_predict_refuses_in_words():
+def test_predict_refuses_other_observations():
     policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     with pytest.raises(SpaceError, match=r"observation of shape \(2,\) for one observation, not \(3,\)"):
         policy.predict([0.0, 0.0, 0.0])
@@ -89,7 +78,7 @@ def test_weights_that_do_not_fit_are_refused_by_name():
         policy.set_weights({**weights, "extra": np.zeros(1)})
 
 
-def test_convolutions_are_refused_in_words():
+def test_convolutions_are_refused():
     with pytest.raises(SpaceError, match="torch backend"):
         policy_of(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), PolicyConfig(kind="cnn"))
 
@@ -168,3 +157,47 @@ def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
     np.testing.assert_allclose(evaluation.log_probs, np.stack([step.log_probs for step in steps]), rtol=0, atol=5e-6)
     np.testing.assert_array_equal(evaluation.values, policy.value(observations))
     np.testing.assert_allclose(policy.value(observations[2:3])[0], evaluation.values[2], rtol=0, atol=5e-6)
+
+
+# Observations, masks and actions as flat arrays
+
+
+def encode(space, tree, leading=1):
+    return encode_observations(observation_layout(space, convolutions=False), tree, leading)
+
+
+def test_each_kind_by_hand():
+    np.testing.assert_array_equal(encode(spaces.Discrete(3, start=5), np.array([5, 7])), [[1, 0, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(encode(spaces.MultiDiscrete([2, 3], start=[0, 1]), np.array([[1, 3]])), [[0, 1, 0, 0, 1]])
+    np.testing.assert_array_equal(encode(spaces.MultiBinary(3), np.array([[1, 0, 1]], np.int8)), [[1, 0, 1]])
+    np.testing.assert_array_equal(encode(spaces.Box(-9, 9, (2, 2)), np.array([[[1.0, 2], [3, 4]]], np.float32)), [[1, 2, 3, 4]])
+    np.testing.assert_allclose(encode(spaces.Box(0, 255, (2,), np.uint8), np.array([[255, 51]], np.uint8)), [[1, 0.2]], rtol=1e-6)
+    # Bytes that are no image (another range) are numbers.
+    np.testing.assert_array_equal(encode(spaces.Box(0, 9, (2,), np.uint8), np.array([[9, 3]], np.uint8)), [[9, 3]])
+
+
+def test_parts_of_a_dict_stand_in_the_order_of_their_names_and_the_mask_is_left_out():
+    space = spaces.Dict({"b": spaces.Box(-9, 9, (1,)), "action_mask": spaces.MultiBinary(2), "a": spaces.Discrete(2)})
+    tree = {"b": np.array([[7.0]], np.float32), "a": np.array([1]), "action_mask": np.array([[1, 0]], np.int8)}
+    np.testing.assert_array_equal(encode(space, tree), [[0, 1, 7]])
+
+
+def test_leading_axes_stay():
+    space = spaces.Tuple([spaces.Box(-9, 9, (2,)), spaces.Discrete(2)])
+    tree = (np.arange(12.0).reshape(2, 3, 2), np.ones((2, 3), int))
+    found = encode(space, tree, 2)
+    assert found.shape == (2, 3, 4)
+    np.testing.assert_array_equal(found[1, 2], [10, 11, 0, 1])
+
+
+def test_masks_stand_in_the_order_of_the_logits():
+    layout = action_layout(spaces.Dict({"z": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,)), "a": spaces.MultiBinary(1)}), "clip")
+    mask = {"z": np.array([[0, 1]], np.int8), "a": np.array([[1, 0]], np.int8)}
+    np.testing.assert_array_equal(encode_mask(layout, mask), [[True, False, False, True]])
+
+
+def test_actions_are_counted_from_zero():
+    layout = action_layout(spaces.Dict({"z": spaces.Discrete(4, start=-2), "b": spaces.Box(-1, 1, (2,))}), "clip")
+    choices, gaussians = flatten_actions(layout, {"z": np.array([-2, 1]), "b": np.array([[1.0, 2], [3, 4]], np.float32)})
+    np.testing.assert_array_equal(choices, [[0], [3]])
+    np.testing.assert_array_equal(gaussians, [[1, 2], [3, 4]])
