@@ -1,7 +1,6 @@
 """What happens beside training: scoring, keeping the best, saving, writing down."""
 
 import itertools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from doubles.toys import ActionReward, Corridor
+from doubles.trackers import Recorder
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.stats import EvalStats
@@ -125,9 +125,6 @@ def test_a_crash_is_written_down_and_training_goes_on() -> None:
     assert state.failures == ["the evaluation after iteration 2 failed: RuntimeError: the scoring world ended"]
     assert "Traceback" in state.evaluations[1]["failed"]
     assert state.evaluations[1]["iteration"] == 2
-
-
-def test_a_crash_is_a_metric() -> None:
     callback, _, _ = evaluating(RuntimeError(), interval=1, final_episodes=0)
     assert live(callback, 1).metrics["evaluation/failed"] == 1.0
 
@@ -215,20 +212,6 @@ def test_a_snapshot_is_never_old_and_rarely_taken(cost: float, expect: list[int]
 # ---- rows
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, Mapping[str, float]]] = []
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.rows.append((step, dict(metrics)))
-
-    def log_params(self, params: Mapping[str, Any]) -> None: ...
-
-    def log_artifact(self, path: Path) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def test_rows_at_intervals_to_every_tracker() -> None:
     trackers = [Recorder(), Recorder()]
     live(TrackCallback(trackers, 2), 5)
@@ -300,73 +283,6 @@ def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:
         trainer.evaluate(1)
         assert len(open_worlds) == LANES + 3
     assert not open_worlds
-
-
-def test_success_and_other_info_numbers_are_logged(tmp_path: Path) -> None:
-    with PPOTrainer(
-        "mlp", Corridor, config(EvalConfig(interval=0, final_episodes=2, num_envs=2), iterations=12), run_dir=tmp_path
-    ) as trainer:
-        trainer.train()
-    rows = read_rows(tmp_path / METRICS)
-    assert {"evaluation/info/success", "evaluation/info/place"} <= rows[-1].keys()
-    assert [row for row in rows[:-1] if "episode/success" in row]
-
-
-def test_a_world_that_breaks_while_scoring_does_not_stop_training(tmp_path: Path) -> None:
-    class Fragile(Corridor):
-        """Whatever is made after the trainer breaks."""
-
-        trainer_is_made = False
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.breaks = Fragile.trainer_is_made
-
-        def step(self, action: Any) -> Any:
-            if self.breaks:
-                raise RuntimeError("only made for training")
-            return super().step(action)
-
-    with PPOTrainer(
-        "mlp", Fragile, config(EvalConfig(interval=2, final_episodes=3, num_envs=1), iterations=5), run_dir=tmp_path
-    ) as trainer:
-        Fragile.trainer_is_made = True
-        history = trainer.train()
-    assert len(history["loss"]) == 5
-    assert len(trainer.failures) == 3  # after 2, after 4, at the end
-    assert "after iteration 4 failed: RuntimeError: only made for training" in trainer.failures[1]
-    assert history["evaluation/failed"][1] == 1.0
-    assert not (tmp_path / "best_policy.safetensors").exists()
-    assert (tmp_path / "policy.safetensors").exists()
-
-
-def test_the_end_of_a_run_saves_before_and_after_its_evaluation(tmp_path: Path) -> None:
-    """A run that is killed in its last evaluation has lost nothing that it learned."""
-
-    class Killed(ActionReward):
-        trainer_is_made = False
-
-        def __init__(self) -> None:
-            super().__init__()
-            if Killed.trainer_is_made:
-                raise KeyboardInterrupt
-
-    settings = config(EvalConfig(interval=0, final_episodes=3, num_envs=1), iterations=3, checkpoint_interval=2)
-    with PPOTrainer("mlp", Killed, settings, run_dir=tmp_path) as trainer:
-        Killed.trainer_is_made = True
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-    expect = trainer.policy.get_weights()
-    with PPOTrainer("mlp", ActionReward, settings, run_dir=tmp_path) as trainer:
-        trainer.load_checkpoint()
-        assert trainer.state.iteration == 3
-        assert all(np.array_equal(value, expect[name]) for name, value in trainer.policy.get_weights().items())
-        assert trainer.state.best_score is None
-        trainer.train()  # only the evaluation is left
-        assert len(trainer.state.evaluations) == 1
-    with PPOTrainer("mlp", ActionReward, settings, run_dir=tmp_path) as trainer:
-        trainer.load_checkpoint()
-        assert trainer.state.best_score is not None
 
 
 def test_an_environment_that_was_handed_over_is_trained_in_without_scores() -> None:

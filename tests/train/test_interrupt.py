@@ -115,13 +115,6 @@ def test_without_a_run_directory_it_just_stops() -> None:
         assert trainer.n_updates == 2
 
 
-def test_no_evaluation_at_the_end_of_an_interrupted_run(tmp_path: Path) -> None:
-    with trainer_for(tmp_path / "run", final_episodes=3) as trainer:
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train(callback=At(2, press))
-        assert trainer.state.evaluations == []
-
-
 # ---- twice, or too long
 
 
@@ -230,10 +223,6 @@ def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, m
 
 
 # ---- the handler itself
-
-
-def test_the_grace_is_over_in_ten_seconds() -> None:
-    assert interrupt.GRACE_SECONDS <= 8
 
 
 def test_outside_the_main_thread_nothing_is_caught() -> None:

@@ -201,9 +201,10 @@ def test_stops_at_whatever_comes_first(run: dict[str, Any], iterations: int) -> 
     assert (state.iteration, state.env_steps) == (iterations, iterations * BATCH)
 
 
-def test_a_callback_that_returns_false_stops_it_after_the_iteration_is_told_to_all() -> None:
+@pytest.mark.parametrize("false", [False, np.bool_(False)])
+def test_a_callback_that_returns_false_stops_it_after_all_callbacks_ran(false: Any) -> None:
     journal: list[Any] = []
-    stop = as_callback(lambda state, metrics: state.iteration < 2)
+    stop = as_callback(lambda state, metrics: false if state.iteration == 2 else True)
     state = TrainingState()
     run_training_loop(state, parts(journal, callbacks=[stop, Journal("later", journal)]), default_training_step)
     assert state.iteration == 2

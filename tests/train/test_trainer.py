@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from doubles.toys import ActionReward, Corridor, Counter
+from doubles.trackers import Recorder
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, RolloutError
@@ -24,8 +25,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
-from inchworm.train.callbacks import BaseCallback
-from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
+from inchworm.train.loop import TrainingComponents, TrainingState
 from inchworm.train.trainer import PPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
@@ -51,6 +51,13 @@ def trainer_for(env: Any = "CartPole-v1", *, run: Mapping[str, Any] | None = Non
     return PPOTrainer(SMALL, env, config(env, **(run or {})), **more)
 
 
+def finish(trainer: PPOTrainer, *arguments: Any, resume: bool = False) -> None:
+    with trainer:
+        if resume:
+            trainer.load_checkpoint()
+        trainer.train(*arguments)
+
+
 def same(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(value.tobytes() == other[name].tobytes() for name, value in one.items())
 
@@ -71,25 +78,20 @@ class Forbidden:
 # ---- learn alone
 
 
-def test_learn_takes_made_up_data_and_no_environment() -> None:
-    trainer = PPOTrainer(SMALL, Forbidden(), PPO)
-    stats = trainer.learn(create_fake_rollout(OBSERVED, ACTED, 20, 3))
-    assert isinstance(stats, UpdateStats)
-    assert {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"} <= set(stats)
-    assert all(type(value) is float and math.isfinite(value) for value in stats.values())
-    assert trainer.n_updates == 1
-    assert trainer.total_timesteps == 0  # nothing was collected
-
-
-def test_learn_reads_its_input_and_never_writes_it() -> None:
+def test_learn_takes_made_up_data_and_no_environment_and_never_writes_its_input() -> None:
     trainer = PPOTrainer(SMALL, Forbidden(), PPO)
     rollout = create_fake_rollout(OBSERVED, ACTED, 20, 3)
     mapping = {name: np.array(rollout[name]) for name in ("observations", "actions", "log_probs", "rewards", "terminated", "truncated")}
     mapping |= {"cut_rows": np.array(rollout.cut_rows), "cut_observations": np.array(rollout.cut_observations)}
     before = {name: value.tobytes() for name, value in mapping.items()}
-    trainer.learn(mapping)
+    stats = trainer.learn(mapping)
     assert {name: value.tobytes() for name, value in mapping.items()} == before
     assert all(type(value) is np.ndarray and value.flags.writeable for value in mapping.values())
+    assert isinstance(stats, UpdateStats)
+    assert {"loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "explained_variance"} <= set(stats)
+    assert all(type(value) is float and math.isfinite(value) for value in stats.values())
+    assert trainer.n_updates == 1
+    assert trainer.total_timesteps == 0  # nothing was collected
 
 
 @pytest.mark.parametrize("missing", ["observations", "actions", "rewards", "log_probs"])
@@ -100,16 +102,12 @@ def test_learn_names_what_is_missing(missing: str) -> None:
         PPOTrainer(SMALL, Forbidden(), PPO).learn(data)
 
 
-def test_learn_copes_with_an_empty_rollout() -> None:
-    trainer = PPOTrainer(SMALL, Forbidden(), PPO)
+def test_learn_takes_an_empty_rollout_and_less_than_a_minibatch() -> None:
+    trainer = PPOTrainer(SMALL, Forbidden(), PPOConfig(minibatch_size=64, rollout_steps=64))
     before = trainer.policy.get_weights()
     stats = trainer.learn(create_fake_rollout(OBSERVED, ACTED, 0, 3))
     assert stats["loss"] == stats["policy_loss"] == 0.0
     assert same(trainer.policy.get_weights(), before)
-
-
-def test_learn_takes_less_than_a_minibatch() -> None:
-    trainer = PPOTrainer(SMALL, Forbidden(), PPOConfig(minibatch_size=64, rollout_steps=64))
     assert math.isfinite(trainer.learn(create_fake_rollout(OBSERVED, ACTED, 2, 1))["loss"])
 
 
@@ -209,54 +207,11 @@ def test_schedules_run_towards_the_target_of_the_call() -> None:
     assert rates == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])  # update k is taken at (k - 1) / 4 of the way
 
 
-def test_a_plain_function_is_a_callback_and_false_stops() -> None:
-    calls: list[tuple[int, bool]] = []
-
-    def watch(state: TrainingState, metrics: Mapping[str, float]) -> bool:
-        calls.append((state.iteration, "loss" in metrics))
-        return state.iteration < 3
-
-    with trainer_for() as trainer:
-        trainer.train(callback=watch)
-        assert calls == [(1, True), (2, True), (3, True)]
-        assert trainer.state.should_stop
-        trainer.train(callback=watch)  # goes on: a stop is not for ever
-        assert calls[3:] == [(4, True)]
-
-
 def test_callbacks_of_the_constructor_and_of_the_call_are_both_called() -> None:
     calls = []
-    with trainer_for(callbacks=[lambda state, metrics: calls.append("constructor")]) as trainer:
-        trainer.train(BATCH, lambda state, metrics: calls.append("call"))
+    trainer = trainer_for(callbacks=[lambda state, metrics: calls.append("constructor")])
+    finish(trainer, BATCH, lambda state, metrics: calls.append("call"))
     assert calls == ["constructor", "call"]
-
-
-def test_rewards_that_a_callback_replaces_reach_the_weights() -> None:
-    """Action 1 earns 1 and action 0 earns -1; a callback turns it round, and so does the policy."""
-
-    class Perverse(BaseCallback):
-        def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
-            import dataclasses
-
-            return dataclasses.replace(rollout, rewards=-rollout.rewards)
-
-    quick = config().replace(ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0))
-    with PPOTrainer(SMALL, ActionReward, quick, callbacks=[Perverse()]) as trainer:
-        history = trainer.train(25 * BATCH)
-        assert trainer.evaluate(1).mean_return == -1.0
-    assert history["mean_reward"][-1] < -0.8
-
-
-def test_step_functions_replace_the_iteration() -> None:
-    with trainer_for() as trainer:
-
-        def twice(state: TrainingState, components: TrainingComponents) -> Mapping[str, float]:
-            default_training_step(state, components)
-            return default_training_step(state, components)
-
-        history = trainer.train(4 * BATCH, step_fn=twice)
-    assert history["timesteps"] == [2 * BATCH, 4 * BATCH]
-    assert trainer.n_updates == 4
 
 
 class CurriculumTrainer(PPOTrainer):
@@ -345,23 +300,12 @@ def test_a_registered_environment_is_copied_for_evaluation() -> None:
         assert trainer.evaluate(2).mean_return >= 8
 
 
-@pytest.mark.parametrize("name", ["evaluation", "threads"])
-def test_looking_does_not_change_what_is_learned(name: str) -> None:
-    import torch
-
-    watched = config()
-    if name == "evaluation":
-        watched = watched.replace(evaluation=EvalConfig(interval=2, episodes=3, final_episodes=4, num_envs=2))
-    before = torch.get_num_threads()
+def test_evaluating_does_not_change_what_is_learned() -> None:
+    watched = config().replace(evaluation=EvalConfig(interval=2, episodes=3, final_episodes=4, num_envs=2))
     with PPOTrainer(SMALL, "CartPole-v1", watched) as one, trainer_for() as other:
         one.train()
-        if name == "threads":
-            torch.set_num_threads(2)
-            assert watched.run.threads == 1
         other.train()
-        assert torch.get_num_threads() == (before if name == "evaluation" else 2)  # a guest leaves things as they were
         assert same(one.policy.get_weights(), other.policy.get_weights())
-    torch.set_num_threads(before)
 
 
 def test_the_configs_threads_are_used_for_training_learning_and_scoring() -> None:
@@ -421,9 +365,7 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_for_bit(kind: str, stop:
         trainer.train()
         undisturbed = trainer.full_state()
     cut_short = whole.replace(run=whole.run.replace(max_iterations=stop))
-    with PPOTrainer(policy, "CartPole-v1", cut_short, run_dir=tmp_path / "parts") as trainer:
-        trainer.train()
-        assert trainer.state.iteration == stop
+    finish(PPOTrainer(policy, "CartPole-v1", cut_short, run_dir=tmp_path / "parts"))
     with PPOTrainer(policy, "CartPole-v1", whole, run_dir=tmp_path / "parts") as trainer:
         trainer.load_checkpoint()
         assert (trainer.state.iteration, trainer.total_timesteps, trainer.state.env_steps) == (stop, stop * BATCH, stop * BATCH)
@@ -444,33 +386,13 @@ def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> Non
         if state.iteration == 4:
             raise SystemError("power cut")  # before the rows and the checkpoint of iteration 4
 
-    with trainer_for(run_dir=tmp_path / "whole") as trainer:
-        trainer.train()
+    finish(trainer_for(run_dir=tmp_path / "whole"))
     with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
         trainer.train(callback=die)
     assert [row["iteration"] for row in read_rows(tmp_path / "killed" / METRICS)] == [1, 2, 3]
     with trainer_for(run_dir=tmp_path / "killed") as trainer:
         trainer.load_checkpoint()
         assert trainer.state.iteration == 2
-        trainer.train()
-    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
-
-
-def test_a_kill_between_a_checkpoint_and_its_policy_file_changes_nothing(tmp_path: Path) -> None:
-    """All state is in one commit: the policy file beside it, which is still that of iteration 2 here, is never read back."""
-    old: list[bytes] = []
-
-    def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
-        if state.iteration == 3:
-            old.append((tmp_path / "killed" / "policy.safetensors").read_bytes())
-
-    with trainer_for(run_dir=tmp_path / "whole") as trainer:
-        trainer.train()
-    with trainer_for(run_dir=tmp_path / "killed", run={"max_iterations": 4}) as trainer:
-        trainer.train(callback=look)
-    (tmp_path / "killed" / "policy.safetensors").write_bytes(old[0])
-    with trainer_for(run_dir=tmp_path / "killed") as trainer:
-        trainer.load_checkpoint()
         trainer.train()
     assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
 
@@ -484,14 +406,12 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_reco
         trainer.train(callback=die)
     assert len(read_rows(tmp_path / "killed" / METRICS)) == 1
     for name in ("killed", "whole"):
-        with trainer_for(run_dir=tmp_path / name) as trainer:
-            trainer.train()
+        finish(trainer_for(run_dir=tmp_path / name))
     assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten_by_another(tmp_path: Path) -> None:
-    with trainer_for(run_dir=tmp_path) as trainer:
-        trainer.train(2 * BATCH)
+    finish(trainer_for(run_dir=tmp_path), 2 * BATCH)
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with trainer_for(run_dir=tmp_path) as trainer:
         with pytest.raises(ConfigError, match=r"holds a run .*step-000000000002.*load_checkpoint"):
@@ -531,19 +451,13 @@ def test_saving_before_training_does_not_get_in_its_way(tmp_path: Path) -> None:
         assert trainer.state.iteration == 1
 
 
-def test_no_checkpoint_is_said_in_words(tmp_path: Path) -> None:
-    with trainer_for(run_dir=tmp_path) as trainer, pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        trainer.load_checkpoint()
-
-
 def test_checkpoints_come_at_intervals_and_at_the_end_and_old_ones_go(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
     def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
         seen.append(sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")))
 
-    with trainer_for(run_dir=tmp_path) as trainer:
-        trainer.train(5 * BATCH, look)
+    finish(trainer_for(run_dir=tmp_path), 5 * BATCH, look)
     # The callback comes before the save: after iteration 2 nothing, at 3 the one of 2, at 5 those of 2 and 4.
     assert seen == [[], [], ["2"], ["2"], ["2", "4"]]
     assert sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")) == ["4", "5"]
@@ -573,26 +487,6 @@ def test_a_run_directory(tmp_path: Path) -> None:
     timing = read_rows(tmp_path / "run" / TIMING)
     assert {"seconds", "collect_seconds", "learn_seconds", "steps_per_second"} <= timing[0].keys()
     assert TrainingConfig.from_yaml(tmp_path / "run" / "config.yaml") == trainer.config
-
-
-class Recorder:
-    """A tracker that only remembers."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.params: list[Mapping[str, Any]] = []
-        self.closed = 0
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self.rows.append((step, dict(metrics)))
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        self.params.append(params)
-
-    def log_artifact(self, path: Path) -> None: ...
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def test_trackers_get_the_config_once_and_a_row_an_iteration() -> None:
@@ -679,8 +573,7 @@ def test_two_trainers_cannot_share_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_go_on_with_another_config(tmp_path: Path) -> None:
-    with trainer_for(run_dir=tmp_path) as trainer:
-        trainer.train(BATCH)
+    finish(trainer_for(run_dir=tmp_path), BATCH)
     changed = config().replace(ppo=PPO.replace(gamma=0.5))
     with PPOTrainer(SMALL, "CartPole-v1", changed, run_dir=tmp_path) as trainer:
         with pytest.raises(ConfigError, match=r"another config: ppo.gamma: 0.99 → 0.5"):
