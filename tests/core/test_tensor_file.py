@@ -194,40 +194,16 @@ def test_hostile_files_with_a_good_checksum(tmp_path, case):
         read(tmp_path / "x")
 
 
-def mutants(blob: bytes, count: int, seed: int):
-    rng = np.random.default_rng(seed)
-    for number in range(count):
-        kind, at = number % 3, int(rng.integers(len(blob)))
-        if kind == 0:
-            yield blob[:at] + bytes([blob[at] ^ (1 << int(rng.integers(8)))]) + blob[at + 1 :]
-        elif kind == 1:
-            yield blob[:at]
-        else:
-            yield blob[:at] + bytes(len(blob[at : at + 64])) + blob[at + 64 :]
-
-
-def test_all_damage_is_noticed(tmp_path):
-    blob, path = write(tmp_path / "x").read_bytes(), tmp_path / "x"
-    tried = 0
-    for mutant in mutants(blob, 600, seed=1):
-        if mutant == blob:  # zeros over zeros
-            continue
-        path.write_bytes(mutant)
-        tried += 1
-        with pytest.raises(CorruptFileError):
-            read(path)
-    assert tried > 500
-
-
-def test_every_single_bit_of_the_header_counts(tmp_path):
-    blob, path = write(tmp_path / "x", {"w": np.ones(1, np.float32)}).read_bytes(), tmp_path / "x"
+def test_damage_at_every_byte_is_noticed(tmp_path):
+    blob, path = write(tmp_path / "x", {"w": np.arange(1, 20, dtype=np.float32)}).read_bytes(), tmp_path / "x"
+    damaged = [blob + b" "]
     for at in range(len(blob)):
-        path.write_bytes(blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :])
+        flipped = blob[:at] + bytes([blob[at] ^ (1 << at % 8)]) + blob[at + 1 :]
+        damaged += [flipped, blob[:at]]
+    for content in damaged:
+        path.write_bytes(content)
         with pytest.raises(CorruptFileError):
             read(path)
-    path.write_bytes(blob + b" ")
-    with pytest.raises(CorruptFileError):
-        read(path)
 
 
 @settings(max_examples=100, deadline=None)
@@ -257,7 +233,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
                 raise OSError(28, "No space left on device")
 
             patch.setattr(os, "fsync", fail) if name == "fsync" else patch.setattr(type(path), "replace", fail)
-            with pytest.raises(OSError, match="No space"):
+            with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/x'"):
                 write_atomically(path, b"new")
         assert path.read_bytes() == b"old"
         assert [file.name for file in tmp_path.iterdir()] == ["x"]
@@ -334,11 +310,6 @@ def test_whatever_wrong_data_lead_to_is_one_error(error):
         raise error
 
 
-def test_a_defect_of_the_machine_is_not_blamed_on_the_file():
-    with pytest.raises(OSError, match="disk"), untrusted("the file x"):
-        raise OSError("disk")
-
-
 def test_new_directories_are_synced_in_those_above_them(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr("inchworm.core.tensor_file.sync_directory", lambda path: synced.append(path))
@@ -349,16 +320,7 @@ def test_new_directories_are_synced_in_those_above_them(tmp_path, monkeypatch):
     assert not synced
 
 
-def test_an_error_of_writing_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*config.yaml'"):
-        write_atomically(tmp_path / "config.yaml", "x")
-    assert not list(tmp_path.iterdir())
-
-
-def test_errors_that_are_kept_stay_what_they_are():
-    with pytest.raises(ConfigError, match=r"^set it$"), untrusted("a file", keep=(ConfigError,)):
-        raise ConfigError("set it")
+@pytest.mark.parametrize("error", [ConfigError("set it"), OSError("disk")])
+def test_errors_to_keep_and_errors_of_the_machine_stay_what_they_are(error):
+    with pytest.raises(type(error), match=f"^{error}$"), untrusted("a file", keep=(ConfigError,)):
+        raise error

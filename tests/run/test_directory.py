@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -15,7 +14,7 @@ import pytest
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.run import directory as versions_module
-from inchworm.run.directory import NotExactWarning, Run, config_changes, create_run, load_config, open_run, take_lock, versions
+from inchworm.run.directory import NotExactWarning, config_changes, create_run, load_config, open_run, take_lock, versions
 
 
 def config_in(directory: Path, name: str | None = None, env: str = "CartPole-v1", **ppo: object) -> TrainingConfig:
@@ -84,9 +83,6 @@ def test_other_versions_go_on_with_a_warning_each(tmp_path: Path) -> None:
         (run.path / "versions.json").write_text(json.dumps({**versions(), "torch": "1.0"}))
     with pytest.warns(NotExactWarning, match=r"torch: 1\.0 → "):
         create_run(config).close()
-    (run.path / "versions.json").write_text("{")
-    with pytest.warns(NotExactWarning, match="cannot compare versions"):
-        create_run(config).close()
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -99,8 +95,10 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_directory_left_by_a_kill_before_the_config_was_written_is_taken(tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "lock").touch()
+    (tmp_path / "runs" / "mine" / ".tmp-config.yaml-0").write_text("env:")
     with create_run(config_in(tmp_path, "mine")) as run:
         assert not run.continued
+        assert not list(run.path.glob(".tmp-*"))
 
 
 def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
@@ -117,6 +115,7 @@ def test_a_second_trainer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
             create_run(config)
         with pytest.raises(InchwormError, match="in use by process"):
             open_run(run.path).lock()
+    run.close()  # closing twice does no harm
     create_run(config).close()
 
 
@@ -194,14 +193,6 @@ def test_versions_that_cannot_be_found_are_said_to_be_missing(monkeypatch: pytes
     assert found["cpu"] == platform.machine()
 
 
-def test_the_lock_is_released_by_close(tmp_path: Path) -> None:
-    run: Run = create_run(config_in(tmp_path, "mine"))
-    run.close()
-    with (run.path / "lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    run.close()
-
-
 def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path) -> None:
     config = config_in(tmp_path, "mine")
     create_run(config).close()
@@ -211,15 +202,6 @@ def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path) -
     (path / ".tmp-policy").write_text("half")
     create_run(config).close()
     assert sorted(entry.name for entry in path.rglob("*")) == ["checkpoints", "config.yaml", "lock", "versions.json"]
-
-
-def test_a_kill_while_the_first_files_are_written_does_not_spoil_the_name(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "mine"
-    path.mkdir(parents=True)
-    (path / ".tmp-config.yaml-0").write_text("env:")
-    with create_run(config_in(tmp_path, "mine")) as run:
-        assert not run.continued
-        assert not list(path.glob(".tmp-*"))
 
 
 def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
@@ -234,22 +216,17 @@ def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
     assert (elsewhere / ".tmp-of-somebody").exists()
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff"])
-def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
-    (tmp_path / "runs" / "mine" / "versions.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.warns(NotExactWarning, match=r"cannot compare versions: .*versions\.json"):
-        create_run(config).close()
-
-
-def test_a_pipe_for_a_record_of_versions_does_not_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff", None])
+def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str | None) -> None:
     config = config_in(tmp_path, "mine")
     create_run(config).close()
     path = tmp_path / "runs" / "mine" / "versions.json"
     path.unlink()
-    os.mkfifo(path)
-    with pytest.warns(NotExactWarning, match="not a regular file"):
+    if text is None:
+        os.mkfifo(path)  # must not be waited for
+    else:
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.warns(NotExactWarning, match=r"cannot compare versions: .*versions\.json"):
         create_run(config).close()
 
 
@@ -277,14 +254,6 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(InchwormError, match="lock is not a regular file"):
         take_lock(tmp_path / "lock", "the run x")
-
-
-def test_the_holder_is_named_and_a_closed_lock_is_free(tmp_path: Path) -> None:
-    first = take_lock(tmp_path / "lock", "the run x")
-    with pytest.raises(InchwormError, match=f"the run x is in use by process {os.getpid()}"):
-        take_lock(tmp_path / "lock", "the run x")
-    os.close(first)
-    os.close(take_lock(tmp_path / "lock", "the run x"))
 
 
 def test_a_full_disk_takes_the_name_of_the_holder_but_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

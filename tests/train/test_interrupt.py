@@ -253,67 +253,37 @@ def test_the_timer_does_not_outlive_the_run() -> None:
 
 SCRIPT = textwrap.dedent("""
     import sys, time
-    from pathlib import Path
-    from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+    from inchworm import PPOTrainer, TrainingConfig
     from doubles.toys import Corridor
-    from inchworm.train import callbacks
-
-    callbacks.SNAPSHOT_SHARE = 1.0  # however slow this machine is: what is tested is the leaving, not what snapshots may cost
-    run_dir, seconds, slow_from, slow_seconds = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-    steps = 0
 
     class Slow(Corridor):
         def step(self, action):
-            global steps
-            steps += 1
-            time.sleep(slow_seconds if steps > slow_from else seconds)
+            time.sleep(0.001)
             return super().step(action)
 
-    policy = PolicyConfig(hidden_sizes=(8,))
-    config = TrainingConfig(
-        env=EnvConfig(num_envs=2), policy=policy, ppo=PPOConfig(rollout_steps=8, num_minibatches=2, update_epochs=1),
-        evaluation=EvalConfig(interval=0, final_episodes=0), run=RunConfig(total_timesteps=int(sys.argv[5]), checkpoint_interval=100),
-    )
-    with PPOTrainer(policy, Slow, config, run_dir=run_dir) as trainer:
-        steps = 0  # those of the trial at the start do not count
+    config = TrainingConfig.from_yaml(sys.argv[1])
+    with PPOTrainer(config.policy, Slow, config, run_dir=sys.argv[2]) as trainer:
         trainer.train()
-    print("finished")
 """)
-
-
-def start(run_dir: Path, *arguments: float) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", SCRIPT, str(run_dir), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where `doubles` is
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def wait_for_rows(run_dir: Path, count: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
-    while len(read_rows(run_dir / METRICS)) < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def leave(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    try:
-        out, err = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    assert "finished" not in out
-    return process.returncode, err
 
 
 @pytest.mark.slow
 def test_a_process_that_gets_a_sigint_saves_and_dies_of_it(tmp_path: Path) -> None:
-    total = 400 * BATCH
-    process = start(tmp_path / "run", 0.001, 10**9, 0, total)
-    wait_for_rows(tmp_path / "run", 3, process)
-    os.kill(process.pid, signal.SIGINT)
-    code, err = leave(process)
-    assert code == -signal.SIGINT, err
+    (tmp_path / "long.yaml").write_text(config().replace(run=config().run.replace(total_timesteps=10**8)).to_yaml())
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "long.yaml"), str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where `doubles` is
+    deadline = time.monotonic() + 120
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            while len(read_rows(tmp_path / "run" / METRICS)) < 3:
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGINT, err
     at = newest(tmp_path / "run")
     assert at == len(read_rows(tmp_path / "run" / METRICS)) >= 3  # every iteration that was complete
     further = config().replace(run=config().run.replace(total_timesteps=(at + 3) * BATCH))
@@ -326,29 +296,3 @@ def test_a_process_that_gets_a_sigint_saves_and_dies_of_it(tmp_path: Path) -> No
             trainer.train()
             outcomes.append(outcome(trainer))
     assert outcomes[0] == outcomes[1]
-
-
-@pytest.mark.slow
-def test_a_process_in_a_long_iteration_leaves_before_its_end(tmp_path: Path) -> None:
-    # Two iterations of 16 steps of 0.1 s, then every step takes 15 s: the third would take three minutes.
-    process = start(tmp_path / "run", 0.1, 2 * BATCH + 3, 15.0, 10 * BATCH)
-    wait_for_rows(tmp_path / "run", 2, process)
-    time.sleep(0.5)  # it sleeps in the third now
-    os.kill(process.pid, signal.SIGINT)
-    code, err = leave(process)
-    assert code == -signal.SIGINT, err
-    assert newest(tmp_path / "run") == 2
-    assert resumed(tmp_path / "run", 2) == undisturbed(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_process_that_gets_two_leaves_at_once(tmp_path: Path) -> None:
-    process = start(tmp_path / "run", 0.02, 2 * BATCH + 3, 15.0, 10 * BATCH)
-    wait_for_rows(tmp_path / "run", 2, process)
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGINT)
-    time.sleep(0.2)
-    os.kill(process.pid, signal.SIGINT)
-    code, err = leave(process)
-    assert code == -signal.SIGINT, err
-    assert resumed(tmp_path / "run", newest(tmp_path / "run")) == undisturbed(tmp_path)

@@ -12,7 +12,6 @@ import pytest
 from doubles.toys import ActionReward, Corridor, Counter, TruncatedForever
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
@@ -432,22 +431,6 @@ def test_the_environments_are_closed_whatever_happens() -> None:
     with pytest.raises(ZeroDivisionError):
         functional_training_loop(config(), policy_for(Door), Door, step_fn=fail)
     assert len(closed) >= LANES
-
-
-def test_a_policy_that_cannot_learn_leaves_no_environment_open() -> None:
-    standing: list[int] = []
-
-    class Door(Counter):
-        def __init__(self) -> None:
-            standing.append(1)
-            super().__init__()
-
-        def close(self) -> None:
-            standing.pop()
-
-    with pytest.raises(ConfigError, match="FakePolicy"):
-        create_training_components(config(), FakePolicy(), Door)  # type: ignore[arg-type]
-    assert not standing
 
 
 def test_the_components_take_a_policy_by_name() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import yaml
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from doubles.toys import Corridor, Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.cli.main import main
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
 from inchworm.core.types import PolicyStep, Tree
@@ -328,28 +328,21 @@ def test_a_trainer_settles_and_a_resumed_one_does_as_the_run_did(tmp_path: Path,
         assert trainer.total_timesteps == 64
 
 
-def test_the_runs_own_config_says_what_was_chosen(cli_run: Path) -> None:
-    saved = yaml.safe_load((cli_run / "config.yaml").read_text())
-    assert saved["env"]["num_workers"] == 0
-    assert saved["ppo"]["compile"] == "off"
-
-
-@pytest.fixture
-def cli_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    from inchworm.cli.main import main
-
+def test_a_run_prints_and_records_its_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--compile", "auto", "--backend", "numpy", "--total-timesteps", "256", "--run.name", "x", "--profile"]
     assert main(["train", "CartPole-v1", *flags]) == 0
     out = capsys.readouterr().out
-    lines = out.splitlines()
-    assert lines[0] == "training CartPole-v1 for 256 steps, seed 0, run runs/x"
-    assert lines[1] == "no worker processes: all 8 copies of CartPole-v1 are stepped together"
-    assert lines[2] == "ppo.compile=off, because run.backend=numpy has nothing to compile"
-    assert lines[3] == "rollout: 8 envs x 64 steps (18.6 kB), backend: numpy"
+    assert out.splitlines()[:4] == [
+        "training CartPole-v1 for 256 steps, seed 0, run runs/x",
+        "no worker processes: all 8 copies of CartPole-v1 are stepped together",
+        "ppo.compile=off, because run.backend=numpy has nothing to compile",
+        "rollout: 8 envs x 64 steps (18.6 kB), backend: numpy",
+    ]
     assert "where the time went" in out
     assert main(["train", "CartPole-v1", *flags]) == 0  # auto again, on a run that exists: it keeps what it chose
-    return tmp_path / "runs" / "x"
+    saved = TrainingConfig.from_yaml(tmp_path / "runs" / "x" / "config.yaml")
+    assert (saved.env.num_workers, saved.ppo.compile) == (0, "off")
 
 
 # ---- compile choice

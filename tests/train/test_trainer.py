@@ -25,7 +25,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
-from inchworm.train.loop import TrainingComponents, TrainingState
+from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
@@ -508,21 +508,6 @@ def test_close_twice_and_no_training_after() -> None:
     trainer.close()
     with pytest.raises(EnvError, match="closed"):
         trainer.train(2 * BATCH)
-
-
-def test_a_context_manager_closes_also_after_an_error() -> None:
-    closed: list[int] = []
-
-    class Door(Counter):
-        def close(self) -> None:
-            closed.append(1)
-
-    def fail(state: TrainingState, components: TrainingComponents) -> Mapping[str, float]:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), trainer_for(Door) as trainer:
-        trainer.train(step_fn=fail)
-    assert len(closed) == LANES
 
 
 def test_a_network_of_ones_own_trains_and_says_what_it_cannot_do(tmp_path: Path) -> None:
