@@ -62,17 +62,6 @@ def test_curriculum_gets_harder_at_30_and_60_percent() -> None:
     assert lengths == sorted(lengths)
 
 
-def test_custom_losses_are_logged_by_name_and_move_the_weights() -> None:
-    history = runpy.run_path(str(EXAMPLES / "custom_loss.py"))["main"](512)
-    assert {"loss/mirror_symmetry", "grad_norm/mirror_symmetry", "loss/entropy_floor"} <= history.keys()
-    assert history["grad_norm/mirror_symmetry"][-1] > 0
-
-
-def test_functional_loop_stops_at_its_target() -> None:
-    state = runpy.run_path(str(EXAMPLES / "functional_loop.py"))["main"](1_024)  # 8 lanes x 64 steps = 512 an iteration
-    assert (state.iteration, state.env_steps) == (2, 1_024)
-
-
 def test_own_env_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES.parent))
     assert main(["check-env", "examples.own_env:make_env"]) == 0

@@ -45,6 +45,20 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
+@pytest.fixture
+def refused(cli: Cli) -> Cli:
+    """`refused(message, *arguments)`: the command ends with code 2 and one line that contains the message."""
+
+    def check(message: str, *arguments: object, code: int = 2) -> Result:
+        result = cli(*arguments)
+        assert result.code == code, result.err
+        assert message in result.err
+        assert len(result.err.splitlines()) == 1
+        return result
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, trained once."""

@@ -72,29 +72,21 @@ def test_episodes_seed_and_sampling_are_those_asked_for(cli: Any, run: Path) -> 
         (["small", "--episode", "3"], "unknown flag --episode; did you mean --episodes?"),
     ],
 )
-def test_wrong_use_is_one_line(cli: Any, run: Path, arguments: list[str], message: str) -> None:
+def test_wrong_use_is_one_line(refused: Any, run: Path, arguments: list[str], message: str) -> None:
     for name, suite in (("empty", "[]"), ("other", "[Acrobot-v1]"), ("unknown", "[Nowhere-v1]"), ("code", "['x.y:make']")):
         Path(f"{name}.yaml").write_text(f"control: {suite}")
-    result = cli("evaluate", *arguments)
-    assert result.code == 2
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
+    refused(message, "evaluate", *arguments)
 
 
-def test_a_missing_or_damaged_policy_is_one_line(cli: Any, run: Path) -> None:
+def test_a_missing_or_damaged_policy_is_one_line(refused: Any, run: Path) -> None:
     content = bytearray((run / "policy.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "policy.safetensors").write_bytes(content)
-    damaged = cli("evaluate", "small")
-    assert damaged.code == 1
-    assert "policy.safetensors" in damaged.err
-    assert len(damaged.err.splitlines()) == 1
+    refused("policy.safetensors", "evaluate", "small", code=1)
     (run / "best_policy.safetensors").unlink()
-    assert "has no best_policy.safetensors yet; omit --best" in cli("evaluate", "small", "--best").err
+    refused("has no best_policy.safetensors yet; omit --best", "evaluate", "small", "--best")
     (run / "policy.safetensors").unlink()
-    missing = cli("evaluate", "small")
-    assert missing.code == 2
-    assert "the run runs/small has no policy.safetensors yet; inchworm resume runs/small continues its training" in missing.err
+    refused("the run runs/small has no policy.safetensors yet; inchworm resume runs/small continues its training", "evaluate", "small")
 
 
 def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
@@ -204,11 +196,8 @@ def test_runs_with_different_kwargs_play_with_those_of_the_first(cli: Any) -> No
         (["a", "b", "--save-replay", "runs"], "--save-replay runs is a directory; name a file in it"),
     ],
 )
-def test_wrong_use_of_match_is_one_line(cli: Any, arguments: list[str], message: str) -> None:
-    result = cli("match", *arguments)
-    assert result.code == 2, result.err
-    assert message in result.err
-    assert len(result.err.splitlines()) == 1
+def test_wrong_use_of_match_is_one_line(refused: Any, arguments: list[str], message: str) -> None:
+    refused(message, "match", *arguments)
 
 
 @pytest.mark.usefixtures("skirmish")

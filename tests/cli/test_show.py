@@ -157,13 +157,10 @@ def test_a_full_disk_is_reported(cli: Any, game: Path, opened: list[str], monkey
         (["other.json"], 1, """other.json is not a readable replay: "format" is 'x\\x1b[31m'"""),
     ],
 )
-def test_what_is_wrong_is_one_line(arguments: list[str], code: int, words: str, cli: Any, game: Path, opened: list[str]) -> None:
+def test_what_is_wrong_is_one_line(arguments: list[str], code: int, words: str, refused: Any, game: Path, opened: list[str]) -> None:
     game.with_name("cut.json").write_bytes(game.read_bytes()[:200])
     game.with_name("other.json").write_text(json.dumps({"format": "x\x1b[31m"}))
-    result = cli("replay", *arguments)
-    assert result.code == code
-    assert words in result.err
-    assert result.err.count("\n") == 1
+    refused(words, "replay", *arguments, code=code)
     assert opened == []
     assert not list(game.parent.glob("*.html"))
 

@@ -78,41 +78,25 @@ def test_a_central_critic_is_trained_collected_and_learned(cli: Any) -> None:
     assert cli("evaluate", "central", "--episodes", 2, "--quiet").code == 0
 
 
-def test_what_needs_several_agents_is_refused_before_anything_is_written(cli: Any) -> None:
-    for words, message in (
-        (
-            ["--opponent.mode", "heuristic"],
-            "opponent.mode=heuristic needs an environment with two teams, such as Skirmish-v0; CartPole-v1 has one agent",
-        ),
-        (
-            ["--policy.central-critic", "true"],
-            "policy.central_critic needs an environment with several agents; CartPole-v1 has one",
-        ),
-    ):
-        result = cli("train", "CartPole-v1", *words)
-        assert (result.code, result.out) == (2, "")
-        assert message in result.err
-        assert len(result.err.splitlines()) == 1
+def test_what_needs_several_agents_is_refused_before_anything_is_written(refused: Any) -> None:
+    teams = "opponent.mode=heuristic needs an environment with two teams, such as Skirmish-v0; CartPole-v1 has one agent"
+    assert refused(teams, "train", "CartPole-v1", "--opponent.mode", "heuristic").out == ""
+    agents = "policy.central_critic needs an environment with several agents; CartPole-v1 has one"
+    assert refused(agents, "train", "CartPole-v1", "--policy.central-critic", "true").out == ""
     assert not Path("runs").exists()
 
 
-def test_skirmish_is_trained_without_pettingzoo(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skirmish_is_trained_without_pettingzoo(cli: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pettingzoo", None)  # as if it were not installed
     assert cli("train", "Skirmish-v0", *SMALL, "--run.name", "bare", "--quiet").code == 0
     assert cli("evaluate", "bare", "--episodes", 2, "--quiet").code == 0
-    result = cli("train", "Skirmish-v0", "--env.kwargs", "{units: [wizard]}")
-    assert result.code == 2
-    assert result.err == "inchworm: units: 'wizard' is not a unit class; use scout, soldier, heavy\n"
+    refused("units: 'wizard' is not a unit class; use scout, soldier, heavy", "train", "Skirmish-v0", "--env.kwargs", "{units: [wizard]}")
 
 
-def test_a_rollout_of_another_world_is_named(cli: Any, team: Path, run: Path) -> None:
+def test_a_rollout_of_another_world_is_named(cli: Any, refused: Any, team: Path, run: Path) -> None:
     assert cli("collect", "small", "--out", "pole.st", "--quiet").code == 0
-    result = cli("learn", "team", "pole.st")
-    assert result.code == 1
-    assert result.err.startswith("inchworm: pole.st does not fit the run runs/team: ")
-    other = cli("match", "team", "small")
-    assert other.code == 2
-    assert other.err == "inchworm: team plays Skirmish-v0 and small plays CartPole-v1; a match needs one environment\n"
+    refused("inchworm: pole.st does not fit the run runs/team: ", "learn", "team", "pole.st", code=1)
+    refused("team plays Skirmish-v0 and small plays CartPole-v1; a match needs one environment", "match", "team", "small")
 
 
 @pytest.fixture
@@ -145,13 +129,9 @@ def test_several_policies_are_evaluated_from_their_checkpoint(cli: Any, several:
     assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
 
 
-def test_several_policies_are_trained_and_checked_in_python(cli: Any, several: TrainingConfig) -> None:
+def test_several_policies_are_trained_and_checked_in_python(cli: Any, refused: Any, several: TrainingConfig) -> None:
     assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
     for words in (["resume", "pair"], ["learn", "pair", "r.st"]):
-        result = cli(*words)
-        assert result.code == 2
-        assert "the run runs/pair trains several policies (left, right), which commands do not support; continue in Python" in result.err
-        assert len(result.err.splitlines()) == 1
-    result = cli("check-policy", "pair")
-    assert result.code == 2
-    assert "check each by its file, with an environment: runs/pair/policy-left.safetensors, runs/pair/policy-right" in result.err
+        refused("runs/pair trains several policies (left, right), which commands do not support; continue in Python", *words)
+    each = "check each by its file, with an environment: runs/pair/policy-left.safetensors, runs/pair/policy-right"
+    refused(each, "check-policy", "pair")

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optree
 import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.runs import bits, finish, outcome
 from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm import PolicySpec
@@ -70,24 +70,6 @@ def trainer_for(run_dir: Path, env: Any = "CartPole-v1", settings: TrainingConfi
 
 def steps(run_dir: Path) -> list[int]:
     return [int(path.name[5:17]) for path in TrainingCheckpointer(run_dir / "checkpoints").all()]
-
-
-def bits(tree: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(tree, none_is_leaf=True)]
-
-
-def outcome(trainer: PPOTrainer) -> dict[str, Any]:
-    assert trainer.run_dir is not None
-    return {"state": bits(trainer.full_state()), METRICS: (trainer.run_dir / METRICS).read_bytes()}
-
-
-def finish(trainer: PPOTrainer, *, resume: bool = False, **options: Any) -> dict[str, Any]:
-    """Train to the end and close: the outcome."""
-    with trainer:
-        if resume:
-            trainer.load_checkpoint()
-        trainer.train(**options)
-        return outcome(trainer)
 
 
 # ---- saves that fail

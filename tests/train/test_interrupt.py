@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import optree
 import pytest
 
+from doubles.runs import finish, outcome
 from doubles.toys import Corridor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.tracking.jsonl import METRICS, read_rows
@@ -41,18 +40,8 @@ def trainer_for(run_dir: Path | None, env: Any = Corridor, **evaluation: Any) ->
     return PPOTrainer(PolicyConfig(hidden_sizes=(8,)), env, config(**evaluation), run_dir=run_dir)
 
 
-def outcome(trainer: PPOTrainer) -> dict[str, Any]:
-    """All that an interrupted run and an undisturbed one must have in common."""
-    assert trainer.run_dir is not None
-    state = trainer.full_state()
-    bits = {part: [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(state[part])] for part in ("weights", "learner", "collector")}
-    return {**bits, "state": state["state"], "metrics": (trainer.run_dir / METRICS).read_bytes()}
-
-
 def undisturbed(tmp_path: Path, **evaluation: Any) -> dict[str, Any]:
-    with trainer_for(tmp_path / "undisturbed", **evaluation) as trainer:
-        trainer.train()
-        return outcome(trainer)
+    return finish(trainer_for(tmp_path / "undisturbed", **evaluation))
 
 
 def resumed(run_dir: Path, at: int, **evaluation: Any) -> dict[str, Any]:

@@ -433,12 +433,6 @@ def test_the_environments_are_closed_whatever_happens() -> None:
     assert len(closed) >= LANES
 
 
-def test_the_components_take_a_policy_by_name() -> None:
-    made = create_training_components(config(), "mlp", functools.partial(Corridor, 3))
-    assert made.learner.update(made.collector.collect(8))["loss"] != 0
-    made.collector.close()
-
-
 def test_the_components_work_alone() -> None:
     env = functools.partial(Corridor, 3)
     policy = policy_for(env)

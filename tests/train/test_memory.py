@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optree
 import pytest
 
+from doubles.runs import bits, outcome
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.cli.main import main
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.policy.file import load_policy
-from inchworm.tracking.jsonl import METRICS
 from inchworm.train.loop import TrainingState as State
 from inchworm.train.loop import default_training_step, run_training_loop
 from inchworm.train.resolve import resolve_auto
@@ -37,21 +35,14 @@ def config(kind: str, workers: int = 0, iterations: int = 4, **ppo: Any) -> Trai
     )
 
 
-def bits(tree: Any) -> list[tuple[Any, Any]]:
-    leaves, _ = optree.tree_flatten(tree, none_is_leaf=True)
-    return [(np.asarray(leaf).dtype.str, np.asarray(leaf).tobytes()) if isinstance(leaf, np.ndarray) else ("", leaf) for leaf in leaves]
-
-
-def ran(whole: TrainingConfig, directory: Path, *, resume: bool = False) -> tuple[dict[str, Any], bytes]:
+def ran(whole: TrainingConfig, directory: Path, *, resume: bool = False) -> dict[str, Any]:
     with PPOTrainer(whole.policy, whole.env, whole, run_dir=directory) as trainer:
         if resume:
             trainer.load_checkpoint()
         trainer.train()
-        state = trainer.full_state()
-    parts = {name: bits(state[name]) for name in ("weights", "learner", "state")}
-    parts["memory"] = bits(state["collector"]["policy_state"])
-    assert optree.tree_leaves(state["collector"]["policy_state"])[0].shape == (LANES, 2, 6)
-    return parts, (directory / METRICS).read_bytes()
+        memory = trainer.full_state()["collector"]["policy_state"]
+        assert optree.tree_leaves(memory)[0].shape == (LANES, 2, 6)
+        return {**outcome(trainer), "collector": bits(memory)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,15 +89,3 @@ def test_what_memory_cannot_do_is_said_at_the_door() -> None:
     chosen, reasons = resolve_auto(config("gru", compile="auto"))
     assert chosen.ppo.compile == "off"
     assert any("policy.kind=gru" in reason for reason in reasons)
-
-
-def test_the_command_line_trains_collects_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--total-timesteps", "1100", "--evaluation.final-episodes", "2", "--num-workers", "0", "--policy.memory-size", "8"]
-    where = ["--run.directory", str(tmp_path), "--run.name", "a"]
-    assert main(["train", "CartPole-v1", "--policy.kind", "lstm", *flags, *where]) == 0  # whose preset learns in NumPy
-    run, file = str(tmp_path / "a"), str(tmp_path / "rollout.safetensors")
-    assert main(["collect", run, "--steps", "40", "--out", file]) == 0
-    assert main(["learn", run, file]) == 0
-    capsys.readouterr()
-    assert main(["train", "CartPole-v1", "--policy.kind", "lstm", "--backend", "numpy", *where]) != 0
-    assert "run.backend=torch" in capsys.readouterr().err

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optree
 import pytest
 
 pytest.importorskip("pettingzoo")
@@ -161,14 +160,6 @@ def test_what_is_made_for_one_agent_does_not_fit():
 def test_a_given_environment_takes_no_arguments():
     with pytest.raises(EnvError, match="cannot reach an environment that is made already"):
         PPOTrainer("mlp", Comings(), TrainingConfig(env=EnvConfig(num_envs=1, kwargs={"pension": 1.0})))
-
-
-def test_a_rollout_of_a_team_learns_from_disk(tmp_path: Path):
-    with PPOTrainer("mlp", lambda: Comings(DEATHS), SMALL, num_envs=2) as trainer:
-        rollout = trainer.collect_rollouts()
-        loaded = Rollout.load(rollout.save(tmp_path / "team.safetensors"))
-        assert optree.tree_all(optree.tree_map(np.array_equal, rollout.observations, loaded.observations))
-        assert trainer.learn(loaded)["ratio_error"] < 5e-5
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.runs import bits, finish
 from doubles.toys import ActionReward, Corridor, Counter
 from doubles.trackers import Recorder
 from inchworm.backends.torch.policy import TorchPolicy
@@ -49,13 +49,6 @@ def config(env: Any = "CartPole-v1", **run: Any) -> TrainingConfig:
 
 def trainer_for(env: Any = "CartPole-v1", *, run: Mapping[str, Any] | None = None, **more: Any) -> PPOTrainer:
     return PPOTrainer(SMALL, env, config(env, **(run or {})), **more)
-
-
-def finish(trainer: PPOTrainer, *arguments: Any, resume: bool = False) -> None:
-    with trainer:
-        if resume:
-            trainer.load_checkpoint()
-        trainer.train(*arguments)
 
 
 def same(one: Weights, other: Weights) -> bool:
@@ -148,14 +141,6 @@ def test_a_rollout_from_disk_teaches_bit_for_bit_the_same(tmp_path: Path) -> Non
     assert same(*learned)
 
 
-def test_rollouts_of_several_collectors_are_learned_from_together() -> None:
-    with trainer_for() as one, trainer_for(run={"seed": 1}) as other:
-        together = combine_rollouts([one.collect_rollouts(), other.collect_rollouts(), one.collect_rollouts()])
-        stats = one.learn(together)
-    assert together.num_lanes == 3 * LANES
-    assert math.isfinite(stats["loss"])
-
-
 # ---- train
 
 
@@ -212,30 +197,6 @@ def test_callbacks_of_the_constructor_and_of_the_call_are_both_called() -> None:
     trainer = trainer_for(callbacks=[lambda state, metrics: calls.append("constructor")])
     finish(trainer, BATCH, lambda state, metrics: calls.append("call"))
     assert calls == ["constructor", "call"]
-
-
-class CurriculumTrainer(PPOTrainer):
-    """Easier at first: episodes begin nearer to the goal."""
-
-    calls: list[tuple[int | None, int]]
-
-    def collect_rollouts(self, n_steps: int | None = None, difficulty_level: int = 1) -> Rollout:
-        self.calls = [*getattr(self, "calls", []), (n_steps, difficulty_level)]
-        self.env.set_reset_options({"place": 4 - difficulty_level})
-        return super().collect_rollouts(n_steps)
-
-
-def test_train_calls_the_collect_rollouts_of_a_subclass() -> None:
-    with CurriculumTrainer(SMALL, functools.partial(Corridor, 5), config()) as trainer:
-        trainer.train(2 * BATCH)
-        assert trainer.calls == [(STEPS, 1), (STEPS, 1)]
-        assert trainer.total_timesteps == 2 * BATCH
-        rollout = trainer.collect_rollouts(40, difficulty_level=3)
-        # The options apply at the next reset: then episodes open at place 1 of 5.
-        opened = np.argwhere(rollout.episode_starts)
-        late = [rollout.observations[t, b, 0] for t, b in opened if t > 0]
-        assert late
-        assert late == pytest.approx([0.2] * len(late))
 
 
 def test_train_calls_the_learn_of_a_subclass() -> None:
@@ -333,19 +294,6 @@ def test_the_configs_threads_are_used_for_training_learning_and_scoring() -> Non
 # ---- checkpoints
 
 
-def bits(tree: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in optree.tree_leaves(tree)]
-
-
-def finished(run_dir: Path) -> dict[str, Any]:
-    """All that two equal runs must have in common, timing apart."""
-    with trainer_for(run_dir=run_dir) as trainer:
-        trainer.load_checkpoint()
-        state = trainer.full_state()
-    files = {name: (run_dir / name).read_bytes() for name in (METRICS, "policy.safetensors")}
-    return {**files, **{part: bits(state[part]) for part in ("weights", "learner", "collector", "state")}}
-
-
 EXACT: dict[str, tuple[PolicyConfig, PPOConfig]] = {
     "plain": (SMALL, PPO),
     "normalised, scheduled": (
@@ -386,15 +334,11 @@ def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> Non
         if state.iteration == 4:
             raise SystemError("power cut")  # before the rows and the checkpoint of iteration 4
 
-    finish(trainer_for(run_dir=tmp_path / "whole"))
+    whole = finish(trainer_for(run_dir=tmp_path / "whole"))
     with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
         trainer.train(callback=die)
     assert [row["iteration"] for row in read_rows(tmp_path / "killed" / METRICS)] == [1, 2, 3]
-    with trainer_for(run_dir=tmp_path / "killed") as trainer:
-        trainer.load_checkpoint()
-        assert trainer.state.iteration == 2
-        trainer.train()
-    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
+    assert finish(trainer_for(run_dir=tmp_path / "killed"), resume=True) == whole
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_record(tmp_path: Path) -> None:
@@ -405,9 +349,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_reco
     with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
         trainer.train(callback=die)
     assert len(read_rows(tmp_path / "killed" / METRICS)) == 1
-    for name in ("killed", "whole"):
-        finish(trainer_for(run_dir=tmp_path / name))
-    assert finished(tmp_path / "whole") == finished(tmp_path / "killed")
+    with pytest.warns(UserWarning, match=r"no checkpoint \(it ended before the first one\); starting over"):
+        again = finish(trainer_for(run_dir=tmp_path / "killed"))
+    assert again == finish(trainer_for(run_dir=tmp_path / "whole"))
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten_by_another(tmp_path: Path) -> None:
@@ -449,18 +393,6 @@ def test_saving_before_training_does_not_get_in_its_way(tmp_path: Path) -> None:
         trainer.save_checkpoint()
         trainer.train(BATCH)
         assert trainer.state.iteration == 1
-
-
-def test_checkpoints_come_at_intervals_and_at_the_end_and_old_ones_go(tmp_path: Path) -> None:
-    seen: list[list[str]] = []
-
-    def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
-        seen.append(sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")))
-
-    finish(trainer_for(run_dir=tmp_path), 5 * BATCH, look)
-    # The callback comes before the save: after iteration 2 nothing, at 3 the one of 2, at 5 those of 2 and 4.
-    assert seen == [[], [], ["2"], ["2"], ["2", "4"]]
-    assert sorted(path.name[-1] for path in (tmp_path / "checkpoints").glob("step-*")) == ["4", "5"]
 
 
 def test_a_checkpoint_has_no_pickle_and_holds_everything(tmp_path: Path) -> None:
