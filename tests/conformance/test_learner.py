@@ -28,7 +28,7 @@ from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.rollout.rollout import Rollout
 
 CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)
 TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -367,27 +367,6 @@ def test_how_many_steps_an_epoch_takes(side, options, steps):
     learner = side.learner(policy, PPOConfig(update_epochs=1, **options))
     learner.update(collect(policy))  # 36 samples; 36 / 10 -> 4 minibatches of 9
     assert learner.state_dict()["moments"]["step"] == steps
-
-
-def test_a_plain_mapping_a_file_and_a_combination_teach_the_same(side, tmp_path):
-    results = []
-    for form in ("rollout", "mapping", "loaded", "combined", "lists and next_observations"):
-        policy = side.policy()
-        rollout = collect(policy, 6, 4, episode_length=50)  # no ends inside: only the last rows have successors to give
-        if form == "mapping":
-            rollout = rollout.to_dict()
-        elif form == "loaded":
-            rollout = Rollout.load(rollout.save(tmp_path / "r.safetensors"))
-        elif form == "combined":
-            rollout = combine_rollouts([rollout.select_lanes([0, 1]), rollout.select_lanes([2, 3])])
-        elif form.startswith("lists"):
-            successors = np.concatenate([rollout.observations[1:], rollout.cut_observations[None]])
-            needed = ("observations", "actions", "log_probs", "terminated", "truncated")
-            rollout = {name: rollout[name] for name in needed} | {"rewards": rollout.rewards.tolist(), "next_observations": successors}
-        side.learner(policy).update(rollout)
-        results.append(parameters(policy))
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
 
 
 def test_what_is_refused(side):

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
-from inchworm.policy.file import load_policy, save_policy
 from inchworm.policy.memory import MemoryLayout
 from inchworm.policy.spec import PolicySpec
 
@@ -104,19 +103,6 @@ def test_predict_says_that_it_forgets_and_predict_with_memory_does_not():
         step = policy.act(rows, step.state, np.zeros(1, bool), np.random.default_rng(0))
         np.testing.assert_array_equal(state["hidden"], step.state["hidden"])
     assert NumpyPolicy(spec("mlp")).predict_with_memory(np.ones(3, np.float32))[1] == ()
-
-
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_the_policy_file_acts_in_numpy_and_is_the_same_in_torch(kind, tmp_path):
-    torch_policy = pytest.importorskip("inchworm.backends.torch.policy").TorchPolicy
-    learner = torch_policy(spec(kind, memory_layers=2, memory_place="before"), seed=4)
-    path = save_policy(tmp_path / "policy.safetensors", learner.spec, learner.get_weights())
-    actor, again = load_policy(path), load_policy(path, backend="torch")
-    assert isinstance(actor, NumpyPolicy)
-    assert actor.spec == learner.spec
-    for policy in (actor, again):
-        weights = policy.get_weights()
-        assert all(np.array_equal(value, weights[name]) for name, value in learner.get_weights().items())
 
 
 @pytest.mark.parametrize(

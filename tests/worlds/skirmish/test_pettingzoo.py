@@ -61,14 +61,6 @@ def test_hp_margin_is_a_difference_of_mean_shares() -> None:
     assert [infos[agent]["hp_margin"] for agent in ("blue_0", "red_1")] == [0.125, -0.125]
 
 
-def test_the_limit_truncates() -> None:
-    env = parallel_env(max_steps=1, units=["scout"])
-    env.reset(seed=0)
-    _, _, terminations, truncations, infos = env.step({agent: [0, 0, 0] for agent in env.agents})
-    assert (set(terminations.values()), set(truncations.values())) == ({False}, {True})
-    assert infos["blue_0"]["win"] == 0.5
-
-
 def test_a_game_renders_as_a_replay() -> None:
     env = parallel_env(units=["scout"], render_mode="replay", max_steps=3)
     env.reset(seed=7)

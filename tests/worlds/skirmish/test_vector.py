@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from doubles.skirmish import BLUE, RED, random_legal
+from doubles.stepping import assert_equal_steps, frozen
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EnvStep
@@ -18,7 +19,6 @@ from inchworm.env.workers.auto import choose_num_workers
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, SkirmishWorld
 from inchworm.worlds.skirmish.state import COMPONENTS
 
-FIELDS = ("rewards", "terminated", "truncated", "episode_starts", "valid")
 MIXED = ("scout", "soldier", "heavy")
 SHORT = {"max_steps": 40, "zone_target": 15}
 
@@ -87,27 +87,6 @@ def play(env: Any, steps: int, seed: int = 0, skill: float = 0.6) -> list[EnvSte
     return [*taken, frozen(step)]
 
 
-def frozen(step: EnvStep) -> EnvStep:
-    seen = {key: array.copy() for key, array in step.observations.items()}
-    return dataclasses.replace(
-        step, observations=seen, global_state=np.array(step.global_state), **{name: getattr(step, name).copy() for name in FIELDS}
-    )
-
-
-def assert_equal(one: EnvStep, other: EnvStep) -> None:
-    for key, array in one.observations.items():
-        assert array.tobytes() == other.observations[key].tobytes(), key  # to the sign of a zero: a checkpoint compares bytes
-    for name in FIELDS:
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    assert np.array_equal(one.global_state, other.global_state)
-    assert len(one.ended) == len(other.ended)
-    for mine, theirs in zip(one.ended, other.ended):
-        assert (mine.lane, mine.seed, dict(mine.info)) == (theirs.lane, theirs.seed, dict(theirs.info))
-        for key, array in mine.final_observation.items():
-            assert np.array_equal(array, theirs.final_observation[key]), key
-        assert np.array_equal(mine.final_global_state, theirs.final_global_state)
-
-
 @pytest.mark.parametrize("global_state", [False, True])
 def test_native_equals_one_pettingzoo_arena_per_copy_with_and_without_workers(global_state: bool) -> None:
     pytest.importorskip("pettingzoo")
@@ -121,8 +100,7 @@ def test_native_equals_one_pettingzoo_arena_per_copy_with_and_without_workers(gl
     assert sum(len(step.ended) for step in runs[0]) >= 6, "games ended"
     assert any((~step.valid).any() for step in runs[0]), "units died"
     for run in runs[1:]:
-        for one, other in zip(runs[0], run, strict=True):
-            assert_equal(one, other)
+        assert_equal_steps(runs[0], run)
 
 
 def test_the_id_is_stepped_natively_unless_something_is_put_around_it() -> None:
@@ -230,7 +208,7 @@ def test_a_saved_env_comes_back_with_the_same_bits() -> None:
         for _ in range(60):
             actions = player.act(step.observations, (), step.episode_starts, rng).env_actions
             step = frozen(env.step(actions))
-            assert_equal(step, frozen(other.step(actions)))
+            assert_equal_steps([step], [other.step(actions)])
         assert [other.frame(copy) for copy in range(4)] == [env.frame(copy) for copy in range(4)]
 
 
@@ -246,21 +224,9 @@ def test_a_game_saved_natively_goes_on_in_pettingzoo_arenas() -> None:
     other.load_state_dict(env.state_dict())
     assert other.exact  # type: ignore[attr-defined]
     actions = player.act(step.observations, (), step.episode_starts, rng).env_actions
-    assert_equal(frozen(env.step(actions)), frozen(other.step(actions)))
+    assert_equal_steps([env.step(actions)], [other.step(actions)])
     env.close()
     other.close()
-
-
-def test_the_same_seed_gives_the_same_games() -> None:
-    with (
-        SkirmishVectorEnv(SHORT, 4, seed=7) as one,
-        SkirmishVectorEnv(SHORT, 4, seed=7) as two,
-        SkirmishVectorEnv(SHORT, 4, seed=8) as three,
-    ):
-        first, second, third = play(one, 60), play(two, 60), play(three, 60)
-    for mine, theirs in zip(first, second, strict=True):
-        assert_equal(mine, theirs)
-    assert not np.array_equal(first[0].observations["observation"], third[0].observations["observation"])
 
 
 def test_describe_gives_plain_data() -> None:
