@@ -234,7 +234,7 @@ ROOMS = {
     5: r"rollout/buffer",
     6: r"backends/\w+/gae",
     7: r"rollout/sequences",
-    8: r"backends/(\w+/loss|custom_losses)",
+    8: r"backends/\w+/loss",
     9: r"backends/(\w+/(learner|adam)|learner)",
 }
 # The functions that hand the data point on: when they first return, it has passed their step.

@@ -6,26 +6,26 @@ minibatches, and the optimiser steps on those.
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optree
 
-from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses, needs_successors
 from inchworm.config.sections import PPOConfig, Schedule
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.tensor_file import write_tensor_file
 from inchworm.core.trees import flatten_tree
-from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats
+from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
@@ -41,6 +41,49 @@ MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
 RATIO_TOLERANCE = 1e-3
 EMPTY = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
+
+
+_OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "advantages", "returns", "valid")
+_OF_EVALUATION = ("values", "log_probs", "entropy")
+ARGUMENTS = ("policy", "minibatch", "evaluation", "obs", *_OF_MINIBATCH, *_OF_EVALUATION)
+"""The parameter names that a loss may have; values, log-probs and entropy are the current policy's, with gradients."""
+
+
+@dataclass(frozen=True)
+class CustomLoss:
+    """A custom loss function (step 8 of 9) with the name it is logged under and the arguments it asked for."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[str, ...]
+
+    def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
+        """Call the function with the arguments that it asked for."""
+        known: dict[str, Any] = {"policy": policy, "minibatch": minibatch, "evaluation": evaluation, "obs": minibatch.observations}
+        for name in self.arguments:
+            if name not in known:
+                known[name] = getattr(minibatch if name in _OF_MINIBATCH else evaluation, name)
+        return self.function(*[known[name] for name in self.arguments])
+
+
+def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
+    """Find the name and arguments of each function; raise if an argument is unknown or two functions have the same name."""
+    losses: dict[str, CustomLoss] = {}
+    for function in functions:
+        inner = getattr(function, "func", function)  # functools.partial
+        name = getattr(inner, "__name__", type(inner).__name__)
+        required = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        for argument in required:
+            if argument not in ARGUMENTS:
+                raise ConfigError(f"the custom loss {name} asks for {argument!r}; a loss may ask for {', '.join(ARGUMENTS)}")
+        if name in losses:
+            raise ConfigError(f"two custom losses are called {name}; give them different names, under which they are logged")
+        losses[name] = CustomLoss(name, function, tuple(required))
+    return tuple(losses.values())
 
 
 class BaseLearner(ABC):
@@ -95,8 +138,7 @@ class BaseLearner(ABC):
             rollout.validate()
         else:
             rollout.validate(self.spec.observation_space, self.spec.action_space)
-            check_memory(self.spec, rollout)
-            check_global_state(self.spec, rollout)
+            check_policy_inputs(self.spec, rollout)
         if optree.tree_leaves(rollout.global_state) and not rollout.valid.all() and not reads_global_state(self.policy):
             raise RolloutError(
                 "the rollout has a global state and agents that died, so credit continues after death, which only a central critic can "
@@ -120,7 +162,8 @@ class BaseLearner(ABC):
         rollout, collected it.
         """
         length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
-        sequences = self.make_sequences(rollout, advantages, length, successors=needs_successors(losses))
+        successors = any("next_observations" in loss.arguments for loss in losses)  # made on demand: they take memory
+        sequences = self.make_sequences(rollout, advantages, length, successors=successors)
         total = sequences.valid.shape[1]
         config, coefficients = self.config, self._coefficients()
         rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
@@ -269,20 +312,15 @@ class BadNumberGuard:
                 )
 
 
-def check_memory(spec: PolicySpec, rollout: Rollout) -> None:
-    """Reject a rollout without the memory that the policy begins its sequences with."""
-    if spec.memory is None:
-        return
-    recorded = len((optree.tree_leaves(rollout.policy_state) or [()])[0])
-    if not recorded or not spec.memory.fits(rollout.policy_state, (recorded, rollout.num_lanes)):
-        raise RolloutError(
-            f"the policy has a memory (policy.kind={spec.config.kind}, {spec.memory.layers} x {spec.memory.size}), but the rollout's "
-            "policy_state does not fit it; collect it with this policy"
-        )
-
-
-def check_global_state(spec: PolicySpec, rollout: Rollout) -> None:
-    """Reject a rollout without the global state that a central critic reads."""
+def check_policy_inputs(spec: PolicySpec, rollout: Rollout) -> None:
+    """Reject a rollout without the memory that the policy's sequences begin with, or the global state that a central critic reads."""
+    if spec.memory is not None:
+        recorded = len((optree.tree_leaves(rollout.policy_state) or [()])[0])
+        if not recorded or not spec.memory.fits(rollout.policy_state, (recorded, rollout.num_lanes)):
+            raise RolloutError(
+                f"the policy has a memory (policy.kind={spec.config.kind}, {spec.memory.layers} x {spec.memory.size}), but the rollout's "
+                "policy_state does not fit it; collect it with this policy"
+            )
     if spec.global_state_space is None:
         return
     if not optree.tree_leaves(rollout.global_state):

@@ -123,6 +123,8 @@ class Predicts:
     spec: PolicySpec
     initial_state: Callable[[int], Tree]
     act: Callable[..., PolicyStep]
+    central_critic: bool
+    """Whether `value` reads the global state."""
 
     def predict(self, observation: Tree, *, deterministic: bool = True, rng: np.random.Generator | None = None) -> Tree:
         """The action for one observation without a batch axis, as the environment takes it; a memory starts empty."""
@@ -138,8 +140,3 @@ class Predicts:
         memory = self.initial_state(1) if state is None else state
         step = self.act(self.spec.batch(observation), memory, np.array([state is None]), stream, deterministic=deterministic)
         return self.spec.unbatch(step.env_actions), step.state
-
-    @property
-    def central_critic(self) -> bool:
-        """Whether `value` reads the global state."""
-        return self.spec.global_state is not None

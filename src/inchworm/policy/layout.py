@@ -71,7 +71,7 @@ class ActionLayout:
         """D"""
         return sum(part.width for part in self.parts if part.kind == "gaussian")
 
-    @property
+    @cached_property
     def num_outputs(self) -> int:
         """C + D"""
         return self.num_logits + self.num_gaussians

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from inchworm.backends.registry import acting_policy, compute_advantages
 from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.memory import Past
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
@@ -179,11 +180,16 @@ def test_a_policy_with_memory_is_not_compiled():
         PPOOptimizer(policy, PPOConfig(compile="on"), device="cpu")
 
 
+def features_of(memory, rows, state, starts):
+    """[L, N, size]"""
+    return memory(rows, Past(state, starts))[0].reshape(*starts.shape, -1)
+
+
 def test_memory_is_a_constant_of_learning():
     """No gradient goes through the recorded memory into the rollout before."""
     policy, (_, rollout) = cartpole("gru")
     state = {name: torch.zeros((2, *leaf.shape[2:]), requires_grad=True) for name, leaf in rollout.policy_state.items()}
-    features = policy.network.memory.over(torch.ones((3, 2, 8)), state, torch.zeros((3, 2), dtype=torch.bool))
+    features = features_of(policy.network.memory, torch.ones((3, 2, 8)), state, torch.zeros((3, 2), dtype=torch.bool))
     assert torch.autograd.grad(features.sum(), list(state.values()), allow_unused=True) == (None,)
 
 
@@ -198,9 +204,9 @@ def test_what_is_forgotten_is_forgotten_to_the_last_bit(kind, layers, dtype):
     state = {name: torch.full((3, layers, 6), 1e3 if name == "cell" else 0.9, dtype=dtype) for name in memory.layout.names}
     starts = torch.zeros((7, 3), dtype=torch.bool)
     starts[4] = True
-    found = memory.over(rows, state, starts)[4:]
+    found = features_of(memory, rows, state, starts)[4:]
     empty = {name: torch.zeros_like(leaf) for name, leaf in state.items()}
-    alone = memory.over(rows[4:], empty, starts[:3])
+    alone = features_of(memory, rows[4:], empty, starts[:3])
     np.testing.assert_allclose(found.detach(), alone.detach(), rtol=0, atol=1e-7 if dtype == torch.float32 else 1e-15)
     (slope,) = torch.autograd.grad(found.sum(), rows)
     assert slope[:4].abs().max() == 0 < slope[4:].abs().min()
@@ -215,7 +221,7 @@ def test_room_to_forget_moves_no_weight(kind):
     state = {name: torch.zeros((2, 1, 6)) for name in memory.layout.names}
     starts = torch.zeros((6, 2), dtype=torch.bool)
     starts[3] = True
-    whole = memory.over(rows, state, starts)
-    halves = torch.cat([memory.over(rows[part], state, starts[:3]) for part in (slice(0, 3), slice(3, 6))])
+    whole = features_of(memory, rows, state, starts)
+    halves = torch.cat([features_of(memory, rows[part], state, starts[:3]) for part in (slice(0, 3), slice(3, 6))])
     for one, two in zip(*(torch.autograd.grad(found.square().sum(), list(memory.parameters())) for found in (whole, halves))):
         np.testing.assert_allclose(one, two, atol=1e-5)

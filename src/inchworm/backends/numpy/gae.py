@@ -67,7 +67,8 @@ def _by_lane(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
 
 def rollout_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> Array:
     """The values [T, B] of every row. With a memory, by the sequences that learning reads, all at once instead of row after row."""
-    shared, critic = central_inputs(policy, rollout), cast(ReadsGlobalState, policy)
+    shared: tuple[Tree, ...] = (lane_states(rollout), rollout.valid) if reads_global_state(policy) else ()
+    critic = cast(ReadsGlobalState, policy)
     if not optree.tree_leaves(rollout.policy_state):
         return critic.value(rollout.observations, rollout.policy_state, rollout.episode_starts, *shared)
     length = config.sequence_length_for(rollout.num_steps, memory=True)
@@ -83,11 +84,6 @@ def cut_values(policy: Policy, rollout: Rollout, no_resets: Array) -> Array:
     successors, shared = optree.tree_map(lambda leaf: leaf[None], cuts)  # [1, K, …]
     extra = (shared, rollout.cut_valid[None]) if reads_global_state(policy) else ()
     return cast(ReadsGlobalState, policy).value(successors, rollout.cut_state, no_resets, *extra)[0]
-
-
-def central_inputs(policy: Policy, rollout: Rollout) -> tuple[Tree, ...]:
-    """What a central critic reads in addition to observations: `lane_states`, and `valid` [T, B]."""
-    return (lane_states(rollout), rollout.valid) if reads_global_state(policy) else ()
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:

@@ -107,7 +107,7 @@ class NumpyPolicy(Predicts):
     def __init__(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None = None, *, seed: int = 0) -> None:
         if spec.observations.images:
             raise SpaceError(f'convolutions do not run in NumPy; use the torch backend for policy.kind="{spec.config.kind}" on images')
-        self.spec = spec
+        self.spec, self.central_critic = spec, spec.global_state is not None
         self.policy_version = 0
         self.statistics = PolicyStatistics(spec)
         self._activation = ACTIVATIONS[spec.config.activation].apply

@@ -14,8 +14,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BaseLearner, StepMetrics
+from inchworm.backends.learner import BaseLearner, CustomLoss, StepMetrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
@@ -225,30 +224,29 @@ class PPOOptimizer(BaseLearner):
     def take_steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
-        """Take one step on each minibatch, eagerly or compiled."""
+        """Take one step on each minibatch, or none where its loss or gradient is not finite or no row is valid."""
         self._updater.scale_learning_rate(rate_factor)
-        if self._compiled is None:
-            return as_metrics([self._step(minibatch, coefficients, losses) for minibatch in minibatches])
-        if losses:
-            raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
-        return self._compiled.run(minibatches, coefficients)
-
-    def _step(self, minibatch: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss]) -> Row:
-        """Take one optimiser step on one minibatch, or none where its loss or gradient is not finite or no row is valid."""
-        count = minibatch.valid.sum()
-        row: Row = {}
-        self._updater.zero_grad()
-        for micro in micro_batches(minibatch, self.config.gradient_accumulation):
-            terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
-            row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
-        for loss in losses:
-            if f"gradient/{loss.name}" in row:
-                row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
-        row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
-        row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
-        row["empty"] = count == 0
-        self._updater.step(row["bad"] | row["empty"])
-        return row
+        if self._compiled is not None:
+            if losses:
+                raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
+            return self._compiled.run(minibatches, coefficients)
+        rows = []
+        for minibatch in minibatches:
+            count = minibatch.valid.sum()
+            row: Row = {}
+            self._updater.zero_grad()
+            for micro in micro_batches(minibatch, self.config.gradient_accumulation):
+                terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
+                row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
+            for loss in losses:
+                if f"gradient/{loss.name}" in row:
+                    row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
+            row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
+            row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
+            row["empty"] = count == 0
+            self._updater.step(row["bad"] | row["empty"])
+            rows.append(row)
+        return as_metrics(rows)
 
     def _backward(
         self, evaluation: Evaluation, micro: Minibatch, coefficients: LossCoefficients, losses: Sequence[CustomLoss], count: Tensor

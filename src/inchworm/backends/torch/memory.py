@@ -104,29 +104,26 @@ class Memory(nn.ModuleDict):
                 parts[part] = nn.ParameterDict()
             parts[part][kind] = nn.Parameter(torch.empty(shape))  # type: ignore[operator]
 
-    def step(self, rows: Tensor, state: Tree, starts: Tensor) -> tuple[Tensor, Tree]:
-        """Reset where an episode starts, then read [N, in]; return features [N, size] and the new state."""
-        features, after = self._run(rows[None], self._begin(state, ~starts, rows))
-        return features[0], {name: part.transpose(0, 1) for name, part in zip(self.layout.names, after)}
+    def forward(self, rows: Tensor, past: Past) -> tuple[Tensor, Tree]:
+        """Features [L·N, size] of sequences [L·N, in] that begin with `past`, and the state after the last row.
 
-    def over(self, rows: Tensor, state: Tree, starts: Tensor) -> Tensor:
-        """Features [L, N, size] of whole sequences [L, N, in], which begin with `state` [N, layers, size]."""
-        resets = starts.cpu().numpy()  # [L, N] shapes depend on it, so this waits for the device
-        begin = self._begin(state, ~starts[0] if resets[0].any() else None, rows)
+        Where an episode starts after the first row, the state after the last one is left out: only acting, row by row, needs it.
+        """
+        rows = rows.reshape(*past.starts.shape, -1)  # [L, N, in]
+        resets = past.starts.cpu().numpy()  # shapes depend on it, so this waits for the device
+        begin = [past.state[name].to(rows.dtype).transpose(0, 1).contiguous() for name in self.layout.names]  # as kernels read it
+        if resets[0].any():
+            begin = [torch.where(past.starts[0][:, None], 0.0, part) for part in begin]  # [layers, N, size]
         if not resets[1:].any():
-            return self._run(rows, begin)[0]
+            features, after = self._run(rows, begin)
+            return features.flatten(0, 1), {name: part.transpose(0, 1) for name, part in zip(self.layout.names, after)}
         plan, width = insert_reset_rows(resets), rows.shape[1]
         places = torch.from_numpy(plan.places).to(rows.device)
         spread = rows.new_zeros((plan.depth * width, rows.shape[2] + 1))
         spread[:, :-1].index_copy_(0, places, rows.flatten(0, 1))
         spread[torch.from_numpy(plan.inserted).to(rows.device), -1] = 1.0
         features = self._run_with_resets(spread.reshape(plan.depth, width, -1), begin)
-        return features.flatten(0, 1).index_select(0, places).reshape(*starts.shape, -1)
-
-    def _begin(self, state: Tree, keep: Tensor | None, rows: Tensor) -> list[Tensor]:
-        """The state [N, layers, size] as kernels read it, [layers, N, size], zero where `keep` [N] is false."""
-        parts = [state[name].to(rows.dtype).transpose(0, 1) for name in self.layout.names]
-        return [(part if keep is None else torch.where(keep[:, None], part, 0.0)).contiguous() for part in parts]
+        return features.flatten(0, 1).index_select(0, places), ()
 
     def _run(self, rows: Tensor, begin: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Run sequences [L, N, in] without resets; return features [L, N, size] and the state after the last row."""

@@ -5,6 +5,8 @@ The built-in network is made from a `PolicySpec`; users derive their own from `N
 
 from __future__ import annotations
 
+from functools import partial, reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +36,7 @@ IMAGES_AT_ONCE = 64
 
 def to_tensors(tree: Tree, device: torch.device | str) -> Tree:
     """Every array of a tree as a tensor on `device`."""
-    return optree.tree_map(lambda array: to_tensor(array, device), tree)
+    return optree.tree_map(partial(to_tensor, device=device), tree)
 
 
 def to_tensor(array: Any, device: torch.device | str) -> Tensor:
@@ -51,7 +53,7 @@ def encode_observations(layout: ObservationLayout, observations: Tree, num_leadi
     """Observations [..., *obs] as the flat input [..., F] f32."""
     pieces: list[Tensor] = []
     for part in layout.flat:
-        values = leaf(observations, part.path)
+        values: Any = reduce(getitem, part.path, observations)
         leading = values.shape[:num_leading]
         if part.kind == "box":
             flat = values.to(torch.float32).reshape(*leading, part.size)
@@ -189,23 +191,20 @@ class SpecNetwork(Network):
 
     def action_outputs(self, observations: Tree, past: Past | None = None) -> Tensor:
         """[N, C + D]"""
-        return self._head(self.actor, self._features(observations, past))
+        return self.step_outputs(observations, past)[0]
 
-    def step_outputs(self, observations: Tree, past: Past) -> tuple[Tensor, Tree]:
-        """[N, C + D] for one row [1, N] of each lane, and the memory after it."""
-        assert self.memory is not None
-        rows = self._inputs(observations)
-        rows = self._hidden(rows) if self.spec.memory_is_last else rows
-        features, after = self.memory.step(rows, past.state, past.starts[0])
-        return self._head(self.actor, features if self.spec.memory_is_last else self._hidden(features)), after
+    def step_outputs(self, observations: Tree, past: Past | None) -> tuple[Tensor, Tree]:
+        """[N, C + D], and the memory after the last row."""
+        features, after = self._features(observations, past)
+        return self._head(self.actor, features), after
 
     def values(self, observations: Tree, past: Past | None = None) -> Tensor:
         """[N]"""
-        return self._critic(observations, self._features(observations, past))
+        return self._critic(observations, self._features(observations, past)[0])
 
     def forward(self, observations: Tree, past: Past | None = None) -> tuple[Tensor, Tensor]:
         """Both, from one pass through the layers that they share."""
-        features = self._features(observations, past)
+        features, _ = self._features(observations, past)
         return self._head(self.actor, features), self._critic(observations, features)
 
     def _critic(self, observations: Tree, features: Tensor) -> Tensor:
@@ -220,23 +219,11 @@ class SpecNetwork(Network):
             features = torch.cat([features * observations.valid[:, None], world], -1)  # [N, F + G]
         return self._head(self.critic, features).squeeze(-1)
 
-    def _features(self, observations: Tree, past: Past | None) -> Tensor:
-        """[N, width] the features that actor and critic share."""
-        rows = self._inputs(observations)
-        if self.memory is None or past is None:
-            return self._hidden(rows)
-        rows = self._hidden(rows) if self.spec.memory_is_last else rows
-        features = self.memory.over(rows.reshape(*past.starts.shape, -1), *past).flatten(0, 1)
-        return features if self.spec.memory_is_last else self._hidden(features)
+    def _features(self, observations: Tree, past: Past | None) -> tuple[Tensor, Tree]:
+        """[N, width] the features that actor and critic share, and the memory after the last row.
 
-    def _hidden(self, rows: Tensor) -> Tensor:
-        """The layers of the trunk, if there is one."""
-        for layer in self.trunk.values():
-            rows = self.activation(layer(rows))
-        return rows
-
-    def _inputs(self, observations: Tree) -> Tensor:
-        """[N, F] the input of the first layer: encoded and normalised, images convolved."""
+        Observations are encoded and normalised and images convolved; then come the memory and the trunk, if there are any.
+        """
         layout, pieces = self.spec.observations, []
         observations = observations.observations if isinstance(observations, Central) else observations
         if layout.size:
@@ -245,16 +232,16 @@ class SpecNetwork(Network):
                 limit = self.spec.config.observation_clip
                 flat = ((flat - self.center) * self.inverse_std).clamp(-limit, limit)
             pieces.append(flat)
-        for part, stack in zip(layout.images, self.cnn.values()):
-            raw = leaf(observations, part.path)
-            images = raw if channels_first(part.shape) else raw.permute(0, 3, 1, 2)  # [N, channels, height, width]
-            if torch.is_grad_enabled():
-                pieces.append(self._convolve(part, stack, channels_together(images)))
-            else:
-                parts = torch.split(images, IMAGES_AT_ONCE) if images.device.type == "cpu" else (images,)
-                features = [self._convolve(part, stack, piece) for piece in parts]
-                pieces.append(features[0] if len(features) == 1 else torch.cat(features))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        pieces += [self._read_image(part, stack, leaf(observations, part.path)) for part, stack in zip(layout.images, self.cnn.values())]
+        rows = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)  # [N, F]
+        after: Tree = ()
+        if self.memory is not None and past is not None and not self.spec.memory_is_last:
+            rows, after = self.memory(rows, past)
+        for layer in self.trunk.values():
+            rows = self.activation(layer(rows))
+        if self.memory is not None and past is not None and self.spec.memory_is_last:
+            rows, after = self.memory(rows, past)
+        return rows, after
 
     def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
         *hidden, head = stack.values()  # type: ignore[operator]
@@ -262,6 +249,15 @@ class SpecNetwork(Network):
             features = self.activation(layer(features))
         outputs: Tensor = head(features)
         return outputs
+
+    def _read_image(self, part: ObservationPart, stack: nn.Module, raw: Tensor) -> Tensor:
+        """[N, features] of images [N, *image]."""
+        images = raw if channels_first(part.shape) else raw.permute(0, 3, 1, 2)  # [N, channels, height, width]
+        if torch.is_grad_enabled():
+            return self._convolve(part, stack, channels_together(images))
+        chunks = torch.split(images, IMAGES_AT_ONCE) if images.device.type == "cpu" else (images,)
+        features = [self._convolve(part, stack, chunk) for chunk in chunks]
+        return features[0] if len(features) == 1 else torch.cat(features)
 
     def _convolve(self, part: ObservationPart, stack: nn.Module, images: Tensor) -> Tensor:
         *convolutions, head = stack.values()  # type: ignore[operator]
@@ -285,29 +281,28 @@ def _stack(spec: PolicySpec, prefix: str) -> nn.ModuleDict:
     return stack
 
 
-class Dense(nn.Module):
+class Dense(nn.Linear):
     """A linear layer without initialisation: weights always come from the spec, and torch's global generator is not used."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))  # [out, in]
-        self.bias = nn.Parameter(torch.empty(shape[0]))
+        super().__init__(shape[1], shape[0])
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[N, in] -> [N, out]"""
-        return nn.functional.linear(inputs, self.weight, self.bias)
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
 
     def in_columns(self, inputs: Tensor) -> Tensor:
         """The same product, transposed: for 8 to 32 rows of thousands of numbers a CPU takes two thirds of the time."""
         return torch.addmm(self.bias[:, None], self.weight, inputs.t()).t()
 
 
-class Convolution(Dense):
+class Convolution(nn.Conv2d):
     """A convolution without initialisation."""
 
     def __init__(self, shape: tuple[int, ...], stride: int) -> None:
-        super().__init__(shape)  # [out, in, kernel, kernel]
-        self.stride = stride
+        super().__init__(shape[1], shape[0], shape[2:], stride)  # type: ignore[arg-type]
+
+    def reset_parameters(self) -> None:
+        """Leave the weights as they are."""
 
     def forward(self, inputs: Tensor, scale: float = 1.0) -> Tensor:
         """[N, in, height, width], each number times `scale`, -> [N, out, height, width]"""

@@ -57,7 +57,7 @@ class TorchPolicy(Predicts, nn.Module):
             )
         if network is not None and spec.global_state is not None:
             raise ConfigError("policy.central_critic belongs to the built-in networks; leave it off here")
-        self.spec = spec
+        self.spec, self.central_critic = spec, spec.global_state is not None
         self.builtin = network is None
         self.network = network if network is not None else SpecNetwork(spec)
         self.statistics = PolicyStatistics(spec)
