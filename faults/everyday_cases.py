@@ -1,12 +1,13 @@
-"""Config files at random for G4, most of them broken in one known way, with what must become of each.
+"""Random config files for G4, most of them invalid in one known way, with the expected result of each.
 
-What each field may be is written here a second time, independently of the config itself.
+The allowed values of every field are repeated here, independently of the config classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ class Field:
     above: bool = False
     """Whether `low` itself is too low."""
     options: tuple[Any, ...] = ()
-    """Of a choice; and words that an int may be instead."""
+    """Of a choice; for an int, words that are allowed instead."""
     empty: bool = False
-    """Whether null is taken."""
+    """Whether null is allowed."""
     usual: tuple[Any, ...] = ()
-    """Good values to draw from, small enough to be run."""
+    """Valid values to draw from, small enough to run."""
 
 
 def _float(low: float, *usual: float, high: float | None = None, above: bool = False, empty: bool = False) -> Field:
@@ -131,43 +132,32 @@ FIELDS: dict[str, Field] = {
     "run.log_interval": _int(1, 1, 2),
 }
 OTHERS = ("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies")
-"""Fields of nested data, which have cases of their own."""
+"""Fields of nested data, which have separate cases."""
 
 WORDS = {"float": ("number",), "int": ("whole number",), "bool": ("true or false",), "text": ("text",), "ints": ("list", "whole number")}
-"""What an error must say is allowed, for a value of another type: one of these."""
+"""Kind -> words of which one must be in the error for a value of another type."""
+WRONG_TYPES: dict[str, tuple[Any, ...]] = {
+    "float": ("0.5", "abc", "", True, False, [0.5], {"a": 1}),
+    "int": ("3", 1.5, 2.0, True, [3], {"a": 1}),
+    "bool": (0, 1, "true", "yes", 0.0, [True]),
+    "text": (3, 1.5, True, ["a"], {"a": "b"}),
+    "ints": (3, "64", [1.5], ["a"], [[4]], {"a": 1}, [True]),
+    "choice": ("", "Tanh", "nope", 1.5, 77, [], {}, ["a"]),
+}
 
 
-def wrong_types(field: Field, rng: np.random.Generator) -> Any:
-    """A value that is of no type that the field takes."""
-    wrong: dict[str, Sequence[Any]] = {
-        "float": ("0.5", "abc", "", True, False, [0.5], {"a": 1}),
-        "int": ("3", 1.5, 2.0, True, [3], {"a": 1}),
-        "bool": (0, 1, "true", "yes", 0.0, [True]),
-        "text": (3, 1.5, True, ["a"], {"a": "b"}),
-        "ints": (3, "64", [1.5], ["a"], [[4]], {"a": 1}, [True]),
-        "choice": ("", "Tanh", "nope", 1.5, 77, [], {}, ["a"]),
-    }
-    near = [True, 1.0, "1"] if field.options == (1, 2) else []  # equal to a choice, and not it
-    values = [*wrong[field.kind], *near, *([] if field.empty else [None])]
-    return values[int(rng.integers(len(values)))]
-
-
-def out_of_range(field: Field, rng: np.random.Generator) -> Any:
-    """A value of the right type beyond a bound, or None if there is no bound."""
+def out_of_range(field: Field) -> list[Any]:
+    """Values of the right type beyond a bound."""
     if field.kind == "float":
         low = -1e-9 if field.low == 0 else (field.low or 0.0) - 0.1
-        beyond = [low, -1e30, *([0.0] if field.above else []), *([] if field.high is None else [field.high + 1e-6, 1e30])]
-    elif field.kind == "int":
-        beyond = [int(field.low or 0) - 1, -(10**30), *([] if field.high is None else [field.high + 1])]
-    elif field.kind == "ints":
-        beyond = [[0], [4, -1], [-(10**30)]]
-    else:
-        return None
-    return beyond[int(rng.integers(len(beyond)))]
+        return [low, -1e30, *([0.0] if field.above else []), *([] if field.high is None else [field.high + 1e-6, 1e30])]
+    if field.kind == "int":
+        return [int(field.low or 0) - 1, -(10**30), *([] if field.high is None else [field.high + 1])]
+    return [[0], [4, -1], [-(10**30)]] if field.kind == "ints" else []
 
 
 def says_what_is_allowed(field: Field, message: str) -> bool:
-    """Whether an error tells what the field may be: its choices, its bounds, or its type."""
+    """Whether an error names the allowed values of a field: its choices, its bounds, or its type."""
     choices = bool(field.options) and all(str(option) in message for option in field.options)
     limits = [str(int(limit)) if limit == int(limit) else str(limit) for limit in (field.low, field.high) if limit is not None]
     bounds = any(f"must be {limit} or" in message for limit in limits) or "must be above 0" in message
@@ -175,7 +165,7 @@ def says_what_is_allowed(field: Field, message: str) -> bool:
 
 
 def valid_data(rng: np.random.Generator, *, share: float = 0.3) -> Data:
-    """A config that is in order: usual values in a share of the fields, small enough to be run."""
+    """A valid config: usual values in a share of the fields, small enough to run."""
     data: Data = {}
     for name, field in FIELDS.items():
         if field.usual and rng.random() < share:
@@ -190,13 +180,13 @@ def valid_data(rng: np.random.Generator, *, share: float = 0.3) -> Data:
 
 
 RAW = "rawtext"
-"""Stands in the written YAML where text goes that no writer would make."""
+"""Placeholder in the YAML for text that no YAML writer would produce."""
 SECTIONS = ("env", "policy", "ppo", "collect", "evaluation", "run")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A config file, and what must become of it."""
+    """A config file and the expected result of reading it."""
 
     what: str
     text: bytes
@@ -205,9 +195,9 @@ class Case:
     words: tuple[str, ...] = ()
     """All of these must be in the error."""
     field: Field | None = None
-    """Of what the error must say what is allowed."""
+    """Field whose allowed values the error must name."""
     value: tuple[str, Any] | None = None
-    """A field and what it must be once it is read."""
+    """A field and its value once the file is read."""
 
 
 def written(data: Data, raw: str = "") -> bytes:
@@ -215,208 +205,138 @@ def written(data: Data, raw: str = "") -> bytes:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).replace(RAW, raw).encode("utf-8", "surrogatepass")
 
 
-def put(data: Data, name: str, value: Any) -> Data:
+def put(data: Data, name: Any, value: Any) -> Data:
+    """A copy of the data with another field ("section.key") or another section."""
+    if not isinstance(name, str) or "." not in name:
+        return {**data, name: value}
     section, key = name.split(".")
     return {**data, section: {**data.get(section, {}), key: value}}
 
 
-def _any_field(rng: np.random.Generator, *kinds: str) -> tuple[str, Field]:
-    names = [name for name, field in FIELDS.items() if not kinds or field.kind in kinds]
-    name = names[int(rng.integers(len(names)))]
-    return name, FIELDS[name]
+@dataclass(frozen=True)
+class Change:
+    """One way to change a valid config; the other fields are those of `Case`."""
+
+    what: str
+    changes: dict[Any, Any]
+    words: tuple[str, ...] = ()
+    raw: str = ""
+    outcome: str = "refused"
+    field: Field | None = None
+    value: tuple[str, Any] | None = None
+    rewrite: Callable[[bytes, int], bytes] = lambda text, place: text
+    """Change of the file's text; the second argument is a random place in it."""
 
 
-def _pick(rng: np.random.Generator, options: Any) -> Any:
-    return options[int(rng.integers(len(options)))]
+def _field_changes() -> Iterator[Change]:
+    """Every field with values that it does not allow."""
+    tags = ("!!python/object/apply:os.system ['touch owned']", "!!python/name:os.system ''", "!!python/tuple [1, 2]", "!foreign 3")
+    tags += ("!!python/object:inchworm.config.sections.PPOConfig {}", "!!python/module:os ''")
+    for name, field in FIELDS.items():
+        section, key = name.split(".")
+        near = [True, 1.0, "1"] if field.options == (1, 2) else []  # equal to a choice but of another type
+        for value in (*WRONG_TYPES[field.kind], *near, *([] if field.empty else [None])):
+            yield Change("wrong type", {name: value}, (name,), field=field)
+        for value in out_of_range(field):
+            yield Change("out of range", {name: value}, (name,), field=field)
+        for typo in (
+            key[: len(key) // 2] + key[len(key) // 2 + 1 :],
+            key + "x",
+            key.upper(),
+            key.replace("_", "-") + "-",
+            "zzz",
+            "é世",
+            "a b",
+        ):
+            yield Change("unknown key", {f"{section}.{typo}": 1}, (f"{section}.{typo}", "did you mean|known names"))
+        for raw in (".nan", ".NaN", ".inf", "-.inf") if field.kind in ("float", "int") else ():
+            yield Change("not finite", {name: RAW}, (name,), raw, field=field)
+        for raw in ("'1e-4'", '"1e-4"', "!!str 1e-4") if field.kind == "float" else ():
+            yield Change("'1e-4'", {name: RAW}, (name,), raw, field=field)
+        for raw in (*map(str, HUGE), "1" + "0" * 400, "1" + "0" * 5000) if field.kind == "int" else ():
+            yield Change("huge number", {name: RAW}, (f"{name}|{key}: |digits",), raw, "either")
+        for raw in tags:
+            yield Change("tag", {name: RAW}, ("tag",), raw)
 
 
-def wrong_type(data: Data, rng: np.random.Generator) -> Case:
-    name, field = _any_field(rng)
-    return Case("wrong type", written(put(data, name, wrong_types(field, rng))), "refused", (name,), field)
-
-
-def wrong_range(data: Data, rng: np.random.Generator) -> Case:
-    name, field = _any_field(rng, "float", "int", "ints")
-    return Case("out of range", written(put(data, name, out_of_range(field, rng))), "refused", (name,), field)
-
-
-def not_finite(data: Data, rng: np.random.Generator) -> Case:
-    name, _ = _any_field(rng, "float", "int")
-    raw = _pick(rng, (".nan", ".NaN", ".inf", "-.inf"))
-    return Case("not finite", written(put(data, name, RAW), raw), "refused", (name,), FIELDS[name])
-
-
-def unknown_key(data: Data, rng: np.random.Generator) -> Case:
-    name, _ = _any_field(rng)
-    section, key = name.split(".")
-    place = int(rng.integers(len(key)))
-    typo = _pick(rng, (key[:place] + key[place + 1 :], key + "x", key.upper(), key.replace("_", "-") + "-", "zzz", "\u00e9\u4e16", "a b"))
-    return Case("unknown key", written(put(data, f"{section}.{typo}", 1)), "refused", (f"{section}.{typo}", "did you mean|known names"))
-
-
-def unknown_section(data: Data, rng: np.random.Generator) -> Case:
-    key = _pick(rng, ("ppoo", "training", "Env", 1, 1.5, True))
-    return Case("unknown section", written({**data, key: {}}), "refused", (str(key), "did you mean|known names"))
-
-
-def doubled_key(data: Data, rng: np.random.Generator) -> Case:
-    section = _pick(rng, SECTIONS)
-    if rng.random() < 0.5:
-        return Case("doubled section", written({"a": RAW}, "1\nrun: {}\nrun: {}"), "refused", ("'run'", "duplicate"))
-    return Case("doubled key", written(put(data, f"{section}.a", RAW), "1\n  a: 2"), "refused", ("'a'", "duplicate"))
-
-
-def exponent(data: Data, rng: np.random.Generator) -> Case:
-    raw, number = _pick(rng, (("1e-4", 1e-4), ("1E-4", 1e-4), ("2e0", 2.0), ("+1e-4", 1e-4), ("1.5e-3", 1.5e-3), (".5e-2", 5e-3)))
-    return Case("1e-4", written(put(data, "ppo.learning_rate", RAW), raw), "read", value=("ppo.learning_rate", number))
-
-
-def exponent_as_text(data: Data, rng: np.random.Generator) -> Case:
-    name, field = _any_field(rng, "float")
-    return Case("'1e-4'", written(put(data, name, RAW), _pick(rng, ("'1e-4'", '"1e-4"', "!!str 1e-4"))), "refused", (name,), field)
-
-
-def tricky_text(data: Data, rng: np.random.Generator) -> Case:
-    """Text that looks like something else: it must be read as text, and written so that it is read as text again."""
-    text = _pick(rng, ("1e5", "1e-4", "3", "0x1F", "true", "no", "null", "~", "1:30", "2001-01-01", "1_000", ".5e3", "-", "=", "<<"))
-    if rng.random() < 0.5 and text not in ("-", "~", "=", "<<", ".5e3"):  # names of directories that are not hidden
-        return Case("text like a number", written(put(data, "run.name", RAW), f"'{text}'"), "read", value=("run.name", text))
-    return Case("text like a number", written(put(data, "env.kwargs", {"a": RAW}), f"'{text}'"), "read", value=("env.kwargs", {"a": text}))
-
-
-def tag(data: Data, rng: np.random.Generator) -> Case:
-    raw = _pick(
-        rng,
-        (
-            "!!python/object/apply:os.system ['touch owned']",
-            "!!python/name:os.system ''",
-            "!!python/tuple [1, 2]",
-            "!!python/object:inchworm.config.sections.PPOConfig {}",
-            "!!python/module:os ''",
-            "!foreign 3",
-        ),
+def _other_changes() -> Iterator[Change]:
+    """Sections, nested data, contradictions, and text that is not YAML."""
+    for key in ("ppoo", "training", "Env", 1, 1.5, True):
+        yield Change("unknown section", {key: {}}, (str(key), "did you mean|known names"))
+    for section, value in product(SECTIONS, (None, 3, "text", [1], [{"gamma": 0.9}], True, 1.5)):
+        yield Change("section of another type", {section: value}, (section, "mapping"))
+    yield Change("duplicate key", {"a": RAW}, ("'run'", "duplicate"), "1\nrun: {}\nrun: {}")
+    for section in SECTIONS:
+        yield Change("duplicate key", {f"{section}.a": RAW}, ("'a'", "duplicate"), "1\n  a: 2")
+    numbers = {"1e-4": 1e-4, "1E-4": 1e-4, "2e0": 2.0, "+1e-4": 1e-4, "1.5e-3": 1.5e-3, ".5e-2": 5e-3}
+    for raw, number in numbers.items():
+        yield Change("1e-4", {"ppo.learning_rate": RAW}, raw=raw, outcome="read", value=("ppo.learning_rate", number))
+    # Text that looks like something else must be read as text, and written so that it is read as text again.
+    for text in ("1e5", "1e-4", "3", "0x1F", "true", "no", "null", "~", "1:30", "2001-01-01", "1_000", ".5e3", "-", "=", "<<"):
+        kwargs = ("env.kwargs", {"a": text})
+        yield Change("text like a number", {"env.kwargs": {"a": RAW}}, raw=f"'{text}'", outcome="read", value=kwargs)
+        if text not in ("-", "~", "=", "<<", ".5e3"):  # names of directories that are not hidden
+            yield Change("text like a number", {"run.name": RAW}, raw=f"'{text}'", outcome="read", value=("run.name", text))
+    for raw in ("&a [1]\nextra: *a", "&a 1\nextra: [*a, *a]", "&a {b: 1}\n<<: *a"):
+        yield Change("alias", {"first": RAW}, ("*a",), raw)
+    for raw in ("2001-01-01", "!!set {x}", "!!binary aGVsbG8=", "[2001-01-01 10:00:00]", "{b: !!set {y}}"):
+        yield Change("data that no checkpoint can hold", {"env.kwargs": {"a": RAW}}, ("env.kwargs",), raw)
+    for text in ("../x", "/abs", "a/b", "a\\b", "", ".", "..", " a", "a\0b", "x" * 300, "a\nb", "\u202eevil"):
+        yield Change("run name", {"run.name": text}, ("run.name", "letters"))
+    nested: tuple[tuple[str, Any, str], ...] = (
+        ("env.kwargs", [1], "dictionary|mapping"),
+        ("env.kwargs", {1: 2}, "string|text"),
+        ("env.kwargs", "a", ""),
+        ("env.wrappers", [1], "mapping"),
+        ("env.wrappers", [{"name": 1}], "text"),
+        ("env.wrappers", [{}], "name"),
+        ("env.wrappers", {"a": "b"}, ""),
+        ("env.wrappers", [{"name": "ClipReward", "kw": 1}], "kwargs"),
+        ("policy.cnn_filters", [[1, 2]], "is missing"),
+        ("policy.cnn_filters", [[1, 2, "x"]], "whole number"),
+        ("policy.cnn_filters", [[1, 2, 0]], "1 or more"),
+        ("policy.cnn_filters", 3, ""),
     )
-    name, _ = _any_field(rng)
-    return Case("tag", written(put(data, name, RAW), raw), "refused", ("tag",))
-
-
-def alias(data: Data, rng: np.random.Generator) -> Case:
-    raw = _pick(rng, ("&a [1]\nextra: *a", "&a 1\nextra: [*a, *a]", "&a {b: 1}\n<<: *a"))
-    return Case("alias", written({**data, "first": RAW}, raw), "refused", ("*a",))
-
-
-def huge(data: Data, rng: np.random.Generator) -> Case:
-    name, _ = _any_field(rng, "int")
-    raw = str(_pick(rng, HUGE)) if rng.random() < 0.7 else "1" + "0" * int(_pick(rng, (400, 5000)))
-    return Case("huge number", written(put(data, name, RAW), raw), "either", (f"{name}|{name.partition('.')[2]}: |digits",))
-
-
-def wrong_section(data: Data, rng: np.random.Generator) -> Case:
-    section, value = _pick(rng, SECTIONS), _pick(rng, (None, 3, "text", [1], [{"gamma": 0.9}], True, 1.5))
-    return Case("section of another kind", written({**data, section: value}), "refused", (section, "mapping"))
-
-
-def wrong_document(data: Data, rng: np.random.Generator) -> Case:
-    return Case("no mapping", _pick(rng, (b"", b"3", b"text", b"[1, 2]", b"- env", b"null", b"~", b"# nothing\n")), "refused", ("mapping",))
-
-
-def broken_text(data: Data, rng: np.random.Generator) -> Case:
-    whole = written(data)
-    cut = int(rng.integers(len(whole)))
-    text = _pick(
-        rng,
-        (
-            b"\tppo: {}",
-            b"ppo: {gamma: [}",
-            whole[:cut] + b"\x00" + whole[cut:],
-            whole[:cut] + b"\xff\xfe" + whole[cut:],
-            b"[" * 3000,
-            b"{a: " * 2000,
-            whole + b"---\n" + whole,
-            b"ppo: {gamma: !!float abc}",
-            b"run: {name: !!timestamp 2001-13-45}",
-            b"run: {name: !!binary zz}",
-            b"? [a]\n: b",
-        ),
+    for name, value, word in nested:
+        yield Change("nested data", {name: value}, (name, word))
+    contradictions: tuple[tuple[dict[str, Any], str, str], ...] = (
+        ({"ppo.num_minibatches": 2, "ppo.minibatch_size": 4}, "ppo.num_minibatches", "ppo.minibatch_size"),
+        ({"ppo.num_minibatches": None, "ppo.minibatch_size": 999}, "ppo.minibatch_size", "or fewer"),
+        ({"ppo.num_minibatches": 999}, "ppo.num_minibatches", "or fewer"),
+        ({"env.num_workers": 99}, "env.num_workers", "env.num_envs"),
+        ({"env.help_workers": True}, "env.help_workers", "env.num_workers"),
+        ({"policy.kind": "lstm", "run.backend": "numpy"}, "policy.kind=lstm", "run.backend=torch"),
+        ({"ppo.sequence_length": 999}, "ppo.sequence_length", "or less"),
     )
-    return Case("no YAML", text, "refused", ("cannot read the config",))
+    for changes, *words in contradictions:
+        yield Change("contradiction", changes, tuple(words))
+    for document in (b"", b"3", b"text", b"[1, 2]", b"- env", b"null", b"~", b"# nothing\n"):
+        yield Change("not a mapping", {}, ("mapping",), rewrite=lambda text, place, document=document: document)
+    broken = (b"\tppo: {}", b"ppo: {gamma: [}", b"[" * 3000, b"{a: " * 2000, b"ppo: {gamma: !!float abc}", b"? [a]\n: b")
+    for document in (*broken, b"run: {name: !!timestamp 2001-13-45}", b"run: {name: !!binary zz}"):
+        yield Change("not YAML", {}, ("cannot read the config",), rewrite=lambda text, place, document=document: document)
+    for piece in (b"\x00", b"\xff\xfe"):
+        put_in: Any = lambda text, place, piece=piece: text[:place] + piece + text[place:]  # noqa: E731
+        yield Change("not YAML", {}, ("cannot read the config",), rewrite=put_in)
+    yield Change("not YAML", {}, ("cannot read the config",), rewrite=lambda text, place: text + b"---\n" + text)
+    for prefix, ending in ((b"", b"\n"), (b"\xef\xbb\xbf", b"\n"), (b"", b"\r\n"), (b"---\n", b"\n")):
+        yield Change("valid", {}, outcome="read", rewrite=lambda text, place, p=prefix, e=ending: p + text.replace(b"\n", e))
 
 
-def nested(data: Data, rng: np.random.Generator) -> Case:
-    name, value, *words = _pick(
-        rng,
-        (
-            ("env.kwargs", [1], "dictionary|mapping"),
-            ("env.kwargs", {1: 2}, "string|text"),
-            ("env.kwargs", "a"),
-            ("env.wrappers", [1], "mapping"),
-            ("env.wrappers", [{"name": 1}], "text"),
-            ("env.wrappers", [{}], "name"),
-            ("env.wrappers", {"a": "b"}),
-            ("env.wrappers", [{"name": "ClipReward", "kw": 1}], "kwargs"),
-            ("policy.cnn_filters", [[1, 2]], "is missing"),
-            ("policy.cnn_filters", [[1, 2, "x"]], "whole number"),
-            ("policy.cnn_filters", [[1, 2, 0]], "1 or more"),
-            ("policy.cnn_filters", 3),
-        ),
-    )
-    return Case("nested data", written(put(data, name, value)), "refused", (name, *words))
-
-
-def not_plain(data: Data, rng: np.random.Generator) -> Case:
-    """What YAML can make and no checkpoint can hold."""
-    raw = _pick(rng, ("2001-01-01", "!!set {x}", "!!binary aGVsbG8=", "[2001-01-01 10:00:00]", "{b: !!set {y}}"))
-    return Case("data that is not plain", written(put(data, "env.kwargs", {"a": RAW}), raw), "refused", ("env.kwargs",))
-
-
-def at_odds(data: Data, rng: np.random.Generator) -> Case:
-    changes, words = _pick(
-        rng,
-        (
-            ({"ppo.num_minibatches": 2, "ppo.minibatch_size": 4}, ("ppo.num_minibatches", "ppo.minibatch_size")),
-            ({"ppo.num_minibatches": None, "ppo.minibatch_size": 999}, ("ppo.minibatch_size", "or fewer")),
-            ({"ppo.num_minibatches": 999}, ("ppo.num_minibatches", "or fewer")),
-            ({"env.num_workers": 99}, ("env.num_workers", "env.num_envs")),
-            ({"env.help_workers": True}, ("env.help_workers", "env.num_workers")),
-            ({"policy.kind": "lstm", "run.backend": "numpy"}, ("policy.kind=lstm", "run.backend=torch")),
-            ({"ppo.sequence_length": 999}, ("ppo.sequence_length", "or less")),
-        ),
-    )
-    for name, value in changes.items():
-        data = put(data, name, value)
-    return Case("fields at odds", written(data), "refused", words)
-
-
-def bad_name(data: Data, rng: np.random.Generator) -> Case:
-    name = _pick(rng, ("../x", "/abs", "a/b", "a\\b", "", ".", "..", " a", "a\0b", "x" * 300, "a\nb", "\u202eevil"))
-    return Case("run name", written(put(data, "run.name", name)), "refused", ("run.name", "letters"))
-
-
-def in_order(data: Data, rng: np.random.Generator) -> Case:
-    prefix, ending = _pick(rng, ((b"", b"\n"), (b"\xef\xbb\xbf", b"\n"), (b"", b"\r\n"), (b"---\n", b"\n")))
-    return Case("in order", prefix + written(data).replace(b"\n", ending), "read")
-
-
-KINDS: tuple[Callable[[Data, np.random.Generator], Case], ...] = (
-    *(wrong_type, wrong_type, wrong_type, wrong_range, wrong_range, not_finite, unknown_key, unknown_section, doubled_key, exponent, tag),
-    *(
-        exponent_as_text,
-        tricky_text,
-        alias,
-        huge,
-        wrong_section,
-        wrong_document,
-        broken_text,
-        nested,
-        not_plain,
-        at_odds,
-        bad_name,
-        in_order,
-    ),
-)
+CHANGES: dict[str, list[Change]] = {}
+for _change in (*_field_changes(), *_other_changes()):
+    CHANGES.setdefault(_change.what, []).append(_change)
+TURNS = (*CHANGES, "wrong type", "wrong type", "out of range")
+"""Kinds of changes in the order in which they take turns; wrong values are tried more often."""
 
 
 def random_case(seed: int, number: int) -> Case:
-    """Case `number`; kinds take turns."""
+    """Case `number`; the kinds of changes take turns."""
     rng = np.random.default_rng([seed, 4, number])
-    return KINDS[number % len(KINDS)](valid_data(rng), rng)
+    data, choices = valid_data(rng), CHANGES[TURNS[number % len(TURNS)]]
+    change = choices[int(rng.integers(len(choices)))]
+    for name, value in change.changes.items():
+        data = put(data, name, value)
+    text = written(data, change.raw)
+    text = change.rewrite(text, int(rng.integers(len(text))))
+    return Case(change.what, text, change.outcome, change.words, change.field, change.value)
