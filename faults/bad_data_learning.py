@@ -87,15 +87,13 @@ def spoiling(backend: str, how: str, bad: set[int]) -> Callable[..., Any]:
     return numpy_loss if backend == "numpy" else torch_loss
 
 
-@procedure(
-    "D2",
-    title="A loss or gradient that is not finite, forced into both backends",
-    must="the step is not taken, counted; 3 in a row stop with a dump; no such weight is ever saved",
-    full=1,
-    test=1,
-)
+@procedure("D2", full=1, test=1)
 def bad_losses(work: Work) -> Outcome:
-    """By a custom loss, and by a learning rate that overflows."""
+    """A loss or gradient that is not finite, forced into both backends.
+
+    Must: the step is not taken, counted; 3 in a row stop with a dump; no such weight is ever saved.
+    By a custom loss, and by a learning rate that overflows.
+    """
     outcome = Outcome()
     for backend in BACKENDS:
         for how in ("NaN loss", "infinite loss", "NaN gradient"):
@@ -156,15 +154,13 @@ def _overflow(backend: str, rate: float, directory: Path) -> str:
     return "weights that are not finite were saved" if not saved else "" if stopped or weights else "it neither stopped nor saved"
 
 
-@procedure(
-    "D3",
-    title="Edges: huge rewards, equal advantages, minibatches of 1, one step, ends on the boundary, masks, saturation",
-    must="finite loss, gradient and weights; GAE as the brute-force sum",
-    full=1,
-    test=1,
-)
+@procedure("D3", full=1, test=1)
 def edges(work: Work) -> Outcome:
-    """Each edge on each backend: an update, and the advantages compared with a plain loop in float64."""
+    """Edges: huge rewards, equal advantages, minibatches of 1, one step, ends on the boundary, masks, saturation.
+
+    Must: finite loss, gradient and weights; GAE as the brute-force sum.
+    Each edge on each backend: an update, and the advantages compared with a plain loop in float64.
+    """
     outcome = Outcome()
     cases = list(_edges())
     for number in work.each(len(cases)):
@@ -290,15 +286,13 @@ def exact_moments(chunks: list[Any]) -> tuple[list[Fraction], list[Fraction], in
     return means, variances, count
 
 
-@procedure(
-    "D4",
-    title="Normalisers: 1e9 samples by merging, at an offset of 1e6, in any order",
-    must="relative error at most 1e-6; merged against one by one at most 1e-12 at an offset of 100 (any order at 1e6: 1e-11)",
-    full=20,
-    test=2,
-)
+@procedure("D4", full=20, test=2)
 def normalizers(work: Work) -> Outcome:
-    """Chunks that represent 1e9 samples, merged in several orders, against fractions; and a stream in pieces against the whole."""
+    """Normalisers: 1e9 samples by merging, at an offset of 1e6, in any order.
+
+    Must: relative error at most 1e-6; merged against one by one at most 1e-12 at an offset of 100 (any order at 1e6: 1e-11).
+    Chunks that represent 1e9 samples, merged in several orders, against fractions; and a stream in pieces against the whole.
+    """
     from inchworm.policy.statistics import RunningMeanStd
 
     outcome = Outcome()
@@ -343,9 +337,13 @@ def normalizers(work: Work) -> Outcome:
     return outcome
 
 
-@procedure("D5", title="Cost of the checks at the boundary", must="at most 2 % of profiled training time", full=1, test=0, alone=True)
+@procedure("D5", full=1, test=0, alone=True)
 def boundary_cost(work: Work) -> Outcome:
-    """`benchmarks/boundary_cost.py`: a share inside one run, for four works."""
+    """Cost of the checks at the boundary.
+
+    Must: at most 2 % of profiled training time.
+    `benchmarks/boundary_cost.py`: a share inside one run, for four works.
+    """
     module = benchmark("boundary_cost")
     outcome = Outcome()
     for number in work.each(len(module.WORKS)):

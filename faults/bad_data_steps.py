@@ -173,15 +173,13 @@ class SpoiledVector(gym.vector.VectorEnv[Any, Any, Any]):
         return *parts.values(), {}
 
 
-@procedure(
-    "D1",
-    title="Environments that violate their contract in one step of one lane, in process, in a worker, batched",
-    must="an error at that very step naming lane, step, key and value; weights, normalisers and earlier rollouts untouched",
-    full=1,
-    test=1,
-)
+@procedure("D1", full=1, test=1)
 def wrong_steps(work: Work) -> Outcome:
-    """Every case, with the fault in the second rollout. In the reduced form only every sixth case also runs in a worker."""
+    """Environments that violate their contract in one step of one lane, in process, in a worker, batched.
+
+    Must: an error at that very step naming lane, step, key and value; weights, normalisers and earlier rollouts untouched.
+    Every case, with the fault in the second rollout. In the reduced form only every sixth case also runs in a worker.
+    """
     outcome = Outcome()
     jobs: list[tuple[str, int | str]] = [(case, workers) for case in CASES for workers in (0, 1)]
     jobs += [(case, "batched") for case in BATCHED] + [(case, workers) for case in ACCEPTED for workers in (0, 1)]

@@ -207,11 +207,13 @@ def _problem(bug: Bug, form: Form, copy: PackageCopy) -> str:
     return "" if found.judged or not found.in_time else f"{name}: written down wrongly, no test has judged it: {found}"
 
 
-@procedure(
-    "E6", title="Bugs that others shipped, put back one by one", must="each is noticed by a test of the fast suite", full=len(BUGS), test=2
-)
+@procedure("E6", full=len(BUGS), test=2)
 def historic_bugs(work: Work) -> Outcome:
-    """Each in a copy of the package; its tests pass before and fail after, by what a test says."""
+    """Bugs that others shipped, put back one by one.
+
+    Must: each is noticed by a test of the fast suite.
+    Each in a copy of the package; its tests pass before and fail after, by what a test says.
+    """
     outcome = Outcome()
     chosen = [BUGS[place] for place in spread(len(BUGS), work.count)]
     forms = 0
@@ -231,18 +233,13 @@ def _has_mutmut() -> bool:
     return importlib.util.find_spec("mutmut") is not None
 
 
-@procedure(
-    "E6m",
-    title="Small changes made by a machine, one at a time",
-    must="at least 95 % are noticed by the tests of their module; every survivor has a reason",
-    full=200,
-    usual=40,
-    test=0,
-    needs="mutmut (pip install -e '.[dev]')",
-    possible=_has_mutmut,
-)
+@procedure("E6m", full=200, usual=40, test=0, needs="mutmut (pip install -e '.[dev]')", possible=_has_mutmut)
 def automatic_mutants(work: Work) -> Outcome:
-    """Each in a copy of the package. A time-out counts as noticed: the suite has one too."""
+    """Small changes made by a machine, one at a time.
+
+    Must: at least 95 % are noticed by the tests of their module; every survivor has a reason.
+    Each in a copy of the package. A time-out counts as noticed: the suite has one too.
+    """
     with PackageCopy(work.scratch) as copy:
         mutants = bugs_mutants.chosen(work.count, copy.directory / "src" / "inchworm", seed=work.seed)
         found: dict[Mutant, Verdict] = {}

@@ -181,15 +181,13 @@ def rollout_tree(rollout: Any) -> dict[str, Any]:
     return {**rollout.to_dict(), "episodes": episodes}
 
 
-@procedure(
-    "A6",
-    title="damaged checkpoints, rollouts and policies: bit flips, truncation, zeroed bytes, swapped, mixed, missing and longer files",
-    must="all noticed, the file named, none silently wrong; of checkpoints the previous one is loaded, with a warning",
-    full=10_000,
-    test=20,
-)
+@procedure("A6", full=10_000, test=20)
 def damaged_files(work: Work) -> Outcome:
-    """`count` files of each kind of damage, for each kind of file."""
+    """damaged checkpoints, rollouts and policies: bit flips, truncation, zeroed bytes, swapped, mixed, missing and longer files.
+
+    Must: all noticed, the file named, none silently wrong; of checkpoints the previous one is loaded, with a warning.
+    `count` files of each kind of damage, for each kind of file.
+    """
     outcome, rng, silent = Outcome(), random.Random(work.seed), 0
     with runs.in_memory(work) as here:
         subjects = [Checkpoints(here.scratch / "checkpoints"), *single_files(here.scratch)]
@@ -206,15 +204,13 @@ def damaged_files(work: Work) -> Outcome:
     return outcome
 
 
-@procedure(
-    "A8",
-    title="load, save to the same path, load; and loads while another process saves (policy file, rollout, checkpoints that are pruned)",
-    must="bit-identical; no torn read, and no replaced file reported as damaged",
-    full=1000,
-    test=50,
-)
+@procedure("A8", full=1000, test=50)
 def read_while_written(work: Work) -> Outcome:
-    """`count` loads of each kind while a process saves without a pause; in memory, where saves are fast and meet loads often."""
+    """load, save to the same path, load; and loads while another process saves (policy file, rollout, checkpoints that are pruned).
+
+    Must: bit-identical; no torn read, and no replaced file reported as damaged.
+    `count` loads of each kind while a process saves without a pause; in memory, where saves are fast and meet loads often.
+    """
     outcome = Outcome()
     with runs.in_memory(work) as here:
         for file in single_files(here.scratch):
@@ -322,15 +318,13 @@ def golden_digest(directory: Path, name: str) -> str:
     return runs.digest({name: value for name, value in rollout_tree(Rollout.load(path)).items() if name in then})
 
 
-@procedure(
-    "A9",
-    title="golden files: a checkpoint, a policy and a rollout of every format there has been",
-    must="each loads with the content it had, or is refused with its version named",
-    full=1,
-    test=1,
-)
+@procedure("A9", full=1, test=1)
 def golden(work: Work) -> Outcome:
-    """Every set once; then a trainer of the same config loads the checkpoint and makes one more update."""
+    """golden files: a checkpoint, a policy and a rollout of every format there has been.
+
+    Must: each loads with the content it had, or is refused with its version named.
+    Every set once; then a trainer of the same config loads the checkpoint and makes one more update.
+    """
     outcome = Outcome()
     sets = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
     for number in work.each(len(sets)):

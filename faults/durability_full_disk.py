@@ -31,18 +31,14 @@ def possible() -> bool:
     return subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, timeout=20).returncode == 0
 
 
-@procedure(
-    "A4",
-    title="a really full disk (tmpfs of 8 MB): for a while in the middle, to the end, from the start; then freed",
-    must="training continues, and the first save after freeing succeeds; full to the end: exit code not 0 and a message; "
-    "then the same command ends with the bits of the undisturbed run",
-    full=20,
-    test=1,
-    needs="unshare --mount with tmpfs",
-    possible=possible,
-)
+@procedure("A4", full=20, test=1, needs="unshare --mount with tmpfs", possible=possible)
 def full_disk(work: Work) -> Outcome:
-    """Rounds of the three kinds in turns."""
+    """a really full disk (tmpfs of 8 MB): for a while in the middle, to the end, from the start; then freed.
+
+    Must: training continues, and the first save after freeing succeeds; full to the end: exit code not 0 and a message; then the same
+        command ends with the bits of the undisturbed run.
+    Rounds of the three kinds in turns.
+    """
     outcome = Outcome()
     expected = runs.undisturbed(work.scratch / "undisturbed", runs.command(runs.arguments(UPDATES)))
     for number in work.each():

@@ -108,16 +108,14 @@ class Chain:
             shutil.rmtree(self.directory)
 
 
-@procedure(
-    "A1",
-    title="kill -9 of the trainer at random moments (half inside a save, a quarter each in learn and collect), then the same command again",
-    must="every run resumes from a verified checkpoint and ends with the bits of the undisturbed one; lost work at most 1 interval; "
-    "first new step within 10 s",
-    full=200,
-    test=2,
-)
+@procedure("A1", full=200, test=2)
 def killed_trainers(work: Work) -> Outcome:
-    """Each kill counts once; it passes if its restart and the end of its run are right."""
+    """kill -9 of the trainer at random moments (half inside a save, a quarter each in learn and collect), then the same command again.
+
+    Must: every run resumes from a verified checkpoint and ends with the bits of the undisturbed one; lost work at most 1 interval; first
+        new step within 10 s.
+    Each kill counts once; it passes if its restart and the end of its run are right.
+    """
     outcome, rng = Outcome(), random.Random(work.seed)
     expected = runs.undisturbed(work.scratch / "undisturbed", runs.command(runs.arguments(UPDATES)))
     times = work.scratch / "times"
@@ -156,16 +154,13 @@ STALE = ("its own", "of another running process", "garbage", "empty")
 """Content of a lock file that no process holds."""
 
 
-@procedure(
-    "A7",
-    title="a second trainer on a run (train, resume), and locks left by killed ones, with and without env workers",
-    must="the second refuses within 1 s and names the holder's process; every stale lock is ignored",
-    full=20,
-    test=1,
-    alone=True,
-)
+@procedure("A7", full=20, test=1, alone=True)
 def two_trainers(work: Work) -> Outcome:
-    """Each round: a holder, a second trainer that must refuse, a kill -9 of the holder, a third trainer that must start at once."""
+    """a second trainer on a run (train, resume), and locks left by killed ones, with and without env workers.
+
+    Must: the second refuses within 1 s and names the holder's process; every stale lock is ignored.
+    Each round: a holder, a second trainer that must refuse, a kill -9 of the holder, a third trainer that must start at once.
+    """
     outcome, waits, lives = Outcome(), [], []
     starts = []
     for _ in range(3):  # how long the command takes to start, read its arguments and end
@@ -216,9 +211,13 @@ def _restart_problem(directory: Path, arguments: list[str], stale: str) -> str:
     return "" if after >= before + 2 else f"it stopped at iteration {after}; it had reached {before} before"
 
 
-@procedure("A10", title="Cost of a checkpoint a minute", must="at most 1 % of profiled training time", full=1, test=0, alone=True)
+@procedure("A10", full=1, test=0, alone=True)
 def checkpoint_cost(work: Work) -> Outcome:
-    """`benchmarks/checkpoint_cost.py`: the time of a save in the training thread, with all its checks, as a share of a minute."""
+    """Cost of a checkpoint a minute.
+
+    Must: at most 1 % of profiled training time.
+    `benchmarks/checkpoint_cost.py`: the time of a save in the training thread, with all its checks, as a share of a minute.
+    """
     module = benchmark("checkpoint_cost")
     works = list(module.ITERATIONS.items())
     outcome = Outcome()

@@ -134,17 +134,13 @@ def after_problem(directory: Path) -> str:
     return newest_problem(directory, step, step) or runs.leftovers(directory / CHECKPOINTS)
 
 
-@procedure(
-    "A2",
-    title="kill -9 at every system call of a save (mkdir, open, write, fsync, rename, unlink, rmdir)",
-    must="at every point the newest committed state loads unchanged and the next save, or run, succeeds",
-    full=4,
-    test=1,
-    needs="strace",
-    possible=durability_strace.possible,
-)
+@procedure("A2", full=4, test=1, needs="strace", possible=durability_strace.possible)
 def crash_points(work: Work) -> Outcome:
-    """`count` states are saved one after another; the points are all calls that this takes. Then some of those of a whole run."""
+    """kill -9 at every system call of a save (mkdir, open, write, fsync, rename, unlink, rmdir).
+
+    Must: at every point the newest committed state loads unchanged and the next save, or run, succeeds.
+    `count` states are saved one after another; the points are all calls that this takes. Then some of those of a whole run.
+    """
     outcome = Outcome()
     with runs.in_memory(work) as here:
         found = writer_points(here, work.count)
@@ -169,18 +165,14 @@ def crash_points(work: Work) -> Outcome:
     return outcome
 
 
-@procedure(
-    "A3",
-    title="ENOSPC, EIO, EDQUOT or EROFS at every system call of a save",
-    must="the old checkpoint stays; the message names path and error; training continues and tries again; a failing last save: "
-    "exit code not 0; nothing left behind",
-    full=4,
-    test=1,
-    needs="strace",
-    possible=durability_strace.possible,
-)
+@procedure("A3", full=4, test=1, needs="strace", possible=durability_strace.possible)
 def failing_disk(work: Work) -> Outcome:
-    """`count` is the number of errors, of the four."""
+    """ENOSPC, EIO, EDQUOT or EROFS at every system call of a save.
+
+    Must: the old checkpoint stays; the message names path and error; training continues and tries again; a failing last save: exit code not
+        0; nothing left behind.
+    `count` is the number of errors, of the four.
+    """
     outcome, names, states = Outcome(), ERRORS[: work.count], 3 if work.count > 1 else 1
     with runs.in_memory(work) as here:
         found = writer_points(here, states)
@@ -327,17 +319,13 @@ class Disk:
         return [name for name in self.unsynced if "/.tmp-" not in name and Path(name).name not in appended]
 
 
-@procedure(
-    "A5",
-    title="power loss: the order of write, fsync and rename in the log of system calls",
-    must="every file is synced before the rename that commits it, and its directory, and those that were made for it, after: 0 violations",
-    full=50,
-    test=2,
-    needs="strace",
-    possible=durability_strace.possible,
-)
+@procedure("A5", full=50, test=2, needs="strace", possible=durability_strace.possible)
 def order(work: Work) -> Outcome:
-    """`count` saves of the writer, then a whole run from the command line."""
+    """power loss: the order of write, fsync and rename in the log of system calls.
+
+    Must: every file is synced before the rename that commits it, and its directory, and those that were made for it, after: 0 violations.
+    `count` saves of the writer, then a whole run from the command line.
+    """
     outcome, saves, whole = Outcome(), work.scratch / "saves", work.scratch / "whole"
     commits = []
     for what, function, directory, below in (

@@ -182,17 +182,13 @@ def absurd_cases() -> list[Case]:
     return cases
 
 
-@procedure(
-    "G4",
-    title="Configs at random: wrong types, ranges, keys, tags, aliases, huge and broken ones",
-    must="invalid: one line with key and allowed values, exit 2 within 1 s, no traceback; every valid one runs 2 updates",
-    full=10_000,
-    usual=4_000,
-    test=69,
-    alone=True,
-)
+@procedure("G4", full=10_000, usual=4_000, test=69, alone=True)
 def fuzz(work: Work) -> Outcome:
-    """Every case through the library, one in twenty of the invalid ones through the command line, one in fifty valid ones run."""
+    """Configs at random: wrong types, ranges, keys, tags, aliases, huge and broken ones.
+
+    Must: invalid: one line with key and allowed values, exit 2 within 1 s, no traceback; every valid one runs 2 updates.
+    Every case through the library, one in twenty of the invalid ones through the command line, one in fifty valid ones run.
+    """
     from inchworm.config.sections import TrainingConfig
 
     outcome, cases = Outcome(), [random_case(work.seed, number) for number in range(work.count)]

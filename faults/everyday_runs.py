@@ -50,16 +50,13 @@ class Samples:
         self.saved |= {path.name for path in (child.directory / RUN / "checkpoints").glob("step-*")}
 
 
-@procedure(
-    "G5",
-    title="A soak of `count` minutes: 4 workers, one killed every minute, a checkpoint every minute",
-    must="memory grows at most 1 MB an hour after 10 minutes, descriptors, threads and /dev/shm flat, speed drifts at most 2 %, no error",
-    full=480,
-    usual=3,
-    test=0,
-)
+@procedure("G5", full=480, usual=3, test=0)
 def soak(work: Work) -> Outcome:
-    """`count` minutes."""
+    """A soak of `count` minutes: 4 workers, one killed every minute, a checkpoint every minute.
+
+    Must: memory grows at most 1 MB an hour after 10 minutes, descriptors, threads and /dev/shm flat, speed drifts at most 2 %, no error.
+    `count` minutes.
+    """
     return soak_for(60.0 * work.count, work)
 
 
@@ -202,15 +199,13 @@ class Clock:
         return float(found.stdout) - time.time()
 
 
-@procedure(
-    "G6",
-    title="The clock set back by an hour during a run and before a resume; other time zones",
-    must="durations 0 or more, rows in order, the resume unaffected, bits equal",
-    full=6,
-    test=1,
-)
+@procedure("G6", full=6, test=1)
 def clock_jumps(work: Work) -> Outcome:
-    """Back by an hour, forward by an hour, back by more than a year, in turns."""
+    """The clock set back by an hour during a run and before a resume; other time zones.
+
+    Must: durations 0 or more, rows in order, the resume unaffected, bits equal.
+    Back by an hour, forward by an hour, back by more than a year, in turns.
+    """
     data = settings("discrete", "numpy", checkpoint_interval=3)
     data["run"]["total_timesteps"] *= 3  # long enough for the clock to be set during the run
     command = runs.command(["train", "CartPole-v1", *flags(data), "--run.directory=.", f"--run.name={RUN}", "--quiet"])

@@ -23,15 +23,13 @@ MEGABYTE = 1_000_000
 MOST_SECONDS, MOST_MEMORY = 2.0, 100 * MEGABYTE
 
 
-@procedure(
-    "B1",
-    title="Crafted files with valid checksums, opened by every loader and command",
-    must="0 executions, 0 signals, 0 writes elsewhere; at most 2 s of CPU and the file's size + 100 MB; one clear InchwormError",
-    full=1_200,
-    test=30,
-)
+@procedure("B1", full=1_200, test=30)
 def crafted_files(work: Work) -> Outcome:
-    """Each case in a child process under an audit hook, with a canary that any executed code would touch."""
+    """Crafted files with valid checksums, opened by every loader and command.
+
+    Must: 0 executions, 0 signals, 0 writes elsewhere; at most 2 s of CPU and the file's size + 100 MB; one clear InchwormError.
+    Each case in a child process under an audit hook, with a canary that any executed code would touch.
+    """
     outcome, counts, genuine = Outcome(), Counter[str](), make_genuine(work.scratch / "genuine")
     cases = [*foreign_cases(), *tensor_cases("policy"), *tensor_cases("rollout"), *policy_cases(), *rollout_cases(), *checkpoint_cases()]
     cases += [*yaml_cases(), *command_cases(), *state_cases(genuine), *replay_cases()]
@@ -249,16 +247,13 @@ def formats(scratch: Path) -> list[Format]:
     ]
 
 
-@procedure(
-    "B2",
-    title="Files changed at random, in each of five formats, and headers made by Hypothesis",
-    must="only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken",
-    full=10_000,
-    usual=4_000,
-    test=60,
-)
+@procedure("B2", full=10_000, usual=4_000, test=60)
 def mutants(work: Work) -> Outcome:
-    """`count` mutants of each format, in this process."""
+    """Files changed at random, in each of five formats, and headers made by Hypothesis.
+
+    Must: only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken.
+    `count` mutants of each format, in this process.
+    """
     outcome, taken = Outcome(), {}
     kinds = formats(work.scratch)
     slowest = 0.0

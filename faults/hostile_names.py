@@ -46,15 +46,13 @@ def banned_uses(source: str, name: str) -> Iterator[str]:
         yield from (f"{name}:{node.lineno}: {use}" for use in found if (name, use) not in ALLOWED)
 
 
-@procedure(
-    "B3",
-    title="No loader that runs code: source, and an audit hook on train, resume, evaluate, collect, learn",
-    must="0 hits",
-    full=1,
-    test=0,
-)
+@procedure("B3", full=1, test=0)
 def nothing_unpickles(work: Work) -> Outcome:
-    """Every module is searched; then whole commands run under a hook that records every unpickling."""
+    """No loader that runs code: source, and an audit hook on train, resume, evaluate, collect, learn.
+
+    Must: 0 hits.
+    Every module is searched; then whole commands run under a hook that records every unpickling.
+    """
     outcome = Outcome()
     package = ROOT / "src" / "inchworm"
     for path in sorted(package.rglob("*.py")):
@@ -101,15 +99,13 @@ CLIMBING = (
 )  # fmt: skip
 
 
-@procedure(
-    "B4",
-    title="Names and paths that escape their directory, end early or are invalid",
-    must="0 writes outside the run's directory; the error names the field",
-    full=5000,
-    test=60,
-)
+@procedure("B4", full=5000, test=60)
 def names(work: Work) -> Outcome:
-    """Run names, directories and environment ids, known to be harmful or made by Hypothesis."""
+    """Names and paths that escape their directory, end early or are invalid.
+
+    Must: 0 writes outside the run's directory; the error names the field.
+    Run names, directories and environment ids, known to be harmful or made by Hypothesis.
+    """
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 
@@ -179,15 +175,13 @@ HOSTILE_TEXT = (
 )  # fmt: skip
 
 
-@procedure(
-    "B5",
-    title="Markup and control characters in names, metrics, messages and pages",
-    must="shown as they are, never interpreted",
-    full=1,
-    test=1,
-)
+@procedure("B5", full=1, test=1)
 def text_is_text(work: Work) -> Outcome:
-    """Every place that prints a name from elsewhere: terminal, errors, warnings, the live view, a config's YAML, the pages of docs/."""
+    """Markup and control characters in names, metrics, messages and pages.
+
+    Must: shown as they are, never interpreted.
+    Every place that prints a name from elsewhere: terminal, errors, warnings, the live view, a config's YAML, the pages of docs/.
+    """
     outcome = Outcome()
     for text in HOSTILE_TEXT:
         for place, shown in _shown(text, work.scratch):
@@ -259,11 +253,13 @@ SECRETS = (
 )  # fmt: skip
 
 
-@procedure(
-    "B6", title="Secrets in the environment", must="0 found in checkpoints, configs, metrics, versions, dumps, output", full=1, test=0
-)
+@procedure("B6", full=1, test=0)
 def secrets(work: Work) -> Outcome:
-    """Runs that end well, in a worker's error, and in a dump of bad numbers; then every file and every line of output is searched."""
+    """Secrets in the environment.
+
+    Must: 0 found in checkpoints, configs, metrics, versions, dumps, output.
+    Runs that end well, in a worker's error, and in a dump of bad numbers; then every file and every line of output is searched.
+    """
     outcome = Outcome()
     marks = {name: f"canary-{number:04d}-{os.urandom(8).hex()}" for number, name in enumerate(SECRETS)}
     (work.scratch / "worlds.py").write_text(_WORLDS)

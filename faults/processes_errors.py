@@ -54,15 +54,13 @@ def _read_mark(mark: Path) -> tuple[int, int, float]:
     return (int(parts[0]), int(parts[1]), float(parts[2])) if len(parts) == 3 else (0, 0, 0.0)
 
 
-@procedure(
-    "C3",
-    title="Exceptions in a worker's constructor, reset, step, close: plain, with %, unpicklable, 10 MB, non-ASCII, KeyboardInterrupt",
-    must="type, text, traceback and lane in the parent within 1 s, close within 5 s, 24 of 24",
-    full=24,
-    test=3,
-)
+@procedure("C3", full=24, test=3)
 def exceptions(work: Work) -> Outcome:
-    """Each kind of error in each place; the last cases of a reduced count are those of the step and of closing."""
+    """Exceptions in a worker's constructor, reset, step, close: plain, with %, unpicklable, 10 MB, non-ASCII, KeyboardInterrupt.
+
+    Must: type, text, traceback and lane in the parent within 1 s, close within 5 s, 24 of 24.
+    Each kind of error in each place; the last cases of a reduced count are those of the step and of closing.
+    """
     outcome, waits, closes = Outcome(), list[float](), list[float]()
     for number in work.each():
         place, kind = CASES[(7 * number + 13) % len(CASES)]  # 7 and 24 have no common factor: all of them, in a mixed order
@@ -120,15 +118,13 @@ HANGS = [
 ]
 
 
-@procedure(
-    "C4",
-    title="Endless step, reset and close (asleep, in a loop and in C code that ignore SIGTERM), time-out 2 s",
-    must="acted on within time-out + 1 s, the hung process gone; rebuilt with the same numbers, or an error after the bound; default 60 s",
-    full=len(HANGS),
-    test=1,
-)
+@procedure("C4", full=len(HANGS), test=1)
 def hangs(work: Work) -> Outcome:
-    """Each manner in each place: hung once, always (with no restart allowed) and twice (with one allowed)."""
+    """Endless step, reset and close (asleep, in a loop and in C code that ignore SIGTERM), time-out 2 s.
+
+    Must: acted on within time-out + 1 s, the hung process gone; rebuilt with the same numbers, or an error after the bound; default 60 s.
+    Each manner in each place: hung once, always (with no restart allowed) and twice (with one allowed).
+    """
     from inchworm.config.sections import EnvConfig
 
     outcome = Outcome()
@@ -257,17 +253,13 @@ def _may_limit() -> bool:
     return all(subprocess.run(trial, capture_output=True, timeout=10, check=False).returncode == 0 for trial in trials)
 
 
-@procedure(
-    "C8",
-    title="/dev/shm of 1 MB, few file descriptors, few processes",
-    must="it works with the same bits, or one clear line; no signal, no hang, no worker left",
-    full=len(LIMITS),
-    test=1,
-    needs="unshare, prlimit and setpriv, with the right to use them",
-    possible=_may_limit,
-)
+@procedure("C8", full=len(LIMITS), test=1, needs="unshare, prlimit and setpriv, with the right to use them", possible=_may_limit)
 def limits(work: Work) -> Outcome:
-    """A small run with 4 workers under each limit."""
+    """/dev/shm of 1 MB, few file descriptors, few processes.
+
+    Must: it works with the same bits, or one clear line; no signal, no hang, no worker left.
+    A small run with 4 workers under each limit.
+    """
     big = runs.train_command("--policy.hidden-sizes", "4", updates=2, steps=16)
     commands = {False: runs.train_command(updates=3), True: [part.replace(runs.WORLD, "faults.processes_worlds:Big") for part in big]}
     kinds = {limit.big for limit in LIMITS[: work.count]}

@@ -51,15 +51,13 @@ def read_beats(beats: Path, pids: list[int]) -> dict[int, tuple[int, int]]:
     return found
 
 
-@procedure(
-    "C1",
-    title="kill -9 of a random env worker at random moments (4 workers, mid-step included)",
-    must="noticed within 1 s, replaced within 5 s; no zombie, no name in /dev/shm; final weights bit-identical",
-    full=100,
-    test=1,
-)
+@procedure("C1", full=100, test=1)
 def workers_killed(work: Work) -> Outcome:
-    """Runs of 20 updates with up to nine kills each, until `count` workers have been killed."""
+    """kill -9 of a random env worker at random moments (4 workers, mid-step included).
+
+    Must: noticed within 1 s, replaced within 5 s; no zombie, no name in /dev/shm; final weights bit-identical.
+    Runs of 20 updates with up to nine kills each, until `count` workers have been killed.
+    """
     outcome, rng, kills, number = Outcome(), random.Random(work.seed), Kills(), 0
     expected = runs.undisturbed(work.scratch / "undisturbed", COMMAND)
     ticks = work.each()
@@ -147,16 +145,13 @@ DEATHS = ("segv", "exit", "systemexit", "memory", "always-exit:0", "always-segv"
 """Once in a run at a random step (the run continues), or at every start and at every step (the run must give up)."""
 
 
-@procedure(
-    "C2",
-    title="A worker that dies by itself: SIGSEGV, os._exit(3), SystemExit, out of memory (RLIMIT_AS); one that dies at every start",
-    must="once: replaced, final weights bit-identical; always: a clear error after 10 restarts, exit code 1, no traceback",
-    full=24,
-    usual=12,
-    test=0,
-)
+@procedure("C2", full=24, usual=12, test=0)
 def workers_die(work: Work) -> Outcome:
-    """Each way of dying in turn."""
+    """A worker that dies by itself: SIGSEGV, os._exit(3), SystemExit, out of memory (RLIMIT_AS); one that dies at every start.
+
+    Must: once: replaced, final weights bit-identical; always: a clear error after 10 restarts, exit code 1, no traceback.
+    Each way of dying in turn.
+    """
     outcome, rng = Outcome(), random.Random(work.seed)
     expected = runs.undisturbed(work.scratch / "undisturbed", COMMAND)
     times: dict[bool, list[float]] = {False: [], True: []}
@@ -193,16 +188,13 @@ HANGS_AT = 150
 """The step in which a worker hangs; checking a resume takes up to 64 steps."""
 
 
-@procedure(
-    "C5",
-    title="kill -9 of the trainer with 4 workers idle, stepping or hung",
-    must="all workers gone within 2 s, no names in /dev/shm, the next start works",
-    full=50,
-    usual=24,
-    test=1,
-)
+@procedure("C5", full=50, usual=24, test=1)
 def trainer_killed(work: Work) -> Outcome:
-    """Kill the trainer at a random moment of its training, then run the same command again."""
+    """kill -9 of the trainer with 4 workers idle, stepping or hung.
+
+    Must: all workers gone within 2 s, no names in /dev/shm, the next start works.
+    Kill the trainer at a random moment of its training, then run the same command again.
+    """
     outcome, rng, waits = Outcome(), random.Random(work.seed), list[float]()
     for number in work.each():
         state = STATES[number % 3]
@@ -251,16 +243,13 @@ IN_PROCESS = 1000
 WAYS = ("close", "twice", "after an error", "after a kill", "by __del__", "in the middle of a step")
 
 
-@procedure(
-    "C6",
-    title="Create, step and close 1000 times: closed once, twice, after an error, after a kill, by __del__, at exit",
-    must="descriptors, threads, processes and shared memory flat, every close within 5 s",
-    full=1000,
-    usual=60,
-    test=2,
-)
+@procedure("C6", full=1000, usual=60, test=2)
 def create_and_close(work: Work) -> Outcome:
-    """`count` cycles with two workers, each ended in another way, and up to 1000 cycles in this process."""
+    """Create, step and close 1000 times: closed once, twice, after an error, after a kill, by __del__, at exit.
+
+    Must: descriptors, threads, processes and shared memory flat, every close within 5 s.
+    `count` cycles with two workers, each ended in another way, and up to 1000 cycles in this process.
+    """
     outcome, closes, me = Outcome(), list[float](), os.getpid()
 
     def resources() -> dict[str, Any]:

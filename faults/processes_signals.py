@@ -92,15 +92,13 @@ def cases(count: int) -> list[Case]:
     return [Case(PHASES[number % len(PHASES)]) for number in range(count)] + others * (count // 10)
 
 
-@procedure(
-    "C7",
-    title="SIGINT at random moments (start-up, collect, learn, save, evaluation); a second one; SIGTERM; SIGHUP; stdout closed",
-    must="one checkpoint, exit 130 (143, 129) within 10 s; a second signal: out within 2 s; nothing corrupt; the resumed run bit-identical",
-    full=50,
-    test=1,
-)
+@procedure("C7", full=50, test=1)
 def signals(work: Work) -> Outcome:
-    """Interrupt, check what is on the disk, run the command again, compare with the undisturbed run."""
+    """SIGINT at random moments (start-up, collect, learn, save, evaluation); a second one; SIGTERM; SIGHUP; stdout closed.
+
+    Must: one checkpoint, exit 130 (143, 129) within 10 s; a second signal: out within 2 s; nothing corrupt; the resumed run bit-identical.
+    Interrupt, check what is on the disk, run the command again, compare with the undisturbed run.
+    """
     outcome, rng, todo = Outcome(), random.Random(work.seed), cases(work.count)
     expected = runs.undisturbed(work.scratch / "undisturbed", COMMAND)
     times: dict[int, list[float]] = {1: [], 2: []}

@@ -1,9 +1,14 @@
 """What a procedure of the fault programme is, and the list of all of them.
 
-A procedure is one function with an ID. It causes a fault `work.count` times in `work.scratch` and counts how often the result was right:
+A procedure is one function with an ID. It causes a fault `work.count` times in `work.scratch` and counts how often the result was right.
+The first line of its docstring is its title, and the line that starts with "Must:" says when it passes (continuation lines are indented):
 
-    @procedure("A7", title="Two trainers on one run", must="the second refuses within 1 s", full=20, test=2)
+    @procedure("A7", full=20, test=2)
     def two_trainers(work: Work) -> Outcome:
+        \"\"\"Two trainers on one run.
+
+        Must: the second refuses within 1 s.
+        \"\"\"
         outcome = Outcome()
         for number in work.each():
             outcome.check(refused(...) and not work.late(seconds, 1.0), f"attempt {number}: it took 3.2 s")
@@ -17,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -118,7 +124,7 @@ class Procedure:
     id: str
     title: str
     must: str
-    """When it passes, in words."""
+    """When it passes."""
     full: int
     """The count that the programme asks for."""
     usual: int
@@ -138,12 +144,16 @@ PROCEDURES: dict[str, Procedure] = {}
 PEERS: dict[tuple[str, str], Run] = {}
 
 
-def procedure(id: str, *, title: str, must: str, full: int, test: int, usual: int | None = None, **options: Any) -> Callable[[Run], Run]:
-    """Add a function to the programme; `options` are the other fields of `Procedure`."""
+def procedure(id: str, *, full: int, test: int, usual: int | None = None, **options: Any) -> Callable[[Run], Run]:
+    """Add a function to the programme, with title and `must` from its docstring; `options` are the other fields of `Procedure`."""
 
     def enter(run: Run) -> Run:
         if id in PROCEDURES:
             raise ValueError(f"there are two procedures {id}")
+        found = re.match(r"(?s)(.*?)\.\n\n(?:.*\n)?Must: (.*?)\.(?:\n(?! )|$)", inspect.cleandoc(run.__doc__ or ""))
+        if found is None:
+            raise ValueError(f"the docstring of procedure {id} has no title or no line that starts with Must:")
+        title, must = (" ".join(part.split()) for part in found.groups())
         PROCEDURES[id] = Procedure(id, title, must, full, full if usual is None else usual, test, run, **options)
         return run
 

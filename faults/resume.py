@@ -112,15 +112,13 @@ def stops(count: int) -> list[int]:
     return sorted({1 + round(place * (STOPS - 1) / max(count - 1, 1)) for place in range(count)})
 
 
-@procedure(
-    "F1",
-    title="Stop after update k and resume; then a chain of resumes",
-    must="every k of 1 … 20, and 20 resumes in a row: weights, optimiser, normalisers and metrics bit for bit",
-    full=20,
-    test=1,
-)
+@procedure("F1", full=20, test=1)
 def stop_and_resume(work: Work) -> Outcome:
-    """Each k on both backends and both kinds of action, and with an LSTM, in this process; some of them again as new processes."""
+    """Stop after update k and resume; then a chain of resumes.
+
+    Must: every k of 1 … 20, and 20 resumes in a row: weights, optimiser, normalisers and metrics bit for bit.
+    Each k on both backends and both kinds of action, and with an LSTM, in this process; some of them again as new processes.
+    """
     outcome, ks = Outcome(), stops(work.count)
     combinations = [*((world, backend) for world in WORLDS for backend in BACKENDS), ("memory", "torch")]
     combinations = combinations[-2:] if work.reduced else combinations
@@ -170,15 +168,13 @@ WAYS: tuple[dict[str, Any], ...] = (*({"num_workers": count} for count in (0, 0,
 """How the copies are stepped."""
 
 
-@procedure(
-    "F3",
-    title="The same seed again: in this process, with 1, 2 and 4 workers, helped; torch and NumPy",
-    must="equal bits for every seed; the number of workers makes no difference",
-    full=10,
-    test=1,
-)
+@procedure("F3", full=10, test=1)
 def same_seed(work: Work) -> Outcome:
-    """Four updates of four copies: discrete actions with even seeds, a Box with odd ones."""
+    """The same seed again: in this process, with 1, 2 and 4 workers, helped; torch and NumPy.
+
+    Must: equal bits for every seed; the number of workers makes no difference.
+    Four updates of four copies: discrete actions with even seeds, a Box with odd ones.
+    """
     from inchworm.core.errors import InchwormError
 
     outcome, distinct = Outcome(), set[str]()

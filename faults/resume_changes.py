@@ -147,15 +147,13 @@ def judge(found: Any, expected: Mapping[str, str], warned: bool) -> str:
     return "a warning that it is not bit for bit" if warned else "taken over" if differ else "nothing"
 
 
-@procedure(
-    "F2",
-    title="Every value in a checkpoint changed, one at a time",
-    must="the resumed run differs or is refused, for 100 % of the values",
-    full=100,
-    test=5,
-)
+@procedure("F2", full=100, test=5)
 def every_leaf(work: Work) -> Outcome:
-    """`count` of every 100 values, on both backends: CartPole with everything on that has state."""
+    """Every value in a checkpoint changed, one at a time.
+
+    Must: the resumed run differs or is refused, for 100 % of the values.
+    `count` of every 100 values, on both backends: CartPole with everything on that has state.
+    """
     import torch
 
     from inchworm.run.checkpoint import TrainingCheckpointer
@@ -329,15 +327,13 @@ def by_command_line(work: Work, outcome: Outcome) -> None:
         outcome.check(ended.code == 0 and warned, f"resume elsewhere ({name}): exit code {ended.code}: {ended.error}")
 
 
-@procedure(
-    "F4",
-    title="Resume with another config, thread count, version or processor",
-    must="another config is refused with a diff and exit code 2; the rest causes a warning, and the run continues",
-    full=60,
-    test=4,
-)
+@procedure("F4", full=60, test=4)
 def other_circumstances(work: Work) -> Outcome:
-    """`count` fields of the config, each with another value; then everything that a manifest says of the machine."""
+    """Resume with another config, thread count, version or processor.
+
+    Must: another config is refused with a diff and exit code 2; the rest causes a warning, and the run continues.
+    `count` fields of the config, each with another value; then everything that a manifest says of the machine.
+    """
     outcome, data, stopped = Outcome(), settings("discrete", "torch"), work.scratch / "stopped"
     train(stopped, settings("discrete", "torch", max_iterations=OTHER_STOP), resume=False, updates=OTHER_END)
     whole = work.scratch / "whole"

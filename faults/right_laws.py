@@ -181,16 +181,13 @@ def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> bool:
     return ours.keys() == theirs.keys() and all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
 
 
-@procedure(
-    "E5",
-    title="Laws: ratio 1 at first, episodes apart, files change nothing, lanes in any order",
-    must="exact; ratio, KL and clip fraction to 5e-5 in float32, 1e-10 in float64",
-    full=300,
-    usual=80,
-    test=4,
-)
+@procedure("E5", full=300, usual=80, test=4)
 def laws(work: Work) -> Outcome:
-    """Every law on random worlds: spaces, masks, normalisers."""
+    """Laws: ratio 1 at first, episodes apart, files change nothing, lanes in any order.
+
+    Must: exact; ratio, KL and clip fraction to 5e-5 in float32, 1e-10 in float64.
+    Every law on random worlds: spaces, masks, normalisers.
+    """
     from inchworm.backends.registry import learning_threads
 
     outcome = Outcome()

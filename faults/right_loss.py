@@ -236,15 +236,13 @@ def _away_from_kinks(seed: int, number: int) -> tuple[World, dict[tuple[str, str
     raise RuntimeError("every world is near a kink")
 
 
-@procedure(
-    "E2",
-    title="PPO's loss and gradient compared with an independent version and finite differences",
-    must="value to 1e-12 and gradient to 1e-9 in float64; 1e-6 and 1e-5 in float32",
-    full=400,
-    test=5,
-)
+@procedure("E2", full=400, test=5)
 def loss_and_gradient(work: Work) -> Outcome:
-    """Random worlds (Discrete, MultiDiscrete, Box; masks, normalisers, value clip, normalised advantages) on both backends."""
+    """PPO's loss and gradient compared with an independent version and finite differences.
+
+    Must: value to 1e-12 and gradient to 1e-9 in float64; 1e-6 and 1e-5 in float32.
+    Random worlds (Discrete, MultiDiscrete, Box; masks, normalisers, value clip, normalised advantages) on both backends.
+    """
     from inchworm.backends.registry import learning_threads
 
     outcome, worst, again = Outcome(), dict[str, float](), 0

@@ -98,15 +98,13 @@ def ways() -> dict[str, tuple[Any, Any, float]]:
     return found
 
 
-@procedure(
-    "E1",
-    title="Advantages compared with the sum written out",
-    must="float64 to 1e-10, float32 to 5e-6, and within 5e-6 of Stable-Baselines3",
-    full=10_000,
-    test=100,
-)
+@procedure("E1", full=10_000, test=100)
 def advantages(work: Work) -> Outcome:
-    """Each case on NumPy and torch, in both widths, and in the peer's buffer."""
+    """Advantages compared with the sum written out.
+
+    Must: float64 to 1e-10, float32 to 5e-6, and within 5e-6 of Stable-Baselines3.
+    Each case on NumPy and torch, in both widths, and in the peer's buffer.
+    """
     outcome, worst = Outcome(), dict[str, float]()
     with_peer = importlib.util.find_spec("stable_baselines3") is not None
     functions = ways()
@@ -147,15 +145,13 @@ def difference(world: World, rollout: Any, config: Any, width: str) -> tuple[flo
     return apart, moved
 
 
-@procedure(
-    "E3",
-    title="The same update on every backend",
-    must="10 epochs in float64 to 1e-10, one optimiser step in float32 to 1e-5, for every parameter",
-    full=300,
-    test=10,
-)
+@procedure("E3", full=300, test=10)
 def same_update(work: Work) -> Outcome:
-    """Random worlds, 4 minibatches an epoch, clipped gradients, every way of normalising advantages."""
+    """The same update on every backend.
+
+    Must: 10 epochs in float64 to 1e-10, one optimiser step in float32 to 1e-5, for every parameter.
+    Random worlds, 4 minibatches an epoch, clipped gradients, every way of normalising advantages.
+    """
     from inchworm.backends.registry import learning_threads
 
     outcome, worst = Outcome(), {"ten epochs, float64": 0.0, "one step, float32": 0.0}
@@ -256,15 +252,13 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     return {**found, "next_values": advantages.next_values.numpy(), "first_look": advantages.values.numpy()}
 
 
-@procedure(
-    "E4",
-    title="Memory: sequences with every pattern of resets compared with single steps",
-    must="all patterns for T up to 8, every sequence length, padded and not: float64 to 1e-12, float32 to 1e-6",
-    full=8,
-    test=3,
-)
+@procedure("E4", full=8, test=3)
 def all_resets(work: Work) -> Outcome:
-    """For every T, L, kind, number of layers and width one rollout with a lane for each pattern of resets."""
+    """Memory: sequences with every pattern of resets compared with single steps.
+
+    Must: all patterns for T up to 8, every sequence length, padded and not: float64 to 1e-12, float32 to 1e-6.
+    For every T, L, kind, number of layers and width one rollout with a lane for each pattern of resets.
+    """
     import torch
 
     from faults.right_memory import BuiltIn, LstmPolicy
