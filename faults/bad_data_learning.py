@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from faults.programme import Outcome, Work, benchmark, procedure
+from faults.right_worlds import advantage_sum
 
 BACKENDS = ("numpy", "torch")
 
@@ -232,8 +233,13 @@ def _at_edge(backend: str, parts: dict[str, Any], shape: tuple[int, int], fields
             minibatch = Minibatch(**given, log_probs=flat, advantages=flat, returns=flat, values=flat)
             found = NumpyPolicy(policy.spec, policy.get_weights()).evaluate(minibatch).log_probs
             rollout = dataclasses.replace(rollout, log_probs=np.asarray(found, np.float32))
-        seen = compute_advantages(policy, rollout, learner.config)
-        error = _gae_error(seen, rollout, learner.config)
+        config, seen = learner.config, compute_advantages(policy, rollout, learner.config)
+        plain = advantage_sum(
+            rollout, *(np.asarray(part, np.float64) for part in (seen.values, seen.next_values)), config.gamma, config.gae_lambda
+        )
+        error = np.abs(np.asarray(seen.advantages) - plain)[rollout.valid].max(initial=0.0) / max(
+            1.0, np.abs(plain[rollout.valid]).max(initial=0.0)
+        )
         stats = [learner.update(rollout) for _ in range(2)][-1]  # with a normaliser the first only moves the statistics
     if not np.isfinite(list(stats.values())).all() or stats.get("skipped_steps", 0):
         return f"skipped {stats.get('skipped_steps')}, { ({k: v for k, v in stats.items() if not np.isfinite(v)}) }"
@@ -242,48 +248,6 @@ def _at_edge(backend: str, parts: dict[str, Any], shape: tuple[int, int], fields
     if law is not None and not law(stats):
         return f"the law does not hold: {dict(stats)}"
     return "" if error <= 5e-6 else f"the advantages are {error:.1e} from the plain sum"
-
-
-def _gae_error(seen: Any, rollout: Any, config: Any) -> float:
-    """How far the advantages are from the plain recursion in float64, relative to the largest."""
-    values, following = np.asarray(seen.values, np.float64), np.asarray(seen.next_values, np.float64)
-    total, plain = np.zeros(rollout.num_lanes), np.zeros(values.shape)
-    for t in reversed(range(rollout.num_steps)):
-        goes_on = ~rollout.terminated[t]
-        delta = rollout.rewards[t].astype(np.float64) + config.gamma * following[t] * goes_on - values[t]
-        total = delta + config.gamma * config.gae_lambda * (goes_on & ~rollout.truncated[t]) * total
-        plain[t] = total
-    valid = rollout.valid
-    if not valid.any():
-        return 0.0
-    return float(np.abs(np.asarray(seen.advantages) - plain)[valid].max() / max(1.0, np.abs(plain[valid]).max()))
-
-
-def _chunk(rng: np.random.Generator, size: int, offset: float, repeats: int) -> Any:
-    """Statistics of `size` samples, merged with themselves until they represent `size * repeats`."""
-    from inchworm.policy.statistics import RunningMeanStd
-
-    chunk = RunningMeanStd((2,))
-    chunk.update(rng.normal(offset, (1.0, 3.0), (size, 2)))
-    whole = chunk.copy()
-    while whole.count < size * repeats:
-        whole.merge(whole.copy() if whole.count * 2 <= size * repeats else chunk)
-    return whole
-
-
-def exact_moments(chunks: list[Any]) -> tuple[list[Fraction], list[Fraction], int]:
-    """Mean and variance of all chunks together, in fractions: nothing is rounded."""
-    count = sum(int(chunk.count) for chunk in chunks)
-    means, variances = [], []
-    for dimension in range(2):
-        mean = sum(Fraction(float(chunk.mean[dimension])) * int(chunk.count) for chunk in chunks) / count
-        squares = sum(
-            (Fraction(float(chunk.var[dimension])) + (Fraction(float(chunk.mean[dimension])) - mean) ** 2) * int(chunk.count)
-            for chunk in chunks
-        )
-        means.append(Fraction(mean))
-        variances.append(Fraction(squares) / count)
-    return means, variances, count
 
 
 @procedure("D4", full=20, test=2)
@@ -299,8 +263,17 @@ def normalizers(work: Work) -> Outcome:
     worst = worst_order = worst_stream = 0.0
     for number in work.each():
         rng = np.random.default_rng((work.seed, number))
-        chunks = [_chunk(rng, 2_000, 1e6, 10_000) for _ in range(50)]  # 50 * 2,000 * 10,000 = 1e9 samples
-        means, variances, count = exact_moments(chunks)
+        chunks = []
+        for _ in range(50):  # 2,000 samples, merged with themselves until they represent 2e7: 1e9 in all
+            part = RunningMeanStd((2,))
+            part.update(rng.normal(1e6, (1.0, 3.0), (2_000, 2)))
+            chunks.append(part.copy())
+            while chunks[-1].count < 2e7:
+                chunks[-1].merge(chunks[-1].copy() if chunks[-1].count <= 1e7 else part)
+        count = sum(int(chunk.count) for chunk in chunks)
+        exact = [[(Fraction(float(c.mean[d])), Fraction(float(c.var[d])), int(c.count)) for c in chunks] for d in range(2)]
+        means = [sum(mean * n for mean, _, n in parts) / Fraction(count) for parts in exact]  # nothing is rounded
+        variances = [sum((var + (mean - m) ** 2) * n for mean, var, n in parts) / count for m, parts in zip(means, exact)]
         results = []
         for order in (range(50), range(49, -1, -1), rng.permutation(50), rng.permutation(50)):
             total = RunningMeanStd((2,))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from faults.programme import Outcome, Work, procedure
-from faults.right_worlds import World, learner_of, policy_of, random_rollout, random_world
+from faults.right_worlds import advantage_sum, learner_of, policy_of, random_rollout, random_world
 
 LAMBDAS = (0.0, 0.3, 0.5, 0.9, 0.95, 0.99, 1.0)
 GAMMAS = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)
@@ -29,11 +29,6 @@ class Case:
     gamma: float
     gae_lambda: float
 
-    def arrays(self, dtype: Any) -> tuple[np.ndarray, ...]:
-        """What `compute_gae` takes, in this width."""
-        floats = [array.astype(dtype) for array in (self.rewards, self.values, self.next_values)]
-        return (*floats, self.terminated, self.truncated)
-
 
 def random_case(rng: np.random.Generator) -> Case:
     """From one row up; ends of both kinds, together and on the boundary; few lanes and many, which take different ways."""
@@ -46,19 +41,6 @@ def random_case(rng: np.random.Generator) -> Case:
     next_values[truncated] = cuts[truncated]
     next_values[terminated] = 1e6  # nothing follows: the value must not be used
     return Case(rewards, values, next_values, terminated, truncated, float(rng.choice(GAMMAS)), float(rng.choice(LAMBDAS)))
-
-
-def by_sum(case: Case) -> np.ndarray:
-    """A_t = sum over k of (gamma lambda)^k delta_{t+k}, up to and including the row that ends the episode. No recursion."""
-    following = np.where(case.terminated, 0.0, case.gamma * case.next_values)
-    deltas, ends = case.rewards + following - case.values, case.terminated | case.truncated
-    powers = (case.gamma * case.gae_lambda) ** np.arange(len(deltas))  # 0 ** 0 is 1
-    result = np.zeros_like(deltas)
-    for t, lane in np.ndindex(*deltas.shape):
-        later = np.flatnonzero(ends[t:, lane])
-        length = int(later[0]) + 1 if len(later) else len(deltas) - t
-        result[t, lane] = (powers[:length] * deltas[t : t + length, lane]).sum()
-    return result
 
 
 def by_stable_baselines3(case: Case) -> np.ndarray:
@@ -80,24 +62,6 @@ def by_stable_baselines3(case: Case) -> np.ndarray:
     return buffer.advantages.astype(np.float64)
 
 
-def ways() -> dict[str, tuple[Any, Any, float]]:
-    """Every way to the advantages: (case in some width) -> array, that width, and how far from the sum it may be."""
-    import torch
-
-    from inchworm.backends.numpy import gae as numpy_gae
-    from inchworm.backends.torch import gae as torch_gae
-
-    def with_torch(function: Any) -> Any:
-        return lambda *given: function(*map(torch.from_numpy, given[:5]), *given[5:]).numpy()
-
-    found: dict[str, tuple[Any, Any, float]] = {}
-    for width, dtype, limit in (("float64", np.float64, WIDE), ("float32", np.float32, NARROW)):
-        found[f"NumPy, {width}"] = (numpy_gae.compute_gae, dtype, limit)
-        found[f"torch, {width}"] = (with_torch(torch_gae.compute_gae), dtype, limit)
-        found[f"torch on a device, {width}"] = (with_torch(torch_gae.gae_on_device), dtype, limit)
-    return found
-
-
 @procedure("E1", full=10_000, test=100)
 def advantages(work: Work) -> Outcome:
     """Advantages compared with the sum written out.
@@ -105,18 +69,29 @@ def advantages(work: Work) -> Outcome:
     Must: float64 to 1e-10, float32 to 5e-6, and within 5e-6 of Stable-Baselines3.
     Each case on NumPy and torch, in both widths, and in the peer's buffer.
     """
+    import torch
+
+    from inchworm.backends.numpy import gae as numpy_gae
+    from inchworm.backends.torch import gae as torch_gae
+
+    functions: dict[str, tuple[Any, Any]] = {
+        "NumPy": (numpy_gae.compute_gae, np.asarray),
+        "torch": (torch_gae.compute_gae, torch.from_numpy),
+        "torch on a device": (torch_gae.gae_on_device, torch.from_numpy),
+    }
     outcome, worst = Outcome(), dict[str, float]()
     with_peer = importlib.util.find_spec("stable_baselines3") is not None
-    functions = ways()
+    widths = {"float64": (np.float64, WIDE), "float32": (np.float32, NARROW)}
     for number in work.each():
         case = random_case(np.random.default_rng([work.seed, number]))
-        expected = by_sum(case)
+        expected = advantage_sum(case, case.values, case.next_values, case.gamma, case.gae_lambda)
         largest = max(1.0, float(np.abs(expected).max()))
         errors: dict[str, tuple[float, float]] = {}
-        for name, (function, dtype, limit) in functions.items():
-            result = function(*case.arrays(dtype), case.gamma, case.gae_lambda)
-            assert result.dtype == dtype, f"{name} answered in {result.dtype}"
-            errors[name] = (float(np.abs(result - expected).max()) / largest, limit)
+        for (name, (function, convert)), (width, (dtype, limit)) in product(functions.items(), widths.items()):
+            given = [array.astype(dtype) for array in (case.rewards, case.values, case.next_values)]
+            result = np.asarray(function(*map(convert, (*given, case.terminated, case.truncated)), case.gamma, case.gae_lambda))
+            assert result.dtype == dtype, f"{name} returned {result.dtype}"
+            errors[f"{name}, {width}"] = (float(np.abs(result - expected).max()) / largest, limit)
         if with_peer:
             errors["Stable-Baselines3"] = (float(np.abs(by_stable_baselines3(case) - expected).max()) / largest, NARROW)
         wrong = {name: error for name, (error, limit) in errors.items() if not error <= limit}
@@ -131,18 +106,6 @@ def advantages(work: Work) -> Outcome:
 
 
 WHOLE, ONE_STEP = 1e-10, 1e-5
-
-
-def difference(world: World, rollout: Any, config: Any, width: str) -> tuple[float, float]:
-    """The largest difference of any weight or statistic after an update on each backend, and how far the weights moved at all."""
-    after = []
-    for backend in ("numpy", "torch"):
-        policy = policy_of(world, backend, width)
-        learner_of(policy, config, backend).update(rollout)
-        after.append({name: np.asarray(value, np.float64) for name, value in policy.get_weights().items()})
-    apart = max(float(np.abs(after[0][name] - after[1][name]).max(initial=0.0)) for name in after[0])
-    moved = max(float(np.abs(after[0][name] - world.weights[name]).max(initial=0.0)) for name in world.spec.layers)
-    return apart, moved
 
 
 @procedure("E3", full=300, test=10)
@@ -163,8 +126,14 @@ def same_update(work: Work) -> Outcome:
             ("ten epochs, float64", world.config, "float64", WHOLE),
             ("one step, float32", once, "float32", ONE_STEP),
         ):
-            with learning_threads(1):
-                apart, moved = difference(world, rollout, config, width)
+            after = []
+            for backend in ("numpy", "torch"):
+                policy = policy_of(world, backend, width)
+                with learning_threads(1):
+                    learner_of(policy, config, backend).update(rollout)
+                after.append({name: np.asarray(value, np.float64) for name, value in policy.get_weights().items()})
+            apart = max(float(np.abs(after[0][name] - after[1][name]).max(initial=0.0)) for name in after[0])
+            moved = max(float(np.abs(after[0][name] - world.weights[name]).max(initial=0.0)) for name in world.spec.layers)
             outcome.check(
                 apart <= limit and moved > 1e-4, f"case {number}, {world.describe()}, {what}: {apart:.1e} apart, moved {moved:.1e}"
             )

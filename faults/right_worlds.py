@@ -1,4 +1,4 @@
-"""Random small policies, configs and rollouts for E2, E3 and E5: every kind of action, with masks and normalisers by chance."""
+"""Random small policies, configs and rollouts for E2, E3 and E5, and advantages written out as a sum."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import optree
 
 ACTIONS = ("discrete", "multi_discrete", "box")
 
 
 @dataclass(frozen=True)
 class World:
-    """Spaces, a network and a config, with the weights that a comparison begins with."""
+    """Spaces, a network and a config, with the initial weights of a comparison."""
 
     kind: str
     spec: Any
@@ -27,39 +28,30 @@ class World:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """How many values each discrete part of an action has; none for a Box."""
+        """Number of values of each discrete part of an action; empty for a Box."""
         return tuple(self.spec.actions.group_sizes)
 
     @property
-    def observation_size(self) -> int:
-        return int(self.spec.observations.size)
-
-    @property
-    def activation(self) -> str:
-        return str(self.spec.config.activation)
-
-    @property
     def clip(self) -> tuple[float, float]:
-        """Bounds of what the network reads, which only normalised observations have."""
+        """Bounds of the network's input, which only normalised observations have."""
         bound = self.spec.config.observation_clip if self.spec.config.normalize_observations else np.inf
         return (-bound, bound)
 
     def describe(self) -> str:
         on = [name for name in ("normalize_observations", "normalize_values", "shared_trunk") if getattr(self.spec.config, name)]
         also = [f"advantages {self.config.normalize_advantages}", *(["clip_vloss"] if self.config.clip_vloss else [])]
-        return ", ".join([self.kind, *(["mask"] if self.masked else []), self.activation, *on, *also])
+        return ", ".join([self.kind, *(["mask"] if self.masked else []), self.spec.config.activation, *on, *also])
 
 
 def random_world(rng: np.random.Generator, *, seed: int, one_minibatch: bool) -> World:
-    """A world drawn from `rng`, its kind of action and its mask by turns.
-
-    With `one_minibatch` every step sees the whole rollout and gradients are not scaled down.
-    """
+    """Draw a world; kinds of action and masks take turns. With `one_minibatch` a step uses the whole rollout and an unscaled gradient."""
     from gymnasium import spaces
 
+    from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
     from inchworm.config.sections import PolicyConfig, PPOConfig
     from inchworm.core.spaces import mask_space, with_mask
     from inchworm.policy.spec import PolicySpec
+    from inchworm.rollout.fake import create_fake_rollout
 
     def chance(share: float = 0.5) -> bool:
         return bool(rng.random() < share)
@@ -94,20 +86,12 @@ def random_world(rng: np.random.Generator, *, seed: int, one_minibatch: bool) ->
         update_epochs=10,
     )
     spec = PolicySpec(observation_space, action_space, network)
-    return World(kind, spec, config, _start(spec, rng), seed)
-
-
-def _start(spec: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Weights with opinions, and statistics that have seen something."""
-    from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-    from inchworm.rollout.fake import create_fake_rollout
-
     weights = fresh_weights(spec, int(rng.integers(2**31)))
     weights |= {name: (weights[name] + rng.normal(0, 0.3, shape)).astype(np.float32) for name, shape in spec.layers.items()}
     policy = NumpyPolicy(spec, weights)
     fake = create_fake_rollout(spec.observation_space, spec.action_space, 8, 2, seed=1, episode_length=4)
     policy.update_statistics(fake, rng.normal(1, 3, (8, 2)))
-    return policy.get_weights()
+    return World(kind, spec, config, policy.get_weights(), seed)
 
 
 def policy_of(world: World, backend: str, width: str) -> Any:
@@ -148,12 +132,24 @@ def random_rollout(world: World, *, noise: float = 0.25, num_steps: int = 8, num
     if world.masked:
         masks = np.stack([random_mask(spec.action_space, rng) for _ in range(num_steps * num_lanes)])
         observations = {**observations, "action_mask": masks.reshape(*shape, -1)}
-    flat = (
-        {k: v.reshape(-1, *v.shape[2:]) for k, v in observations.items()}
-        if world.masked
-        else observations.reshape(-1, world.observation_size)
-    )
+    flat = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
     step = policy_of(world, "numpy", "float32").act(flat, (), np.zeros(num_steps * num_lanes, bool), rng)
     moved = step.log_probs.reshape(shape) + rng.normal(0, noise, shape)
     changed = {"observations": observations, "actions": step.actions.reshape(*shape, *step.actions.shape[1:])}
     return Rollout.from_dict(fake.to_dict() | changed | {"log_probs": moved.astype(np.float32)})
+
+
+def advantage_sum(rows: Any, values: np.ndarray, next_values: np.ndarray, gamma: float, gae_lambda: float) -> np.ndarray:
+    """A_t = sum over k of (gamma lambda)^k delta_{t+k} in float64, up to the row that ends the episode. No recursion.
+
+    `rows` has rewards, terminated and truncated [T, B].
+    """
+    following = np.where(rows.terminated, 0.0, gamma * next_values)
+    deltas, ends = rows.rewards.astype(np.float64) + following - values, rows.terminated | rows.truncated
+    powers = (gamma * gae_lambda) ** np.arange(len(deltas))  # 0 ** 0 is 1
+    result = np.zeros_like(deltas)
+    for t, lane in np.ndindex(*deltas.shape):
+        later = np.flatnonzero(ends[t:, lane])
+        length = int(later[0]) + 1 if len(later) else len(deltas) - t
+        result[t, lane] = (powers[:length] * deltas[t : t + length, lane]).sum()
+    return result
