@@ -27,7 +27,7 @@ class Field:
     above: bool = False
     """Whether `low` itself is too low."""
     options: tuple[Any, ...] = ()
-    """Of a choice; for an int, words that are allowed instead."""
+    """Of a choice, or known texts; for an int, words that are allowed instead."""
     empty: bool = False
     """Whether null is allowed."""
     usual: tuple[Any, ...] = ()
@@ -123,7 +123,7 @@ FIELDS: dict[str, Field] = {
     "run.total_timesteps": _int(1, 1),
     "run.max_iterations": _int(1, 2, empty=True),
     "run.max_episodes": _int(1, empty=True),
-    "run.backend": _choice("torch", "numpy"),
+    "run.backend": Field("text", options=("torch", "numpy"), usual=("torch", "numpy")),  # backends can be registered
     "run.device": Field("text", usual=("cpu", "auto")),
     "run.threads": _int(0, 0, 1),
     "run.checkpoint_interval": _int(0, 0, 1, 2),
@@ -234,8 +234,8 @@ def _field_changes() -> Iterator[Change]:
     tags += ("!!python/object:inchworm.config.sections.PPOConfig {}", "!!python/module:os ''")
     for name, field in FIELDS.items():
         section, key = name.split(".")
-        near = [True, 1.0, "1"] if field.options == (1, 2) else []  # equal to a choice but of another type
-        for value in (*WRONG_TYPES[field.kind], *near, *([] if field.empty else [None])):
+        unknown = ["", "nope"] if field.kind == "text" and field.options else []
+        for value in (*WRONG_TYPES[field.kind], *unknown, *([] if field.empty else [None])):
             yield Change("wrong type", {name: value}, (name,), field=field)
         for value in out_of_range(field):
             yield Change("out of range", {name: value}, (name,), field=field)
