@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from doubles.disk import failing
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
@@ -195,11 +197,8 @@ def test_damaged_checkpoints_stop_everything(cli: Any, small: list[str], run: Pa
 def test_a_last_save_that_fails_is_one_line_and_a_failure(
     cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "write_tensor_file", full)
+        patch.setattr(checkpoint_module, "write_tensor_file", failing(errno.ENOSPC))
         result = cli("train", "CartPole-v1", *small, "--run.name=full")
     assert result.code == 1
     warning, error = result.err.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from doubles.disk import failing, record_syncs
 from inchworm.core import tensor_file as files
 from inchworm.core.errors import ConfigError, CorruptFileError
 from inchworm.core.tensor_file import (
@@ -228,11 +230,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     path = write_atomically(tmp_path / "x", b"old")
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-
-            def fail(*_):
-                raise OSError(28, "No space left on device")
-
-            patch.setattr(os, "fsync", fail) if name == "fsync" else patch.setattr(type(path), "replace", fail)
+            patch.setattr(os if name == "fsync" else type(path), name, failing(errno.ENOSPC))
             with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device: '.*/x'"):
                 write_atomically(path, b"new")
         assert path.read_bytes() == b"old"
@@ -241,22 +239,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 def test_the_order_of_syncs(tmp_path, monkeypatch):
     # Content reaches the disk before its name does, and the directory is synced after the rename.
-    events = []
-    sync, replace, path_type = os.fsync, type(tmp_path).replace, type(tmp_path)
-
-    def record_sync(descriptor):
-        events.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
-        sync(descriptor)
-
-    def record_replace(self, target):
-        events.append("rename")
-        assert self.name.startswith(files.TEMPORARY)
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", record_sync)
-    monkeypatch.setattr(path_type, "replace", record_replace)
+    events = record_syncs(monkeypatch)
     write_atomically(tmp_path / "x", b"1")
-    assert events == ["sync file", "rename", "sync directory"]
+    assert events[0].startswith(files.TEMPORARY)
+    assert events[1:] == ["replace", tmp_path.name]
 
 
 def test_a_safetensors_that_orders_its_header_otherwise_is_noticed(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from doubles.disk import failing
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.run import directory as versions_module
@@ -179,14 +181,11 @@ def test_versions_name_what_decides_a_result() -> None:
 
 
 def test_versions_that_cannot_be_found_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> str:
-        raise FileNotFoundError
-
     def not_installed(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", not_installed)
-    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(Path, "read_text", failing(errno.ENOENT))
     monkeypatch.setattr(versions_module, "_versions", versions_module._versions.__wrapped__)
     found = versions()
     assert found["torch"] is None
@@ -257,10 +256,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_takes_the_name_of_the_holder_but_not_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     first = take_lock(tmp_path / "lock", "the run x")
     with pytest.raises(InchwormError, match="that has just started"):
         take_lock(tmp_path / "lock", "the run x")

@@ -20,6 +20,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.disk import failing, record_syncs
 from doubles.runs import bits, finish, outcome
 from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
@@ -31,7 +32,7 @@ from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.file import load_policy, read_policy
 from inchworm.run import checkpoint as checkpoint_module
 from inchworm.run import saver as saver_module
-from inchworm.run.checkpoint import TrainingCheckpointer, as_arrays, from_arrays, manifest_text
+from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 from inchworm.run.directory import NotExactWarning
 from inchworm.run.saver import (
     BACKGROUND_RATIO,
@@ -39,8 +40,6 @@ from inchworm.run.saver import (
     SaveThread,
     check_state,
     cpu_capability,
-    generators_state,
-    restore_generators,
     states_of,
     thread_count,
 )
@@ -171,19 +170,8 @@ def test_rows_wait_and_no_checkpoint_is_newer_than_its_rows(tmp_path: Path, monk
 
 
 def test_rows_are_synced_before_the_checkpoint_that_knows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events, sync, rename = list[str](), os.fsync, Path.rename
-
-    def record_sync(descriptor: int) -> None:
-        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        sync(descriptor)
-
-    def record_rename(self: Path, target: Path) -> Path:
-        events.append("rename")
-        return rename(self, target)
-
     with trainer_for(tmp_path, settings=config(iterations=2)) as trainer:
-        monkeypatch.setattr(os, "fsync", record_sync)
-        monkeypatch.setattr(Path, "rename", record_rename)
+        events = record_syncs(monkeypatch)
         trainer.train()
     before = events[: events.index("rename")]
     assert before.index(METRICS) < before.index(TIMING) < min(at for at, name in enumerate(before) if "arrays.safetensors" in name)
@@ -214,10 +202,7 @@ def test_a_policy_file_that_cannot_be_written_waits(tmp_path: Path, monkeypatch:
 
 
 def test_a_policy_file_that_can_never_be_written_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Path:
-        raise OSError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(saver_module, "save_policy", refuse)
+    monkeypatch.setattr(saver_module, "save_policy", failing(errno.EACCES))
     with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="Permission denied"):  # noqa: PT031
         with pytest.raises(InchwormError, match=r"the last save .*policy\.safetensors"):
             trainer.train()
@@ -745,15 +730,12 @@ def test_one_at_a_time_and_the_next_waits() -> None:
 
 
 def test_what_went_wrong_beside_is_raised_once_by_poll_or_wait() -> None:
-    def fails() -> None:
-        raise OSError(5, "Input/output error")
-
     asks: list[Callable[[SaveThread], Any]] = [SaveThread.wait, lambda saver: (saver._thread.join(), saver.poll())]  # type: ignore[union-attr, func-returns-value]
     for ask in asks:
         world = World()
         world.save(after=0.0)
         world.now += 100.0
-        world.saver.run(fails)
+        world.saver.run(failing(errno.EIO))
         with pytest.raises(OSError, match="Input/output"):
             ask(world.saver)
         world.saver.poll()
@@ -803,17 +785,6 @@ def draw() -> list[float]:
     return [*gauss, random.random(), float(np.random.rand()), float(torch.rand(())), float(torch.randn(()))]  # noqa: NPY002
 
 
-@pytest.mark.parametrize("drawn_before", [0, 1])
-def test_all_three_go_on_where_they_were(drawn_before: int) -> None:
-    for _ in range(drawn_before):
-        draw()
-    state = json.loads(json.dumps(generators_state(), allow_nan=False))
-    expect = [draw(), draw()]
-    restore_generators(state)
-    assert json.loads(json.dumps(generators_state())) == state  # reading it draws nothing
-    assert [draw(), draw()] == expect
-
-
 def test_torch_is_not_imported_for_it() -> None:
     script = """
 import sys
@@ -832,16 +803,3 @@ def test_threads_and_processor() -> None:
     assert thread_count(3) == 3
     assert thread_count(0) == torch.get_num_threads()
     assert cpu_capability() == torch.backends.cpu.get_cpu_capability()
-
-
-def test_trees_of_tensors_come_back_with_their_kinds_and_keys() -> None:
-    tensor = torch.arange(3.0)
-    tree = {0: {"step": torch.tensor(2.0), "plain": 1.5}, "groups": [{"lr": 0.1, "params": [0, 1]}], "text": "x", "none": None, "t": tensor}
-    plain = as_arrays(tree)
-    tensor += 1  # what was taken is a copy
-    back = from_arrays(plain)
-    assert list(back) == [0, "groups", "text", "none", "t"]
-    assert isinstance(back[0]["step"], torch.Tensor)
-    assert (back[0]["step"].item(), back[0]["plain"]) == (2.0, 1.5)
-    assert back["groups"] == [{"lr": 0.1, "params": [0, 1]}]
-    assert back["t"].tolist() == [0.0, 1.0, 2.0]

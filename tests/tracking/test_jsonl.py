@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from doubles.disk import failing, record_syncs
 from inchworm.core.protocols import Tracker
 from inchworm.tracking import jsonl as module
 from inchworm.tracking.jsonl import JsonlTracker, RowFile, read_complete_rows, read_rows
@@ -98,14 +99,7 @@ def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
 
 
 def test_syncing_reaches_both_files_and_a_new_name_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    sync = os.fsync
-
-    def record(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", record)
+    synced = record_syncs(monkeypatch)
     tracker = rows_to(tmp_path, 1)
     tracker.flush()
     tracker.sync()
@@ -162,12 +156,8 @@ def test_what_does_not_fit_is_kept_and_written_later_in_order_and_once(
 def test_half_a_row_that_cannot_even_be_cut_back_is_cut_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, file, truncate = Disk(monkeypatch), RowFile(tmp_path / "rows"), os.ftruncate
     file.append(b"one\n")
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     disk.room = 2
-    monkeypatch.setattr(module.os, "ftruncate", refuse)
+    monkeypatch.setattr(module.os, "ftruncate", failing(errno.EIO))
     with pytest.warns(UserWarning, match="training continues"):
         file.append(b"two\n")
     assert (tmp_path / "rows").read_bytes() == b"one\ntw"
@@ -229,10 +219,6 @@ def test_syncing_says_whether_the_name_is_new_and_names_the_file_when_it_fails(t
     file.append(b"one\n")
     assert file.sync()
     assert not file.sync()
-
-    def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(module.os, "fsync", fail)
+    monkeypatch.setattr(module.os, "fsync", failing(errno.EIO))
     with pytest.raises(OSError, match=r"Input/output error while syncing: .*rows"):
         file.sync()

@@ -12,6 +12,7 @@ import pytest
 from doubles.toys import ActionReward, Corridor, Counter, TruncatedForever
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
@@ -134,27 +135,20 @@ def test_an_iteration_is_collect_callbacks_learn_hand_over_in_this_order() -> No
     loss = lambda: 0  # noqa: E731 - only its identity matters
     state = TrainingState()
     run_training_loop(state, parts(journal, callbacks=watchers, losses=[loss], total=2 * BATCH), default_training_step)
-    one, two = rollouts()[:2]
-    assert journal == [
-        ("first", "start", 0, 0),
-        ("second", "start", 0, 0),
-        ("collect", STEPS),
-        ("first", "rollout", one),
-        ("second", "rollout", one),
-        ("update", one, (loss,)),
-        ("set_weights", 1),
-        ("first", "iteration", 1, BATCH, 1.0),
-        ("second", "iteration", 1, BATCH, 1.0),
-        ("collect", STEPS),
-        ("first", "rollout", two),
-        ("second", "rollout", two),
-        ("update", two, (loss,)),
-        ("set_weights", 2),
-        ("first", "iteration", 2, 2 * BATCH, 2.0),
-        ("second", "iteration", 2, 2 * BATCH, 2.0),
-        ("first", "end", 2),
-        ("second", "end", 2),
+    iterations = [
+        [
+            ("collect", STEPS),
+            ("first", "rollout", rollout),
+            ("second", "rollout", rollout),
+            ("update", rollout, (loss,)),
+            ("set_weights", number),
+            ("first", "iteration", number, number * BATCH, float(number)),
+            ("second", "iteration", number, number * BATCH, float(number)),
+        ]
+        for number, rollout in enumerate(rollouts()[:2], 1)
     ]
+    starts, ends = ([(name, *what) for name in ("first", "second")] for what in (("start", 0, 0), ("end", 2)))
+    assert journal == [*starts, *iterations[0], *iterations[1], *ends]
 
 
 def test_a_rollout_that_a_callback_returns_is_what_is_learned_from() -> None:
@@ -431,6 +425,22 @@ def test_the_environments_are_closed_whatever_happens() -> None:
     with pytest.raises(ZeroDivisionError):
         functional_training_loop(config(), policy_for(Door), Door, step_fn=fail)
     assert len(closed) >= LANES
+
+
+def test_a_policy_that_cannot_learn_leaves_no_environment_open() -> None:
+    standing: list[int] = []
+
+    class Door(Counter):
+        def __init__(self) -> None:
+            standing.append(1)
+            super().__init__()
+
+        def close(self) -> None:
+            standing.pop()
+
+    with pytest.raises(ConfigError, match="FakePolicy"):
+        create_training_components(config(), FakePolicy(), Door)  # type: ignore[arg-type]
+    assert not standing
 
 
 def test_the_components_work_alone() -> None:
