@@ -140,14 +140,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_iteration_that_does_not_end_is_left_and_the_last_complete_one_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("iteration", [1, 4])
+def test_an_iteration_that_does_not_end_is_left_and_the_last_complete_one_saved(tmp_path: Path, iteration: int) -> None:
     with trainer_for(tmp_path / "run") as trainer:
         with pytest.raises(KeyboardInterrupt):
-            trainer.train(callback=At(4, stuck))
-        assert trainer.total_timesteps == 4 * BATCH  # in the middle of the fourth
-    assert newest(tmp_path / "run") == 3
+            trainer.train(callback=At(iteration, stuck))
+        assert trainer.total_timesteps == iteration * BATCH  # in the middle of that iteration
+    assert newest(tmp_path / "run") == iteration - 1
     assert (tmp_path / "run" / "policy.safetensors").exists()
-    assert resumed(tmp_path / "run", 3) == undisturbed(tmp_path)
+    assert resumed(tmp_path / "run", iteration - 1) == undisturbed(tmp_path)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -170,13 +171,6 @@ def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_pa
         assert trainer.state.iteration == 2
         trainer.train()
         assert outcome(trainer) == undisturbed(tmp_path)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_the_first_iteration_may_be_the_one(tmp_path: Path) -> None:
-    with trainer_for(tmp_path / "run") as trainer, pytest.raises(KeyboardInterrupt):
-        trainer.train(callback=At(1, stuck))
-    assert resumed(tmp_path / "run", 0) == undisturbed(tmp_path)
 
 
 @pytest.mark.usefixtures("impatient")

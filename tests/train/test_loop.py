@@ -58,13 +58,6 @@ class FakeCollector:
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         self.journal.append(("set_weights", weights["tag"]))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
 
 class FakeLearner:
     updates = 0
@@ -77,11 +70,6 @@ class FakeLearner:
         self.updates += 1
         self.journal.append(("update", rollout, tuple(custom_loss_fns)))
         return UpdateStats({"loss": float(self.updates), "policy_loss": 0.5, "value_loss": 0.25, "entropy": 0.125})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class FakePolicy:

@@ -18,9 +18,9 @@ from doubles.toys import Corridor, Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.cli.main import main
+from inchworm.collect.actors import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
-from inchworm.core.types import PolicyStep, Tree
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers.auto import WorkerChoice
 from inchworm.policy.spec import PolicySpec
@@ -31,19 +31,6 @@ from inchworm.train.trainer import PPOTrainer
 
 CARTPOLE = gym.make("CartPole-v1")
 SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(8,), activation="relu"))
-
-
-class Mock:
-    """An actor and nothing more."""
-
-    def initial_state(self, num_lanes: int) -> Tree:
-        return ()
-
-    def act(
-        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
-        actions = np.ones(len(observations), np.int64)
-        return PolicyStep(actions, actions, np.zeros(len(observations), np.float32), state)
 
 
 def make_cartpole() -> gym.Env[Any, Any]:
@@ -130,10 +117,10 @@ def test_cnn_by_name() -> None:
 
 
 def test_an_actor_that_is_no_policy_can_collect_and_is_told_why_it_cannot_learn() -> None:
-    with PPOTrainer(Mock(), "CartPole-v1", num_envs=2) as trainer:
+    with PPOTrainer(RandomActor(CARTPOLE.action_space), "CartPole-v1", num_envs=2) as trainer:
         rollout = trainer.collect_rollouts(5)
-        assert rollout.actions.all()
-        with pytest.raises(ConfigError, match="Mock"):
+        assert rollout.num_valid == 10
+        with pytest.raises(ConfigError, match="RandomActor"):
             trainer.learn(rollout)
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from doubles.runs import bits, finish
 from doubles.toys import ActionReward, Corridor, Counter
 from doubles.trackers import Recorder
+from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, RolloutError
@@ -443,25 +444,19 @@ def test_close_twice_and_no_training_after() -> None:
 
 
 def test_a_network_of_ones_own_trains_and_says_what_it_cannot_do(tmp_path: Path) -> None:
-    import torch
     from torch import nn
 
-    class Own(nn.Module):
+    class Own(Network):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.actor, self.critic = nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(8, 1)
-
-        def forward(self, observations: Any) -> Any:
-            hidden = self.body(observations).tanh()
-            return self.actor(hidden), self.critic(hidden)[..., 0]
+            self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
 
         def action_outputs(self, observations: Any) -> Any:
-            return self.forward(observations)[0]
+            return self.actor(observations)
 
         def values(self, observations: Any) -> Any:
-            return self.forward(observations)[1]
+            return self.critic(observations)[..., 0]
 
-    torch.manual_seed(0)
     env = make_vector_env("CartPole-v1", 2)
     policy = TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()), network=Own())
     with PPOTrainer(policy, env, PPO, run_dir=tmp_path) as trainer:
