@@ -188,9 +188,10 @@ def test_centre_and_scale_by_hand():
     statistics = statistics_of(normalize_observations=True, normalize_values=True)
     flat = np.array([[[1, 0, 1, 5]], [[0, 1, 3, 5]]], np.float32)
     statistics.update(flat, np.array([[2.0], [6.0]]), np.ones((2, 1), bool))
-    np.testing.assert_allclose(statistics.center, [0, 0, 2, 5])
-    np.testing.assert_allclose(statistics.inverse_std, [1, 1, 1, 1e4], rtol=1e-6)  # a constant: sqrt(0 + 1e-8) = 1e-4
-    assert statistics.center.dtype == statistics.inverse_std.dtype == np.float32
+    center, inverse_std = statistics.observation_scale
+    np.testing.assert_allclose(center, [0, 0, 2, 5])
+    np.testing.assert_allclose(inverse_std, [1, 1, 1, 1e4], rtol=1e-6)  # a constant: sqrt(0 + 1e-8) = 1e-4
+    assert center.dtype == inverse_std.dtype == np.float32
     assert statistics.value_mean == 4.0
     np.testing.assert_allclose(statistics.value_std, np.sqrt(4 + 1e-8))
 
@@ -216,8 +217,9 @@ def test_what_a_central_critic_reads_has_statistics_of_its_own():
     world = np.array([[[1, 0, 1]], [[1, 0, 3]]], np.float32)  # [T, E, 3]: the place in the copy, as two entries, stays as it is
     statistics.update(np.ones((2, 2, 4), np.float32), np.ones((2, 2)), np.array([[True, True], [True, False]]), world)
     assert not statistics.pending
-    np.testing.assert_allclose(statistics.global_center, [0, 0, 2])
-    np.testing.assert_allclose(statistics.global_inverse_std, [1, 1, 1], rtol=1e-6)
+    center, inverse_std = statistics.global_scale
+    np.testing.assert_allclose(center, [0, 0, 2])
+    np.testing.assert_allclose(inverse_std, [1, 1, 1], rtol=1e-6)
     again = PolicyStatistics(PolicySpec(SPACE, spaces.Discrete(2), config, global_state_space=shared, lanes_per_copy=2))
     again.from_weights(statistics.to_weights())
-    np.testing.assert_array_equal(again.global_center, statistics.global_center)
+    np.testing.assert_array_equal(again.global_scale[0], center)

@@ -28,32 +28,19 @@ VALUE_HEAD = ("critic.head.weight", "critic.head.bias")
 
 def check_weights(spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> None:
     """Raise if the names or shapes of weights are not the spec's."""
-    _check_shapes(spec.layers, weights)  # before anything of the spec's sizes is allocated
+    check_shapes(weights, spec.layers, more=True)  # before anything of the spec's sizes is allocated
     statistics = {name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}
-    expected = {**spec.layers, **statistics, VERSION: ()}
-    unknown = sorted(weights.keys() - expected.keys())
-    if unknown:
-        raise InchwormError(f"these weights do not fit the policy: unknown {unknown}")
-    _check_shapes(expected, weights)
+    check_shapes(weights, {**spec.layers, **statistics, VERSION: ()})
 
 
-def _check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
-    missing = sorted(expected.keys() - weights.keys())
-    if missing:
-        raise InchwormError(f"these weights do not fit the policy: missing {missing}")
+def check_shapes(weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], *, more: bool = False) -> None:
+    """Raise if the names or shapes of weights are not the expected ones; with `more` there may be others."""
+    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    if missing or (unknown and not more):
+        raise InchwormError(f"these weights do not fit the policy: {f'missing {missing}' if missing else f'unknown {unknown}'}")
     for name, shape in expected.items():
         if np.shape(weights[name]) != tuple(shape):
             raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {tuple(shape)}")
-
-
-def check_alike(weights: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]) -> None:
-    """Raise if the names or shapes of weights are not those of `own`, the weights of a user's network."""
-    differing = sorted(weights.keys() ^ own.keys())
-    if differing:
-        raise InchwormError(f"these weights do not fit the policy: {differing} are only on one side")
-    for name, value in own.items():
-        if np.shape(weights[name]) != value.shape:
-            raise InchwormError(f"the weight {name} has shape {np.shape(weights[name])}; the policy needs {value.shape}")
 
 
 def check_numbers(weights: Mapping[str, np.ndarray]) -> None:

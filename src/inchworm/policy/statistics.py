@@ -169,41 +169,25 @@ class PolicyStatistics:
         shared = spec.global_state
         self._kept_of_shared = np.zeros(0, bool) if shared is None else shared.normalized  # [G]
         self.global_state = RunningMeanStd(self._kept_of_shared.shape) if wanted and self._kept_of_shared.any() else None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether any normaliser is on."""
-        return any(part is not None for _, part in self._parts())
+        returns = None if self.values is None else self.values.rms
+        named = ((OBSERVATIONS, self.observations), (VALUES, returns), (GLOBAL_STATE, self.global_state))
+        self.parts = {name: part for name, part in named if part is not None}
+        """The normalisers that are on, by the names of their weights."""
 
     @property
     def pending(self) -> bool:
         """Whether a normaliser is on and has no data yet: the first rollout then only updates the statistics."""
-        counts = [n.count for n in (self.observations, self.values.rms if self.values else None, self.global_state) if n is not None]
-        return any(count == 0 for count in counts)
+        return any(part.count == 0 for part in self.parts.values())
 
     @property
-    def center(self) -> np.ndarray:
-        """The vector [F] f32 that is subtracted from the flat observation."""
-        assert self.observations is not None
-        return _center(self.observations, self._kept)
+    def observation_scale(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """What is subtracted from the flat observation and what the result is multiplied with, each [F] f32; None if it stays as it is."""
+        return None if self.observations is None else _scale(self.observations, self._kept)
 
     @property
-    def inverse_std(self) -> np.ndarray:
-        """The vector [F] f32 that the result is multiplied with."""
-        assert self.observations is not None
-        return _inverse_std(self.observations, self._kept)
-
-    @property
-    def global_center(self) -> np.ndarray:
-        """The vector [G] f32 that is subtracted from the flat global state."""
-        assert self.global_state is not None
-        return _center(self.global_state, self._kept_of_shared)
-
-    @property
-    def global_inverse_std(self) -> np.ndarray:
-        """The vector [G] f32 that the result is multiplied with."""
-        assert self.global_state is not None
-        return _inverse_std(self.global_state, self._kept_of_shared)
+    def global_scale(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The same for the flat global state, each [G] f32."""
+        return None if self.global_state is None else _scale(self.global_state, self._kept_of_shared)
 
     @property
     def value_mean(self) -> float:
@@ -229,25 +213,18 @@ class PolicyStatistics:
     def to_weights(self) -> dict[str, np.ndarray]:
         """The statistics as named arrays, saved with the parameters."""
         named: dict[str, np.ndarray] = {}
-        for prefix, part in self._parts():
-            if part is not None:
-                named |= {f"{prefix}.{name}": np.array(value) for name, value in part.state_dict().items()}
+        for prefix, part in self.parts.items():
+            named |= {f"{prefix}.{name}": value for name, value in part.state_dict().items()}
         return named
 
     def from_weights(self, weights: Mapping[str, Any]) -> None:
         """Restore the statistics from named arrays."""
-        for prefix, part in self._parts():
-            if part is not None:
-                mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
-                part.load_state_dict(mine)
-
-    def _parts(self) -> tuple[tuple[str, RunningMeanStd | ReturnNormalizer | None], ...]:
-        return (OBSERVATIONS, self.observations), (VALUES, self.values), (GLOBAL_STATE, self.global_state)
+        for prefix, part in self.parts.items():
+            mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
+            part.load_state_dict(mine)
 
 
-def _center(statistics: RunningMeanStd, kept: np.ndarray) -> np.ndarray:
-    return np.where(kept, statistics.mean, 0.0).astype(np.float32)
-
-
-def _inverse_std(statistics: RunningMeanStd, kept: np.ndarray) -> np.ndarray:
-    return np.where(kept, 1.0 / statistics.std, 1.0).astype(np.float32)
+def _scale(statistics: RunningMeanStd, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and inverse standard deviation; 0 and 1 for entries that are not kept."""
+    center, inverse_std = np.where(kept, statistics.mean, 0.0), np.where(kept, 1.0 / statistics.std, 1.0)
+    return center.astype(np.float32), inverse_std.astype(np.float32)

@@ -112,33 +112,29 @@ class RolloutSamples:
         columns = permutation[places]  # [minibatches, N]
         step_starts = np.arange(self._length)[:, None] * self.valid.shape[1]  # [L, 1] where the samples of each step begin
         order = (columns[:, None] + step_starts).reshape(-1)  # [all samples], minibatch after minibatch
-        # One gather for the epoch; minibatches are views of it.
-        inputs, choices, gaussians = self._inputs.take(order, 0), self._choices.take(order, 1), self._gaussians.take(order, 1)
-        mask = None if self._mask is None else self._mask.take(order, 1)
-        log_probs, advantages, returns, values = self._scalars.take(order, 1)
         valid = None
         if not (self._all_valid and real.all()):
             valid = self.valid.reshape(-1)[order] & np.repeat(real[:, None], self._length, 1).reshape(-1)
+        log_probs, advantages, returns, values = self._scalars.take(order, 1)
+        # One gather for the epoch; minibatches are views of it.
+        epoch = Samples(
+            inputs=self._inputs.take(order, 0),
+            choices=self._choices.take(order, 1),
+            gaussians=self._gaussians.take(order, 1),
+            mask=None if self._mask is None else self._mask.take(order, 1),
+            log_probs=log_probs,
+            advantages=advantages,
+            returns=returns,
+            values=values,
+            valid=valid,
+            length=self._length,
+            minibatch=partial(self._minibatch, columns.reshape(-1), real.reshape(-1)),
+        )
         size = columns.shape[1] * self._length
-        minibatches = []
-        for index, (chosen, flags) in enumerate(zip(columns, real)):
-            part = slice(index * size, (index + 1) * size)
-            minibatches.append(
-                Samples(
-                    inputs=inputs[part],
-                    choices=choices[:, part],
-                    gaussians=gaussians[:, part],
-                    mask=None if mask is None else mask[:, part],
-                    log_probs=log_probs[part],
-                    advantages=advantages[part],
-                    returns=returns[part],
-                    values=values[part],
-                    valid=None if valid is None else valid[part],
-                    length=self._length,
-                    minibatch=partial(self._minibatch, chosen, flags),
-                )
-            )
-        return minibatches
+        return [
+            epoch.part(slice(index * size, (index + 1) * size), partial(self._minibatch, chosen, flags))
+            for index, (chosen, flags) in enumerate(zip(columns, real))
+        ]
 
     def _minibatch(self, columns: np.ndarray, real: np.ndarray) -> Minibatch:
         return Minibatch(**select_sequences(self._steps, columns), valid=self.valid[:, columns] & real)
@@ -160,19 +156,7 @@ def micro_batches(samples: Samples, pieces: int) -> Iterator[Samples]:
     for start, stop in pairwise(np.linspace(0, width, min(pieces, width) + 1).astype(int)):
         chosen = (np.arange(samples.length)[:, None] * width + np.arange(start, stop)).reshape(-1)
         sequences = Minibatch(**optree.tree_map(lambda leaf, part=slice(start, stop): leaf[:, part], fields))
-        yield Samples(
-            inputs=samples.inputs[chosen],
-            choices=samples.choices[:, chosen],
-            gaussians=samples.gaussians[:, chosen],
-            mask=None if samples.mask is None else samples.mask[:, chosen],
-            log_probs=samples.log_probs[chosen],
-            advantages=samples.advantages[chosen],
-            returns=samples.returns[chosen],
-            values=samples.values[chosen],
-            valid=None if samples.valid is None else samples.valid[chosen],
-            length=samples.length,
-            minibatch=lambda sequences=sequences: sequences,  # type: ignore[misc]
-        )
+        yield samples.part(chosen, lambda sequences=sequences: sequences)  # type: ignore[misc]
 
 
 def as_minibatch(samples: Samples) -> Minibatch:

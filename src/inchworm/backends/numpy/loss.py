@@ -49,6 +49,22 @@ class Samples:
     minibatch: Callable[[], Minibatch]
     """The same samples as [L, N] sequences, for custom losses and for people; made on demand."""
 
+    def part(self, chosen: slice | np.ndarray, minibatch: Callable[[], Minibatch]) -> Samples:
+        """Some of the samples, which are `minibatch` as sequences; views where `chosen` is a slice."""
+        return Samples(
+            inputs=self.inputs[chosen],
+            choices=self.choices[:, chosen],
+            gaussians=self.gaussians[:, chosen],
+            mask=None if self.mask is None else self.mask[:, chosen],
+            log_probs=self.log_probs[chosen],
+            advantages=self.advantages[chosen],
+            returns=self.returns[chosen],
+            values=self.values[chosen],
+            valid=None if self.valid is None else self.valid[chosen],
+            length=self.length,
+            minibatch=minibatch,
+        )
+
     @property
     def count(self) -> int:
         """The number of valid samples."""

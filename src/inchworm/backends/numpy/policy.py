@@ -20,7 +20,7 @@ from inchworm.core.seeding import make_stream
 from inchworm.core.spaces import MASK_KEY, PLACE, WORLD, leaf
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
-from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
+from inchworm.policy.layout import ActionLayout, ObservationLayout
 from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
@@ -33,17 +33,16 @@ def encode_observations(layout: ObservationLayout, observations: Tree, num_leadi
         if values.ndim == num_leading + 1 and values.dtype == np.float32:  # already flat
             return values
         return np.asarray(values, np.float32).reshape(*values.shape[:num_leading], layout.size)
-    pieces = [_encode_part(part, np.asarray(leaf(observations, part.path)), num_leading) for part in layout.flat]
+    pieces = []
+    for part in layout.flat:
+        values = np.asarray(leaf(observations, part.path))
+        leading = values.shape[:num_leading]
+        if part.kind == "box":
+            pieces.append(values.astype(np.float32).reshape(*leading, part.size) * np.float32(part.scale))
+            continue
+        entries = values.reshape(*leading, len(part.sizes)).astype(np.int64) - np.asarray(part.starts)  # [..., entries]
+        pieces += [(np.arange(size) == entries[..., index, None]).astype(np.float32) for index, size in enumerate(part.sizes)]
     return np.concatenate(pieces, axis=-1)
-
-
-def _encode_part(part: ObservationPart, values: np.ndarray, num_leading: int) -> np.ndarray:
-    leading = values.shape[:num_leading]
-    if part.kind == "box":
-        return values.astype(np.float32).reshape(*leading, part.size) * np.float32(part.scale)
-    entries = values.reshape(*leading, len(part.sizes)).astype(np.int64) - np.asarray(part.starts)  # [..., entries]
-    columns = [np.arange(size) == entries[..., index, None] for index, size in enumerate(part.sizes)]
-    return np.concatenate(columns, axis=-1).astype(np.float32)
 
 
 def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int = 1) -> np.ndarray:
@@ -70,9 +69,8 @@ class GlobalStateReader:
 
     def __init__(self, layout: ObservationLayout, spec: PolicySpec, statistics: PolicyStatistics, dtype: np.dtype) -> None:
         self._layout, self._limit = layout, np.asarray(spec.config.observation_clip, dtype)
-        self._scale: tuple[np.ndarray, np.ndarray] | None = None
-        if statistics.global_state is not None:
-            self._scale = statistics.global_center.astype(dtype), statistics.global_inverse_std.astype(dtype)
+        scale = statistics.global_scale
+        self._scale = None if scale is None else (scale[0].astype(dtype), scale[1].astype(dtype))
 
     def rows(self, global_state: Tree) -> np.ndarray:
         """`lane_states` [L, N, …] as rows [L·N, G]."""
@@ -204,8 +202,8 @@ class NumpyPolicy(Predicts):
         self._log_std = np.clip(log_std, *TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else log_std
         dtype, world = self._weights["actor.head.weight"].dtype, self.spec.global_state
         self._reader = None if world is None else GlobalStateReader(world, self.spec, self.statistics, dtype)
-        if self.statistics.observations is not None:
-            self._center, self._inverse_std = self.statistics.center.astype(dtype), self.statistics.inverse_std.astype(dtype)
+        if (scale := self.statistics.observation_scale) is not None:
+            self._center, self._inverse_std = scale[0].astype(dtype), scale[1].astype(dtype)
             self._clip = np.asarray(self.spec.config.observation_clip, dtype)
 
     def encode(self, observations: Tree, num_leading: int) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -182,12 +182,10 @@ class SpecNetwork(Network):
         """Copy the normalisers' current numbers."""
         self.value_mean.fill_(statistics.value_mean)
         self.value_std.fill_(statistics.value_std)
-        if statistics.observations is not None:
-            self.center.copy_(torch.from_numpy(statistics.center))
-            self.inverse_std.copy_(torch.from_numpy(statistics.inverse_std))
-        if statistics.global_state is not None:
-            self.global_center.copy_(torch.from_numpy(statistics.global_center))
-            self.global_inverse_std.copy_(torch.from_numpy(statistics.global_inverse_std))
+        for prefix, scale in (("", statistics.observation_scale), ("global_", statistics.global_scale)):
+            if scale is not None:
+                for name, vector in zip(("center", "inverse_std"), scale):
+                    self.get_buffer(prefix + name).copy_(torch.from_numpy(vector))
 
     def action_outputs(self, observations: Tree, past: Past | None = None) -> Tensor:
         """[N, C + D]"""

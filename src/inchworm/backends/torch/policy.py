@@ -27,7 +27,7 @@ from inchworm.backends.torch.network import (
 from inchworm.core.errors import ConfigError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_alike, check_weights, rescaled_value_head
+from inchworm.policy.file import VERSION, Predicts, check_shapes, check_weights, rescaled_value_head
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
@@ -157,7 +157,7 @@ class TorchPolicy(Predicts, nn.Module):
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
         """Add a rollout to the normalisers, keeping values in reward units as they were (PopArt)."""
-        if not self.statistics.wanted:
+        if not self.statistics.parts:
             return
         before = self._value_units()
         host = rollout.map(_to_host)
@@ -180,7 +180,7 @@ class TorchPolicy(Predicts, nn.Module):
         if self.builtin:
             check_weights(self.spec, weights)
         else:
-            check_alike(weights, self.get_weights())
+            check_shapes(weights, {name: own.shape for name, own in self.get_weights().items()})
         targets = {**dict(self.named_parameters()), **({} if self.builtin else dict(self.named_buffers()))}
         with torch.no_grad():
             for name, tensor in targets.items():
