@@ -73,7 +73,7 @@ class ScriptedEnv:
         self.received.append(np.array(actions))
         self.under_way = True
         for array in (self.observations, self.rewards, *self.flags.values(), self.global_state):
-            array.fill(0)  # so that whoever kept one instead of a copy notices
+            array.fill(0)  # so that a kept reference instead of a copy is noticed
 
     def recv(self) -> EnvStep:
         assert self.under_way
@@ -245,7 +245,7 @@ def test_cut_rows_hold_the_true_successors(steps: int, expected_cuts: dict[tuple
 # ---- one call after another
 
 
-def test_episodes_go_on_from_call_to_call() -> None:
+def test_episodes_continue_from_call_to_call() -> None:
     env = ScriptedEnv()
     collector = RolloutCollector(env, Stub())
     first, second = collector.collect(4), collector.collect(5)
@@ -497,7 +497,7 @@ def test_workers_do_not_change_a_bit(env: Any, steps: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env", [EnvConfig(id="CartPole-v1"), functools.partial(Counter, 7, truncate=True)], ids=["CartPole-v1", "Counter"])
-def test_a_collector_goes_on_bit_for_bit_from_its_saved_state(env: Any, workers: int) -> None:
+def test_a_collector_resumes_bit_for_bit_from_its_saved_state(env: Any, workers: int) -> None:
     def collector() -> RolloutCollector:
         vector_env = make_vector_env(env, 4, workers, seed=1)
         return RolloutCollector(vector_env, NumpyPolicy(spec_of(vector_env), seed=1), seed=1)
@@ -517,7 +517,7 @@ def test_a_collector_goes_on_bit_for_bit_from_its_saved_state(env: Any, workers:
         each.close()
 
 
-def test_memory_goes_on_from_a_saved_state() -> None:
+def test_memory_resumes_from_a_saved_state() -> None:
     undisturbed, resumed = RolloutCollector(ScriptedEnv(), Stub()), RolloutCollector(ScriptedEnv(), Stub())
     undisturbed.collect(7)
     resumed.load_state_dict(undisturbed.state_dict())

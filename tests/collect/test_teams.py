@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from inchworm.core.errors import BadNumberError
 from inchworm.core.types import PolicyStep
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.rollout.rollout import Rollout
 from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
 
 
@@ -88,20 +87,6 @@ def test_the_global_state_and_its_successors():
     luck = rollout.cut_global_state[6:, 2]
     assert luck[0] == luck[1] == luck[2] != luck[3] == luck[4] == luck[5]  # each lane has its own copy's
     assert rollout.rewards[:, 1].tolist() == [11, 12, 0.5, 0.5, 0.5, 0.5, 11, 12]
-
-
-def test_save_load_combine_and_select(tmp_path: Path):
-    rollout, _ = collected(DEATHS, 8, copies=2, global_state=True)
-    again = Rollout.load(rollout.save(tmp_path / "rollout.safetensors"))
-    twice = combine_rollouts([rollout, again])
-    assert twice.global_state.shape == (8, 4, 3)
-    back = twice.select_lanes(range(6, 12))
-    for name in ("global_state", "cut_global_state", "valid", "cut_rows", "cut_observations"):
-        assert np.array_equal(back[name], rollout[name]), name
-    assert np.array_equal(Rollout.from_dict(rollout.to_dict()).cut_global_state, rollout.cut_global_state)
-    middle = twice.select_lanes([1, 4])  # one agent of each copy of the first
-    assert np.array_equal(middle.global_state, rollout.global_state)
-    assert np.array_equal(middle.cut_global_state, rollout.cut_global_state[[1, 4, 7, 10]])
 
 
 @pytest.mark.parametrize("plan", [DEATHS, JOINS])

@@ -93,7 +93,7 @@ def test_values_are_the_reference_ones(backend: Any, kind: str, dtype: Any, tole
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_dead_are_valued_by_the_world_alone_and_the_living_by_both(backend: Any, kind: str) -> None:
+def test_invalid_rows_are_valued_by_the_world_alone_and_valid_ones_by_both(backend: Any, kind: str) -> None:
     spec, given = spec_of(kind), data()
     policy = backend.policy(spec, weights_of(spec))
     before = values_of(backend, policy, given)

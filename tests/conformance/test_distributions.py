@@ -125,7 +125,7 @@ def _leaf(tree, path):
     return np.asarray(tree)
 
 
-def test_actions_and_masks_become_flat_arrays_and_come_back(backend, case):
+def test_actions_and_masks_survive_a_round_trip_through_flat_arrays(backend, case):
     layout, _, _, _, choices, gaussians = numbers(case, np.float32)
     tree = layout.unflatten(choices, gaussians, sampled=True)
     flat_choices, flat_gaussians = backend.encoding.flatten_actions(layout, backend.tree(tree), 1)

@@ -1,4 +1,4 @@
-"""Every learner, beside the others and by itself: equal weights after whole updates, and the promises of an update kept by each."""
+"""Learners of all backends: equal weights after whole updates, and what an update guarantees on each backend."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def parameters(policy):
 def collect(policy, num_steps=12, num_lanes=3, *, seed=0, episode_length=5, observations=None):
     """Random observations (or these), the policy's own actions and log-probs on them, and rewards that depend on both."""
     spec, rng = policy.spec, np.random.default_rng(seed)
-    actor = NumpyPolicy(spec, policy.get_weights())  # the one that acts, whoever learns
+    actor = NumpyPolicy(spec, policy.get_weights())  # the actor, for every learner
     fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=seed, episode_length=episode_length)
     observations = fake.observations if observations is None else observations
     rows = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
@@ -107,7 +107,7 @@ def collect(policy, num_steps=12, num_lanes=3, *, seed=0, episode_length=5, obse
 
 
 def with_the_dead(rollout, garbage=np.nan):
-    """The rollout with an agent that died after row 7 of lane 1 and one that joined lane 0 at row 2; `garbage` where nobody lived."""
+    """The rollout with an agent that died after row 7 of lane 1 and one that joined lane 0 at row 2; `garbage` in invalid rows."""
     data = {name: optree.tree_map(np.array, value) for name, value in rollout.to_dict().items() if name != "episodes"}
     valid = np.ones(rollout.rewards.shape, bool)
     valid[8:, 1] = valid[:2, 0] = False
@@ -216,7 +216,7 @@ def test_every_architecture_gives_equal_weights(activation, shared_trunk, hidden
     side_by_side(PolicySpec(BOX, spaces.Discrete(3), config), PLAIN.replace(update_epochs=1), np.float64)
 
 
-def test_a_learner_goes_on_from_the_others_state():
+def test_a_learner_resumes_from_the_other_backends_state():
     spec = PolicySpec(BOX, HYBRID, PolicyConfig(hidden_sizes=(8,)))
     weights = {name: value.astype(np.float64) if name in spec.layers else value for name, value in fresh_weights(spec, 0).items()}
     ends = []
@@ -272,7 +272,7 @@ def test_the_same_seed_gives_the_same_bits(side):
     assert (results[0] != results[2]).any()
 
 
-@pytest.mark.parametrize("empty", ["no steps", "nobody alive"])
+@pytest.mark.parametrize("empty", ["no steps", "no valid row"])
 def test_an_empty_rollout_is_zeros_and_changes_nothing(side, empty):
     policy = side.policy()
     full = collect(policy)
@@ -312,7 +312,7 @@ def test_odd_batches_and_minibatches_stay_finite(side, steps, lanes, options, no
     assert (parameters(policy) != before).any()
 
 
-def test_a_minibatch_without_the_living_makes_no_step(side):
+def test_a_minibatch_without_valid_rows_makes_no_step(side):
     # One agent lives in one row of 36: of 36 minibatches of one sample, one makes a step.
     policy = side.policy()
     valid = np.zeros((12, 3), bool)
@@ -421,7 +421,7 @@ def test_dead_rows_may_hold_what_their_space_does_not(side):
 # Guards: staleness, ratio, KL, bad numbers
 
 
-def test_staleness_is_told_and_bounded(side):
+def test_staleness_is_reported_and_bounded(side):
     policy = side.policy()
     learner, old = side.learner(policy, CONFIG.replace(max_staleness=1)), collect(policy)
     assert [learner.update(old)["staleness"] for _ in range(2)] == [0.0, 1.0]
@@ -457,7 +457,7 @@ def test_the_epochs_end_where_the_policy_has_moved_far_enough(side):
     assert stats["epochs"] == 1  # a whole epoch, then the look
     assert learner.state_dict()["moments"]["step"] == 4
     policy = side.policy()
-    # The bound is 1.5 times the target: an epoch whose mean is just below it goes on.
+    # The bound is 1.5 times the target: an epoch whose mean is just below it is followed by another.
     just = stats["approx_kl"] / 1.5
     assert side.learner(policy, CONFIG.replace(update_epochs=2, target_kl=just * 1.01)).update(rollout)["epochs"] == 2
     assert side.learner(side.policy(), CONFIG.replace(update_epochs=2, target_kl=just * 0.99)).update(rollout)["epochs"] == 1
@@ -573,7 +573,7 @@ def test_without_a_directory_the_minibatch_is_saved_where_the_message_says(side,
     read_tensor_file(found, kind="minibatch", max_version=1)
 
 
-def test_weights_that_are_not_numbers_are_told_before_anybody_uses_them(side):
+def test_weights_that_are_not_finite_are_reported_before_they_are_used(side):
     policy = side.policy()
     rollout = collect(policy)
     policy.set_weights(policy.get_weights() | {"actor.head.bias": np.full(3, np.nan, np.float32)})
@@ -585,7 +585,7 @@ def test_weights_that_are_not_numbers_are_told_before_anybody_uses_them(side):
 
 
 def test_a_huge_reward_needs_a_value_normaliser_and_harms_nothing_without_one(side, tmp_path):
-    # Without: ½ (1e30)² is no float32, so the step is not taken, and three such minibatches stop the run.
+    # Without: ½ (1e30)² overflows float32, so the step is not taken, and three such minibatches stop the run.
     policy = side.policy()
     rollout = collect(policy)
     huge = replace(rollout, rewards=rollout.rewards * np.float32(1e30))
@@ -718,7 +718,7 @@ def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
     # Through what a file can hold: plain data and arrays.
     arrays, structure = flatten_tree(learner_before.state_dict())
     state = unflatten_tree(arrays, json.loads(json.dumps(structure)))
-    resumed = side.policy(HYBRID, seed=9, **options)  # begins as somebody else
+    resumed = side.policy(HYBRID, seed=9, **options)  # begins with other weights
     resumed.set_weights(first.get_weights())
     learner_after = learner_of(resumed)
     learner_after.load_state_dict(state)
@@ -749,7 +749,7 @@ def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
         np.testing.assert_array_equal(one, two)
 
 
-def test_a_state_of_another_policy_is_refused_in_words(side):
+def test_a_state_of_another_policy_is_refused(side):
     # A layer of width 1 would otherwise be spread over one of width 8 without a word.
     learner = side.learner(side.policy(hidden_sizes=(8,)))
     with pytest.raises(InchwormError, match=r"mean of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):

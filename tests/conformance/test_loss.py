@@ -177,7 +177,7 @@ def test_normalize_at_the_edges(backend):
     np.testing.assert_array_equal(normalized(backend, [5.0]), [5.0])  # one sample has no deviation: it stays
     np.testing.assert_array_equal(normalized(backend, [5.0, 7.0], [0, 1])[1], 7.0)
     np.testing.assert_array_equal(normalized(backend, [1234.567] * 1000), np.zeros(1000))  # all equal: exactly 0, not rounding / rounding
-    np.testing.assert_allclose(normalized(backend, [1e30, 3e30]), [-(0.5**0.5), 0.5**0.5], rtol=1e-6)  # its square is no float32
+    np.testing.assert_allclose(normalized(backend, [1e30, 3e30]), [-(0.5**0.5), 0.5**0.5], rtol=1e-6)  # its square overflows float32
     assert normalized(backend, [1.0, 2.0]).dtype == np.float32
     # 0 and 2e-8: mean 1e-8, std sqrt(2) 1e-8, and 1e-8 is added to it: 1 / (sqrt(2) + 1) = sqrt(2) - 1
     np.testing.assert_allclose(normalized(backend, [0.0, 2e-8]), [1 - 2**0.5, 2**0.5 - 1], rtol=1e-6)

@@ -7,6 +7,7 @@ forgotten, or its gradient cut.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -98,15 +99,6 @@ def all_masks(length):
     return (np.arange(2**length)[None] >> np.arange(length)[:, None]) % 2 == 1
 
 
-def step_by_step(memory, rows, state, starts):
-    """Features [L, N, size], one row after another: of the same memory, with nothing but its `step`."""
-    features = []
-    for row, start in zip(rows, starts):
-        feature, state = memory.step(row, state, start)
-        features.append(feature)
-    return torch.stack(features)
-
-
 def plain_step(memory, row, state, start):
     """One row of an LSTM or GRU from torch's own cells; a reset is a product with 0."""
     keep = (~start).to(row.dtype)[:, None]
@@ -124,12 +116,17 @@ def plain_step(memory, row, state, start):
     return row, {name: torch.stack(parts, 1) for name, parts in after.items()}
 
 
-def plainly(memory, rows, state, starts):
+def in_turn(step, rows, state, starts):
+    """Features [L, N, size], one row after another, by `step(row, state, start)`."""
     features = []
     for row, start in zip(rows, starts):
-        feature, state = plain_step(memory, row, state, start)
+        feature, state = step(row, state, start)
         features.append(feature)
     return torch.stack(features)
+
+
+def plainly(memory, rows, state, starts):
+    return in_turn(functools.partial(plain_step, memory), rows, state, starts)
 
 
 def memory_of(kind, layers, dtype, seed=0):
@@ -158,7 +155,7 @@ def test_sequences_are_one_step_after_another_whatever_the_resets(kind, layers, 
     rows, state, starts = some_sequences(memory.layout, all_masks(length), dtype)
     with torch.no_grad():
         expected = plainly(memory, rows, state, starts)
-        for found in (memory.over(rows, state, starts), step_by_step(memory, rows, state, starts)):
+        for found in (memory.over(rows, state, starts), in_turn(memory.step, rows, state, starts)):
             assert float((found - expected).abs().max()) <= limit
         for column in range(starts.shape[1]):  # one alone, with its own padding or none
             part = slice(column, column + 1)
@@ -200,7 +197,7 @@ def test_numpy_steps_as_torch_does(kind, place, shared):
 
 
 class Scripted:
-    """Lanes whose observations are drawn and whose episodes end where a table [T, B] says: 0 goes on, 1 terminated, 2 truncated."""
+    """Lanes whose observations are drawn and whose episodes end where a table [T, B] says: 0 continues, 1 terminated, 2 truncated."""
 
     def __init__(self, spec, observations, lasts, ends):
         self.observation_space, self.action_space = spec.observation_space, spec.action_space

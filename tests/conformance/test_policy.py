@@ -44,17 +44,10 @@ def minibatch_of(policy, case, space, seed=4):
     flat = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
     step = policy.act(flat, (), np.ones(LENGTH * WIDTH, bool), rng)
     unflat = optree.tree_map(lambda leaf: leaf.reshape(LENGTH, WIDTH, *leaf.shape[1:]), step.actions)
-    none = np.zeros((LENGTH, WIDTH), np.float32)
-    return Minibatch(
-        observations=observations,
-        actions=unflat,
-        log_probs=step.log_probs.reshape(LENGTH, WIDTH),
-        advantages=none,
-        returns=none,
-        values=none,
-        valid=np.ones((LENGTH, WIDTH), bool),
-        episode_starts=np.zeros((LENGTH, WIDTH), bool),
-    )
+    log_probs, none = step.log_probs.reshape(LENGTH, WIDTH), np.zeros((LENGTH, WIDTH), np.float32)
+    zeros = dict.fromkeys(("advantages", "returns", "values"), none)
+    flags = {"valid": none == 0, "episode_starts": none != 0}
+    return Minibatch(observations=observations, actions=unflat, log_probs=log_probs, **zeros, **flags)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 5e-5), (np.float64, 1e-10)])

@@ -1,4 +1,4 @@
-"""ratio == 1: whoever acted, the learner gives the same actions the same log-probs before its first step.
+"""ratio == 1: for NumPy and torch actors alike, the learner gives the same actions the same log-probs before its first step.
 
 Every observation space × every action space × mask × normalisers, for acting in NumPy and in torch, MLP and CNN. This one property
 catches wrong masks, wrong encodings, wrong statistics and rounded actions.
@@ -42,16 +42,8 @@ def ratios(actor, learner, observations, *, deterministic=False):
     step = actor.act(observations, (), np.ones(ROWS, bool), np.random.default_rng(1), deterministic=deterministic)
     row = torch.zeros((1, ROWS))
     batched = to_tensors(optree.tree_map(lambda leaf: leaf[None], (observations, step.actions)), "cpu")
-    minibatch = Minibatch(
-        observations=batched[0],
-        actions=batched[1],
-        log_probs=row,
-        advantages=row,
-        returns=row,
-        values=row,
-        valid=row == 0,
-        episode_starts=row != 0,
-    )
+    zeros = dict.fromkeys(("log_probs", "advantages", "returns", "values"), row)
+    minibatch = Minibatch(observations=batched[0], actions=batched[1], valid=row == 0, episode_starts=row != 0, **zeros)
     with torch.no_grad():
         evaluation = learner.evaluate(minibatch)
     assert torch.isfinite(evaluation.entropy).all()

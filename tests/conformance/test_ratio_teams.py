@@ -98,7 +98,7 @@ def gap(learner: TorchPolicy, rollout: Rollout, length: int) -> float:
 
 
 def assert_ratio_is_one(learner: TorchPolicy, rollout: Rollout) -> None:
-    assert 0 < rollout.num_valid < rollout.valid.size  # somebody was dead or away
+    assert 0 < rollout.num_valid < rollout.valid.size  # some agents were dead or absent
     for length in (1, 4, rollout.num_steps):
         assert gap(learner, rollout, length) <= TOLERANCE, length
 

@@ -176,9 +176,9 @@ def test_what_does_not_fit_names_suite_and_environment() -> None:
     with pytest.raises(ConfigError, match=r"^suite a, Steps vs random: a match needs an environment with two teams"):
         evaluate_suites(Plays(1), {"a": [{"env": Steps, "opponent": "random"}]})
     with pytest.raises(
-        ConfigError, match=r"^suite a, Steps vs nobody: there is no run nobody.*a player is a run, a policy file, heuristic"
+        ConfigError, match=r"^suite a, Steps vs absent: there is no run absent.*a player is a run, a policy file, heuristic"
     ):
-        evaluate_suites(Plays(1), {"a": [{"env": Steps, "opponent": "nobody"}]})
+        evaluate_suites(Plays(1), {"a": [{"env": Steps, "opponent": "absent"}]})
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

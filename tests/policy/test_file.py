@@ -175,7 +175,7 @@ def test_weights_that_no_policy_could_act_with_are_neither_saved_nor_read(tmp_pa
         read_policy(tmp_path / "x")
 
 
-def test_whole_numbers_are_no_weights(tmp_path):
+def test_integer_weights_are_refused(tmp_path):
     weights = {**weights_of(), "log_std": np.zeros(1, np.int32)}
     write_tensor_file(tmp_path / "x", weights, kind="policy", version=1, header={"spec": SPEC.to_dict()})
     with pytest.raises(CorruptFileError, match="log_std is of int32, not of float32 or float64"):

@@ -81,7 +81,7 @@ def test_the_state_is_the_callers(kind, names):
 @pytest.mark.parametrize(
     "state", [(), {"hidden": np.zeros((2, 1, 4))}, {"hidden": np.zeros((3, 1, 4)), "cell": np.zeros((3, 1, 4))}], ids=["none", "gru", "3"]
 )
-def test_another_state_is_refused_in_words(state):
+def test_another_state_is_refused(state):
     torch_policy = pytest.importorskip("inchworm.backends.torch.policy").TorchPolicy
     for policy in (NumpyPolicy(spec()), torch_policy(spec())):
         with pytest.raises(InchwormError, match=r"memory \(lstm\).*each \[2, 1, 4\].*policy.initial_state\(2\)"):

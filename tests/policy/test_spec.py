@@ -62,12 +62,12 @@ def test_channels_are_the_smaller_end():
     assert not channels_first((96, 96, 3))
 
 
-def test_an_image_that_is_too_small_is_refused_in_words():
+def test_an_image_that_is_too_small_is_refused():
     with pytest.raises(SpaceError, match=r"too small for policy.cnn_filters.*after layer 1.*use smaller kernels"):
         _ = spec_of(spaces.Box(0, 255, (8, 8, 3), np.uint8), kind="cnn").layers
 
 
-def test_cnn_without_an_image_is_refused_in_words():
+def test_cnn_without_an_image_is_refused():
     with pytest.raises(SpaceError, match=r'needs an image.*use "mlp"'):
         _ = spec_of(kind="cnn").layers
 
@@ -168,7 +168,7 @@ def test_the_actor_begins_as_it_would_without():
             np.testing.assert_array_equal(value, plain[name])
 
 
-def test_a_world_that_nobody_reads_is_no_part_of_a_spec():
+def test_a_global_state_that_is_not_read_is_not_part_of_a_spec():
     spec = central(4, central_critic=False)
     assert (spec.global_state_space, spec.lanes_per_copy, spec.global_state) == (None, 1, None)
     assert spec == PolicySpec(BOX, spaces.Discrete(2), PolicyConfig(hidden_sizes=(7,)))

@@ -178,7 +178,7 @@ def test_pending_until_the_first_rollout():
         statistics = statistics_of(**options)
         assert statistics.pending
         statistics.update(np.ones((2, 1, 4)), np.ones((2, 1)), np.zeros((2, 1), bool))
-        assert statistics.pending  # nobody was alive
+        assert statistics.pending  # no row was valid
         statistics.update(np.ones((2, 1, 4)), np.ones((2, 1)), np.ones((2, 1), bool))
         assert not statistics.pending
 
@@ -209,7 +209,7 @@ def test_to_named_weights_and_back():
 
 
 def test_what_a_central_critic_reads_has_statistics_of_its_own():
-    # The world's one number is 1 and 3: mean 2, variance 1. It counts once per copy, whoever lives there.
+    # The world's one number is 1 and 3: mean 2, variance 1. It counts once per copy, whichever agents live there.
     shared = spaces.Box(-9, 9, (1,))
     config = PolicyConfig(normalize_observations=True, central_critic=True)
     statistics = PolicyStatistics(PolicySpec(SPACE, spaces.Discrete(2), config, global_state_space=shared, lanes_per_copy=2))

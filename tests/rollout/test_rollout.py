@@ -112,7 +112,7 @@ def test_map_reaches_every_array():
 
 
 def test_successor_observations():
-    # Lane 0: row 0 goes on, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
+    # Lane 0: row 0 continues, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
     # Lane 1: row 0 terminated: its successor is the next row, which must not be used.
     observations = np.array([[1.0, 10], [2, 20], [3, 30]])
     rollout = Rollout.from_dict(
@@ -145,8 +145,12 @@ def test_the_required_fields_make_a_rollout():
     rollout.validate(BOX, CHOICE)
 
 
-def test_round_trip():
+def test_round_trip_through_plain_data_and_a_file(tmp_path):
     rollout = rich()
+    loaded = Rollout.load(str(rollout.save(tmp_path / "sub" / "one.safetensors")))
+    assert_equal(loaded, rollout)
+    loaded.validate()
+    assert not any(leaf.flags.writeable for name in ARRAY_FIELDS for leaf in optree.tree_leaves(loaded[name]))
     assert_equal(Rollout.from_dict(rollout.to_dict()), rollout)
     assert_equal(Rollout.from_dict(dict(rollout)), rollout)
     rollout.validate()

@@ -39,7 +39,7 @@ def test_a_missing_package_is_answered_with_the_line_to_type(monkeypatch):
         rating_model()
 
 
-def test_a_book_comes_back():
+def test_a_book_is_restored():
     book = RatingBook({"a": Rating(20.0, 1.0)}, [RatingEntry(4, 100, Rating(26.0, 3.0), {"a": 0.75})])
     other = RatingBook()
     other.load_state_dict(book.state_dict())

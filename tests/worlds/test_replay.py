@@ -34,11 +34,6 @@ def test_what_is_saved_is_loaded(make: Callable[[], dict[str, Any]], tmp_path: P
     assert path.read_bytes() == save_replay(tmp_path / "again.json", load_replay(path)).read_bytes()
 
 
-def test_check_gives_the_data_back_as_they_are() -> None:
-    replay = small_replay()
-    assert check_replay(replay) is replay
-
-
 def test_a_game_that_was_not_played_to_its_end_has_no_result() -> None:
     assert check_replay({**small_replay(), "result": None})["result"] is None
     assert check_replay({**small_replay(), "result": {"winner": None, "reason": "time"}})["result"]["winner"] is None
@@ -68,7 +63,6 @@ WRONG: dict[str, tuple[Change, str]] = {
     "no format": (lambda replay: replay.pop("format"), '"format" is None'),
     "a later version": (put("version", 2), "format version 2 is not supported (this inchworm reads 1); update inchworm"),
     "version true": (put("version", True), "format version True"),
-    "version text": (put("version", "1"), "format version '1'"),
     "no frames": (lambda replay: replay.pop("frames"), "the replay lacks frames"),
     "an unknown entry": (put("more", 1), "the replay has the unknown key 'more'"),
     "an empty game": (put("frames", []), "frames has 0 entries; there must be 1 to 101"),
@@ -79,9 +73,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "a row too short": (lambda replay: replay["frames"][2]["units"][0].pop(), "frames[2].units has 4 entries; there must be 5"),
     "a place that is NaN": (put("frames.1.units.0.0", math.nan), "frames[1].units: a place or facing is nan"),
     "an endless place": (put("frames.1.units.0.1", math.inf), "a place or facing is inf; it must be a number from -1e+06 to 1e+06"),
-    "a place as text": (put("frames.1.units.0.1", "1"), "a place or facing is '1'"),
     "a place that is true": (put("frames.1.units.0.1", True), "a place or facing is True"),
-    "negative health": (put("frames.1.units.0.3", -1), "frames[1].units: a health is -1; it must be a number from 0 to 10"),
     "too much health": (put("frames.1.units.0.3", 10.1), "a health is 10.1; it must be a number from 0 to 10"),
     "negative cooldown": (put("frames.1.units.0.4", -0.5), "a cooldown is -0.5"),
     "three scores": (put("frames.0.score", [0, 0, 0]), "frames[0].score has 3 entries; there must be 2"),
@@ -90,7 +82,6 @@ WRONG: dict[str, tuple[Change, str]] = {
         put("frames.1.shots.0.0", 2),
         "frames[1].shots: the shooter is 2; it must be an integer from 0 to 1",
     ),
-    "a shooter from behind": (put("frames.1.shots.0.0", -1), "the shooter is -1"),
     "half a target": (put("frames.1.shots.0.1", 0.5), "the target is 0.5"),
     "a hit that is true": (put("frames.1.shots.0.2", True), "hit is True"),
     "65 shots": (put("frames.1.shots", [[0, 1, 1]] * 65), "frames[1].shots has 65 entries; there must be 0 to 64"),
@@ -118,7 +109,6 @@ WRONG: dict[str, tuple[Change, str]] = {
     "meta beyond JSON": (put("meta.x", {1, 2}), "a number in meta is {1, 2}; it must be a number"),
     "meta with infinity": (put("meta.x", math.inf), "a number in meta is inf; it must be a number"),
     "meta with a name of numbers": (put("meta.x", {1: 2}), "a name in meta is 1; it must be text"),
-    "meta with 10^30": (put("meta.x", 10**30), "a number in meta is 1000000000000000000000000000000; it"),
     "meta too deep": (put("meta.x", json.loads("[" * 9 + "]" * 9)), "meta is more than 8 levels deep"),
     "a result that is text": (put("result", "won"), "result is str, not a mapping"),
     "a third winner": (put("result.winner", 2), "result.winner is 2"),
@@ -142,7 +132,7 @@ def test_whatever_is_wrong_is_said_in_one_line(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 3])
-def test_other_data_are_no_replay(data: Any) -> None:
+def test_other_data_are_refused(data: Any) -> None:
     with pytest.raises(CorruptFileError, match=f'"format" is {type(data).__name__}, not'):
         check_replay(data)
 
@@ -210,7 +200,7 @@ def test_the_largest_games_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("units", [("scout",), ("scout", "soldier", "heavy"), ("heavy",) * 10])
-def test_a_game_is_a_replay_and_comes_back_from_its_file(units: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_game_is_a_replay_and_is_loaded_from_its_file(units: tuple[str, ...], tmp_path: Path) -> None:
     replay = skirmish_replay(SkirmishConfig(units=units), 60)
     assert check_replay(replay) is replay
     assert len(replay["frames"]) > 5

@@ -36,7 +36,7 @@ def arrays(world: SkirmishWorld) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("units", [MIXED, MIXED * 3 + ("heavy",), ("soldier",)], ids=len)
 def test_an_arena_has_the_same_bits_alone_as_among_many(units: tuple[str, ...]) -> None:
-    """At the middle, where everybody shoots; every array of the state after every step."""
+    """In the middle, where all units shoot; every array of the state after every step."""
     config, arenas = SkirmishConfig(units=units), 21
     many, rng = SkirmishWorld(config, arenas), np.random.default_rng(0)
     alone = [SkirmishWorld(config, 1) for _ in range(arenas)]
@@ -194,7 +194,7 @@ def test_observations_stay_in_their_space() -> None:
 # ---- resume
 
 
-def test_a_saved_env_comes_back_with_the_same_bits() -> None:
+def test_a_saved_env_is_restored_with_the_same_bits() -> None:
     player, rng = HeuristicPolicy(SkirmishConfig(**SHORT), 0.7), np.random.default_rng(0)
     with SkirmishVectorEnv(SHORT, 4, seed=9, global_state=True) as env, SkirmishVectorEnv(SHORT, 4, global_state=True) as other:
         step = env.reset()
@@ -212,7 +212,7 @@ def test_a_saved_env_comes_back_with_the_same_bits() -> None:
         assert [other.frame(copy) for copy in range(4)] == [env.frame(copy) for copy in range(4)]
 
 
-def test_a_game_saved_natively_goes_on_in_pettingzoo_arenas() -> None:
+def test_a_game_saved_natively_continues_in_pettingzoo_arenas() -> None:
     pytest.importorskip("pettingzoo")
     config = EnvConfig(id="Skirmish-v0", num_envs=2, kwargs=SHORT)
     player, rng = HeuristicPolicy(SkirmishConfig(**SHORT), 0.9), np.random.default_rng(0)

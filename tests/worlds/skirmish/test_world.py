@@ -332,7 +332,7 @@ def test_every_game_begins_on_the_lattice_with_room_to_move(config: SkirmishConf
     assert (state.places[:, 0] == state.places[:, 1]).all(), "both sides are equal"
     free = state.mask[1:9].any(0)  # [2, n, E]
     assert free.all(), "every unit can move at the start"
-    assert len(np.unique(state.walls.reshape(-1, 200), axis=1).T) == 200, "every seed has walls of its own"
+    assert len(np.unique(state.walls.reshape(-1, 200), axis=1).T) == 200, "every seed has different walls"
 
 
 def test_no_wall_closes_the_way() -> None:
