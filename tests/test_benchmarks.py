@@ -227,7 +227,7 @@ def test_the_page_is_made_from_what_there_is(module: Any, tmp_path: Path) -> Non
     assert text.count("processor:") == 1
     other = {**kept, "measured": "2000-01-01", "data": [{"steps": 1, "seconds": 1.0, "evaluating": 0.0, "score": 500.0}]}
     both = page.text(page.PAGES[0], {"compare": kept, "solve": {**other, "data": {"inchworm-numpy": other["data"]}}})
-    assert both.count("processor:") == 2  # measured on another day, and said so
+    assert both.count("processor:") == 2  # measured on another day, and the page says so
 
 
 def test_guard_believes_a_loss_when_it_is_seen_twice(module: Any) -> None:

@@ -59,12 +59,12 @@ FOREVER = QUICK.replace(gamma=0.8, learning_rate=2e-2)
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 1.0])
-def test_a_cut_is_no_end(gae_lambda: float) -> None:
+def test_a_truncation_is_not_a_termination(gae_lambda: float) -> None:
     trainer = trained(TruncatedForever, 60, ppo=FOREVER.replace(gae_lambda=gae_lambda))
     assert values(trainer, 0.0) == pytest.approx([5.0], rel=0.03)
 
 
-def test_a_cut_that_were_taken_for_an_end_would_show() -> None:
+def test_a_truncation_taken_for_a_termination_would_show() -> None:
     class Confused(BaseCallback):
         def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
             return dataclasses.replace(rollout, terminated=rollout.truncated, truncated=np.zeros_like(rollout.truncated))
@@ -107,13 +107,7 @@ class OneStep(gym.Env[Any, Any]):
         return self.draw(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.draw(), self.reward(action), True, False, {}
-
-    def draw(self) -> Any:
-        raise NotImplementedError
-
-    def reward(self, action: Any) -> float:
-        raise NotImplementedError
+        return self.draw(), self.reward(action), True, False, {}  # what the subclasses define
 
 
 class BestLegal(OneStep):
@@ -123,7 +117,6 @@ class BestLegal(OneStep):
     observation_space = spaces.Dict({"nothing": spaces.Box(0.0, 1.0, (1,), np.float32), MASK_KEY: spaces.MultiBinary(4)})
 
     def draw(self) -> Any:
-        self.before = getattr(self, "mask", None)
         self.mask = self.np_random.integers(0, 2, 4).astype(np.int8)
         self.mask[self.np_random.integers(4)] = 1
         return {"nothing": np.zeros(1, np.float32), MASK_KEY: self.mask}
@@ -132,9 +125,6 @@ class BestLegal(OneStep):
         assert self.mask[int(action)], "an illegal action was taken"
         best = int(np.flatnonzero(self.mask)[-1])
         return self.draw(), float(action), True, False, {"is_best": int(action) == best}
-
-    def reward(self, action: Any) -> float:
-        return float(action)
 
 
 def test_masked_actions_are_never_taken_and_the_best_legal_one_is_learned() -> None:

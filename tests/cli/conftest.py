@@ -34,7 +34,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`cli("train", "CartPole-v1")` in an empty directory of its own."""
+    """`cli("train", "CartPole-v1")` in an empty working directory."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> Result:

@@ -62,7 +62,7 @@ def test_a_flag_sets_its_field_wherever_the_environment_is_named(words: list[str
     base = config_for("Taxi-v3")
     expected = base.replace(**{section: getattr(base, section).replace(**{name: value})})
     assert resolved("Taxi-v3", *words) == expected
-    if not isinstance(value, tuple):  # a list goes on until the next flag
+    if not isinstance(value, tuple):  # a list extends to the next flag
         assert resolved(*words, "Taxi-v3") == expected
 
 

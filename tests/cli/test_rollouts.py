@@ -45,7 +45,7 @@ def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) 
     assert not np.array_equal(after["actor.head.weight"], before["actor.head.weight"])
     assert [row["iteration"] for row in read_rows(run / "metrics.jsonl")][-2:] == [5, 6]
     assert open_run("small").config.ppo.update_epochs == 1  # --epochs was for this time only
-    # the run goes on from there
+    # the run continues from there
     assert cli("resume", "small", "--total-timesteps", 320, "--evaluation.final-episodes", 0, "--quiet").code == 0
     assert [row["iteration"] for row in read_rows(run / "metrics.jsonl")][-1] == 7
 

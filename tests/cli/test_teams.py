@@ -52,7 +52,7 @@ def test_a_rollout_is_collected_as_in_training_with_the_runs_opponent(cli: Any, 
     assert "collecting 12 steps of 8 lanes (4 copies) of Skirmish-v0" in result.out
     rollout = Rollout.load("r.st")
     assert rollout.valid.shape == (12, 8)  # ours: two of each arena's four
-    assert len(rollout.episodes) == 16  # two games of 6 steps in each of 4 arenas, told by both of our units
+    assert len(rollout.episodes) == 16  # two games of 6 steps in each of 4 arenas, reported by both of our units
     assert cli("learn", "team", "r.st").code == 0
     assert cli("collect", "team", "--out", "s.st", "--steps", 12, "--seed", 1, "--quiet").code == 0
     assert cli("collect", "team", "--out", "t.st", "--steps", 12, "--seed", 1, "--quiet").code == 0

@@ -152,12 +152,12 @@ def test_mask_spaces():
         mask_space(spaces.Dict({"aim": box}))
 
 
-def test_masks_beside_observations():
+def test_masks_next_to_observations():
     box, mask = spaces.Box(0, 1, (2,)), mask_space(spaces.Discrete(3))
     assert split_mask(box) == (box, None)
-    beside = with_mask(box, mask)
-    assert beside == spaces.Dict({"observation": box, "action_mask": mask})
-    assert split_mask(beside) == (spaces.Dict({"observation": box}), mask)
+    masked = with_mask(box, mask)
+    assert masked == spaces.Dict({"observation": box, "action_mask": mask})
+    assert split_mask(masked) == (spaces.Dict({"observation": box}), mask)
     assert with_mask(spaces.Dict({"x": box}), mask) == spaces.Dict({"x": box, "action_mask": mask})
 
 

@@ -144,7 +144,7 @@ def test_a_header_length_beyond_the_file_is_refused_before_anything_is_parsed(tm
 
 
 def signed(header: str, data: bytes = b"") -> bytes:
-    """A file with a good checksum and whatever content: what somebody could make on purpose."""
+    """A file with a good checksum and any content, as an attacker could make it."""
     place = header.index("DIGEST")
     zeros = header.replace("DIGEST", "0" * 64)
     blob = struct.pack("<Q", len(zeros.encode())) + zeros.encode() + data
@@ -251,7 +251,7 @@ def test_a_safetensors_that_orders_its_header_otherwise_is_noticed(tmp_path, mon
         write(tmp_path / "x")
 
 
-# what is no file, and what is too much
+# irregular files and files that are too large
 
 
 def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path):

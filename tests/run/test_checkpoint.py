@@ -350,7 +350,7 @@ def test_the_manifest_lists_every_array_and_what_made_it(tmp_path):
     assert loaded.manifest == manifest
 
 
-def test_a_score_that_is_no_number_does_not_make_it_unreadable(tmp_path):
+def test_a_score_that_is_not_a_number_does_not_make_it_unreadable(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
     keeper.save(1, state(), note=ManifestNote(score=float("nan")))
     assert (keeper.load().manifest["best"], keeper.load().manifest["score"]) == (True, None)
@@ -390,7 +390,7 @@ def test_a_state_too_large_to_be_read_again_is_refused(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_is_prepared_shares_nothing_with_whoever_goes_on(tmp_path):
+def test_a_prepared_save_shares_no_memory_with_the_state(tmp_path):
     live = {"w": np.arange(4.0), "seen": [1, 2], "deep": {"m": np.ones((2, 3))[:, ::2]}}
     commit = TrainingCheckpointer(tmp_path).prepare(1, live)
     live["w"][:] = -1
@@ -410,7 +410,7 @@ def steps(keeper):
     return [int(path.name[5:17]) for path in keeper.all()]
 
 
-def test_the_best_stays_beside_the_newest_and_is_not_loaded_for_it(tmp_path):
+def test_the_best_is_kept_with_the_newest_and_load_takes_the_newest(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
     assert keeper.best() is None
     for step in range(1, 9):
@@ -441,7 +441,7 @@ def test_the_same_step_saved_again_keeps_a_best_before_it(tmp_path):
     assert keeper.load().state["moments"][0]["step"] == 11
 
 
-def test_a_damaged_manifest_is_no_best(tmp_path):
+def test_a_checkpoint_with_a_damaged_manifest_is_never_the_best(tmp_path):
     keeper = TrainingCheckpointer(tmp_path)
     path = keeper.save(1, state(1), note=ManifestNote(score=1.0))
     edit(path / "manifest.json", "numpy", "numpi")
@@ -451,7 +451,7 @@ def test_a_damaged_manifest_is_no_best(tmp_path):
 # ---- directories that are none
 
 
-def test_a_file_in_place_of_the_directory_is_said(tmp_path):
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     keeper = TrainingCheckpointer(tmp_path / "checkpoints")
     for ask in (keeper.all, keeper.latest, keeper.best, keeper.load):
@@ -498,8 +498,8 @@ def test_files_and_links_among_checkpoints_are_passed_over_and_pruned(tmp_path):
     assert names(tmp_path) == ["step-000000000008", "step-000000000009"]
 
 
-def test_a_reader_beside_a_writer_that_prunes_looks_again(tmp_path, monkeypatch):
-    """What was listed is gone by the time it is read: that is no damage."""
+def test_a_reader_looks_again_when_a_writer_prunes_meanwhile(tmp_path, monkeypatch):
+    """What was listed is gone by the time it is read: that is not damage."""
     keeper, writer = TrainingCheckpointer(tmp_path), TrainingCheckpointer(tmp_path)
     writer.save(1, state(1))
     read, left = module.read_checkpoint, [3]

@@ -72,14 +72,14 @@ def test_fields_that_do_not_touch_the_past_may_change_and_are_kept(tmp_path: Pat
     assert open_run(tmp_path / "runs" / "mine").config == longer
 
 
-def test_another_device_goes_on_with_a_warning(tmp_path: Path) -> None:
+def test_another_thread_count_continues_with_a_warning(tmp_path: Path) -> None:
     config = config_in(tmp_path, "mine")
     create_run(config).close()
     with pytest.warns(NotExactWarning, match=r"run\.threads: 1 → 2: continuing; results will no longer be bit-identical"):
         create_run(with_run(config, threads=2)).close()
 
 
-def test_other_versions_go_on_with_a_warning_each(tmp_path: Path) -> None:
+def test_other_versions_continue_with_a_warning_each(tmp_path: Path) -> None:
     config = config_in(tmp_path, "mine")
     with create_run(config) as run:
         (run.path / "versions.json").write_text(json.dumps({**versions(), "torch": "1.0"}))
@@ -87,7 +87,7 @@ def test_other_versions_go_on_with_a_warning_each(tmp_path: Path) -> None:
         create_run(config).close()
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"is not a run .* but holds thesis\.tex"):
@@ -180,7 +180,7 @@ def test_versions_name_what_decides_a_result() -> None:
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_versions_that_cannot_be_found_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_cannot_be_found_are_recorded_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_installed(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -208,11 +208,11 @@ def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
     create_run(config).close()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / ".tmp-of-somebody").write_text("x")
+    (elsewhere / ".tmp-of-another").write_text("x")
     (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
     with pytest.raises(InchwormError, match="checkpoints is a symbolic link"):
         create_run(config)
-    assert (elsewhere / ".tmp-of-somebody").exists()
+    assert (elsewhere / ".tmp-of-another").exists()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff", None])

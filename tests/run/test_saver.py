@@ -110,7 +110,7 @@ class FullDisk:
         ("sync_directory", errno.EROFS),
     ],
 )
-def test_a_failed_save_is_told_once_and_tried_after_each_iteration(
+def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
 ) -> None:
     disk = FullDisk(monkeypatch, code, (checkpoint_module, point))
@@ -129,7 +129,7 @@ def test_a_failed_save_is_told_once_and_tried_after_each_iteration(
     assert f"[Errno {code}] {os.strerror(code)} while saving the checkpoint of iteration 4" in told[0]
     assert "step-000000000004'; training continues and retries" in told[0]
     assert disk.asked == 3  # after 4, 5 and 6
-    assert there[6:] == [(7, []), (8, [7]), (9, [7, 8])]  # after 7 it works, and the interval goes on as before
+    assert there[6:] == [(7, []), (8, [7]), (9, [7, 8])]  # after 7 it works, and the interval is as before
     assert steps(tmp_path) == [8, 9]
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
     monkeypatch.undo()
@@ -222,19 +222,21 @@ def test_an_error_that_is_not_the_disks_is_not_hidden(tmp_path: Path) -> None:
         trainer.train()
 
 
-# ---- beside training
+# ---- in the background
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def background(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every save but the first goes to the thread."""
     monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", 0)
 
 
-@pytest.mark.usefixtures("beside")
+@pytest.mark.usefixtures("background")
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_what_is_written_beside_training_is_the_moment_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Training goes on while the writer sleeps: had it shared an array, the checkpoint would hold the future."""
+def test_what_is_written_in_the_background_is_the_state_at_that_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Training continues while the writer sleeps: had it shared an array, the checkpoint would hold the future."""
     write, threads, taken = checkpoint_module.write_tensor_file, list[str](), dict[int, list[bytes]]()
 
     def slow(*arguments: Any, **options: Any) -> Any:
@@ -263,16 +265,16 @@ def test_what_is_written_beside_training_is_the_moment_it_was_taken(tmp_path: Pa
     assert read_policy(tmp_path / "run" / "policy.safetensors")[1]["policy_version"] == 9
 
 
-@pytest.mark.usefixtures("beside")
-def test_a_run_saved_beside_training_resumes_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("background")
+def test_a_run_saved_in_the_background_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = finish(trainer_for(tmp_path / "whole"))
     for stop in (1, 3, 4):
         finish(trainer_for(tmp_path / str(stop), settings=config(max_iterations=stop, checkpoint_interval=1)))
         assert finish(trainer_for(tmp_path / str(stop)), resume=True) == whole
 
 
-@pytest.mark.usefixtures("beside")
-def test_a_save_that_fails_beside_training_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("background")
+def test_a_save_that_fails_in_the_background_is_reported_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FullDisk(monkeypatch, errno.ENOSPC, (checkpoint_module, "write_synced"))
     with pytest.warns(UserWarning, match="a save failed") as caught:
         finish(trainer_for(tmp_path, settings=config(iterations=10)), callback=disk.during(4, 5, 6))
@@ -381,7 +383,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("where", ["trainer", "train", "callable"])
-def test_callbacks_that_remember_go_on_with_the_run(tmp_path: Path, where: str) -> None:
+def test_stateful_callbacks_are_restored_with_the_run(tmp_path: Path, where: str) -> None:
     def go(run_dir: Path, limit: int | None = None) -> int:
         rule: Any = Counting() if where == "callable" else Patience(5)
         given = {"callbacks": [lambda state, metrics: None, rule]} if where == "trainer" else {}
@@ -398,7 +400,7 @@ def test_callbacks_that_remember_go_on_with_the_run(tmp_path: Path, where: str) 
     assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
 
 
-def test_a_callback_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_different_callback_is_reported(tmp_path: Path) -> None:
     class Other(Patience): ...
 
     finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
@@ -412,7 +414,7 @@ def test_a_callback_that_is_missing_or_another_is_told(tmp_path: Path) -> None:
             finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
 
 
-def test_trackers_that_remember_go_on_too(tmp_path: Path) -> None:
+def test_stateful_trackers_are_restored_too(tmp_path: Path) -> None:
     class Tracking(Recorder):
         run_id = ""
 
@@ -450,7 +452,7 @@ def test_a_run_that_was_stopped_and_then_killed_only_ends(tmp_path: Path) -> Non
         trainer.train()
         assert trainer.state.iteration == 3
         assert outcome(trainer) == expect
-        trainer.train(callback=lambda state, metrics: False)  # whoever asks again goes on
+        trainer.train(callback=lambda state, metrics: False)  # a further call continues
         assert trainer.state.iteration == 4
 
 
@@ -493,7 +495,7 @@ def test_a_run_killed_after_the_row_of_its_last_evaluation_has_that_row_once(tmp
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_the_generators_of_the_process_go_on_too(tmp_path: Path, backend: str) -> None:
+def test_the_random_generators_of_the_process_are_restored(tmp_path: Path, backend: str) -> None:
     def draw_into(state: TrainingState, metrics: Any) -> None:
         metrics["drawn"] = sum(draw())
 
@@ -547,7 +549,7 @@ def test_a_state_that_is_not_this_runs_is_refused(tmp_path: Path, change: Any, w
     assert {path: path.read_bytes() for path in tmp_path.glob("*.*")} == expect
 
 
-def test_one_of_the_format_before_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_previous_format_resumes(tmp_path: Path) -> None:
     whole = finish(trainer_for(tmp_path / "whole"))
 
     def older(state: dict[str, Any]) -> None:
@@ -577,7 +579,7 @@ def other_manifest(run_dir: Path, **changes: Any) -> None:
     path.write_text(manifest_text(manifest))
 
 
-def test_other_versions_threads_and_processors_are_told_once(tmp_path: Path) -> None:
+def test_other_versions_threads_and_processors_are_reported_once(tmp_path: Path) -> None:
     settings = config(iterations=2, threads=0, backend="torch")
     finish(trainer_for(tmp_path, settings=settings))
     other_manifest(tmp_path, versions={"numpy": "1.0", "simd": "SSE"}, threads=99, cpu_capability="NEON")
@@ -589,7 +591,7 @@ def test_other_versions_threads_and_processors_are_told_once(tmp_path: Path) -> 
     assert told[3].startswith(f"threads: 99 → {torch.get_num_threads()}: ")
 
 
-def test_what_is_not_exact_is_in_the_manifest_and_told(tmp_path: Path) -> None:
+def test_what_is_not_exact_is_in_the_manifest_and_reported(tmp_path: Path) -> None:
     from inchworm.env.source import make_vector_env
 
     def world() -> Any:
@@ -615,7 +617,7 @@ def test_a_run_without_its_checkpoints_says_that_it_begins_again(tmp_path: Path)
         assert finish(trainer_for(tmp_path / "run")) == expect
 
 
-def test_missing_rows_are_told(tmp_path: Path) -> None:
+def test_missing_rows_are_reported(tmp_path: Path) -> None:
     finish(trainer_for(tmp_path, settings=config(max_iterations=4)))
     (tmp_path / METRICS).write_bytes(b"".join((tmp_path / METRICS).read_bytes().splitlines(keepends=True)[:1]))
     with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="has 1 rows, and had 4 when the checkpoint was written"):
@@ -631,14 +633,14 @@ def test_a_checkpoint_from_elsewhere_does_not_take_over_a_run(tmp_path: Path) ->
         with pytest.raises(ConfigError, match="already holds a run"):
             trainer.train()
     assert (tmp_path / "two" / METRICS).read_bytes() == rows
-    with trainer_for(tmp_path / "three") as trainer:  # an empty one is no run yet
+    with trainer_for(tmp_path / "three") as trainer:  # an empty directory is not a run yet
         trainer.load_checkpoint(tmp_path / "one" / "checkpoints")
         trainer.train()
         assert trainer.state.iteration == 6
     assert [row["iteration"] for row in read_rows(tmp_path / "three" / METRICS)] == [3, 4, 5, 6]
 
 
-def test_a_factory_of_another_name_goes_on(tmp_path: Path) -> None:
+def test_a_factory_of_another_name_resumes(tmp_path: Path) -> None:
     def short_corridor() -> Corridor:
         return Corridor(4)
 
@@ -667,7 +669,7 @@ def test_a_checkpoint_records_what_was_chosen_not_what_was_asked(tmp_path: Path)
 
 
 class World:
-    """A clock that moves when told to, and jobs that take some of its time."""
+    """A clock that the test moves, and jobs that take some of its time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -691,7 +693,7 @@ class World:
         return self.threads[-1]
 
 
-def test_the_first_is_done_here_and_later_ones_beside_if_twenty_times_as_long_has_passed() -> None:
+def test_the_first_save_is_synchronous_and_later_ones_in_the_background_after_twenty_times_their_duration() -> None:
     world = World()
     assert world.save(after=1000.0) == "MainThread"
     assert world.save(after=BACKGROUND_RATIO - 0.1) == "MainThread"  # a save takes 1 second
@@ -729,7 +731,7 @@ def test_one_at_a_time_and_the_next_waits() -> None:
     assert not world.saver.busy
 
 
-def test_what_went_wrong_beside_is_raised_once_by_poll_or_wait() -> None:
+def test_an_error_in_the_background_is_raised_once_by_poll_or_wait() -> None:
     asks: list[Callable[[SaveThread], Any]] = [SaveThread.wait, lambda saver: (saver._thread.join(), saver.poll())]  # type: ignore[union-attr, func-returns-value]
     for ask in asks:
         world = World()

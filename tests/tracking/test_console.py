@@ -60,7 +60,7 @@ def test_lines_come_every_few_seconds_with_each_evaluation_and_at_the_end(clock:
     assert len(out.getvalue().splitlines()) == 5
 
 
-def test_a_resumed_run_measures_its_speed_from_where_it_goes_on(clock: Clock) -> None:
+def test_a_resumed_run_measures_its_speed_from_where_it_resumed(clock: Clock) -> None:
     tracker, _ = plain(clock)
     clock.now = 100.0
     tracker.start(500)
@@ -122,12 +122,12 @@ def test_a_reader_that_has_gone_silences_the_terminal(clock: Clock) -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as gone:
         tracker = ConsoleTracker(100, terminal=make_terminal(file=gone), clock=clock)
-        tracker.log({"loss": 1.0}, 10)  # the pipe breaks here, and the run goes on
+        tracker.log({"loss": 1.0}, 10)  # the pipe breaks here, and the run continues
         clock.now = 100.0
         tracker.log({"loss": 1.0}, 20)
         tracker.close()
         assert tracker._terminal.quiet
-        print("harmless", file=gone, flush=True)  # the descriptor leads to nothing now
+        print("discarded", file=gone, flush=True)  # the descriptor leads to nothing now
 
 
 def test_streams_without_a_descriptor_need_no_detaching() -> None:

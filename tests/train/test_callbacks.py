@@ -1,4 +1,4 @@
-"""What happens beside training: scoring, keeping the best, saving, writing down."""
+"""Callbacks of a run: evaluating, keeping the best, saving, logging."""
 
 import itertools
 from pathlib import Path
@@ -50,7 +50,7 @@ class FakeEvaluator:
 
 def evaluating(*scores: Any, interval: int = 2, final_episodes: int = 9) -> tuple[EvaluateCallback, FakeEvaluator, list[float]]:
     evaluator, bests = FakeEvaluator(*scores), list[float]()
-    actor: Any = "whoever acts"
+    actor: Any = "the actor"
     callback = EvaluateCallback(
         evaluator,  # type: ignore[arg-type]
         lambda: actor,
@@ -92,7 +92,7 @@ def test_evaluates_at_intervals_and_at_the_end_and_never_at_the_start(
     callback, evaluator, _ = evaluating(*itertools.repeat(1.0, 9), interval=interval, final_episodes=final)
     state = live(callback, iterations)
     assert [entry["iteration"] for entry in state.evaluations] == [iteration for iteration, _ in after]
-    assert evaluator.asked == [("whoever acts", episodes) for _, episodes in after]
+    assert evaluator.asked == [("the actor", episodes) for _, episodes in after]
     assert [entry["env_steps"] for entry in state.evaluations] == [iteration * BATCH for iteration, _ in after]
 
 
@@ -104,10 +104,10 @@ def test_the_scores_join_the_iterations_metrics() -> None:
     assert state.metrics["loss"] == 1.0
 
 
-def test_the_best_is_told_whenever_it_has_never_been_better() -> None:
+def test_each_new_best_score_is_reported() -> None:
     callback, _, bests = evaluating(-5.0, -7.0, -5.0, -4.0, 2.0, interval=1)
     state = live(callback, 4)
-    assert len(bests) == 3  # -5 (the first), -4, 2; an equal score is no better one
+    assert len(bests) == 3  # -5 (the first), -4, 2; an equal score is not better
     assert state.best_score == 2.0
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_knows_its_best() -> None:
     assert len(bests) == 1  # only the 5
 
 
-def test_a_crash_is_written_down_and_training_goes_on() -> None:
+def test_a_crash_is_recorded_and_training_continues() -> None:
     callback, evaluator, bests = evaluating(1.0, RuntimeError("the scoring world ended"), 2.0, interval=1, final_episodes=0)
     state = live(callback, 3)
     assert len(evaluator.asked) == 3
@@ -130,7 +130,7 @@ def test_a_crash_is_written_down_and_training_goes_on() -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit()])
-def test_whoever_wants_to_stop_is_let_go(stop: BaseException) -> None:
+def test_interrupts_and_exits_are_not_caught(stop: BaseException) -> None:
     callback, _, _ = evaluating(stop, interval=1)
     with pytest.raises(type(stop)):
         live(callback, 1)

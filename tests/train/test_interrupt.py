@@ -1,4 +1,4 @@
-"""Ctrl-C: once saves the last complete iteration and leaves, twice leaves at once; and what was saved goes on bit for bit."""
+"""Ctrl-C: once saves the last complete iteration and leaves, twice leaves at once; and the saved run resumes bit for bit."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_pat
     assert resumed(tmp_path / "run", iteration) == undisturbed(tmp_path)
 
 
-def test_the_same_trainer_goes_on_too(tmp_path: Path) -> None:
+def test_the_same_trainer_can_continue(tmp_path: Path) -> None:
     with trainer_for(tmp_path / "run") as trainer:
         with pytest.raises(KeyboardInterrupt):
             trainer.train(callback=At(2, press))

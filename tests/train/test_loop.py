@@ -82,7 +82,7 @@ class FakePolicy:
 
 
 class Journal(BaseCallback):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self, name: str, journal: list[Any]) -> None:
         self.name, self.journal = name, journal
@@ -448,7 +448,7 @@ def test_the_components_work_alone() -> None:
     made.collector.close()
 
 
-def test_the_config_says_which_environment_if_nobody_else_does() -> None:
+def test_the_config_names_the_environment_by_default() -> None:
     made = create_training_components(config(), policy_for("CartPole-v1"))
     assert made.collector.collect(2).observations.shape == (2, LANES, 4)
     made.collector.close()

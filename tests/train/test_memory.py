@@ -1,4 +1,4 @@
-"""Runs with memory through the front door: by name, resumed to the bit, whoever steps the environments."""
+"""Runs with memory: by name, resumed to the bit, with any number of workers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_length_of_1_is_taken_at_its_word_and_auto_is_never_1() -> None:
             assert len(trainer.collect_rollouts().policy_state["hidden"]) == recorded
 
 
-def test_what_memory_cannot_do_is_said_at_the_door() -> None:
+def test_what_memory_cannot_do_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"policy.kind=lstm can be trained only with torch.*run.backend=torch"):
         PPOTrainer("lstm", "CartPole-v1", backend="numpy")
     with pytest.raises(ConfigError, match="use mlp, cnn, lstm or gru"):

@@ -25,7 +25,7 @@ def config(backend: str) -> TrainingConfig:
 
 
 class Clock:
-    """Time that moves only when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""Every form in which the front door takes its arguments."""
+"""Every form in which PPOTrainer takes its arguments."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_cnn_by_name() -> None:
         assert trainer.collect_rollouts(2).observations.dtype == np.uint8
 
 
-def test_an_actor_that_is_no_policy_can_collect_and_is_told_why_it_cannot_learn() -> None:
+def test_an_actor_that_is_not_a_policy_can_collect_but_not_learn() -> None:
     with PPOTrainer(RandomActor(CARTPOLE.action_space), "CartPole-v1", num_envs=2) as trainer:
         rollout = trainer.collect_rollouts(5)
         assert rollout.num_valid == 10
@@ -128,7 +128,7 @@ def test_an_actor_that_is_no_policy_can_collect_and_is_told_why_it_cannot_learn(
 
 
 @pytest.mark.parametrize("wrong", [{"gamma": 0.9}, 3, "ppo", EnvConfig()])
-def test_a_config_of_another_type_is_refused_in_words(wrong: Any) -> None:
+def test_a_config_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"PPOConfig or a TrainingConfig, not {type(wrong).__name__}"):
         PPOTrainer("mlp", "CartPole-v1", wrong)
 
@@ -158,7 +158,7 @@ def test_a_device_may_be_torchs_own() -> None:
         ({"num_envs": 0}, "num_envs"),
     ],
 )
-def test_impossible_keywords_are_refused_in_words(keywords: dict[str, Any], says: str) -> None:
+def test_impossible_keywords_are_refused(keywords: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         PPOTrainer("mlp", "CartPole-v1", **keywords)
 
@@ -198,13 +198,13 @@ def test_without_a_training_config_no_score_is_taken_while_training() -> None:
 
 
 @pytest.mark.parametrize("policy", ["mpl", object(), None, 3])
-def test_what_is_no_policy_is_refused_in_words(policy: Any) -> None:
+def test_what_is_not_a_policy_is_refused(policy: Any) -> None:
     with pytest.raises(ConfigError, match="policy"):
         PPOTrainer(policy, "CartPole-v1", num_envs=1)
 
 
 @pytest.mark.parametrize("env", [None, 3, ["CartPole-v1"]])
-def test_what_is_no_environment_is_refused_in_words(env: Any) -> None:
+def test_what_is_not_an_environment_is_refused(env: Any) -> None:
     with pytest.raises(EnvError, match="id, an EnvConfig"):
         PPOTrainer("mlp", env)
 
@@ -226,7 +226,7 @@ def test_environments_that_were_made_are_closed_if_the_policy_cannot_be() -> Non
     env = make_vector_env(Door, 2)
     with pytest.raises(InchwormError):
         PPOTrainer(object(), env)  # type: ignore[arg-type]
-    assert len(open_doors) == 2  # somebody else's stay open
+    assert len(open_doors) == 2  # an environment that was passed in stays open
     env.close()
 
 
@@ -290,7 +290,7 @@ def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.M
     assert resolve_auto(long, builtin=False)[0].ppo.compile == "off"
 
 
-def test_a_run_that_goes_on_keeps_its_choices() -> None:
+def test_a_continued_run_keeps_its_choices() -> None:
     before = TrainingConfig.from_dict({"env": {"num_workers": 2, "help_workers": True}, "ppo": {"compile": "on"}})
     now = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 7}})
     kept = keep_choices(before, now)

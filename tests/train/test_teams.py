@@ -1,4 +1,4 @@
-"""Training teams through the front door: lanes, sizes, resumes, and dead rows that change nothing."""
+"""Training teams with PPOTrainer: lanes, sizes, resumes, and dead rows that change nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_num_envs_counts_copies_and_steps_are_of_the_living():
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_what_stands_in_dead_rows_changes_nothing(backend: str):
+def test_the_content_of_invalid_rows_changes_nothing(backend: str):
     """Other observations, actions, log-probs and rewards in the rows of the dead: the same weights, statistics and metrics, bit for bit."""
     policy = PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
     config = TrainingConfig(policy=policy, ppo=SMALL, evaluation=EvalConfig(interval=0, final_episodes=0))
@@ -72,7 +72,7 @@ def test_what_stands_in_dead_rows_changes_nothing(backend: str):
 
 
 def garble(rollout: Rollout) -> Rollout:
-    """Rows in which nobody lived, after something that ended their lane's episode: nothing there may matter."""
+    """Other content in the invalid rows, which must not matter."""
     dead = ~rollout.valid
     rng = np.random.default_rng(0)
     observations = np.where(dead[..., None], rng.normal(size=rollout.observations.shape) * 100, rollout.observations)

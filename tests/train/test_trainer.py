@@ -1,4 +1,4 @@
-"""The front door: two motions that can be had apart, a loop around them, and runs that go on where they stopped."""
+"""PPOTrainer: collect and learn apart and together, and runs that resume where they stopped."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
-pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # whatever acts here is what learns
+pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # the policy that acts is the one that learns
 
 STEPS, LANES = 16, 4
 BATCH = STEPS * LANES
@@ -57,7 +57,7 @@ def same(one: Weights, other: Weights) -> bool:
 
 
 class Forbidden:
-    """A vector env that nobody may touch."""
+    """A vector env that fails on any use."""
 
     observation_space, action_space, num_lanes = OBSERVED, ACTED, 2
 
@@ -105,7 +105,7 @@ def test_learn_takes_an_empty_rollout_and_less_than_a_minibatch() -> None:
     assert math.isfinite(trainer.learn(create_fake_rollout(OBSERVED, ACTED, 2, 1))["loss"])
 
 
-def test_learn_hands_the_new_weights_to_whoever_acts_and_takes_custom_losses() -> None:
+def test_learn_passes_the_new_weights_to_the_collector_and_takes_custom_losses() -> None:
     def touch(values: Any) -> Any:
         return values.mean()
 
@@ -166,7 +166,7 @@ def test_the_names_of_history_are_there_even_if_nothing_happened() -> None:
         assert trainer.n_updates == 1
 
 
-def test_the_target_is_absolute_and_a_second_call_goes_on_to_it() -> None:
+def test_the_target_is_absolute_and_a_second_call_continues_to_it() -> None:
     with trainer_for() as whole, trainer_for() as halves:
         whole.train(6 * BATCH)
         first, second = halves.train(3 * BATCH), halves.train(6 * BATCH)
@@ -443,7 +443,7 @@ def test_close_twice_and_no_training_after() -> None:
         trainer.train(2 * BATCH)
 
 
-def test_a_network_of_ones_own_trains_and_says_what_it_cannot_do(tmp_path: Path) -> None:
+def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
     from torch import nn
 
     class Own(Network):
@@ -484,7 +484,7 @@ def test_two_trainers_cannot_share_a_run_directory(tmp_path: Path) -> None:
     assert {"versions.json", "config.yaml", "lock"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_run_does_not_go_on_with_another_config(tmp_path: Path) -> None:
+def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:
     finish(trainer_for(run_dir=tmp_path), BATCH)
     changed = config().replace(ppo=PPO.replace(gamma=0.5))
     with PPOTrainer(SMALL, "CartPole-v1", changed, run_dir=tmp_path) as trainer:
