@@ -89,7 +89,7 @@ class CompositeLearner:
 
     def profile_points(self) -> list[ProfilePoint]:
         """The sections of an update, for a profile: those of every part."""
-        return [seam for learner in self.learners.values() for seam in learner.profile_points()]
+        return [point for learner in self.learners.values() for point in learner.profile_points()]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every part's learner, and the counters."""

@@ -112,13 +112,13 @@ def test_what_is_refused(make_policy, collect):
 
     policy = make_policy()
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"not an optimizer that was brought along; set ppo.compile=off"):
+    with pytest.raises(ConfigError, match=r"not an optimizer of your own; set ppo.compile=off"):
         PPOOptimizer(policy, PLAIN.replace(compile="on"), optimizer=sgd, device="cpu")
     with pytest.raises(ConfigError, match=r"not ppo.gradient_accumulation=2; set ppo.compile=off"):
         learner_of(policy, PLAIN.replace(gradient_accumulation=2), "on")
-    with pytest.raises(ConfigError, match=r"not a network or policy that was brought along; set ppo.compile=off"):
+    with pytest.raises(ConfigError, match=r"not a network or policy of your own; set ppo.compile=off"):
         learner_of(TorchPolicy(policy.spec, network=policy.network), PLAIN, "on")
-    with pytest.raises(ConfigError, match=r"not a network or policy that was brought along"):
+    with pytest.raises(ConfigError, match=r"not a network or policy of your own"):
         learner_of(Mine(policy.spec), PLAIN, "on")  # its evaluate may be anything
 
     def my_loss(values):

@@ -42,15 +42,11 @@ def compute_gae(
     # `where` instead of a product with 0: a terminated row's next value is not read, whatever it is.
     deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
     carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
-    recursion = _by_lane if deltas.shape[1] <= FEW_LANES else _by_row
-    return recursion(deltas, carries).astype(values.dtype)
-
-
-def _by_row(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
-    """A_t = delta_t + carry_t A_{t+1}, all lanes at once, from the last row to the first."""
-    for t in range(len(deltas) - 2, -1, -1):
+    if deltas.shape[1] <= FEW_LANES:
+        return _by_lane(deltas, carries).astype(values.dtype)
+    for t in range(len(deltas) - 2, -1, -1):  # A_t = delta_t + carry_t A_{t+1}, from the last row to the first
         deltas[t] += carries[t] * deltas[t + 1]
-    return deltas
+    return deltas.astype(values.dtype)
 
 
 def _by_lane(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Step 9 of 9: the gradient steps that draw a policy up to a rollout; after the last epoch its statistics move."""
+"""Step 9 of 9: the gradient steps that fit a policy to a rollout."""
 
 from __future__ import annotations
 
@@ -309,9 +309,9 @@ class PPOOptimizer(BaseLearner):
     def _make_compiled(self) -> CompiledStep:
         obstacle = None
         if not isinstance(self._updater, Adam):
-            obstacle = "an optimizer that was brought along"
+            obstacle = "an optimizer of your own"
         elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
-            obstacle = "a network or policy that was brought along"
+            obstacle = "a network or policy of your own"
         elif self.policy.spec.memory is not None:
             obstacle = f"a policy with memory (policy.kind={self.policy.spec.config.kind})"
         elif self.config.gradient_accumulation > 1:

@@ -50,7 +50,7 @@ class Adam:
         self.learning_rate = self._initial_rate * factor
 
     def zero_grad(self) -> None:
-        """Clear the gradient. Every `parameter.grad` is a view of it again, even if somebody has replaced it."""
+        """Clear the gradient. Every `parameter.grad` is a view of it again, even if it was replaced."""
         self.gradient.zero_()
         for parameter, gradient in zip(self.parameters, self._gradients):
             if parameter.grad is not gradient:
@@ -124,14 +124,17 @@ class UserOptimizer:
         return nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
 
     def step(self, skip: Tensor) -> None:
-        """Take a step unless `skip` is true, which the host has to read: an optimiser of unknown kind cannot be told to skip."""
+        """Take a step unless `skip` is true, which the host has to read: an optimiser of unknown kind cannot skip a step on the device."""
         if not bool(skip):
             self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every parameter, by its number, with arrays for tensors."""
         state = self._optimizer.state_dict()["state"]
-        return {str(index): {name: _to_plain(value) for name, value in entry.items()} for index, entry in state.items()}
+        return {
+            str(index): {name: value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value for name, value in entry.items()}
+            for index, entry in state.items()
+        }
 
     def load_state_dict(self, moments: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; the groups and their options stay as they are."""
@@ -143,7 +146,3 @@ class UserOptimizer:
             for index, entry in moments.items()
         }
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _to_plain(value: Any) -> Any:
-    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value
