@@ -65,7 +65,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy --strict
 
 test: lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=97
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix $(CODE)
