@@ -26,7 +26,7 @@ BANNED_CALLS = {
 ALLOWED = {
     ("env/workers/program.py", "cloudpickle.loads"),
     ("env/workers/program.py", "cloudpickle"),
-    ("env/workers/messages.py", "cloudpickle"),
+    ("env/workers/pool.py", "cloudpickle"),
 }
 """Factories are sent to workers by cloudpickle over a private socket; nothing else reads pickles, and no file is one."""
 

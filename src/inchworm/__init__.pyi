@@ -66,10 +66,10 @@ from inchworm.run.checkpoint import PolicyRecord as PolicyRecord
 from inchworm.run.checkpoint import TrainerRecord as TrainerRecord
 from inchworm.run.checkpoint import TrainingCheckpointer as TrainingCheckpointer
 from inchworm.run.directory import NotExactWarning as NotExactWarning
+from inchworm.selfplay.callback import RatingGames as RatingGames
 from inchworm.selfplay.callback import SelfPlayCallback as SelfPlayCallback
 from inchworm.selfplay.pool import OpponentPool as OpponentPool
 from inchworm.selfplay.ratings import Rating as Rating
-from inchworm.selfplay.ratings import RatingGames as RatingGames
 from inchworm.tracking.console import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState

@@ -7,8 +7,8 @@ from gymnasium import wrappers
 
 from inchworm.config.sections import EnvConfig
 from inchworm.env import atari
-from inchworm.env import make as build
 from inchworm.env.make import make_env
+from inchworm.env.restore import wrapper_chain
 
 ale_py = pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -16,7 +16,7 @@ pytest.importorskip("cv2")
 
 def ours(game, **kwargs):
     env = make_env(EnvConfig(id=f"ALE/{game}-v5", atari=True, kwargs=kwargs))
-    return next(wrapper for wrapper in build.wrapper_chain(env) if isinstance(wrapper, atari.AtariFrames))
+    return next(wrapper for wrapper in wrapper_chain(env) if isinstance(wrapper, atari.AtariFrames))
 
 
 def gymnasiums(game, **kwargs):

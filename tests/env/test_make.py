@@ -13,10 +13,11 @@ from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import make as build
 from inchworm.env.make import make_env
+from inchworm.env.restore import refuse_stateful_wrappers, wrapper_chain
 
 
 def chain(env):
-    return [type(wrapper).__name__ for wrapper in build.wrapper_chain(env)]
+    return [type(wrapper).__name__ for wrapper in wrapper_chain(env)]
 
 
 def test_a_registered_id_is_made_with_its_arguments_and_limit():
@@ -141,14 +142,14 @@ def test_wrappers_whose_state_crosses_episodes_are_refused(name, hint):
     with pytest.raises(ConfigError, match=hint):
         make_env(EnvConfig(wrappers=(WrapperConfig(name=name),)))
     with pytest.raises(EnvError, match=hint):
-        build.refuse_stateful_wrappers(wrappers.TimeLimit(getattr(wrappers, name)(gym.make("CartPole-v1")), 5))
+        refuse_stateful_wrappers(wrappers.TimeLimit(getattr(wrappers, name)(gym.make("CartPole-v1")), 5))
 
 
 def test_a_users_own_normalise_wrapper_is_not_taken_for_gymnasiums():
     class NormalizeObservation(gym.Wrapper):
         pass
 
-    build.refuse_stateful_wrappers(NormalizeObservation(gym.make("CartPole-v1")))
+    refuse_stateful_wrappers(NormalizeObservation(gym.make("CartPole-v1")))
 
 
 def test_a_missing_dependency_is_answered_with_the_pip_line(monkeypatch):

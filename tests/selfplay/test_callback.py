@@ -18,6 +18,7 @@ from inchworm.evaluate.evaluator import MatchEvaluator, make_evaluator
 from inchworm.policy.file import save_policy
 from inchworm.selfplay.callback import (
     LadderCallback,
+    RatingGames,
     SelfPlayCallback,
     bind_pool,
     make_opponent,
@@ -25,7 +26,7 @@ from inchworm.selfplay.callback import (
     with_opponents,
 )
 from inchworm.selfplay.pool import OpponentPool
-from inchworm.selfplay.ratings import Rating, RatingEntry, RatingGames
+from inchworm.selfplay.ratings import Rating, RatingEntry
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
 

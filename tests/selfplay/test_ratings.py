@@ -7,7 +7,8 @@ import pytest
 
 from doubles.teams import Always, Counter, Teams
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
-from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, RatingGames, calibrate, rate, rating_model
+from inchworm.selfplay.callback import RatingGames
+from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, calibrate, rate, rating_model
 
 FIXED = {"weak": Rating(15.0, 1.5), "strong": Rating(35.0, 1.5)}
 

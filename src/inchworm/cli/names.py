@@ -6,8 +6,9 @@ from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.foreign import ENVPOOL
-from inchworm.env.make import Env, make_env
+from inchworm.env.make import make_env
 from inchworm.env.registry import team_worlds, vectorised
+from inchworm.env.restore import Env
 from inchworm.env.teams import is_team_env
 from inchworm.run.directory import Run, open_run
 

@@ -5,6 +5,9 @@ This history is kept with the vector env, not in the workers: a dead worker is r
 
 from __future__ import annotations
 
+import functools
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +16,7 @@ import numpy as np
 
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.seeding import episode_seed
-from inchworm.core.spaces import Space, build_tree, leaves
+from inchworm.core.spaces import Path, Space, build_tree, leaf_dtype, leaf_shape, leaves
 from inchworm.core.types import Array, Tree
 from inchworm.env.step_arrays import StepRows, tree_leaves
 
@@ -273,3 +276,30 @@ def _plain(value: Any, where: str) -> Any:
         f"reset options must be plain data (numbers, text, lists, dicts with text keys); {where} is {type(value).__name__}: "
         "give an array as a list, by its tolist()"
     )
+
+
+def encode_replays(jobs: Sequence[Replay]) -> tuple[dict[str, Any], bytes]:
+    """Encode replays as plain data and the bytes of their actions, copy after copy, leaf after leaf."""
+    header = {
+        "copies": [job.copy for job in jobs],
+        "seeds": [job.seed for job in jobs],
+        "options": [job.options for job in jobs],
+        "lengths": [len(tree_leaves(job.actions)[0]) for job in jobs],
+    }
+    raw = b"".join(part.tobytes() for job in jobs for part in tree_leaves(job.actions))
+    return header, raw
+
+
+def decode_replays(header: Mapping[str, Any], raw: bytes, action_space: Space, lanes_per_copy: int) -> list[Replay]:
+    """Decode the replays that `encode_replays` encoded."""
+    stream = io.BytesIO(raw)
+
+    def read(length: int, _: Path, leaf: Space) -> np.ndarray:
+        shape = (length, *([] if lanes_per_copy == 1 else [lanes_per_copy]), *leaf_shape(leaf))
+        return np.frombuffer(stream.read(math.prod(shape) * leaf_dtype(leaf).itemsize), leaf_dtype(leaf)).reshape(shape)
+
+    columns = (header[name] for name in ("copies", "seeds", "options", "lengths"))
+    return [
+        Replay(copy, seed, options, build_tree(action_space, functools.partial(read, length)))
+        for copy, seed, options, length in zip(*columns)
+    ]

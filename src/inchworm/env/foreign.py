@@ -19,8 +19,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, zeros
 from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
-from inchworm.env.make import wrapper_chain
-from inchworm.env.restore import KeepsState, Restore, StateKeeper
+from inchworm.env.restore import KeepsState, Restore, StateKeeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import brief, make_put

@@ -18,8 +18,7 @@ from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space
 from inchworm.core.types import Tree
 from inchworm.env.action_masks import MaskReader, allow_all, find_mask_source
 from inchworm.env.episodes import Ended
-from inchworm.env.make import Env, refuse_stateful_wrappers
-from inchworm.env.restore import Restore, find_state_keeper
+from inchworm.env.restore import Env, Restore, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
 

@@ -7,8 +7,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import atari
 from inchworm.env.registry import find_world
+from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
 from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.values import brief
 
@@ -63,16 +64,6 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
         frames[:-1] = frames[1:]
         frames[-1] = observation
         return frames.copy(), reward, terminated, truncated, info
-
-
-Env: TypeAlias = gym.Env[Any, Any]
-"""What copies are made of. A factory may also make a PettingZoo environment; it goes through here as a `Team`."""
-
-_CROSSES_EPISODES = {
-    "NormalizeObservation": "its statistics cross episodes, so none could be replayed; set policy.normalize_observations=true instead",
-    "NormalizeReward": "its statistics cross episodes, so none could be replayed; set policy.normalize_values=true instead",
-    "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
-}
 
 
 def make_env(config: EnvConfig) -> Env:
@@ -146,22 +137,6 @@ def _sign(reward: Any) -> float:
     return float((reward > 0) - (reward < 0))
 
 
-def refuse_stateful_wrappers(env: Env) -> None:
-    """Raise if a wrapper carries state from one episode to the next."""
-    for wrapper in wrapper_chain(env):
-        reason = _CROSSES_EPISODES.get(type(wrapper).__name__)
-        if reason is not None and type(wrapper).__module__.startswith("gymnasium."):
-            raise EnvError(f"the wrapper {type(wrapper).__name__} is refused: {reason}")
-
-
-def wrapper_chain(env: Env) -> Iterator[Env]:
-    """The environment with its wrappers, outermost first, the world itself last."""
-    while isinstance(env, gym.Wrapper):
-        yield env
-        env = env.env
-    yield env
-
-
 def _find_factory(name: str) -> Callable[..., Any] | None:
     """What `package.module:make_env` names; None if the module has no such name but Gymnasium registered it."""
     module_name, _, attribute = name.partition(":")
@@ -229,7 +204,7 @@ def _limit(env: Any, config: EnvConfig) -> Env:
 
 
 def _wrap(env: Env, config: WrapperConfig) -> Env:
-    reason = _CROSSES_EPISODES.get(config.name)
+    reason = REFUSED_WRAPPERS.get(config.name)
     if reason is not None:
         raise ConfigError(f"env.wrappers: {config.name} is refused: {reason}")
     known = [name for name in wrappers.__all__ if name != "vector"]

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
 
-from inchworm.env.make import Env, wrapper_chain
+from inchworm.core.errors import EnvError
 from inchworm.env.step_arrays import StepRows, tree_leaves
 from inchworm.env.values import accepts
+
+Env: TypeAlias = gym.Env[Any, Any]
+"""What copies are made of. A factory may also make a PettingZoo environment; it goes through here as a `Team`."""
+
+REFUSED_WRAPPERS = {
+    "NormalizeObservation": "its statistics cross episodes, so none could be replayed; set policy.normalize_observations=true instead",
+    "NormalizeReward": "its statistics cross episodes, so none could be replayed; set policy.normalize_values=true instead",
+    "Autoreset": "it hides the true final observation; every copy is reset at the end of an episode anyway, so leave it out",
+}
+"""Gymnasium wrappers with which an episode cannot be replayed, and why."""
 
 
 @runtime_checkable
@@ -84,6 +95,22 @@ class StateKeeper:
         self._env.set_state(state["env"])
         for limit, elapsed in zip(self._limits, state["elapsed"], strict=True):
             limit._elapsed_steps = elapsed
+
+
+def refuse_stateful_wrappers(env: Env) -> None:
+    """Raise if a wrapper carries state from one episode to the next."""
+    for wrapper in wrapper_chain(env):
+        reason = REFUSED_WRAPPERS.get(type(wrapper).__name__)
+        if reason is not None and type(wrapper).__module__.startswith("gymnasium."):
+            raise EnvError(f"the wrapper {type(wrapper).__name__} is refused: {reason}")
+
+
+def wrapper_chain(env: Env) -> Iterator[Env]:
+    """The environment with its wrappers, outermost first, the world itself last."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
 
 
 def find_state_keeper(env: Env) -> StateKeeper | None:

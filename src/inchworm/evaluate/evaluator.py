@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from inchworm.collect.actors import has_heuristic, make_actor
 from inchworm.collect.opponents import OpponentVectorEnv, own_lanes
@@ -15,7 +15,9 @@ from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.source import env_source
 from inchworm.evaluate.games import Game, Progress, check_episodes, make_world
 from inchworm.evaluate.stats import EvalStats
-from inchworm.evaluate.suites import SuiteStats, evaluate_suites
+
+if TYPE_CHECKING:
+    from inchworm.evaluate.suites import SuiteStats
 
 
 class PolicyEvaluator:
@@ -59,6 +61,8 @@ class PolicyEvaluator:
 
     def evaluate_suites(self, policy: Actor, suites: Mapping[str, Sequence[Any]], *, progress: Progress | None = None) -> SuiteStats:
         """Score a policy on named groups of environments and opponents, with the config's `seed`, `num_envs` and `deterministic`."""
+        from inchworm.evaluate.suites import evaluate_suites  # which builds on matches; scoring alone does not
+
         config = self.config
         return evaluate_suites(
             policy, suites, deterministic=config.deterministic, num_envs=config.num_envs, seed=config.seed, progress=progress

@@ -6,20 +6,25 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from inchworm.collect.actors import has_heuristic, make_actor
-from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes, team_lanes
 from inchworm.config.sections import EnvConfig, TrainingConfig
-from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv
+from inchworm.core.errors import ConfigError, EnvError
+from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv, complete_vector_env
+from inchworm.core.seeding import derive_seed, make_stream
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
+from inchworm.evaluate.games import Game
 from inchworm.policy.file import fingerprint, load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
-from inchworm.selfplay.ratings import Rating, RatingEntry, RatingGames, rating_model
+from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
 from inchworm.selfplay.report import ratings_page
 
 if TYPE_CHECKING:
@@ -222,3 +227,57 @@ def opponent_callbacks(
             directory=directory,
         )
     ]
+
+
+_MAX_COPIES = 16
+
+
+class RatingGames:
+    """Plays rating games: each seed twice, once from either side. The environments are made at the first game and kept until `close`."""
+
+    def __init__(self, make_env: Callable[[int], VectorEnv], *, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> None:
+        """`make_env(n)` makes n copies of an environment with two teams; with `deterministic` the first player acts greedily."""
+        self.episodes = episodes + episodes % 2
+        self._make_env, self._seed, self._deterministic = make_env, seed, deterministic
+        self._env: VectorEnv | None = None
+
+    def play(self, ours: Actor, theirs: Actor) -> np.ndarray:
+        """Play `episodes` games; return the results of `ours` [episodes]: 1 won, 0 lost, 0.5 drawn."""
+        if self._env is None:
+            self._env = complete_vector_env(self._make_env(min(_MAX_COPIES, self.episodes)))
+        inner = self._env
+        if inner.lanes_per_copy < 2:
+            raise EnvError(f"ratings need two teams, but {type(inner).__name__} has one lane per copy")
+        lanes = team_lanes(inner.num_envs, inner.lanes_per_copy, np.arange(inner.num_envs) % 2)
+        env = OpponentVectorEnv(inner, theirs, lanes, seed=self._seed)
+        # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.
+        seeds = [derive_seed(self._seed, "rating", episode // 2) for episode in range(self.episodes)]
+        try:
+            stats = Game(env, seeds, self._seed).play(ours, make_stream(self._seed, "rating"), self._deterministic)
+        except BaseException:  # do not reuse an environment in the middle of a step
+            self.close()
+            raise
+        wins = stats.infos.get("win")
+        if wins is None or np.isnan(wins).any():
+            raise EnvError("ratings need info['win'] at the end of each episode, which this environment does not provide")
+        return np.asarray(wins)
+
+    def calibrate(self, fixed: Mapping[str, Actor]) -> dict[str, Rating]:
+        """Rate the fixed players by games of each pair, in turns."""
+        pairs = list(combinations(fixed, 2))
+        wins = {pair: self.play(fixed[pair[0]], fixed[pair[1]]) for pair in pairs}
+        return calibrate(list(fixed), [(*pair, float(wins[pair][turn])) for turn in range(self.episodes) for pair in pairs])
+
+    def rate(self, policy: Actor, fixed: Mapping[str, Actor], anchors: Mapping[str, Rating]) -> tuple[Rating, dict[str, float]]:
+        """Return a policy's rating, and its win rate against each fixed player."""
+        if not fixed:
+            raise ConfigError("a rating needs a fixed player; set opponent.anchors")
+        wins = {name: self.play(policy, player) for name, player in fixed.items()}
+        results = [(name, float(wins[name][turn])) for turn in range(self.episodes) for name in fixed]
+        return rate(results, anchors), {name: float(won.mean()) for name, won in wins.items()}
+
+    def close(self) -> None:
+        """Close the environments; the next game makes new ones."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()

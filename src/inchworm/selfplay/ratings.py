@@ -6,18 +6,11 @@ games against them only, starting at 25 ± 25/3: so it follows the policy withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
-import numpy as np
-
-from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
-from inchworm.core.protocols import Actor, VectorEnv, complete_vector_env
-from inchworm.core.seeding import derive_seed, make_stream
-from inchworm.evaluate.games import Game
+from inchworm.core.errors import MissingExtraError
 
 HINT = 'ratings need openskill: pip install "inchworm[marl]", or set opponent.rating_interval=0'
 
@@ -114,57 +107,3 @@ def _after(model: Any, one: Rating, other: Rating, win: float) -> tuple[Rating, 
     teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in (one, other)]
     (first,), (second,) = model.rate(teams, ranks=ranks)
     return Rating(float(first.mu), float(first.sigma)), Rating(float(second.mu), float(second.sigma))
-
-
-_MAX_COPIES = 16
-
-
-class RatingGames:
-    """Plays rating games: each seed twice, once from either side. The environments are made at the first game and kept until `close`."""
-
-    def __init__(self, make_env: Callable[[int], VectorEnv], *, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> None:
-        """`make_env(n)` makes n copies of an environment with two teams; with `deterministic` the first player acts greedily."""
-        self.episodes = episodes + episodes % 2
-        self._make_env, self._seed, self._deterministic = make_env, seed, deterministic
-        self._env: VectorEnv | None = None
-
-    def play(self, ours: Actor, theirs: Actor) -> np.ndarray:
-        """Play `episodes` games; return the results of `ours` [episodes]: 1 won, 0 lost, 0.5 drawn."""
-        if self._env is None:
-            self._env = complete_vector_env(self._make_env(min(_MAX_COPIES, self.episodes)))
-        inner = self._env
-        if inner.lanes_per_copy < 2:
-            raise EnvError(f"ratings need two teams, but {type(inner).__name__} has one lane per copy")
-        lanes = team_lanes(inner.num_envs, inner.lanes_per_copy, np.arange(inner.num_envs) % 2)
-        env = OpponentVectorEnv(inner, theirs, lanes, seed=self._seed)
-        # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.
-        seeds = [derive_seed(self._seed, "rating", episode // 2) for episode in range(self.episodes)]
-        try:
-            stats = Game(env, seeds, self._seed).play(ours, make_stream(self._seed, "rating"), self._deterministic)
-        except BaseException:  # do not reuse an environment in the middle of a step
-            self.close()
-            raise
-        wins = stats.infos.get("win")
-        if wins is None or np.isnan(wins).any():
-            raise EnvError("ratings need info['win'] at the end of each episode, which this environment does not provide")
-        return np.asarray(wins)
-
-    def calibrate(self, fixed: Mapping[str, Actor]) -> dict[str, Rating]:
-        """Rate the fixed players by games of each pair, in turns."""
-        pairs = list(combinations(fixed, 2))
-        wins = {pair: self.play(fixed[pair[0]], fixed[pair[1]]) for pair in pairs}
-        return calibrate(list(fixed), [(*pair, float(wins[pair][turn])) for turn in range(self.episodes) for pair in pairs])
-
-    def rate(self, policy: Actor, fixed: Mapping[str, Actor], anchors: Mapping[str, Rating]) -> tuple[Rating, dict[str, float]]:
-        """Return a policy's rating, and its win rate against each fixed player."""
-        if not fixed:
-            raise ConfigError("a rating needs a fixed player; set opponent.anchors")
-        wins = {name: self.play(policy, player) for name, player in fixed.items()}
-        results = [(name, float(wins[name][turn])) for turn in range(self.episodes) for name in fixed]
-        return rate(results, anchors), {name: float(won.mean()) for name, won in wins.items()}
-
-    def close(self) -> None:
-        """Close the environments; the next game makes new ones."""
-        env, self._env = self._env, None
-        if env is not None:
-            env.close()

@@ -9,10 +9,10 @@ from gymnasium import spaces
 
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError
-from inchworm.env.episodes import Replay
+from inchworm.env.episodes import Replay, decode_replays, encode_replays
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers import messages
-from inchworm.env.workers.messages import Message, pack, pack_replay, receive, unpack_replay
+from inchworm.env.workers.messages import REPLAY, Message, pack, receive
 
 
 def test_messages_survive_being_cut_into_pieces():
@@ -44,8 +44,9 @@ def test_replays_arrive_as_they_were_sent(lanes):
     ]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(pack_replay(jobs))
-        for job, sent in zip(unpack_replay(receive(theirs), space, lanes), jobs, strict=True):
+        ours.sendall(pack(REPLAY, *encode_replays(jobs)))
+        message = receive(theirs)
+        for job, sent in zip(decode_replays(message.header, message.raw, space, lanes), jobs, strict=True):
             assert (job.copy, job.seed, job.options) == (sent.copy, sent.seed, sent.options)
             for leaf, array in sent.actions.items():
                 np.testing.assert_array_equal(job.actions[leaf], array, strict=True)

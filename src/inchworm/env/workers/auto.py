@@ -18,8 +18,9 @@ import numpy as np
 from inchworm.config.sections import EnvConfig
 from inchworm.core.spaces import zeros
 from inchworm.env.foreign import ENVPOOL
-from inchworm.env.make import Env, make_env
+from inchworm.env.make import make_env
 from inchworm.env.registry import vectorised
+from inchworm.env.restore import Env
 from inchworm.env.source import InProcessVectorEnv, env_source
 from inchworm.env.step_arrays import map_tree
 from inchworm.env.trial import put_legal_actions

@@ -6,25 +6,10 @@ A message is one byte for its kind and, for most kinds, a JSON header and raw by
 
 from __future__ import annotations
 
-import functools
-import io
 import json
-import math
 import socket
 import struct
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import cloudpickle
-import gymnasium as gym
-import numpy as np
-
-from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError
-from inchworm.core.spaces import Path, Space, build_tree, leaf_dtype, leaf_shape
-from inchworm.env.episodes import Replay
-from inchworm.env.make import Env, make_env
-from inchworm.env.step_arrays import tree_leaves
 
 # From the vector env to a worker.
 SETUP, ATTACH, RESET, STEP, OPTIONS, REPLAY, GET_STATES, SET_STATES, CLOSE = b"u", b"m", b"r", b"s", b"o", b"p", b"g", b"t", b"c"
@@ -78,46 +63,3 @@ def _read(connection: socket.socket, size: int) -> bytearray:
             raise EOFError
         done += count
     return data
-
-
-def pack_factory(make: EnvConfig | Callable[[], Env]) -> bytes:
-    """Pickle what workers create environments from, with the Gymnasium spec of an id that the user's script registered."""
-    specs = []
-    if isinstance(make, EnvConfig):
-        spec = gym.registry.get(make.id)
-        specs = [spec] if spec is not None and not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")) else []
-        make = functools.partial(make_env, make)
-    try:
-        return cloudpickle.dumps((make, specs))  # type: ignore[no-any-return]
-    except Exception as error:  # pickling runs the user's code, which may raise anything
-        raise EnvError(
-            f"the environment factory cannot be sent to worker processes ({type(error).__name__}: {error}); "
-            "use env.num_workers=0, or a function that creates everything it needs itself"
-        ) from error
-
-
-def pack_replay(jobs: Sequence[Replay]) -> bytes:
-    """Encode replays as a message to a worker: the actions follow the header, copy after copy, leaf after leaf."""
-    header = {
-        "copies": [job.copy for job in jobs],
-        "seeds": [job.seed for job in jobs],
-        "options": [job.options for job in jobs],
-        "lengths": [len(tree_leaves(job.actions)[0]) for job in jobs],
-    }
-    raw = b"".join(part.tobytes() for job in jobs for part in tree_leaves(job.actions))
-    return pack(REPLAY, header, raw)
-
-
-def unpack_replay(message: Message, action_space: Space, lanes_per_copy: int) -> list[Replay]:
-    """Decode the replays that `pack_replay` encoded."""
-    header, raw = message.header, io.BytesIO(message.raw)
-
-    def read(length: int, _: Path, leaf: Space) -> np.ndarray:
-        shape = (length, *([] if lanes_per_copy == 1 else [lanes_per_copy]), *leaf_shape(leaf))
-        return np.frombuffer(raw.read(math.prod(shape) * leaf_dtype(leaf).itemsize), leaf_dtype(leaf)).reshape(shape)
-
-    columns = (header[name] for name in ("copies", "seeds", "options", "lengths"))
-    return [
-        Replay(copy, seed, options, build_tree(action_space, functools.partial(read, length)))
-        for copy, seed, options, length in zip(*columns)
-    ]

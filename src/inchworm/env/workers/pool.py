@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import cloudpickle
+import gymnasium as gym
+
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.spaces import space_from_dict
-from inchworm.env.episodes import Ended, EpisodeLedger, Replay
+from inchworm.env.episodes import Ended, EpisodeLedger, Replay, encode_replays
 from inchworm.env.local import LocalCopies, warn_of
-from inchworm.env.make import Env, make_env
-from inchworm.env.restore import Restore, pack_tree, unpack_tree
+from inchworm.env.make import make_env
+from inchworm.env.restore import Env, Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import allocate_rows, map_shared, open_shared
 from inchworm.env.workers import messages
-from inchworm.env.workers.messages import Message, pack_factory, pack_replay
+from inchworm.env.workers.messages import Message
 from inchworm.env.workers.process import POLL_SECONDS, Waiter, WorkerDied, WorkerProcess, end_processes
 from inchworm.env.workers.rebuild import START_SECONDS, Exchange, Rebuilder
 
@@ -152,7 +155,7 @@ class WorkerPool:
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay episodes; return (return, steps) of each."""
         theirs, (_, ours) = self._split([job.copy for job in jobs], jobs)
-        replays = {worker: pack_replay(own) for worker, (_, own) in theirs.items()}
+        replays = {worker: messages.pack(messages.REPLAY, *encode_replays(own)) for worker, (_, own) in theirs.items()}
         answers = self._ask(Exchange(replays, moves=range(len(self.rows.seeds))))  # no copy's earlier episode matters any more
         results = {job.copy: self._local.replay(job) for job in ours} if self._local is not None else {}
         for worker, message in answers.items():
@@ -263,3 +266,19 @@ class WorkerPool:
                 os.close(descriptor)
         if local is not None:
             warn_of(local.close())
+
+
+def pack_factory(make: EnvConfig | Callable[[], Env]) -> bytes:
+    """Pickle what workers create environments from, with the Gymnasium spec of an id that the user's script registered."""
+    specs = []
+    if isinstance(make, EnvConfig):
+        spec = gym.registry.get(make.id)
+        specs = [spec] if spec is not None and not str(spec.entry_point).startswith(("gymnasium.", "ale_py.")) else []
+        make = functools.partial(make_env, make)
+    try:
+        return cloudpickle.dumps((make, specs))  # type: ignore[no-any-return]
+    except Exception as error:  # pickling runs the user's code, which may raise anything
+        raise EnvError(
+            f"the environment factory cannot be sent to worker processes ({type(error).__name__}: {error}); "
+            "use env.num_workers=0, or a function that creates everything it needs itself"
+        ) from error

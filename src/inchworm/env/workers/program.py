@@ -23,11 +23,12 @@ import gymnasium as gym
 
 from inchworm.core.errors import EnvError, InchwormError
 from inchworm.core.spaces import space_to_dict
+from inchworm.env.episodes import decode_replays
 from inchworm.env.local import LocalCopies
 from inchworm.env.restore import Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import map_shared
 from inchworm.env.workers import messages
-from inchworm.env.workers.messages import Message, unpack_replay
+from inchworm.env.workers.messages import Message
 from inchworm.env.workers.process import Waiter
 
 _TEXT_LIMIT = 10_000
@@ -119,7 +120,7 @@ class Worker:
     def replay(self, message: Message) -> bytes:
         """Replay episodes and return (return, steps) of each."""
         block = self._created()
-        jobs = unpack_replay(message, block.action_space, block.lanes_per_copy)
+        jobs = decode_replays(message.header, message.raw, block.action_space, block.lanes_per_copy)
         return messages.pack(messages.ENDED, [block.replay(job, self._report_alive) for job in jobs])
 
     def get_states(self, _: Message) -> bytes:
