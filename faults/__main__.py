@@ -65,7 +65,7 @@ def main() -> int:
             passed = list(pool.map(lambda job: run_in_child(*job, options, progress), [job for job in jobs if not job[0].alone]))
         passed += [run_in_child(*job, options, progress) for job in jobs if job[0].alone]
     if not options.dry_run:
-        page.write_page()
+        page.PAGE.write_text(page.page_text(procedures, page.read_all()), encoding="utf-8")
     minutes = (time.monotonic() - began) / 60
     console.print(f"{len(passed)} procedures in {minutes:.1f} minutes; {sum(passed)} passed; the page is {page.PAGE.relative_to(ROOT)}")
     return 0 if all(passed) else 1

@@ -49,16 +49,10 @@ class Bug:
     here: str = ""
 
 
-def read_bugs() -> tuple[Bug, ...]:
-    """The bugs of bugs_data.toml."""
-    found = []
-    for data in tomllib.loads(FILE.read_text(encoding="utf-8"))["bug"]:
-        forms = tuple(Form(tuple(Edit(**edit) for edit in form["edit"]), tuple(form["tests"])) for form in data["form"])
-        found.append(Bug(data["number"], data["title"], data["origin"], forms, data.get("here", "")))
-    return tuple(found)
-
-
-BUGS = read_bugs()
+BUGS = tuple(
+    Bug(forms=tuple(Form(tuple(Edit(**edit) for edit in form["edit"]), tuple(form["tests"])) for form in data.pop("form")), **data)
+    for data in tomllib.loads(FILE.read_text(encoding="utf-8"))["bug"]
+)
 LONG_AGO = 946_684_800  # 2000-01-01: a file written into the copy later never has the time that its bytecode was made for
 UNBROKEN_SECONDS = 300.0  # for tests whose usual time is not known yet
 NOT_A_BUG = ("SyntaxError", "IndentationError", "ImportError", "ModuleNotFoundError", "NameError", "UnboundLocalError")
@@ -229,11 +223,14 @@ def historic_bugs(work: Work) -> Outcome:
     return outcome
 
 
-def _has_mutmut() -> bool:
-    return importlib.util.find_spec("mutmut") is not None
-
-
-@procedure("E6m", full=200, usual=40, test=0, needs="mutmut (pip install -e '.[dev]')", possible=_has_mutmut)
+@procedure(
+    "E6m",
+    full=200,
+    usual=40,
+    test=0,
+    needs="mutmut (pip install -e '.[dev]')",
+    possible=lambda: importlib.util.find_spec("mutmut") is not None,
+)
 def automatic_mutants(work: Work) -> Outcome:
     """Small changes made by a machine, one at a time.
 

@@ -1,11 +1,11 @@
-"""Serves E6m: small changes that a machine makes to a module, one at a time: mutmut's operators, applied to one place each.
+"""Mutants for E6m: the operators of mutmut (`dev` extra) applied to one place of a module at a time.
 
-Left out are places that no test is meant to judge: docstrings, type annotations, texts of errors and warnings, decorators (such as
-the size of a cache), imports and `__all__`. Needs mutmut, which is in the `dev` extra; nothing else of it is used than its operators.
+Excluded are docstrings, type annotations, texts of errors and warnings, decorators (such as the size of a cache), imports and `__all__`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SURVIVORS = Path(__file__).with_name("bugs_survivors.json")
-"""Module -> key of a mutant -> why no test can or need notice it."""
+"""Module -> key of a mutant -> why no test needs to notice it."""
 
 CONFORMANCE = "conformance/test_"
 RESUME = ("run/test_saver.py", "train/test_trainer.py", "cli/test_train.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long")
@@ -77,7 +77,7 @@ ONLY = {"collect/collector.py": ("state_dict", "load_state_dict")}
 """Of these modules, the functions that a resume depends on."""
 
 SILENT = ("warn", "_refuse", "_refusal", "add_note", "untrusted")
-"""Functions whose arguments are texts for people."""
+"""Functions whose arguments are messages."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +94,19 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What it is, wherever in the module it moves to."""
-        return f"{self.line} :: {_short(self.before)} -> {_short(self.after)}"
+        """Identity that does not depend on the line number."""
+        before, after = (" ".join(text.split()) for text in (self.before, self.after))
+        return f"{self.line} :: {before} -> {after}"
 
     def applied(self, text: str) -> str:
         return text[: self.start] + self.after + text[self.end :]
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())
 
 
 def mutants_of(module: str, text: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its text."""
     import libcst as cst
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+    from mutmut.mutation.mutators import mutation_operators
 
     wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     spans = wrapper.resolve(ByteSpanPositionProvider)
@@ -117,12 +115,15 @@ def mutants_of(module: str, text: str) -> list[Mutant]:
     for node in _places(wrapper.module, ONLY.get(module)):
         span = spans[node]
         start, end = (len(raw[:place].decode()) for place in (span.start, span.start + span.length))
-        for after in _changes_of(wrapper.module, node):
+        changed = [new for kind, operator in mutation_operators if isinstance(node, kind) for new in operator(node)]
+        for after in map(wrapper.module.code_for_node, changed):
             first = text.rfind("\n", 0, start) + 1
             line = text[first : text.find("\n", start)].strip()
             mutant = Mutant(module, line, text[start:end], after, start, end)
-            if after != mutant.before and _is_python(mutant.applied(text)):
-                found.setdefault((start, end, after), mutant)
+            if after != mutant.before:
+                with contextlib.suppress(SyntaxError):  # raised for a change that is not Python
+                    compile(mutant.applied(text), "mutant", "exec", dont_inherit=True)
+                    found.setdefault((start, end, after), mutant)
     return sorted(found.values(), key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 
@@ -154,24 +155,6 @@ def _is_left_out(node: Any) -> bool:
         name = node.func.attr.value if isinstance(node.func, cst.Attribute) else getattr(node.func, "value", "")
         return name in SILENT
     return False
-
-
-def _changes_of(module: Any, node: Any) -> Iterator[str]:
-    """What mutmut makes of a node, as text."""
-    from mutmut.mutation.mutators import mutation_operators
-
-    for kind, operator in mutation_operators:
-        if isinstance(node, kind):
-            for changed in operator(node):
-                yield module.code_for_node(changed)
-
-
-def _is_python(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True
 
 
 def chosen(count: int, root: Path, *, seed: int = 0) -> list[Mutant]:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 SIGKILL, SIGEV_SIGNAL, CLOCK_MONOTONIC = 9, 0, 1
 
@@ -33,15 +33,17 @@ class _Times(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
 
 
-class Hook(Protocol):
-    """What is called around every phase."""
+class Hook:
+    """Called around every phase."""
 
-    def enter(self, phase: str) -> None: ...
+    def enter(self, phase: str) -> None:
+        """Before the phase."""
 
-    def leave(self, phase: str) -> None: ...
+    def leave(self, phase: str) -> None:
+        """After the phase, also if it failed."""
 
 
-class Killer:
+class Killer(Hook):
     """Arms a SIGKILL timer (timer_create(2)) at the chosen entry of the chosen phase, and at later ones while the process is alive."""
 
     def __init__(self, phase: str, number: int, microseconds: int, note: Path) -> None:
@@ -76,7 +78,7 @@ class Killer:
                 self._microseconds = self._microseconds * 2 // 3
 
 
-class Clock:
+class Clock(Hook):
     """Durations of every phase."""
 
     def __init__(self) -> None:
@@ -90,7 +92,7 @@ class Clock:
         self.taken.setdefault(phase, []).append(time.perf_counter() - self._began.at)
 
 
-class Filler:
+class Filler(Hook):
     """Fills the disk to its last byte at one rollout and frees it at another."""
 
     def __init__(self, full_from: int, full_to: int, file: Path) -> None:
@@ -104,9 +106,6 @@ class Filler:
                 fill(self._file)
             if self._rollouts == self._to:
                 self._file.unlink()
-
-    def leave(self, phase: str) -> None:
-        pass
 
 
 def fill(path: Path) -> None:

@@ -24,11 +24,11 @@ import gymnasium
 import numpy as np
 
 from faults import runs
-from faults.durability_points import policy_of, state_of
+from faults.durability_points import policy_of, save_policy_file, state_of
 from faults.durability_strace import run_forked
 from faults.programme import Outcome, Work, procedure
 from inchworm.core.errors import CorruptFileError
-from inchworm.core.tensor_file import read_tensor_file, write_tensor_file
+from inchworm.core.tensor_file import read_tensor_file
 from inchworm.core.trees import unflatten_tree
 from inchworm.policy.file import FILE_VERSION as POLICY_VERSION
 from inchworm.policy.file import read_policy, save_policy
@@ -256,13 +256,15 @@ def read_while_written(work: Work) -> Outcome:
     return outcome
 
 
-def _save_policy_file(directory: Path, step: int) -> None:
-    write_tensor_file(directory / "policy.safetensors", policy_of(step), kind="policy", version=1, header={"step": step})
+def _verified(step: int, found: Any, expected: Any) -> int:
+    if runs.digest(found) != runs.digest(expected):
+        raise ValueError(f"step {step} does not have the content that was saved")
+    return step
 
 
 def _load_policy_file(directory: Path) -> int:
     arrays, header = read_tensor_file(directory / "policy.safetensors", kind="policy", max_version=1)
-    return _equal(int(header["step"]), arrays, policy_of(int(header["step"])))
+    return _verified(int(header["step"]), arrays, policy_of(int(header["step"])))
 
 
 def _save_rollout(directory: Path, step: int) -> None:
@@ -270,30 +272,16 @@ def _save_rollout(directory: Path, step: int) -> None:
     create_fake_rollout(box, gymnasium.spaces.Discrete(2), 40, 4, seed=step % 5).save(directory / "rollout.safetensors")
 
 
-def _load_rollout(directory: Path) -> int:
-    """The checksum proves the file complete; the seed of its first episode tells which of the five it is."""
-    return int(Rollout.load(directory / "rollout.safetensors").episodes[0].seed)
-
-
-def _save_checkpoint(directory: Path, step: int) -> None:
-    TrainingCheckpointer(directory).save(step, state_of(step))
-
-
 def _load_checkpoint(directory: Path) -> int:
     found = TrainingCheckpointer(directory).load()
-    return _equal(found.step, found.state, state_of(found.step))
+    return _verified(found.step, found.state, state_of(found.step))
 
 
-def _equal(step: int, found: Any, expected: Any) -> int:
-    if runs.digest(found) != runs.digest(expected):
-        raise ValueError(f"step {step} does not have the content that was saved")
-    return step
-
-
-REPLACED = {
-    "policy file": (_save_policy_file, _load_policy_file),
-    "rollout": (_save_rollout, _load_rollout),
-    "checkpoints": (_save_checkpoint, _load_checkpoint),
+REPLACED: dict[str, tuple[Callable[[Path, int], Any], Callable[[Path], int]]] = {
+    "policy file": (lambda directory, step: save_policy_file(directory / "policy.safetensors", step), _load_policy_file),
+    # The checksum proves the file complete; the seed of its first episode is that of one of the five rollouts.
+    "rollout": (_save_rollout, lambda directory: int(Rollout.load(directory / "rollout.safetensors").episodes[0].seed)),
+    "checkpoints": (lambda directory, step: TrainingCheckpointer(directory).save(step, state_of(step)), _load_checkpoint),
 }
 GOLDEN = Path(__file__).parent / "golden"
 DIGESTS = "digests.json"

@@ -46,10 +46,14 @@ def policy_of(step: int) -> dict[str, np.ndarray]:
     return {"w": np.random.default_rng(1000 + step).standard_normal(SIZE)}
 
 
+def save_policy_file(path: Path, step: int) -> None:
+    write_tensor_file(path, policy_of(step), kind="policy", version=1, header={"step": step})
+
+
 def save(directory: Path, step: int) -> None:
     """Save a checkpoint, then a policy file next to the checkpoints."""
     TrainingCheckpointer(directory / CHECKPOINTS).save(step, state_of(step))
-    write_tensor_file(directory / POLICY, policy_of(step), kind="policy", version=1, header={"step": step})
+    save_policy_file(directory / POLICY, step)
 
 
 def writer(directory: Path, states: int) -> Callable[[], int]:

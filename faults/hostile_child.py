@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults.runs import status_number
+
 FORBIDDEN = (
     "pickle.find_class", "marshal.loads", "marshal.load", "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty",
     "os.posix_spawn", "os.spawn", "pty.spawn", "socket.connect", "socket.bind", "webbrowser.open", "urllib.Request",
@@ -69,7 +71,10 @@ class Watch:
             places = arguments[:2] if event in ("os.rename", "os.link") else arguments[:1]
             return next((hit for place in places if (hit := self._outside(event, place, follow=event == "os.truncate"))), "")
         if event in ("exec", "compile") and not _importing():
-            return f"{event} {str(arguments)[:200]}" if self._foreign_code(event, arguments) else ""
+            # Code in the sandbox, or that names the canary as all hostile code does; annotations are compiled, too.
+            name, code = (arguments[0].co_filename, arguments[0].co_consts) if event == "exec" else (str(arguments[1]), arguments[0])
+            foreign = (os.path.isabs(name) and self._is_inside(name)) or "canary" in repr(code)
+            return f"{event} {str(arguments)[:200]}" if foreign else ""
         if event == "import" and arguments[1] and self._is_inside(str(arguments[1])):
             return f"import {arguments[0]} from {arguments[1]}"
         return ""
@@ -83,13 +88,6 @@ class Watch:
         real = os.path.realpath(where) if follow else where
         return real == self._inside or real.startswith(self._inside + os.sep)
 
-    def _foreign_code(self, event: str, arguments: tuple[Any, ...]) -> bool:
-        """Code in the sandbox, or that names the canary as all hostile code does; annotations are compiled, too."""
-        name, code = (
-            (arguments[0].co_filename, repr(arguments[0].co_consts)) if event == "exec" else (str(arguments[1]), repr(arguments[0]))
-        )
-        return (os.path.isabs(name) and self._is_inside(name)) or "canary" in code
-
 
 def _importing() -> bool:
     """Whether an import is on the stack."""
@@ -99,14 +97,6 @@ def _importing() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def memory(name: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def load(loader: str, path: str) -> Any:
@@ -138,7 +128,7 @@ def _attempt(job: dict[str, Any]) -> dict[str, Any]:
     os.chdir(job["sandbox"])
     report: dict[str, Any] = {"error": "", "family": True, "text": "", "code": None}
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest memory so far
-    before, began = memory("VmRSS"), time.process_time()
+    before, began = status_number(os.getpid(), "VmRSS"), time.process_time()
     out, err = io.StringIO(), io.StringIO()
     watch = Watch(job["sandbox"])
     with watch, warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -152,7 +142,11 @@ def _attempt(job: dict[str, Any]) -> dict[str, Any]:
                 load(job["loader"], job["path"])
         except BaseException as error:  # reported to the parent, whatever it is
             report |= {"error": f"{type(error).__name__}: {error}"[:500], "family": isinstance(error, InchwormError)}
-    report |= {"seconds": time.process_time() - began, "memory": max(0, memory("VmHWM") - before), "hits": watch.hits}
+    report |= {
+        "seconds": time.process_time() - began,
+        "memory": max(0, status_number(os.getpid(), "VmHWM") - before) * 1024,
+        "hits": watch.hits,
+    }
     return {**report, "text": err.getvalue()[-2000:], "printed": out.getvalue()[-2000:]}
 
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,39 +119,42 @@ def edit_meaning(data: Any, rng: random.Random) -> Any:
             key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
             inner = place[key]
             if not isinstance(inner, dict | list) or not inner or rng.random() < 0.25:
-                _change(place, key, rng)
+                kind = rng.randrange(4)
+                if kind == 0:
+                    del place[key]
+                elif kind == 1 and isinstance(place, dict):
+                    place[rng.choice(("", "x", "__class__", "0"))] = place.pop(key)
+                elif kind == 2 and isinstance(place, list):
+                    place.extend(place[:3])
+                else:
+                    place[key] = copy.deepcopy(rng.choice(VALUES))
                 break
             place = inner
     return data
 
 
-def _change(place: Any, key: Any, rng: random.Random) -> None:
-    kind = rng.randrange(4)
-    if kind == 0:
-        del place[key]
-    elif kind == 1 and isinstance(place, dict):
-        place[rng.choice(("", "x", "__class__", "0"))] = place.pop(key)
-    elif kind == 2 and isinstance(place, list):
-        place.extend(place[:3])
-    else:
-        place[key] = copy.deepcopy(rng.choice(VALUES))
-
-
 MUTANT_SECONDS = 2.0
 HEAD = len(hostile_tools.BEFORE_DIGEST) + 64
-YAML = (
-    "env:\n  id: CartPole-v1\n  num_envs: 4\n  kwargs: {gravity: 9.8, name: 'a'}\n"
-    "  wrappers: [{name: ClipReward, kwargs: {min_reward: -1}}]\n"
-    "ppo:\n  learning_rate: 3e-4\n  minibatch_size: 64\n  target_kl: null\n"
-    "policy:\n  hidden_sizes: [64, 64]\n  activation: tanh\nrun:\n  name: x\n  seed: 3\n"
-)
+CONFIG = {
+    "env": {
+        "id": "CartPole-v1",
+        "num_envs": 4,
+        "kwargs": {"gravity": 9.8, "name": "a"},
+        "wrappers": [{"name": "ClipReward", "kwargs": {}}],
+    },
+    "ppo": {"learning_rate": 3e-4, "minibatch_size": 64, "target_kl": None},
+    "policy": {"hidden_sizes": [64, 64], "activation": "tanh"},
+    "run": {"name": "x", "seed": 3},
+}
 
 
+@dataclass(frozen=True)
 class Format:
-    """One kind of file: how to change it, and how it is opened. `change` returns whether the result must be refused."""
+    """One kind of file: how to change it, and how to open it. `change` returns whether the result must be refused."""
 
-    def __init__(self, name: str, change: Callable[[random.Random, int], bool], opened: Callable[[], Any]) -> None:
-        self.name, self.change, self.opened = name, change, opened
+    name: str
+    change: Callable[[random.Random, int], bool]
+    open: Callable[[], Any]
 
 
 def _tensor_format(name: str, genuine: Path, path: Path, opened: Callable[[Path], Any]) -> Format:
@@ -162,7 +166,7 @@ def _tensor_format(name: str, genuine: Path, path: Path, opened: Callable[[Path]
         kind = number % 4
         if kind == 0:
             mutant = edit_bytes(blob, rng)
-        elif kind == 1:  # the header's text, under a right checksum
+        elif kind == 1:  # the header's text, with a valid checksum
             text = edit_bytes(blob[8 + HEAD : header], rng)
             mutant = signed((blob[8 : 8 + HEAD] + text).decode("utf-8", "replace"), data)
         elif kind == 2:
@@ -203,38 +207,26 @@ def _checkpoint_format(genuine: Path, path: Path) -> Format:
     return Format("checkpoint", change, lambda: TrainingCheckpointer(path.parent).load(path))
 
 
-def _config_format(path: Path) -> Format:
-    import yaml
-
-    from inchworm.config.sections import TrainingConfig
-
-    data = yaml.safe_load(YAML)
+def _text_format(name: str, path: Path, data: Any, dump: Callable[[Any], str], opened: Callable[[Path], Any]) -> Format:
+    """A format without a checksum: text that `dump` makes of plain data."""
+    text = dump(data).encode()
 
     def change(rng: random.Random, number: int) -> bool:
-        path.write_bytes(edit_bytes(YAML.encode(), rng) if number % 2 else yaml.safe_dump(edit_meaning(data, rng)).encode())
+        path.write_bytes(edit_bytes(text, rng) if number % 2 else dump(edit_meaning(data, rng)).encode())
         return False
 
-    return Format("config", change, lambda: TrainingConfig.from_yaml(path))
-
-
-def _replay_format(path: Path) -> Format:
-    from doubles.replays import small_replay
-    from inchworm.worlds.replay import load_replay, replay_page
-
-    data = small_replay()
-    blob = json.dumps(data).encode()
-
-    def change(rng: random.Random, number: int) -> bool:
-        path.write_bytes(edit_bytes(blob, rng) if number % 2 else json.dumps(edit_meaning(data, rng)).encode())
-        return False
-
-    return Format("replay", change, lambda: replay_page(load_replay(path)))
+    return Format(name, change, lambda: opened(path))
 
 
 def formats(scratch: Path) -> list[Format]:
-    """Every format that is read."""
+    """All file formats."""
+    import yaml
+
+    from doubles.replays import small_replay
+    from inchworm.config.sections import TrainingConfig
     from inchworm.policy.file import load_policy
     from inchworm.rollout.rollout import Rollout
+    from inchworm.worlds.replay import load_replay, replay_page
 
     genuine = make_genuine(scratch / "genuine")
     run = genuine / "runs" / "good"
@@ -242,8 +234,8 @@ def formats(scratch: Path) -> list[Format]:
         _tensor_format("policy", run / "policy.safetensors", scratch / "policy", lambda path: load_policy(path, "numpy")),
         _tensor_format("rollout", genuine / "rollout.safetensors", scratch / "rollout", Rollout.load),
         _checkpoint_format(newest_checkpoint(run), scratch / "copy" / newest_checkpoint(run).name),
-        _config_format(scratch / "config.yaml"),
-        _replay_format(scratch / "replay.json"),
+        _text_format("config", scratch / "config.yaml", CONFIG, yaml.safe_dump, TrainingConfig.from_yaml),
+        _text_format("replay", scratch / "replay.json", small_replay(), json.dumps, lambda path: replay_page(load_replay(path))),
     ]
 
 
@@ -254,6 +246,8 @@ def mutants(work: Work) -> Outcome:
     Must: only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken.
     `count` mutants of each format, in this process.
     """
+    from inchworm.core.errors import ConfigError, CorruptFileError
+
     outcome, taken = Outcome(), {}
     kinds = formats(work.scratch)
     slowest = 0.0
@@ -262,8 +256,20 @@ def mutants(work: Work) -> Outcome:
         rng, loaded = random.Random(f"{work.seed}/{kind.name}"), 0
         for number in range(work.count):
             next(numbers)
-            wrong, seconds, is_loaded = _open_mutant(kind, rng, number, work)
-            slowest, loaded = max(slowest, seconds), loaded + is_loaded
+            must_fail = kind.change(rng, number)
+            began, wrong = time.process_time(), ""
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    kind.open()
+                    loaded += 1
+                    wrong = "it was changed but accepted" if must_fail else ""
+                except Exception as error:
+                    if not isinstance(error, ConfigError if kind.name == "config" else CorruptFileError):
+                        wrong = f"{type(error).__name__}: {error}"
+            seconds = time.process_time() - began
+            wrong = wrong or (f"it took {seconds:.1f} s" if work.late(seconds, MUTANT_SECONDS) else "")
+            slowest = max(slowest, seconds)
             outcome.check(not wrong, f"{kind.name}, mutant {number}: {wrong}")
         taken[kind.name] = loaded
     _headers(outcome, work)
@@ -275,29 +281,8 @@ def mutants(work: Work) -> Outcome:
     return outcome
 
 
-def _open_mutant(kind: Format, rng: random.Random, number: int, work: Work) -> tuple[str, float, bool]:
-    from inchworm.core.errors import ConfigError, CorruptFileError
-
-    must_fail = kind.change(rng, number)
-    began, wrong, loaded = time.process_time(), "", False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            kind.opened()
-            loaded = True
-            wrong = "it was changed, and taken" if must_fail else ""
-        except (CorruptFileError, ConfigError) as error:
-            wrong = "" if isinstance(error, ConfigError) == (kind.name == "config") else f"{type(error).__name__}: {error}"
-        except FileNotFoundError as error:
-            wrong = f"FileNotFoundError: {error}"
-        except Exception as error:  # any other is what this looks for
-            wrong = f"{type(error).__name__}: {error}"
-    seconds = time.process_time() - began
-    return wrong or (f"it took {seconds:.1f} s" if work.late(seconds, MUTANT_SECONDS) else ""), seconds, loaded
-
-
 def _headers(outcome: Outcome, work: Work) -> None:
-    """Headers of any shape, by Hypothesis, under a right checksum."""
+    """Headers of any shape, by Hypothesis, with a valid checksum."""
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 

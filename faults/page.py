@@ -8,7 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from faults.programme import ROOT, Procedure, load_all
+from faults.programme import ROOT, Procedure
 from inchworm.core.tensor_file import write_atomically
 from inchworm.run.directory import versions
 
@@ -42,11 +42,6 @@ def read_all(directory: Path = RESULTS) -> dict[str, dict[str, Found]]:
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))}
 
 
-def write_page() -> None:
-    """Write the page from the stored results."""
-    PAGE.write_text(page_text(load_all(), read_all()), encoding="utf-8")
-
-
 def cell(text: str) -> str:
     """Text for a cell of a table, without markup."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;").split())
@@ -66,7 +61,16 @@ def page_text(procedures: dict[str, Procedure], kept: dict[str, dict[str, Found]
         else:
             count = f"{found['count']:,}" + ("" if found["count"] >= entry.full else f" (reduced; full: {entry.full:,})")
             lines.append(f"{row} {_score(found)} | {count} | {'✓' if found['passed'] == found['total'] > 0 else '**short**'} |")
-    lines += ["", *_peers(procedures, kept), "## Figures", ""]
+    rows = []
+    for id, entry in procedures.items():
+        for name, found in kept.get(id, {}).items():
+            if name != OURS:
+                figures = [f"{figure}: {value}" for figure, value in found["figures"].items()]
+                seen = cell("; ".join([*figures, *found["notes"], *found["failures"][:1]]))
+                score = _score(kept[id].get(OURS, {}))
+                rows.append(f"| {id} {cell(entry.title)} | {score} | {cell(name)}: {_score(found)} | {seen} |")
+    head = ["", "## The same procedures on a peer", "", "| | inchworm | peer | what was seen with the peer |", "|---|---|---|---|"]
+    lines += [*(head if rows else []), *rows, "", "## Figures", ""]
     for id, found in ours.items():
         parts = [f"{name} {value}" for name, value in found.get("figures", {}).items()] + list(found.get("notes", ()))
         if parts:
@@ -82,16 +86,3 @@ def page_text(procedures: dict[str, Procedure], kept: dict[str, dict[str, Found]
 
 def _score(found: Found) -> str:
     return f"{found['passed']:,} of {found['total']:,}" if "passed" in found else "not measured"
-
-
-def _peers(procedures: dict[str, Procedure], kept: dict[str, dict[str, Found]]) -> list[str]:
-    rows = []
-    for id, entry in procedures.items():
-        for name, found in kept.get(id, {}).items():
-            if name != OURS:
-                figures = [f"{figure}: {value}" for figure, value in found["figures"].items()]
-                seen = cell("; ".join([*figures, *found["notes"], *found["failures"][:1]]))
-                ours = _score(kept[id].get(OURS, {}))
-                rows.append(f"| {id} {cell(entry.title)} | {ours} | {cell(name)}: {_score(found)} | {seen} |")
-    head = ["## The same procedures on a peer", "", "| | inchworm | peer | what was seen with the peer |", "|---|---|---|---|"]
-    return [*head, *rows, ""] if rows else []

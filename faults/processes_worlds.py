@@ -1,7 +1,7 @@
-"""Environments that misbehave. They are deterministic (CartPole's numbers); arguments or variables set when and how they misbehave.
+"""CartPole environments that fail at a given moment, set by arguments or environment variables.
 
-A worker imports this module, so it is small. A misdeed that must happen once in a whole run is claimed by making a file: whoever
-makes it misbehaves, and says in the file who it was.
+A worker imports this module, so it is small. For a fault that must happen once in a run, the process that creates a marker file has the
+fault, and writes its process id into the file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -31,7 +32,7 @@ _beats: mmap.mmap | None = None
 
 
 class Pole(CartPoleEnv):
-    """CartPole that can take its time, count its steps where others see it, and die, all as the process' variables say."""
+    """CartPole that can be slow, publish its step count and die, depending on environment variables."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Pole(CartPoleEnv):
             _do(self._misdeed)
 
     def step(self, action: Any) -> Any:
-        """CartPole's step, after whatever is due before it."""
+        """CartPole's step, after a wait and a possible fault."""
         _beat(inside=True)
         if self._wait:
             time.sleep(self._wait)
@@ -54,7 +55,7 @@ class Pole(CartPoleEnv):
 
 
 def _beat(*, inside: bool) -> None:
-    """Count a step of this process in a file that the procedure looks at, and say whether one is under way."""
+    """Write the step count of this process, and whether a step is running, to a file that the procedure reads."""
     global _steps, _beats
     _steps += inside
     if BEATS not in os.environ:
@@ -68,7 +69,7 @@ def _beat(*, inside: bool) -> None:
 
 
 def claim(path: str | Path, who: str = "") -> bool:
-    """Whether we are the first to ask for this file."""
+    """Create a file; whether this process was the first."""
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         os.write(descriptor, who.encode())
@@ -78,7 +79,7 @@ def claim(path: str | Path, who: str = "") -> bool:
 
 
 def _do(misdeed: str) -> None:
-    """Die in the named way: once in a run, or always. Only in a worker: the trainer's own copies live."""
+    """Die in the named way, once in a run or always, if this process is a worker."""
     if "inchworm.env.workers.program" not in " ".join(sys.orig_argv):
         return
     kind = misdeed.removeprefix("always-")
@@ -99,7 +100,7 @@ def _do(misdeed: str) -> None:
 
 
 class Unpicklable(Exception):
-    """An error that no pickle takes: it holds a lock, and its class asks for two arguments."""
+    """An error that cannot be pickled: it holds a lock, and its class takes two arguments."""
 
     def __init__(self, text: str, lock: Any) -> None:
         super().__init__(text)
@@ -126,9 +127,9 @@ def the_error(kind: str) -> BaseException:
 
 
 class Wrong(CartPoleEnv):
-    """Does something wrong (`raise` an error of a kind, or hang in a manner) in one place: constructor, reset, step or close.
+    """Fails (raises an error of a kind, or hangs in a manner) in one place: constructor, reset, step or close.
 
-    The second world of a worker does it, if it can claim `mark`; with `again` it does it whether it is the first or not.
+    The second environment of a worker fails if it can create `mark`; with `again` it always fails.
     """
 
     def __init__(self, place: str, deed: str, kind: str, mark: str, again: bool = False) -> None:
@@ -140,14 +141,14 @@ class Wrong(CartPoleEnv):
         self._maybe("constructor")
 
     def reset(self, **arguments: Any) -> Any:
-        """CartPole's, or wrong from the second on: the first is the library's look at the world."""
+        """May fail from the second reset on: the first is the library's check of the environment."""
         self._resets += 1
         if self._resets >= 2:
             self._maybe("reset")
         return super().reset(**arguments)
 
     def step(self, action: Any) -> Any:
-        """CartPole's, or wrong at the third step."""
+        """May fail from the third step on."""
         self._taken += 1
         if self._taken >= 3:
             self._maybe("step")
@@ -179,22 +180,14 @@ def _hang(manner: str) -> None:
         pass
 
 
-class Big(CartPoleEnv):
-    """CartPole with an observation of 256 kB, most of it zeros: rows that a small /dev/shm has no room for."""
+class Big(gym.ObservationWrapper[Any, Any, Any]):
+    """CartPole with an observation of 256 kB, most of it zeros: rows that do not fit in a small /dev/shm."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(CartPoleEnv())
         self.observation_space = spaces.Box(-np.inf, np.inf, (1 << 16,), np.float32)
 
-    def reset(self, **arguments: Any) -> Any:
-        observation, info = super().reset(**arguments)
-        return self._padded(observation), info
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return (self._padded(observation), *rest)
-
-    def _padded(self, observation: np.ndarray) -> np.ndarray:
-        padded = np.zeros(1 << 16, np.float32)  # [262144]
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        padded = np.zeros(1 << 16, np.float32)
         padded[:4] = observation
         return padded

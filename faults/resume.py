@@ -10,6 +10,7 @@ from typing import Any
 
 from faults import runs
 from faults.programme import Outcome, Work, procedure
+from inchworm.core.protocols import Callback
 
 UPDATES = 21
 """Updates of a whole run, after which its callback stops it; the schedules follow a longer plan."""
@@ -38,18 +39,12 @@ def settings(world: str, backend: str, *, seed: int = 3, **run: Any) -> dict[str
     }
 
 
-class Rule:
+class Rule(Callback):
     """A callback with state: it widens the start whenever returns have not risen, and stops the run after some updates."""
 
     def __init__(self, trainer: Any, updates: int = UPDATES) -> None:
         self._trainer, self._updates = trainer, updates
         self.best, self.seen, self.level = -1e9, 0, 0
-
-    def on_train_start(self, state: Any) -> None:
-        pass
-
-    def on_rollout(self, state: Any, rollout: Any) -> None:
-        pass
 
     def on_iteration(self, state: Any, metrics: Mapping[str, float]) -> bool:
         self.seen += 1
@@ -64,9 +59,6 @@ class Rule:
             self._trainer.env.set_reset_options(options)
         state.metrics["rule/level"] = float(self.level)
         return self.seen < self._updates
-
-    def on_train_end(self, state: Any) -> None:
-        pass
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "seen": self.seen, "level": self.level}

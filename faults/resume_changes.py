@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from faults import runs
-from faults.everyday_cases import FIELDS, Field
+from faults.everyday_cases import FIELDS
 from faults.programme import Outcome, Work, procedure
 from faults.resume import Rule, flags, settings, train
 from faults.runs import RUN, differences, fingerprint
@@ -133,20 +133,6 @@ def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, h
     return train_and_draw(directory, data, resume=True)
 
 
-def judge(found: Any, expected: Mapping[str, str], warned: bool) -> str:
-    """What a change led to: refused, other numbers, another later state, a warning, or nothing."""
-    if isinstance(found, Exception):
-        from inchworm.core.errors import InchwormError
-
-        return "refused" if isinstance(found, InchwormError) else "refused by an error that is not ours"
-    differ = set(differences(found, expected).split(", ")) - {""}
-    if differ & {"metrics.jsonl", "policy.safetensors", "best_policy.safetensors"}:
-        return "other numbers"
-    if differ - {"loaded"}:
-        return "another later state"
-    return "a warning that it is not bit for bit" if warned else "taken over" if differ else "nothing"
-
-
 @procedure("F2", full=100, test=5)
 def every_leaf(work: Work) -> Outcome:
     """Every value in a checkpoint changed, one at a time.
@@ -156,6 +142,7 @@ def every_leaf(work: Work) -> Outcome:
     """
     import torch
 
+    from inchworm.core.errors import InchwormError
     from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.run.directory import NotExactWarning
 
@@ -187,7 +174,15 @@ def every_leaf(work: Work) -> Outcome:
                         found = error
                 warned = any(issubclass(entry.category, NotExactWarning) for entry in caught)
                 shutil.rmtree(directory, ignore_errors=True)
-                what, name = judge(found, expected, warned), "/".join(map(str, path[1:]))
+                name, differ = "/".join(map(str, path[1:])), set[str]()
+                if isinstance(found, Exception):
+                    what = "refused" if isinstance(found, InchwormError) else "refused by an error that is not ours"
+                else:
+                    differ = set(differences(found, expected).split(", ")) - {""}
+                    taken = "taken over" if differ else "nothing"
+                    what = "another later state" if differ - {"loaded"} else "a warning that it is not bit for bit" if warned else taken
+                if differ & {"metrics.jsonl", "policy.safetensors", "best_policy.safetensors"}:
+                    what = "other numbers"
                 kinds[what] += 1
                 if what == "refused by an error that is not ours":
                     foreign.append(f"{name} {how}: {type(found).__name__}: {str(found)[:80]}")
@@ -209,16 +204,6 @@ UNLIKE = {"env.atari", "env.help_workers", "opponent.mode", "policy.central_crit
 """Fields of which this world has no other value that could be run, or that say where the run is."""
 OTHERS: dict[str, Any] = {"torch": "1.0.0", "numpy": "1.0.0", "python": "3.0.0", "gymnasium": "0.1", "cpu": "another", "simd": "NONE"}
 """What a manifest may say of the machine, each with something else."""
-
-
-def another(field: Field, now: Any) -> Any:
-    """A value that the field may have and has not."""
-    if field.kind == "bool":
-        return not now
-    choices = [value for value in (*field.usual, *field.options) if value not in (now, None)]
-    if choices:
-        return choices[0]
-    return None if now is not None else 5
 
 
 def load_problem(directory: Path, data: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -250,7 +235,9 @@ def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str
     for number in work.each(min(work.count, len(names))):
         name = names[number * len(names) // min(work.count, len(names))]
         section, key = name.split(".")
-        value = another(FIELDS[name], whole[section][key])
+        field, now = FIELDS[name], whole[section][key]
+        choices = [not now] if field.kind == "bool" else [each for each in (*field.usual, *field.options) if each not in (now, None)]
+        value = choices[0] if choices else None if now is not None else 5
         changed = {**whole, section: {**whole[section], key: value}}
         if name == "ppo.minibatch_size":
             changed["ppo"]["num_minibatches"] = None
@@ -260,7 +247,7 @@ def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str
         before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "lock"}
         kept = all((directory / path.relative_to(stopped)).read_bytes() == content for path, content in before.items())
         shutil.rmtree(directory)
-        line = f"{name}: {whole[section][key]} → {value}"
+        line = f"{name}: {now} → {value}"
         if name in FREE_FIELDS:
             fine, what = not message, "free"
         elif name in BIT_FIELDS:

@@ -271,13 +271,10 @@ def status_number(pid: int, name: str) -> int:
 
 def shared_names() -> set[str]:
     """Names in /dev/shm, without those of libfaketime, of this programme and of other running processes."""
-
-    def belongs_to_another(pid: int) -> bool:
-        return not is_gone(pid) and pid not in (1, os.getpid())
-
     names = {entry.name for entry in SHARED.iterdir()} if SHARED.is_dir() else set()
     names = {name for name in names if "faketime" not in name and not name.startswith("faults-")}
-    return {name for name in names if not any(belongs_to_another(int(part)) for part in re.findall(r"\d{3,}", name))}
+    others = {name for name in names for pid in map(int, re.findall(r"\d{3,}", name)) if not is_gone(pid) and pid not in (1, os.getpid())}
+    return names - others
 
 
 def wait_for(condition: Callable[[], object], seconds: float, every: float = 0.002) -> float | None:
