@@ -10,21 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optree
+from gymnasium import spaces
 
 from faults.programme import Outcome, Work, benchmark, procedure
 from faults.right_worlds import advantage_sum
+from inchworm import PPOTrainer
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.registry import compute_advantages, make_learner, make_policy
+from inchworm.config.sections import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import BadNumberError
+from inchworm.core.tensor_file import read_tensor_file
+from inchworm.core.types import Minibatch
+from inchworm.policy.file import read_policy
+from inchworm.policy.spec import PolicySpec
+from inchworm.policy.statistics import RunningMeanStd
+from inchworm.rollout.rollout import Rollout
+from inchworm.run.checkpoint import TrainingCheckpointer
 
 BACKENDS = ("numpy", "torch")
 
 
 def make_parts(backend: str, *, dump: Path | None = None, **options: Any) -> tuple[Any, Any]:
     """A small policy and its learner; options are the spaces, fields of `policy`, and fields of PPOConfig."""
-    from gymnasium import spaces
-
-    from inchworm.backends.registry import make_learner, make_policy
-    from inchworm.config.sections import PolicyConfig, PPOConfig, RunConfig, TrainingConfig
-    from inchworm.policy.spec import PolicySpec
-
     observation_space = options.pop("observation_space", spaces.Box(-2.0, 2.0, (3,), np.float32))
     action_space = options.pop("action_space", spaces.Discrete(3))
     spec = PolicySpec(observation_space, action_space, PolicyConfig(hidden_sizes=(8,), **options.pop("policy", {})))
@@ -35,10 +43,6 @@ def make_parts(backend: str, *, dump: Path | None = None, **options: Any) -> tup
 
 def make_rollout(policy: Any, steps: int, lanes: int, *, seed: int = 0, **fields: Any) -> Any:
     """Random observations with the policy's own actions; nothing ends unless `fields` say so."""
-    import optree
-
-    from inchworm.rollout.rollout import Rollout
-
     rng = np.random.default_rng(seed)
     space = policy.spec.observation_space
     whole = fields.pop("observations", None)
@@ -59,8 +63,6 @@ def make_rollout(policy: Any, steps: int, lanes: int, *, seed: int = 0, **fields
 
 def arrays_of(policy: Any, learner: Any) -> list[np.ndarray]:
     """Everything that a step moves."""
-    import optree
-
     return [np.array(leaf) for leaf in optree.tree_leaves([policy.get_weights(), learner.state_dict()["moments"]])]
 
 
@@ -107,9 +109,6 @@ def bad_losses(work: Work) -> Outcome:
 
 
 def _spoiled(backend: str, how: str, dump: Path) -> Iterator[tuple[str, bool]]:
-    from inchworm.core.errors import BadNumberError
-    from inchworm.core.tensor_file import read_tensor_file
-
     policy, learner = make_parts(backend, dump=dump)
     learner.update(make_rollout(policy, 8, 3), [spoiling(backend, how, set())])
     before = arrays_of(policy, learner)
@@ -133,22 +132,15 @@ def _spoiled(backend: str, how: str, dump: Path) -> Iterator[tuple[str, bool]]:
 
 def _overflow(backend: str, rate: float, directory: Path) -> str:
     """Train with a rate at which weights overflow: it must stop, and no file may contain such a weight."""
-    from inchworm import PPOTrainer
-    from inchworm.config.sections import PPOConfig, RunConfig, TrainingConfig
-    from inchworm.core.errors import BadNumberError
-    from inchworm.policy.file import read_policy
-    from inchworm.run.checkpoint import TrainingCheckpointer
-
     ppo = PPOConfig(learning_rate=rate, rollout_steps=16, num_minibatches=1, update_epochs=1, max_grad_norm=None)
     config = TrainingConfig(ppo=ppo, run=RunConfig(backend=backend, checkpoint_interval=1, total_timesteps=640))  # type: ignore[arg-type]
     stopped = ""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, run_dir=directory) as trainer:
-            try:
-                trainer.train(custom_loss_fns=())
-            except BadNumberError as error:
-                stopped = str(error)
+    trainer = PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, run_dir=directory)
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), trainer:
+        try:
+            trainer.train(custom_loss_fns=())
+        except BadNumberError as error:
+            stopped = str(error)
     weights = [read_policy(path)[1] for path in directory.glob("*.safetensors") if "policy" in path.name]
     weights += [TrainingCheckpointer(path.parent).load(path).state["weights"] for path in (directory / "checkpoints").glob("step-*")]
     saved = all(np.isfinite(array).all() for each in weights for array in each.values())
@@ -179,8 +171,6 @@ Law = Callable[[Any], bool] | None
 
 
 def _edges() -> Iterator[tuple[str, dict[str, Any], tuple[int, int], dict[str, Any], Law]]:
-    from gymnasium import spaces
-
     def ends(steps: int, lanes: int, *rows: int) -> np.ndarray:
         flags = np.zeros((steps, lanes), bool)
         flags[list(rows)] = True
@@ -219,13 +209,8 @@ def _edges() -> Iterator[tuple[str, dict[str, Any], tuple[int, int], dict[str, A
 
 
 def _at_edge(backend: str, parts: dict[str, Any], shape: tuple[int, int], fields: dict[str, Any], law: Law) -> str:
-    from inchworm.backends.numpy.policy import NumpyPolicy
-    from inchworm.backends.registry import compute_advantages
-    from inchworm.core.types import Minibatch
-
     policy, learner = make_parts(backend, **parts)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
         rollout = make_rollout(policy, *shape, **{name: value for name, value in fields.items() if not isinstance(value, str)})
         if "log_probs" in fields:  # the log-probs that the policy gives these actions now
             flat = np.zeros_like(rollout.rewards)
@@ -257,8 +242,6 @@ def normalizers(work: Work) -> Outcome:
     Must: relative error at most 1e-6; merged against one by one at most 1e-12 at an offset of 100 (any order at 1e6: 1e-11).
     Chunks that represent 1e9 samples, merged in several orders, against fractions; and a stream in pieces against the whole.
     """
-    from inchworm.policy.statistics import RunningMeanStd
-
     outcome = Outcome()
     worst = worst_order = worst_stream = 0.0
     for number in work.each():

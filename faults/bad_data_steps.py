@@ -9,11 +9,19 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
+import optree
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from faults.programme import Outcome, Work, procedure
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config.sections import PolicyConfig
+from inchworm.core.errors import InchwormError
 from inchworm.core.seeding import episode_seed
+from inchworm.env.source import make_vector_env
+from inchworm.policy.file import fingerprint
+from inchworm.policy.spec import PolicySpec
 
 SEED, LANE, LANES, STEP = 7, 1, 3, 12
 """The fault is in lane 1 of 3, at step 12 of its first episode."""
@@ -196,12 +204,6 @@ def wrong_steps(work: Work) -> Outcome:
 
 
 def _collector(case: str, layout: int | str) -> Any:
-    from inchworm.backends.numpy.policy import NumpyPolicy
-    from inchworm.collect.collector import RolloutCollector
-    from inchworm.config.sections import PolicyConfig
-    from inchworm.env.source import make_vector_env
-    from inchworm.policy.spec import PolicySpec
-
     if layout == "batched":
         env = make_vector_env(SpoiledVector(case), seed=SEED)
     else:
@@ -211,22 +213,16 @@ def _collector(case: str, layout: int | str) -> Any:
 
 
 def _content(rollout: Any) -> list[bytes]:
-    import optree
-
     return [leaf.tobytes() for name in ("observations", "rewards", "actions") for leaf in optree.tree_leaves(rollout[name])]
 
 
 def _refused(case: str, layout: int | str) -> str:
     """What is wrong with how a case is refused; empty if nothing."""
-    from inchworm.core.errors import InchwormError
-    from inchworm.policy.file import fingerprint
-
     words = BATCHED[case][2] if layout == "batched" else (f"lane {LANE}", *CASES[case][1])
     is_number = layout == "batched" and isinstance(BATCHED[case][1], float)
     collector = _collector(case, layout)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             first = collector.collect(8)
             kept, before = _content(first), fingerprint(collector.policy.get_weights())
             try:
@@ -254,8 +250,7 @@ def _accepted(case: str, layout: int) -> str:
     """What is wrong with how an unusual but valid step is handled; empty if nothing."""
     collector = _collector(case, layout)
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("default")
+        with warnings.catch_warnings(record=True, action="default") as caught:
             rollout = collector.collect(16)
     finally:
         collector.close()

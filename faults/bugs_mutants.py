@@ -16,61 +16,49 @@ from typing import Any
 SURVIVORS = Path(__file__).with_name("bugs_survivors.json")
 """Module -> key of a mutant -> why no test needs to notice it."""
 
-CONFORMANCE = "conformance/test_"
-RESUME = ("run/test_saver.py", "train/test_trainer.py", "cli/test_train.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long")
-KILLED = "env/workers/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
-TESTS: dict[str, tuple[str, ...]] = {
+_TESTS = {
     "backends/numpy/gae.py": (
-        "conformance/test_gae.py",
-        "backends/numpy/test_gae.py",
-        "backends/test_registry.py",
-        "conformance/test_central.py",
-        "collect/test_teams.py",
+        "conformance/test_gae.py backends/numpy/test_gae.py backends/test_registry.py conformance/test_central.py collect/test_teams.py"
     ),
-    "backends/torch/gae.py": ("conformance/test_gae.py", "backends/torch/test_gae.py", "backends/test_registry.py"),
+    "backends/torch/gae.py": "conformance/test_gae.py backends/torch/test_gae.py backends/test_registry.py",
     "backends/numpy/loss.py": (
-        "conformance/test_loss.py",
-        "backends/numpy/test_loss.py",
-        "conformance/test_learner.py::test_every_option_gives_equal_weights",
-        "conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights",
+        "conformance/test_loss.py backends/numpy/test_loss.py conformance/test_learner.py::test_every_option_gives_equal_weights "
+        "conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights"
     ),
-    "backends/torch/loss.py": ("conformance/test_loss.py", "backends/torch/test_loss.py"),
+    "backends/torch/loss.py": "conformance/test_loss.py backends/torch/test_loss.py",
     "backends/numpy/distributions.py": (
-        "backends/numpy/test_distributions.py",
-        "conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights",
-        "conformance/test_distributions.py",
-        "conformance/test_policy.py",
-        "conformance/test_ratio.py",
+        "backends/numpy/test_distributions.py conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights "
+        "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py"
     ),
-    "backends/torch/distributions.py": ("conformance/test_distributions.py", "conformance/test_policy.py", "conformance/test_ratio.py"),
-    "env/action_masks.py": ("env/test_action_masks.py", "env/test_cross_product.py"),
-    "policy/statistics.py": (
-        "policy/test_statistics.py",
-        "conformance/test_policy.py",
-        "backends/torch/test_normalizers.py",
-    ),
-    "backends/learner.py": ("backends/test_learner.py",),
+    "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
+    "env/action_masks.py": "env/test_action_masks.py env/test_cross_product.py",
+    "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_normalizers.py",
+    "backends/learner.py": "backends/test_learner.py",
     "rollout/sequences.py": (
-        "rollout/test_sequences.py",
-        "backends/torch/test_minibatches.py",
-        "conformance/test_central.py",
-        "backends/torch/test_central.py",
-        "policy/test_spec.py",
+        "rollout/test_sequences.py backends/torch/test_minibatches.py conformance/test_central.py backends/torch/test_central.py "
+        "policy/test_spec.py"
     ),
-    "policy/memory.py": ("policy/test_memory.py", "conformance/test_memory.py"),
-    "backends/numpy/memory.py": ("conformance/test_memory.py", "policy/test_memory.py"),
-    "backends/torch/memory.py": ("backends/torch/test_memory.py", "conformance/test_memory.py", "train/test_memory.py"),
-    "backends/numpy/policy.py": ("conformance/test_central.py", "policy/test_spec.py"),
-    "backends/torch/network.py": ("conformance/test_central.py", "backends/torch/test_central.py"),
-    "backends/composite.py": ("backends/test_composite.py", "policy/test_composite.py"),
-    "env/pettingzoo_copy.py": ("env/test_pettingzoo_copy.py", "collect/test_teams.py", "env/workers/test_pool.py"),
-    "collect/opponents.py": ("collect/test_opponents.py", "collect/test_teams.py", "collect/test_actors.py"),
-    "collect/collector.py": ("collect/test_collector.py", "collect/test_teams.py"),
-    "run/checkpoint.py": ("run/test_checkpoint.py", "run/test_saver.py"),
-    "run/saver.py": (*RESUME, "run/test_saver.py"),
-    "env/episodes.py": ("env/test_episodes.py", "env/test_vector_env.py", KILLED),
-    "core/seeding.py": ("core/test_seeding.py",),
+    "policy/memory.py": "policy/test_memory.py conformance/test_memory.py",
+    "backends/numpy/memory.py": "conformance/test_memory.py policy/test_memory.py",
+    "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_memory.py",
+    "backends/numpy/policy.py": "conformance/test_central.py policy/test_spec.py",
+    "backends/torch/network.py": "conformance/test_central.py backends/torch/test_central.py",
+    "backends/composite.py": "backends/test_composite.py policy/test_composite.py",
+    "env/pettingzoo_copy.py": "env/test_pettingzoo_copy.py collect/test_teams.py env/workers/test_pool.py",
+    "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py collect/test_actors.py",
+    "collect/collector.py": "collect/test_collector.py collect/test_teams.py",
+    "run/checkpoint.py": "run/test_checkpoint.py run/test_saver.py",
+    "run/saver.py": (
+        "run/test_saver.py train/test_trainer.py cli/test_train.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long "
+        "run/test_saver.py"
+    ),
+    "env/episodes.py": (
+        "env/test_episodes.py env/test_vector_env.py "
+        "env/workers/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"
+    ),
+    "core/seeding.py": "core/test_seeding.py",
 }
+TESTS = {module: tuple(tests.split()) for module, tests in _TESTS.items()}
 """Module -> the test files that concern it, the quickest to judge first."""
 
 ONLY = {"collect/collector.py": ("state_dict", "load_state_dict")}

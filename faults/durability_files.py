@@ -27,6 +27,8 @@ from faults import runs
 from faults.durability_points import policy_of, save_policy_file, state_of
 from faults.durability_strace import run_forked
 from faults.programme import Outcome, Work, procedure
+from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.tensor_file import read_tensor_file
 from inchworm.core.trees import unflatten_tree
@@ -37,6 +39,7 @@ from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.file import VERSION as ROLLOUT_VERSION
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.train.trainer import PPOTrainer
 
 ZEROED = 512
 FILE_KINDS = ("bit flip", "truncation", "512 zeroed bytes", "bytes added", "file removed")
@@ -94,8 +97,7 @@ class Checkpoints:
         for name, content in changed.items():
             put(self._newest / name, content)
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 found = self._checkpointer.load()
         finally:
             for name in changed:
@@ -149,9 +151,6 @@ class SingleFile:
 
 def single_files(scratch: Path) -> list[SingleFile]:
     """A rollout and a policy, each with a sibling."""
-    from inchworm.backends.numpy.policy import NumpyPolicy
-    from inchworm.config.sections import PolicyConfig
-
     env = gymnasium.make("CartPole-v1")
     spec = PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(4,), normalize_observations=True))
     weights = NumpyPolicy(spec, seed=0).get_weights()
@@ -243,8 +242,7 @@ def read_while_written(work: Work) -> Outcome:
                 for number in here.each():
                     problem = ""
                     try:
-                        with warnings.catch_warnings():
-                            warnings.simplefilter("error")
+                        with warnings.catch_warnings(action="error"):
                             seen.add(load(directory))
                     except (CorruptFileError, OSError, UserWarning, ValueError) as error:
                         problem = f"{kind}, load {number}: {type(error).__name__}: {error}"
@@ -327,8 +325,7 @@ def golden(work: Work) -> Outcome:
                 outcome.check("version" in str(error), f"the {name} of {path.name}: {error}")
             else:
                 outcome.check(found == expected[name], f"the {name} of {path.name} loads with another content")
-        with _trainer() as trainer, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns, rightly, that the machine is another
+        with _trainer() as trainer, warnings.catch_warnings(action="ignore"):
             trainer.load_checkpoint(copy / "checkpoints")
             before = trainer.total_timesteps
             trainer.learn(trainer.collect_rollouts())
@@ -339,9 +336,6 @@ def golden(work: Work) -> Outcome:
 
 
 def _trainer() -> Any:
-    from inchworm.config.sections import PolicyConfig, PPOConfig
-    from inchworm.train.trainer import PPOTrainer
-
     policy = PolicyConfig(hidden_sizes=(4,), normalize_observations=True, normalize_values=True)
     ppo = PPOConfig(rollout_steps=8, num_minibatches=1, update_epochs=1)
     return PPOTrainer(policy, "CartPole-v1", ppo, num_envs=2, backend="numpy")

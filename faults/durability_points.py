@@ -73,8 +73,7 @@ def writer(directory: Path, states: int) -> Callable[[], int]:
             notes["begun"] = step
             os.pwrite(descriptor, json.dumps(notes).encode().ljust(8000), 0)
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     save(directory, step)
                 notes["saved"] = step
             except (OSError, InchwormError) as error:
@@ -98,8 +97,7 @@ def writer_points(work: Work, states: int) -> list[Point]:
 def newest_problem(directory: Path, saved: int, begun: int, *, policy: bool = True) -> str:
     """What is wrong with the newest checkpoint and policy file: they must be intact, of a step from the last saved to the last begun."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             checkpoint = TrainingCheckpointer(directory / CHECKPOINTS).load()
     except FileNotFoundError:
         return "" if saved == 0 else f"there is no checkpoint although {saved} had been saved"

@@ -22,6 +22,10 @@ import numpy as np
 
 from faults.everyday_cases import FIELDS, OTHERS, Case, put, random_case, says_what_is_allowed, valid_data, written
 from faults.programme import Outcome, Work, child_environment, procedure
+from inchworm.cli.main import main as command_line
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError
+from inchworm.train.trainer import PPOTrainer
 
 MEMORY = 6 << 30
 """What the process may map: a config that asks for a hundred times that must not take the machine with it."""
@@ -29,32 +33,22 @@ MEMORY = 6 << 30
 
 def main() -> None:
     """Run the command once on a missing file, so that its imports are not timed, and then on each file."""
-    from inchworm.cli.main import main as command_line
-
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    answer(command_line, ["train", "--config", "there-is-none.yaml"])
-    for path in sys.argv[1:]:
-        code, text, seconds = answer(command_line, ["train", "--config", path, "--quiet"])
-        sys.stdout.write(json.dumps({"code": code, "text": text, "seconds": seconds}) + "\n")
-        sys.stdout.flush()
-
-
-def answer(command_line: object, arguments: list[str]) -> tuple[int, str, float]:
-    """Exit code, what went to standard error, and how long it took."""
-    said, began, code = io.StringIO(), time.perf_counter(), -1
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
-        try:
-            code = command_line(arguments)  # type: ignore[operator]
-        except Exception:  # what a person would see as a traceback
-            traceback.print_exc()
-    return code, said.getvalue().strip(), time.perf_counter() - began
+    for path in ("missing.yaml", *sys.argv[1:]):
+        text, began, code = io.StringIO(), time.perf_counter(), -1
+        with redirect_stderr(text), redirect_stdout(io.StringIO()):
+            try:
+                code = command_line(["train", "--config", path, "--quiet"])
+            except Exception:  # a user would see a traceback
+                traceback.print_exc()
+        if path != "missing.yaml":
+            row = {"code": code, "text": text.getvalue().strip(), "seconds": time.perf_counter() - began}
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
 
 
 def run_two_updates(seed: int, number: int, directory: Path) -> str:
     """Train with a random valid config; says what went wrong. One in forty has workers, one in four a memory."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.train.trainer import PPOTrainer
-
     rng = np.random.default_rng([seed, 40, number])
     data = valid_data(rng, share=0.6)
     env, ppo, run = data["env"], data["ppo"], data.setdefault("run", {})
@@ -72,11 +66,9 @@ def run_two_updates(seed: int, number: int, directory: Path) -> str:
     env.setdefault("max_episode_steps", 50)
     config = TrainingConfig.from_dict(data)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
-                history = trainer.train()
-                failures = list(trainer.failures)
+        with warnings.catch_warnings(action="ignore"), PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
+            history = trainer.train()
+            failures = list(trainer.failures)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:300]} with {data}"
     if len(history["loss"]) != 2 or not all(math.isfinite(loss) for loss in history["loss"]):
@@ -103,9 +95,6 @@ def verdict(case: Case, message: str | None) -> str:
 
 def by_library(case: Case, path: Path) -> str:
     """Read the config here; what is wrong with how that went."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.core.errors import ConfigError
-
     path.write_bytes(case.text)
     try:
         config = TrainingConfig.from_yaml(path)
@@ -189,13 +178,10 @@ def fuzz(work: Work) -> Outcome:
     Must: invalid: one line with key and allowed values, exit 2 within 1 s, no traceback; every valid one runs 2 updates.
     Every case through the library, one in twenty of the invalid ones through the command line, one in fifty valid ones run.
     """
-    from inchworm.config.sections import TrainingConfig
-
     outcome, cases = Outcome(), [random_case(work.seed, number) for number in range(work.count)]
     known = {f"{section}.{key}" for section, values in TrainingConfig().to_dict().items() for key in values}
     outcome.check(known == {*FIELDS, *OTHERS}, f"fields that are not tried: {sorted(known ^ {*FIELDS, *OTHERS})}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for number in work.each():
             wrong = by_library(cases[number], work.scratch / "config.yaml")
             outcome.check(not wrong, f"case {number}, {cases[number].what}: {wrong}")

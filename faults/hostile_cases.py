@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.hostile_tools import newest_checkpoint, payloads, sign_checkpoint, signed, tensor_file, tensor_parts
+from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 
 
 @dataclass(frozen=True)
@@ -353,8 +354,6 @@ def _with_file(box: Sandbox, name: str, content: bytes | str) -> str:
 
 
 def _with_manifest(box: Sandbox, change: dict[str, Any]) -> str:
-    from inchworm.run.checkpoint import manifest_text
-
     path = box.checkpoint()
     manifest = json.loads((path / "manifest.json").read_text())["manifest"]
     (path / "manifest.json").write_text(manifest_text({**manifest, **change}))
@@ -362,8 +361,6 @@ def _with_manifest(box: Sandbox, change: dict[str, Any]) -> str:
 
 
 def _with_spec(box: Sandbox, path: str, value: Any) -> str:
-    from inchworm.run.checkpoint import TrainingCheckpointer
-
     known = TrainingCheckpointer(box.inside / "checkpoints")
     weights = TrainingCheckpointer(box.checkpoint().parent).load().state["weights"]
     spec = tensor_parts((box.genuine / "runs/good/policy.safetensors").read_bytes())[1]["header"]["spec"]

@@ -131,8 +131,7 @@ def _attempt(job: dict[str, Any]) -> dict[str, Any]:
     before, began = status_number(os.getpid(), "VmRSS"), time.process_time()
     out, err = io.StringIO(), io.StringIO()
     watch = Watch(job["sandbox"])
-    with watch, warnings.catch_warnings(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        warnings.simplefilter("ignore")
+    with watch, warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             if job["loader"] == "command":
                 from inchworm.cli.main import main

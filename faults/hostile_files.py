@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from doubles.replays import small_replay
 from faults import hostile_tools
 from faults.hostile_cases import Case, Sandbox, checkpoint_cases, foreign_cases, policy_cases, rollout_cases, tensor_cases
 from faults.hostile_runs import command_cases, replay_cases, state_cases, yaml_cases
 from faults.hostile_tools import Opener, make_genuine, newest_checkpoint, sign_checkpoint, signed, tensor_file, tensor_parts
 from faults.programme import Outcome, Work, procedure
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError, CorruptFileError
+from inchworm.policy.file import load_policy, read_policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
+from inchworm.worlds.replay import load_replay, replay_page
 
 MEGABYTE = 1_000_000
 MOST_SECONDS, MOST_MEMORY = 2.0, 100 * MEGABYTE
@@ -180,8 +189,6 @@ def _tensor_format(name: str, genuine: Path, path: Path, opened: Callable[[Path]
 
 
 def _checkpoint_format(genuine: Path, path: Path) -> Format:
-    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
-
     shutil.copytree(genuine, path)
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     state, manifest = json.loads(files["state.json"]), json.loads(files["manifest.json"])["manifest"]
@@ -220,14 +227,6 @@ def _text_format(name: str, path: Path, data: Any, dump: Callable[[Any], str], o
 
 def formats(scratch: Path) -> list[Format]:
     """All file formats."""
-    import yaml
-
-    from doubles.replays import small_replay
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.policy.file import load_policy
-    from inchworm.rollout.rollout import Rollout
-    from inchworm.worlds.replay import load_replay, replay_page
-
     genuine = make_genuine(scratch / "genuine")
     run = genuine / "runs" / "good"
     return [
@@ -246,8 +245,6 @@ def mutants(work: Work) -> Outcome:
     Must: only errors of the CorruptFileError family (ConfigError for configs); nothing over 2 s; what fails its checksum is never taken.
     `count` mutants of each format, in this process.
     """
-    from inchworm.core.errors import ConfigError, CorruptFileError
-
     outcome, taken = Outcome(), {}
     kinds = formats(work.scratch)
     slowest = 0.0
@@ -258,8 +255,7 @@ def mutants(work: Work) -> Outcome:
             next(numbers)
             must_fail = kind.change(rng, number)
             began, wrong = time.process_time(), ""
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 try:
                     kind.open()
                     loaded += 1
@@ -285,10 +281,6 @@ def _headers(outcome: Outcome, work: Work) -> None:
     """Headers of any shape, by Hypothesis, with a valid checksum."""
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
-
-    from inchworm.core.errors import CorruptFileError
-    from inchworm.policy.file import read_policy
-    from inchworm.rollout.rollout import Rollout
 
     words = "spec fields dict list tuple array float kind Box shape config observation_space rewards episodes"
     names = st.sampled_from(words.split())

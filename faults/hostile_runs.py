@@ -12,6 +12,7 @@ import yaml
 from doubles.replays import PWNED, hostile_replay, long_replay, small_replay
 from faults.hostile_cases import Case, Sandbox, put_payload, replace_file, set_at
 from faults.hostile_tools import newest_checkpoint, payloads
+from inchworm.run.checkpoint import TrainingCheckpointer
 
 COMMANDS: dict[str, list[str]] = {
     "resume": ["resume", "runs/good", "--total-timesteps", "64", "--quiet"],
@@ -169,8 +170,6 @@ def _payload(box: Sandbox, command: str, file: str, name: str) -> list[str]:
 
 def state_cases(genuine: Path) -> Iterator[Case]:
     """Every part of a checkpoint's state removed or replaced, with valid checksums; the run is then resumed."""
-    from inchworm.run.checkpoint import TrainingCheckpointer
-
     state = TrainingCheckpointer(newest_checkpoint(genuine / "runs/good").parent).load().state
     others = (("text", "os.system"), ("a list", []), ("-1", -1), ("10^30", 10**30), ("null", None))
     for number, path in enumerate(_paths(state)):
@@ -187,8 +186,6 @@ def _paths(data: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _with_state(box: Sandbox, path: str, value: Any) -> list[str]:
-    from inchworm.run.checkpoint import TrainingCheckpointer
-
     newest = newest_checkpoint(_copied_run(box))
     checkpointer = TrainingCheckpointer(newest.parent)
     loaded = checkpointer.load()

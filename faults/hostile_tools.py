@@ -23,14 +23,14 @@ from typing import Any, Self
 import numpy as np
 
 from faults.programme import child_environment
+from inchworm.cli.main import main
+from inchworm.run.checkpoint import digest, manifest_text
 
 BEFORE_DIGEST = '{"__metadata__":{"inchworm":"{\\"sha256\\": \\"'
 
 
 def make_genuine(directory: Path) -> Path:
     """Create a directory with a small run (runs/good: config, checkpoints, policy, metrics) and a rollout of it."""
-    from inchworm.cli.main import main
-
     directory.mkdir(parents=True, exist_ok=True)
     small = ["--run.directory", str(directory / "runs"), "--run.name", "good", "--backend", "numpy", "--quiet"]
     small += ["--num-envs", "2", "--num-workers", "0", "--ppo.rollout-steps", "8", "--ppo.num-minibatches", "2", "--ppo.update-epochs", "1"]
@@ -73,8 +73,6 @@ def tensor_file(layout: dict[str, Any], entry: dict[str, Any], data: bytes) -> b
 
 def sign_checkpoint(directory: Path) -> None:
     """Make the digests in a checkpoint's manifest match its files."""
-    from inchworm.run.checkpoint import digest, manifest_text
-
     path = directory / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"]
     manifest["files"] = {name: digest((directory / name).read_bytes()) for name in manifest["files"]}

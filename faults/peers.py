@@ -331,8 +331,7 @@ def _stops(case: str, *, checked: bool) -> str:
     envs: Any = DummyVecEnv([functools.partial(Spoiled, case) for _ in range(lanes)])
     envs.set_options([{"chosen": lane == LANE} for lane in range(lanes)])
     envs = VecCheckNan(envs, raise_exception=True) if checked else envs
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             PPO("MultiInputPolicy", envs, n_steps=32, batch_size=32, n_epochs=1, device="cpu", seed=0).learn(lanes * 32)
         except Exception as error:  # anything that stops it in time counts

@@ -20,6 +20,9 @@ from faults import runs
 from faults.processes_worlds import TEXTS, the_error
 from faults.programme import Outcome, Work, procedure
 from faults.runs import fresh, is_gone, shared_names, workers_of
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import WorkerError
+from inchworm.env.source import make_vector_env
 
 CASES = list(itertools.product(("constructor", "reset", "step", "close"), TEXTS))
 TIMEOUT = 2.0
@@ -28,9 +31,6 @@ STEPS = 40
 
 def _vector_env(place: str, deed: str, kind: str, mark: Path, *, again: bool = False, **options: Any) -> Any:
     """Two workers with two copies each of an environment that does something wrong."""
-    from inchworm.config.sections import EnvConfig
-    from inchworm.env.source import make_vector_env
-
     kwargs = {"place": place, "deed": deed, "kind": kind, "mark": str(mark), "again": again}
     options = {"num_envs": 4, "num_workers": 2, "max_episode_steps": 25, **options}
     return make_vector_env(EnvConfig(id="faults.processes_worlds:Wrong", kwargs=kwargs, **options))
@@ -76,8 +76,7 @@ def exceptions(work: Work) -> Outcome:
 def _raise_once(place: str, kind: str, mark: Path, work: Work, waits: list[float], closes: list[float]) -> str:
     """What was wrong with how an error was reported; empty if nothing."""
     text, env, lanes, pids = "", None, (1, 3), []
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         try:
             env = _vector_env(place, "raise", kind, mark)
             pids = workers_of(os.getpid())
@@ -125,8 +124,6 @@ def hangs(work: Work) -> Outcome:
     Must: acted on within time-out + 1 s, the hung process gone; rebuilt with the same numbers, or an error after the bound; default 60 s.
     Each manner in each place: hung once, always (with no restart allowed) and twice (with one allowed).
     """
-    from inchworm.config.sections import EnvConfig
-
     outcome = Outcome()
     times: dict[str, list[float]] = {"noticed": [], "rebuilt": [], "error": [], "close": []}
     quiet = fresh(work.scratch / "quiet") / "mark"
@@ -175,13 +172,10 @@ class _Watch:
 
 def _hang(how: str, place: str, manner: str, mark: Path, work: Work, times: dict[str, list[float]], expected: str) -> str:
     """What was wrong with how a hang was handled; empty if nothing."""
-    from inchworm.core.errors import WorkerError
-
     allowed = {"once": 10, "twice": 1, "always": 10 if place == "close" else 0}[how]
     env = _vector_env(place, "hang", manner, mark, worker_timeout=TIMEOUT, worker_restarts=allowed, again=how != "once")
     watch, text, found, pids = _Watch(mark), "", "", workers_of(os.getpid())
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         began = time.monotonic()
         try:
             found = _play(env)

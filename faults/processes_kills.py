@@ -22,6 +22,9 @@ from faults import runs
 from faults.processes_worlds import BEAT, BEATS, MARK, MISDEED, STEP_SECONDS
 from faults.programme import Outcome, Work, child_environment, procedure
 from faults.runs import RUN, Child, fresh, is_gone, shared_names, wait_for, workers_of
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import InchwormError
+from inchworm.env.source import make_vector_env
 
 WORKERS = 4
 KILLS_PER_RUN = 9
@@ -258,8 +261,7 @@ def create_and_close(work: Work) -> Outcome:
         return {**flat, "children": len(runs.children(me)), "shared": sorted(shared_names())}
 
     in_process = min(IN_PROCESS, 50 * work.count)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for workers in (0, 2):  # the first cycles import, and start what stays
             _cycle(workers, "close", closes)
         before = resources()
@@ -285,10 +287,6 @@ def create_and_close(work: Work) -> Outcome:
 
 def _cycle(workers: int, way: str, closes: list[float]) -> None:
     """Create a vector environment, step it, and end it in this way."""
-    from inchworm.config.sections import EnvConfig
-    from inchworm.core.errors import InchwormError
-    from inchworm.env.source import make_vector_env
-
     env = make_vector_env(EnvConfig(id=runs.WORLD, num_envs=4, num_workers=workers, native=False))
     env.reset()
     for _ in range(3):

@@ -86,28 +86,23 @@ class Outcome:
         return self.total > 0 and self.passed == self.total
 
 
+@dataclass
 class Work:
     """What a procedure is given: a count, a scratch directory and a seed. In the suite the work is `reduced`."""
 
-    def __init__(
-        self,
-        count: int,
-        scratch: Path,
-        *,
-        seed: int = 0,
-        reduced: bool = True,
-        tick: Callable[[int, int], None] = lambda done, total: None,
-    ) -> None:
-        self.count, self.scratch, self.seed, self.reduced = count, scratch, seed, reduced
-        self._tick = tick
+    count: int
+    scratch: Path
+    seed: int = 0
+    reduced: bool = True
+    tick: Callable[[int, int], None] = lambda done, total: None
 
     def each(self, total: int | None = None) -> Iterator[int]:
         """Yield 0 … count - 1 (or total - 1) and report the progress."""
         total = self.count if total is None else total
         for number in range(total):
-            self._tick(number, total)
+            self.tick(number, total)
             yield number
-        self._tick(total, total)
+        self.tick(total, total)
 
     def late(self, seconds: float, limit: float) -> bool:
         """Whether a time limit was exceeded. Only `python -m faults` checks limits: the suite also runs on busy machines."""

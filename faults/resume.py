@@ -10,7 +10,10 @@ from typing import Any
 
 from faults import runs
 from faults.programme import Outcome, Work, procedure
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import InchwormError
 from inchworm.core.protocols import Callback
+from inchworm.train.trainer import PPOTrainer
 
 UPDATES = 21
 """Updates of a whole run, after which its callback stops it; the schedules follow a longer plan."""
@@ -69,17 +72,15 @@ class Rule(Callback):
 
 def train(directory: Path, data: Mapping[str, Any], *, resume: bool, updates: int = UPDATES) -> tuple[dict[str, str], list[str]]:
     """Start a run in this process, or continue from its newest checkpoint; its fingerprint and the warnings."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.train.trainer import PPOTrainer
-
     config = TrainingConfig.from_dict(data)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
-            if resume:
-                trainer.load_checkpoint()
-            trainer.train(callback=Rule(trainer, updates))
-            assert not trainer.failures, trainer.failures
+    with (
+        warnings.catch_warnings(record=True, action="always") as caught,
+        PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer,
+    ):
+        if resume:
+            trainer.load_checkpoint()
+        trainer.train(callback=Rule(trainer, updates))
+        assert not trainer.failures, trainer.failures
     return runs.fingerprint(directory), [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
 
@@ -167,8 +168,6 @@ def same_seed(work: Work) -> Outcome:
     Must: equal bits for every seed; the number of workers makes no difference.
     Four updates of four copies: discrete actions with even seeds, a Box with odd ones.
     """
-    from inchworm.core.errors import InchwormError
-
     outcome, distinct = Outcome(), set[str]()
     ways = WAYS if work.count > 1 else (WAYS[0], WAYS[-1])
     backends = ("numpy", "torch") if work.count > 1 else ("numpy",)

@@ -19,6 +19,12 @@ from faults.everyday_cases import FIELDS
 from faults.programme import Outcome, Work, procedure
 from faults.resume import Rule, flags, settings, train
 from faults.runs import RUN, differences, fingerprint
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import InchwormError
+from inchworm.core.trees import flatten_tree
+from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer, manifest_text, read_manifest
+from inchworm.run.directory import BIT_FIELDS, FREE_FIELDS, NotExactWarning
+from inchworm.train.trainer import PPOTrainer
 
 STOP, END = 5, 7
 """The checkpoint is of this update, and the resumed run ends after that one; an evaluation lies between."""
@@ -52,10 +58,6 @@ class Drawing(Rule):
 
 def train_and_draw(directory: Path, data: Mapping[str, Any], *, resume: bool) -> dict[str, str]:
     """Start a run that ends after `STOP`, or continue to `END`; its fingerprint, and `loaded`, its whole state right after loading."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.core.trees import flatten_tree
-    from inchworm.train.trainer import PPOTrainer
-
     config = TrainingConfig.from_dict(data)
     loaded = {}
     with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
@@ -120,8 +122,6 @@ def put(tree: Any, path: Path_, how: str) -> Any:
 
 def resumed_with(stopped: Path, directory: Path, checkpoint: Any, path: Path_, how: str, data: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprint of a run that continues from a valid checkpoint with one value changed."""
-    from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer
-
     shutil.copytree(stopped, directory)
     shutil.rmtree(directory / "checkpoints")
     whole = put({"state": checkpoint.state, "process": checkpoint.process}, path, how) if path else {"state": checkpoint.state}
@@ -142,16 +142,11 @@ def every_leaf(work: Work) -> Outcome:
     """
     import torch
 
-    from inchworm.core.errors import InchwormError
-    from inchworm.run.checkpoint import TrainingCheckpointer
-    from inchworm.run.directory import NotExactWarning
-
     outcome, kinds = Outcome(), Counter[str]()
     foreign: list[str] = []
     for backend in BACKENDS:
         data, stopped = settings("discrete", backend), work.scratch / f"{backend}-stopped"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             random.seed(1)
             np.random.seed(1)  # noqa: NPY002
             torch.manual_seed(1)
@@ -166,8 +161,7 @@ def every_leaf(work: Work) -> Outcome:
                 path, how = chosen[number]
                 directory = work.scratch / f"{backend}-{number}"
                 found: Any
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
+                with warnings.catch_warnings(record=True, action="always") as caught:
                     try:
                         found = resumed_with(stopped, directory, checkpoint, path, how, data)
                     except Exception as error:  # whatever a changed checkpoint leads to is a finding
@@ -208,13 +202,8 @@ OTHERS: dict[str, Any] = {"torch": "1.0.0", "numpy": "1.0.0", "python": "3.0.0",
 
 def load_problem(directory: Path, data: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Load the newest checkpoint of a run into a trainer with this config; the text of the error, if any, and the warnings."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.core.errors import InchwormError
-    from inchworm.train.trainer import PPOTrainer
-
     message = ""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             config = TrainingConfig.from_dict(data)
             with PPOTrainer(config.policy, config.env, config, run_dir=directory) as trainer:
@@ -226,9 +215,6 @@ def load_problem(directory: Path, data: Mapping[str, Any]) -> tuple[str, list[st
 
 def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str, Any]) -> None:
     """Every field of the config with another value."""
-    from inchworm.config.sections import TrainingConfig
-    from inchworm.run.directory import BIT_FIELDS, FREE_FIELDS
-
     whole = TrainingConfig.from_dict(data).to_dict()
     names = [name for name in FIELDS if name not in UNLIKE]
     tried = {"refused": 0, "warned of": 0, "free": 0}
@@ -261,8 +247,6 @@ def other_configs(work: Work, outcome: Outcome, stopped: Path, data: Mapping[str
 
 def rewrite_manifest(directory: Path, **changes: Any) -> None:
     """Let the newest checkpoint say that it was made elsewhere, in the library's own writing."""
-    from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text, read_manifest
-
     newest = TrainingCheckpointer(directory / "checkpoints").latest()
     assert newest is not None
     manifest = read_manifest(newest)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optree
 
+from doubles.toys import SpacesEnv
 from faults.programme import Outcome, Work, procedure
 from faults.right_worlds import World, learner_of, policy_of, random_rollout, random_world
+from inchworm.backends.registry import acting_policy, compute_advantages, learning_threads
+from inchworm.collect.collector import RolloutCollector
+from inchworm.core.types import Minibatch, PolicyStep
+from inchworm.env.source import make_vector_env
+from inchworm.policy.file import load_policy, save_policy
+from inchworm.rollout.rollout import Rollout
+from inchworm.train.trainer import PPOTrainer
 
 BACKENDS = ("numpy", "torch")
 NARROW, WIDE = 5e-5, 1e-10
@@ -17,9 +27,6 @@ NARROW, WIDE = 5e-5, 1e-10
 
 def make_env(world: World, num_envs: int = 3) -> Any:
     """Copies of a world with these spaces, masks included."""
-    from doubles.toys import SpacesEnv
-    from inchworm.env.source import make_vector_env
-
     seen = world.spec.observation_space["observation"] if world.masked else world.spec.observation_space
     mask = "key" if world.masked else None
     return make_vector_env(lambda: SpacesEnv(seen, world.spec.action_space, 4, mask), num_envs, 0, seed=world.seed)  # type: ignore[arg-type]
@@ -27,9 +34,6 @@ def make_env(world: World, num_envs: int = 3) -> Any:
 
 def ratio_is_one(world: World, backend: str) -> str:
     """Collect, then learn: the first minibatch's ratio is 1, its KL 0, its clip fraction 0. Returns what is wrong."""
-    from inchworm.backends.registry import acting_policy
-    from inchworm.collect.collector import RolloutCollector
-
     policy = policy_of(world, backend, "float32")
     env = make_env(world)
     try:
@@ -44,11 +48,9 @@ def ratio_is_one(world: World, backend: str) -> str:
 
 def ratio_is_one_in_float64(world: World, backend: str) -> str:
     """The same in float64, without a rollout, whose log-probs are float32."""
-    import optree
     import torch
 
     from inchworm.backends.torch.network import to_tensors
-    from inchworm.core.types import Minibatch
 
     policy, rows = policy_of(world, backend, "float64"), random_rollout(world)
     observations = optree.tree_map(lambda leaf: np.array(leaf[0]), rows.observations)
@@ -68,10 +70,6 @@ def ratio_is_one_in_float64(world: World, backend: str) -> str:
 
 def episodes_are_separate(world: World, backend: str) -> str:
     """Other rewards in one episode change its advantages and no others."""
-    from dataclasses import replace
-
-    from inchworm.backends.registry import compute_advantages
-
     policy, rollout = policy_of(world, backend, "float32"), random_rollout(world, num_steps=11)
     rng = np.random.default_rng(world.seed)
     starts = np.cumsum(rollout.episode_starts, 0)  # [T, B] the number of a lane's episode
@@ -88,9 +86,6 @@ def episodes_are_separate(world: World, backend: str) -> str:
 
 def lane_order_is_irrelevant(world: World, backend: str) -> str:
     """Lanes in another order: the same rows and the same advantages, in that order."""
-    from inchworm.backends.registry import compute_advantages
-    from inchworm.collect.collector import RolloutCollector
-    from inchworm.core.types import PolicyStep
 
     class First:
         """Takes the first legal choice, or a function of the observation; lanes are independent."""
@@ -135,9 +130,6 @@ def lane_order_is_irrelevant(world: World, backend: str) -> str:
 
 def files_change_nothing(world: World, backend: str, directory: Path) -> str:
     """A rollout, a policy and a checkpoint through their files, then learn: the bits of learn without."""
-    from inchworm.policy.file import load_policy, save_policy
-    from inchworm.rollout.rollout import Rollout
-
     rollout = random_rollout(world)
     policy = policy_of(world, backend, "float32")
     learner_of(policy, world.config, backend).update(rollout)
@@ -156,8 +148,6 @@ def files_change_nothing(world: World, backend: str, directory: Path) -> str:
 
 def checkpoints_change_nothing(world: World, backend: str, directory: Path) -> str:
     """Two trainers, one of them from the other's checkpoint, learn and collect the same."""
-    from inchworm.train.trainer import PPOTrainer
-
     config = world.config.replace(rollout_steps=6, update_epochs=2)
     with (
         PPOTrainer(world.spec, make_env(world), config, seed=1, backend=backend) as first,
@@ -192,8 +182,6 @@ def laws(work: Work) -> Outcome:
     Must: exact; ratio, KL and clip fraction to 5e-5 in float32, 1e-10 in float64.
     Every law on random worlds: spaces, masks, normalisers.
     """
-    from inchworm.backends.registry import learning_threads
-
     outcome = Outcome()
     with learning_threads(1):
         for number in work.each():

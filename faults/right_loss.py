@@ -11,6 +11,7 @@ import numpy as np
 
 from faults.programme import Outcome, Work, procedure
 from faults.right_worlds import World, advantage_sum, learner_of, policy_of, random_rollout, random_world
+from inchworm.backends.registry import learning_threads
 
 NUDGE = 1e-30
 KINK = 1e-4
@@ -201,8 +202,6 @@ def loss_and_gradient(work: Work) -> Outcome:
     Must: value to 1e-12 and gradient to 1e-9 in float64; 1e-6 and 1e-5 in float32.
     Random worlds (Discrete, MultiDiscrete, Box; masks, normalisers, value clip, normalised advantages) on both backends.
     """
-    from inchworm.backends.registry import learning_threads
-
     outcome, worst, again = Outcome(), dict[str, float](), 0
     for number in work.each():
         found: dict[tuple[str, str], tuple[float, float, float]] = {}

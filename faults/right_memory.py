@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,15 +75,6 @@ class LstmPolicy(nn.Module):
         logs = self.actor(features).log_softmax(-1)
         chosen = logs.gather(-1, minibatch.actions.long()[..., None]).squeeze(-1)
         return Evaluation(chosen, -(logs.exp() * logs).sum(-1), self.critic(features).squeeze(-1), torch.ones((), dtype=self.dtype))
-
-    def update_statistics(self, rollout: Any, returns: Any) -> None:
-        del rollout, returns
-
-    def get_weights(self) -> dict[str, np.ndarray]:
-        return {name: value.detach().numpy().copy() for name, value in self.state_dict().items()}
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        self.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
 
 
 class BuiltIn(TorchPolicy):

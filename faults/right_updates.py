@@ -8,9 +8,15 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from faults.programme import Outcome, Work, procedure
 from faults.right_worlds import advantage_sum, learner_of, policy_of, random_rollout, random_world
+from inchworm.backends.numpy import gae as numpy_gae
+from inchworm.backends.registry import acting_policy, learning_threads
+from inchworm.collect.collector import RolloutCollector
+from inchworm.config.sections import PPOConfig
+from inchworm.rollout.sequences import minibatch_places
 
 LAMBDAS = (0.0, 0.3, 0.5, 0.9, 0.95, 0.99, 1.0)
 GAMMAS = (0.0, 0.5, 0.9, 0.99, 0.999, 1.0)
@@ -46,7 +52,6 @@ def random_case(rng: np.random.Generator) -> Case:
 def by_stable_baselines3(case: Case) -> np.ndarray:
     """Its RolloutBuffer on the same rows, filled as its collect_rollouts fills it: a truncated reward has gamma V(successor) added."""
     import torch
-    from gymnasium import spaces
     from stable_baselines3.common.buffers import RolloutBuffer
 
     steps, lanes = case.rewards.shape
@@ -71,7 +76,6 @@ def advantages(work: Work) -> Outcome:
     """
     import torch
 
-    from inchworm.backends.numpy import gae as numpy_gae
     from inchworm.backends.torch import gae as torch_gae
 
     functions: dict[str, tuple[Any, Any]] = {
@@ -115,8 +119,6 @@ def same_update(work: Work) -> Outcome:
     Must: 10 epochs in float64 to 1e-10, one optimiser step in float32 to 1e-5, for every parameter.
     Random worlds, 4 minibatches an epoch, clipped gradients, every way of normalising advantages.
     """
-    from inchworm.backends.registry import learning_threads
-
     outcome, worst = Outcome(), {"ten epochs, float64": 0.0, "one step, float32": 0.0}
     for number in work.each():
         world = random_world(np.random.default_rng([work.seed, 3, number]), seed=number, one_minibatch=False)
@@ -151,8 +153,6 @@ SEQUENCE_LIMITS = {"float64": 1e-12, "float32": 1e-6}
 def rollout_with_all_masks(policy: Any, steps: int, length: int) -> tuple[Any, Any]:
     """The world, and its rollout of 2 ** steps lanes: in lane b an episode starts at row t where bit t of b is set."""
     from faults.right_memory import ScriptedEnv
-    from inchworm.backends.registry import acting_policy
-    from inchworm.collect.collector import RolloutCollector
 
     lanes = np.arange(2**steps)
     starts = (lanes[None] >> np.arange(steps)[:, None]) & 1  # [T, B]
@@ -196,8 +196,6 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     from inchworm.backends.torch.gae import compute_advantages
     from inchworm.backends.torch.learner import PackedSequences, sequences_of
     from inchworm.backends.torch.network import to_tensor
-    from inchworm.config.sections import PPOConfig
-    from inchworm.rollout.sequences import minibatch_places
 
     tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
     advantages = compute_advantages(policy, tensors, PPOConfig(sequence_length=length))
@@ -231,7 +229,6 @@ def all_resets(work: Work) -> Outcome:
     import torch
 
     from faults.right_memory import BuiltIn, LstmPolicy
-    from inchworm.backends.registry import learning_threads
 
     outcome, worst = Outcome(), dict.fromkeys(SEQUENCE_LIMITS, 0.0)
     with learning_threads(1):

@@ -7,6 +7,15 @@ from typing import Any
 
 import numpy as np
 import optree
+from gymnasium import spaces
+
+from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.spaces import mask_space, with_mask
+from inchworm.env.action_masks import random_mask
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import Rollout
 
 ACTIONS = ("discrete", "multi_discrete", "box")
 
@@ -45,13 +54,6 @@ class World:
 
 def random_world(rng: np.random.Generator, *, seed: int, one_minibatch: bool) -> World:
     """Draw a world; kinds of action and masks take turns. With `one_minibatch` a step uses the whole rollout and an unscaled gradient."""
-    from gymnasium import spaces
-
-    from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-    from inchworm.config.sections import PolicyConfig, PPOConfig
-    from inchworm.core.spaces import mask_space, with_mask
-    from inchworm.policy.spec import PolicySpec
-    from inchworm.rollout.fake import create_fake_rollout
 
     def chance(share: float = 0.5) -> bool:
         return bool(rng.random() < share)
@@ -122,10 +124,6 @@ def learner_of(policy: Any, config: Any, backend: str) -> Any:
 
 def random_rollout(world: World, *, noise: float = 0.25, num_steps: int = 8, num_lanes: int = 3) -> Any:
     """Random observations and masks, the policy's own actions on them, log-probs moved by `noise`, ends of both kinds."""
-    from inchworm.env.action_masks import random_mask
-    from inchworm.rollout.fake import create_fake_rollout
-    from inchworm.rollout.rollout import Rollout
-
     rng, spec = np.random.default_rng([7, world.seed]), world.spec
     fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=world.seed, episode_length=3)
     shape, observations = (num_steps, num_lanes), fake.observations

@@ -145,8 +145,7 @@ def newest(directory: Path) -> Checkpoint | None:
     checkpointer = TrainingCheckpointer(directory / "checkpoints")
     if not checkpointer.all():
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         return checkpointer.load()
 
 

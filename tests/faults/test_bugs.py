@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from faults.bugs import BUGS, Bug, Edit, Form, Verdict
 from faults.programme import ROOT
 
 SOURCE = Path(inchworm.__file__).parent
-needs_mutmut = pytest.mark.skipif(not bugs._has_mutmut(), reason="needs mutmut")
+needs_mutmut = pytest.mark.skipif(importlib.util.find_spec("mutmut") is None, reason="needs mutmut")
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.number} {bug.title}")
