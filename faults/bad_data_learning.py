@@ -14,7 +14,7 @@ import optree
 from gymnasium import spaces
 
 from faults.programme import Outcome, Work, benchmark, procedure
-from faults.right_worlds import advantage_sum
+from faults.right_worlds import BACKENDS, advantage_sum
 from inchworm import PPOTrainer
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import compute_advantages, make_learner, make_policy
@@ -27,8 +27,6 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.policy.statistics import RunningMeanStd
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
-
-BACKENDS = ("numpy", "torch")
 
 
 def make_parts(backend: str, *, dump: Path | None = None, **options: Any) -> tuple[Any, Any]:
@@ -161,9 +159,7 @@ def edges(work: Work) -> Outcome:
         for backend in BACKENDS:
             wrong = _at_edge(backend, parts, shape, fields, law)
             outcome.check(not wrong, f"{name}, {backend}: {wrong}")
-    outcome.notes.append(
-        "a reward of 1e30 needs policy.normalize_values: its square is beyond float32, so that without it the three-in-a-row stop answers"
-    )
+    outcome.notes.append("a reward of 1e30 needs policy.normalize_values: its square is beyond float32, and training would stop")
     return outcome
 
 

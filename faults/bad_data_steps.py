@@ -29,12 +29,8 @@ SEED, LANE, LANES, STEP = 7, 1, 3, 12
 Spoil = Callable[[Any, Any, Any, Any, Any], Any]
 
 
-def _x(value: Any) -> Spoil:
-    return lambda o, r, e, c, i: ({**o, "x": value}, r, e, c, i)
-
-
-def _level(value: Any) -> Spoil:
-    return lambda o, r, e, c, i: ({**o, "level": value}, r, e, c, i)
+def _x(value: Any, key: str = "x") -> Spoil:
+    return lambda o, r, e, c, i: ({**o, key: value}, r, e, c, i)
 
 
 def _reward(value: Any) -> Spoil:
@@ -64,11 +60,11 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...]]] = {
     "observation without a key": (lambda o, r, e, c, i: ({"x": o["x"]}, r, e, c, i), ("keys", "level")),
     "observation with a key too many": (lambda o, r, e, c, i: ({**o, "y": 1}, r, e, c, i), ("keys", "'y'")),
     "observation that is not a dict": (lambda o, r, e, c, i: (o["x"], r, e, c, i), ("dict", "array")),
-    "discrete value too high": (_level(9), ("level", "9")),
-    "discrete value too low": (_level(-1), ("level", "-1")),
-    "discrete value as a float": (_level(1.0), ("level", "1.0")),
-    "discrete value NaN": (_level(np.nan), ("level", "nan")),
-    "discrete value in an array": (_level(np.array([1])), ("level", "[1]")),
+    "discrete value too high": (_x(9, "level"), ("level", "9")),
+    "discrete value too low": (_x(-1, "level"), ("level", "-1")),
+    "discrete value as a float": (_x(1.0, "level"), ("level", "1.0")),
+    "discrete value NaN": (_x(np.nan, "level"), ("level", "nan")),
+    "discrete value in an array": (_x(np.array([1]), "level"), ("level", "[1]")),
     "reward NaN": (_reward(float("nan")), ("reward", "nan")),
     "reward +inf": (_reward(float("inf")), ("reward", "inf")),
     "reward -inf": (_reward(np.float32(-np.inf)), ("reward", "-inf")),

@@ -268,7 +268,5 @@ def judged(mutants: Sequence[Mutant], survivors: Sequence[Mutant], reasons: Mapp
     outcome.check(caught >= ENOUGH * len(mutants), f"only {caught} of {len(mutants)} were noticed, less than 95 %")
     modules = len({mutant.module for mutant in mutants})
     outcome.figures["noticed"] = f"{caught} of {len(mutants)} ({100 * caught / max(1, len(mutants)):.1f} %), in {modules} modules"
-    outcome.notes.append(
-        "left out: docstrings, type annotations, texts of errors and warnings, decorators, imports, assert statements, __all__"
-    )
+    outcome.notes.append("excluded: docstrings, annotations, texts of errors and warnings, decorators, imports, assertions, __all__")
     return outcome

@@ -189,26 +189,18 @@ def two_trainers(work: Work) -> Outcome:
             holder.process.kill()
             holder.process.wait()
         stale = STALE[number % len(STALE)]
-        problem = _restart_problem(directory, arguments, stale)
-        if outcome.check(not problem, f"round {number}, a stale lock ({stale}): {problem}"):
+        lock, rows = directory / runs.RUN / "lock", directory / runs.RUN / "metrics.jsonl"
+        if stale != "its own":
+            lock.write_text({"of another running process": f"{os.getppid()}\n", "garbage": "\0\xff!", "empty": ""}[stale])
+        before = runs.last_iteration(rows)
+        target = str((before + 2) * runs.BATCH)
+        ended = runs.run(runs.command([*arguments, "--run.total-timesteps", target, "--quiet"]), directory)
+        problem = f"code {ended.code}, iteration {runs.last_iteration(rows)} after {before}: {ended.error[-300:]}"
+        if outcome.check(not ended.code and runs.last_iteration(rows) >= before + 2, f"round {number}, a stale lock ({stale}): {problem}"):
             shutil.rmtree(directory)
     outcome.figures["longest time to refuse"] = f"{max(waits):.2f} s after start-up; {max(lives):.2f} s with it"
     outcome.notes.append(f"start-up ({start_up:.2f} s here), the median time to print a config, is subtracted")
     return outcome
-
-
-def _restart_problem(directory: Path, arguments: list[str], stale: str) -> str:
-    """Why the run of a killed trainer does not continue with this content in its lock file; empty if it does."""
-    run = directory / runs.RUN
-    if stale != "its own":
-        (run / "lock").write_text({"of another running process": f"{os.getppid()}\n", "garbage": "\0\xff!", "empty": ""}[stale])
-    before = runs.last_iteration(run / "metrics.jsonl")
-    target = str((before + 2) * runs.BATCH)
-    ended = runs.run(runs.command([*arguments, "--run.total-timesteps", target, "--quiet"]), directory)
-    if ended.code:
-        return f"code {ended.code}: {ended.error[-300:]}"
-    after = runs.last_iteration(run / "metrics.jsonl")
-    return "" if after >= before + 2 else f"it stopped at iteration {after}; it had reached {before} before"
 
 
 @procedure("A10", full=1, test=0, alone=True)

@@ -180,12 +180,12 @@ def points(calls: Sequence[Call], below: Path) -> list[Point]:
 
 
 def inject(
-    function: Callable[[], int], directory: Path, point: Point, fault: str, log: Path, *, onwards: bool = False
+    run: Callable[[], int], directory: Path, point: Point, fault: str, log: Path, *, onwards: bool = False
 ) -> tuple[Ended, list[str]]:
     """Run a function in a child with a fault (`signal=SIGKILL`, `error=ENOSPC`) at a point, or from there on.
 
     Returns how it ended, and the calls that were made to fail.
     """
     rule = f"inject={point.name}:{fault}:when={point.number}{'+' if onwards else ''}"
-    ended = run_forked(function, directory, strace=[*_options(log, [point.name]), "-e", rule])
+    ended = run_forked(run, directory, strace=[*_options(log, [point.name]), "-e", rule])
     return ended, [line for line in log.read_text(errors="replace").splitlines() if "INJECTED" in line]

@@ -134,11 +134,7 @@ def foreign_cases() -> Iterator[Case]:
     for number, name in enumerate(payloads(Path("x"))):
         for loader in ("policy", "rollout", "config"):
             yield Case(f"{name} as a {loader}", loader, put_payload, (f"file.{extensions[number % len(extensions)]}", name))
-        yield Case(f"{name} as a checkpoint's arrays", "checkpoint", _foreign_arrays, (name,))
-
-
-def _foreign_arrays(box: Sandbox, name: str) -> str:
-    return _with_file(box, "arrays.safetensors", payloads(box.canary)[name])
+        yield Case(f"{name} as a checkpoint's arrays", "checkpoint", _with_file, ("arrays.safetensors", None, name))
 
 
 def tensor_cases(kind: str) -> Iterator[Case]:
@@ -346,9 +342,9 @@ def _linked(box: Sandbox, name: str) -> str:
     return str(path)
 
 
-def _with_file(box: Sandbox, name: str, content: bytes | str) -> str:
+def _with_file(box: Sandbox, name: str, text: str | None, payload: str = "") -> str:
     path = box.checkpoint()
-    box.put(str(path / name), content)
+    box.put(str(path / name), payloads(box.canary)[payload] if text is None else text)
     sign_checkpoint(path)
     return str(path)
 

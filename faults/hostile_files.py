@@ -142,7 +142,6 @@ def edit_meaning(data: Any, rng: random.Random) -> Any:
     return data
 
 
-MUTANT_SECONDS = 2.0
 HEAD = len(hostile_tools.BEFORE_DIGEST) + 64
 CONFIG = {
     "env": {
@@ -264,16 +263,14 @@ def mutants(work: Work) -> Outcome:
                     if not isinstance(error, ConfigError if kind.name == "config" else CorruptFileError):
                         wrong = f"{type(error).__name__}: {error}"
             seconds = time.process_time() - began
-            wrong = wrong or (f"it took {seconds:.1f} s" if work.late(seconds, MUTANT_SECONDS) else "")
+            wrong = wrong or (f"it took {seconds:.1f} s" if work.late(seconds, MOST_SECONDS) else "")
             slowest = max(slowest, seconds)
             outcome.check(not wrong, f"{kind.name}, mutant {number}: {wrong}")
         taken[kind.name] = loaded
     _headers(outcome, work)
     outcome.figures = {"slowest": f"{slowest * 1000:.0f} ms"}
     outcome.figures |= {f"{name}: still valid after the change": f"{count} of {work.count}" for name, count in taken.items()}
-    outcome.notes.append(
-        "three quarters of the mutants of files with a checksum have it made right, so that the parsers behind it are reached"
-    )
+    outcome.notes.append("three quarters of the mutants of files with a checksum get a valid one, so that the parsers are reached")
     return outcome
 
 

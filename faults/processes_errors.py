@@ -67,9 +67,7 @@ def exceptions(work: Work) -> Outcome:
         problem = _raise_once(place, kind, fresh(work.scratch / f"{number}") / "mark", work, waits, closes)
         outcome.check(not problem, f"{kind} in {place}: {problem}")
     outcome.figures = {"longest way of an error": runs.longest(waits), "longest close": runs.longest(closes)}
-    outcome.notes.append(
-        "an error in close is a warning that names lane, type and text, without a traceback; texts are cut after 10,000 characters"
-    )
+    outcome.notes.append("an error in close is a warning with lane, type and text; texts are cut after 10,000 characters")
     return outcome
 
 

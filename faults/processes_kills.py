@@ -178,10 +178,7 @@ def workers_die(work: Work) -> Outcome:
             if ended.code != 0 or different or "replaced" not in ended.error:
                 problem = f"the run ended with {ended.code}; these differ: {different}; {ended.error[-400:]}"
         outcome.check(not problem, f"{how}: {problem}")
-    outcome.figures = {
-        "longest run with a death": runs.longest(times[False], 1),
-        "longest until it gave up": runs.longest(times[True], 1),
-    }
+    outcome.figures = {"longest run with a death": runs.longest(times[False], 1), "longest until it gave up": runs.longest(times[True], 1)}
     outcome.notes.append("a worker that always dies is tried in a run that has used no restarts before")
     return outcome
 
@@ -275,8 +272,16 @@ def create_and_close(work: Work) -> Outcome:
             now = resources()
             outcome.check(now == before, f"cycle {number} ({way}): {now}, before {before}")
     outcome.check(not work.late(max(closes), 5.0), f"a close took {max(closes):.2f} s")
-    left = _left_at_exit(work)
-    outcome.check(not left, f"a script that ends without closing left {left}")
+    # A script that ends while its vector environment is open must leave nothing behind.
+    names, script = shared_names(), [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(script, cwd=work.scratch, env=child_environment(), capture_output=True, text=True, timeout=runs.LIMIT)
+    pids = [int(part) for part in done.stdout.split()]
+    gone = wait_for(lambda: all(is_gone(pid) for pid in pids), 60.0)
+    left = [pid for pid in pids if not is_gone(pid)] if gone is None or work.late(gone, 2.0) else sorted(shared_names() - names)
+    fine = done.returncode == 0 and "Traceback" not in done.stderr and len(pids) == 2 and gone is not None and not work.late(gone, 2.0)
+    outcome.check(
+        fine and not left, f"a script without close: code {done.returncode}, workers gone after {gone} s, left {left}, {done.stderr}"
+    )
     outcome.figures = {
         "longest close": runs.longest(closes),
         "cycles with workers": str(work.count),
@@ -316,17 +321,3 @@ kept.append(kept)  # a cycle: only the end of the interpreter frees it
 kept[0].reset()
 print(*workers_of(os.getpid()))
 """
-
-
-def _left_at_exit(work: Work) -> str:
-    """What a script leaves behind that ends while its vector environment is open; empty if nothing."""
-    names = shared_names()
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, cwd=work.scratch, env=child_environment(), capture_output=True, text=True, timeout=runs.LIMIT)
-    pids = [int(part) for part in done.stdout.split()]
-    gone = wait_for(lambda: all(is_gone(pid) for pid in pids), 60.0)
-    if gone is None or work.late(gone, 2.0):
-        return f"the workers {pids}"
-    if done.returncode != 0 or "Traceback" in done.stderr or len(pids) != 2:
-        return f"exit code {done.returncode}: {done.stderr[-300:]}"
-    return str(sorted(shared_names() - names)[:3]) if shared_names() - names else ""

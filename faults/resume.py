@@ -151,9 +151,7 @@ def stop_and_resume(work: Work) -> Outcome:
         "on: linear and cosine schedules, KL stop, both normalisers, evaluations with the best kept, a callback that stops the run and "
         "widens its starts by what it remembers"
     )
-    outcome.notes.append(
-        "every k and the chain with a new trainer in one process; the first, middle and last k also as new processes, without that callback"
-    )
+    outcome.notes.append("every k and the chain in one process; the first, middle and last k also as new processes, without the callback")
     return outcome
 
 

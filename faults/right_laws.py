@@ -12,7 +12,7 @@ import optree
 
 from doubles.toys import SpacesEnv
 from faults.programme import Outcome, Work, procedure
-from faults.right_worlds import World, learner_of, policy_of, random_rollout, random_world
+from faults.right_worlds import BACKENDS, World, learner_of, policy_of, random_rollout, random_world
 from inchworm.backends.registry import acting_policy, compute_advantages, learning_threads
 from inchworm.collect.collector import RolloutCollector
 from inchworm.core.types import Minibatch, PolicyStep
@@ -21,7 +21,6 @@ from inchworm.policy.file import load_policy, save_policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.train.trainer import PPOTrainer
 
-BACKENDS = ("numpy", "torch")
 NARROW, WIDE = 5e-5, 1e-10
 
 
@@ -192,7 +191,5 @@ def laws(work: Work) -> Outcome:
                 for law in (ratio_is_one, ratio_is_one_in_float64, episodes_are_separate, lane_order_is_irrelevant, *FILE_LAWS):
                     broken = law(world, backend, *([directory] if law in FILE_LAWS else []))
                     outcome.check(not broken, f"case {number}, {world.describe()}, {backend}, {law.__name__}: {broken}")
-    outcome.notes.append(
-        "lanes in another order: rollouts are compared bit for bit, advantages to 1e-5 (a matrix product may round by row)"
-    )
+    outcome.notes.append("lanes in another order: rollouts are compared bit for bit, advantages to 1e-5 (products may round by row)")
     return outcome

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from faults.programme import Outcome, Work, procedure
-from faults.right_worlds import World, advantage_sum, learner_of, policy_of, random_rollout, random_world
+from faults.right_worlds import BACKENDS, World, advantage_sum, learner_of, policy_of, random_rollout, random_world
 from inchworm.backends.registry import learning_threads
 
 NUDGE = 1e-30
@@ -209,7 +209,7 @@ def loss_and_gradient(work: Work) -> Outcome:
             world = random_world(np.random.default_rng([work.seed, number, attempt]), seed=number, one_minibatch=True)
             rollout = random_rollout(world)
             with learning_threads(1):
-                pairs = [(key, compare(world, rollout, *key)) for key in product(("numpy", "torch"), LIMITS)]
+                pairs = [(key, compare(world, rollout, *key)) for key in product(BACKENDS, LIMITS)]
             found = {key: errors for key, errors in pairs if errors is not None}
             if len(found) == len(pairs):
                 break
@@ -224,7 +224,5 @@ def loss_and_gradient(work: Work) -> Outcome:
     outcome.figures |= {name: f"{error:.1e}" for name, error in worst.items()}
     outcome.figures["cases drawn again, too near a kink of the clip"] = str(again)
     outcome.notes.append("TorchRL's ClipPPOLoss is not compared: it is not installed; JAX comes with its backend")
-    outcome.notes.append(
-        "the gradient is that of `update` itself; the independent one is by a complex step per weight, checked by a difference"
-    )
+    outcome.notes.append("the gradient is that of `update`; the independent one uses complex steps, checked by a finite difference")
     return outcome

@@ -55,9 +55,7 @@ class LstmPolicy(nn.Module):
         return torch.stack(features)
 
     @torch.no_grad()
-    def act(
-        self, observations: Any, state: Any, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
+    def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         del deterministic
         tensors = {name: torch.from_numpy(np.array(leaf)) for name, leaf in state.items()}
         features, after = self.step(torch.from_numpy(np.array(observations)), tensors, torch.from_numpy(np.array(episode_starts)))

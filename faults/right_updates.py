@@ -136,9 +136,8 @@ def same_update(work: Work) -> Outcome:
                 after.append({name: np.asarray(value, np.float64) for name, value in policy.get_weights().items()})
             apart = max(float(np.abs(after[0][name] - after[1][name]).max(initial=0.0)) for name in after[0])
             moved = max(float(np.abs(after[0][name] - world.weights[name]).max(initial=0.0)) for name in world.spec.layers)
-            outcome.check(
-                apart <= limit and moved > 1e-4, f"case {number}, {world.describe()}, {what}: {apart:.1e} apart, moved {moved:.1e}"
-            )
+            fine = apart <= limit and moved > 1e-4
+            outcome.check(fine, f"case {number}, {world.describe()}, {what}: difference {apart:.1e}, moved {moved:.1e}")
             worst[what] = max(worst[what], apart)
     outcome.figures |= {f"largest difference, {what}": f"{apart:.1e}" for what, apart in worst.items()}
     outcome.notes.append("the backends are NumPy and torch; JAX comes with its own")
@@ -249,10 +248,6 @@ def all_resets(work: Work) -> Outcome:
                     fine = error[lane] <= SEQUENCE_LIMITS[width] and behaviour[lane] <= SEQUENCE_LIMITS["float32"]
                     outcome.check(fine, f"{kind}: T {steps}, L {length}, {layers} layers, {width}, pattern {lane:b}: {error[lane]:.1e}")
     outcome.figures |= {f"largest error, {width}": f"{error:.1e}" for width, error in worst.items()}
-    outcome.notes.append(
-        "the count is the longest T; a case is one pattern of resets for one T, sequence length, kind, depth (1, 2) and width"
-    )
-    outcome.notes.append(
-        "the kinds are the built-in LSTM and GRU, which act in NumPy and learn in torch, and an LSTM that the procedure brings"
-    )
+    outcome.notes.append("the count is the longest T; a case is one pattern of resets for one T, length, kind, depth (1, 2) and width")
+    outcome.notes.append("the kinds are the built-in LSTM and GRU, which act in NumPy and learn in torch, and a custom LSTM")
     return outcome

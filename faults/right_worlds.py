@@ -17,6 +17,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
 
+BACKENDS = ("numpy", "torch")
 ACTIONS = ("discrete", "multi_discrete", "box")
 
 
