@@ -185,7 +185,7 @@ def test_statistics_move_alike(backend):
 
 def _scaling(policy):
     statistics = policy.statistics
-    return statistics.center, statistics.inverse_std
+    return statistics.observation_scale
 
 
 def test_popart_keeps_values_in_reward_units(backend):
