@@ -16,8 +16,8 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo")
 from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
 from inchworm.core.spaces import MASK_KEY
+from inchworm.env.pettingzoo_copy import as_team, is_team_env, nothing_seen
 from inchworm.env.source import make_vector_env
-from inchworm.env.teams import as_team, is_team_env, nothing_seen
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
 

@@ -20,8 +20,8 @@ from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import load_policy
 from inchworm.policy_check.checker import check_policy
 from inchworm.policy_check.findings import place_of
+from inchworm.run.checkpoint import load_run_policy
 from inchworm.run.directory import open_run
-from inchworm.run.policies import load_run_policy
 from inchworm.tracking.console import make_terminal
 
 PROG_CHECK_ENV, PROG_CHECK_POLICY = "inchworm check-env", "inchworm check-policy"

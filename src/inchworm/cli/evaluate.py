@@ -32,7 +32,7 @@ from inchworm.evaluate.matches import (
 )
 from inchworm.evaluate.stats import EvalStats, MatchStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.policies import load_named_policy, load_run_policy, open_player
+from inchworm.run.checkpoint import load_named_policy, load_run_policy, open_player
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 

@@ -7,9 +7,9 @@ from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
+from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import team_worlds, vectorised
 from inchworm.env.restore import Env
-from inchworm.env.teams import is_team_env
 from inchworm.run.directory import Run, open_run
 
 
@@ -28,7 +28,7 @@ def as_typed(run: Run) -> str:
 
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies: its config describes one, and the lanes of each are defined in Python."""
-    from inchworm.run.policies import policy_names
+    from inchworm.run.checkpoint import policy_names
 
     names = policy_names(run)
     if names:

@@ -23,11 +23,10 @@ from inchworm.core.spaces import Space, leaf, leaves, path_name, split_mask
 from inchworm.core.types import Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.make import make_env
-from inchworm.env.pettingzoo_copy import TeamCopy
+from inchworm.env.pettingzoo_copy import TeamCopy, as_team, is_team_env
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
-from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.trial import Spy, Trace, drive, first_difference, put_legal_actions, same
 from inchworm.env.values import CastWarning, make_split
 

@@ -12,10 +12,9 @@ from inchworm.core.errors import EnvError
 from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
-from inchworm.env.pettingzoo_copy import TeamCopy
+from inchworm.env.pettingzoo_copy import TeamCopy, as_team, is_team_env
 from inchworm.env.restore import Env, Restore
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree
-from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.values import make_split
 
 Copy: TypeAlias = GymnasiumCopy | TeamCopy

@@ -17,9 +17,9 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import atari
+from inchworm.env.pettingzoo_copy import as_team, is_team_env
 from inchworm.env.registry import find_world
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
-from inchworm.env.teams import as_team, is_team_env
 from inchworm.env.values import brief
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from inchworm.env.episodes import Replay
 from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
 from inchworm.env.local import LocalCopies, warn_of
 from inchworm.env.make import make_env, make_from, wrap_given
+from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import vectorised
 from inchworm.env.restore import Env
-from inchworm.env.teams import is_team_env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
 

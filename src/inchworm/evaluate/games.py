@@ -19,9 +19,9 @@ from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.core.types import EndedEpisode, EnvStep
+from inchworm.env.pettingzoo_copy import Team, as_team
 from inchworm.env.registry import vectorised
 from inchworm.env.source import env_source, make_vector_env
-from inchworm.env.teams import Team, as_team
 from inchworm.evaluate.stats import EvalStats
 
 Progress = Callable[[int], None]

@@ -24,7 +24,7 @@ def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
     """Make or load the player of that name: random, heuristic, heuristic:0.5, a policy file or a run; `env` was made from `source`."""
     world = source.id if isinstance(source, EnvConfig) else None
     if not is_built_in(name):
-        from inchworm.run.policies import load_named_policy  # most evaluations load no run
+        from inchworm.run.checkpoint import load_named_policy  # most evaluations load no run
 
         return load_named_policy(name, env=world)[0]
     if name == "random":

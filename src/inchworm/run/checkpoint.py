@@ -48,11 +48,12 @@ from inchworm.core.tensor_file import (
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.core.types import Weights
 from inchworm.policy.composite import CompositePolicy, weights_of
-from inchworm.policy.file import check_weights
+from inchworm.policy.file import check_weights, load_policy
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.directory import versions
+from inchworm.run.directory import Run, open_run, versions
 
 __all__ = ["Checkpoint", "ManifestNote", "PolicyRecord", "TrainerRecord", "TrainingCheckpointer", "read_manifest"]
+
 
 KIND, VERSION = "checkpoint", 1
 STATE, ARRAYS, PROCESS = "state.json", "arrays.safetensors", "process.json"
@@ -425,3 +426,34 @@ def from_arrays(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: from_arrays(value) for key, value in zip(tree["keys"], tree["values"], strict=True)}
     return [from_arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
+    """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
+    if Path(name).is_file():
+        return load_policy(name), Path(name)
+    return load_run_policy(open_player(name, env=env))
+
+
+def open_player(name: str, *, env: str | None = None) -> Run:
+    """Open the run that a player is named by; the error lists what else a player may be."""
+    return open_run(name, env=env, hint="; a player is a run, a policy file, heuristic, heuristic:0.5 or random")
+
+
+def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
+    """Load a run's latest or best policy; return it with its path. Several policies are loaded from a checkpoint, with their lanes."""
+    path = run.policy_path(best=best)
+    if path.exists():
+        return load_policy(path), path
+    checkpoints = TrainingCheckpointer(run.checkpoints)
+    checkpoint = checkpoints.best() if best else checkpoints.latest()
+    if policy_names(run) and checkpoint is not None:
+        return checkpoints.load_policy(checkpoint).policy, checkpoint
+    hint = "omit --best" if best else f"inchworm resume {run.path} continues its training"
+    raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
+
+
+def policy_names(run: Run) -> list[str]:
+    """Return the names of a run's policies if it trains several, else an empty list."""
+    path = run.policy_path()
+    return sorted(part.stem.removeprefix(f"{path.stem}-") for part in run.path.glob(f"{path.stem}-*{path.suffix}"))
