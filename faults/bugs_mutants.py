@@ -32,17 +32,14 @@ _TESTS = {
     ),
     "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
     "env/action_masks.py": "env/test_action_masks.py env/test_cross_product.py",
-    "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_normalizers.py",
+    "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py",
-    "rollout/sequences.py": (
-        "rollout/test_sequences.py backends/torch/test_minibatches.py conformance/test_central.py backends/torch/test_central.py "
-        "policy/test_spec.py"
-    ),
+    "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",
     "policy/memory.py": "policy/test_memory.py conformance/test_memory.py",
     "backends/numpy/memory.py": "conformance/test_memory.py policy/test_memory.py",
     "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_memory.py",
     "backends/numpy/policy.py": "conformance/test_central.py policy/test_spec.py",
-    "backends/torch/network.py": "conformance/test_central.py backends/torch/test_central.py",
+    "backends/torch/network.py": "conformance/test_central.py backends/torch/test_network.py backends/torch/test_learner.py",
     "backends/composite.py": "backends/test_composite.py policy/test_composite.py",
     "env/pettingzoo_copy.py": "env/test_pettingzoo_copy.py collect/test_teams.py env/workers/test_pool.py",
     "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py collect/test_actors.py",

@@ -13,24 +13,30 @@ from gymnasium import spaces
 from inchworm.backends.torch import compiled
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PPOConfig
+from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
+from inchworm.core.spaces import mask_space, with_mask
 from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
 
-MASKED = spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "kind": spaces.Discrete(3, start=5), "action_mask": spaces.MultiBinary(3)})
 HYBRID = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))})
+MASKED = with_mask(spaces.Dict({"x": spaces.Box(-2, 2, (3,)), "kind": spaces.Discrete(3, start=5)}), mask_space(HYBRID))
+WORLD = spaces.Box(-9, 9, (2,))
 PLAIN = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4, rollout_steps=12)
 CASES = {
-    # Between them: categories, Gaussians, tanh, masks, dicts, both normalisers, padding (36 columns in 5), every branch of the step.
-    "hybrid actions, value clip, AdamW, padding": (
-        None, HYBRID, {"shared_trunk": True},
-        PLAIN.replace(num_minibatches=5, clip_vloss=True, weight_decay=0.1, normalize_advantages="minibatch"),
+    # Between them every branch of the step; each compiles once, so two cases have to do.
+    "everything on": (  # masks, dicts, hybrid actions, tanh, normalisers, value clip, AdamW, padding (36 columns in 5), schedules
+        MASKED, HYBRID, {"shared_trunk": True, "action_bounds": "tanh", "normalize_observations": True, "normalize_values": True},
+        PLAIN.replace(
+            num_minibatches=5, clip_vloss=True, weight_decay=0.1, normalize_advantages="minibatch",
+            learning_rate_schedule="linear", clip_schedule="linear", ent_schedule="linear",
+        ),
     ),
-    "mask, dict, normalisers, no clipping, schedules": (
-        MASKED, None, {"normalize_observations": True, "normalize_values": True},
-        PLAIN.replace(max_grad_norm=None, learning_rate_schedule="linear", clip_schedule="linear", ent_schedule="linear"),
+    "central critic, everything off": (
+        None, None, {"central_critic": True, "normalize_observations": True},
+        PLAIN.replace(max_grad_norm=None, ent_coef=0.0),
     ),
-    "tanh bounds, no entropy": (None, spaces.Box(-1, 1, (2,)), {"action_bounds": "tanh"}, PLAIN.replace(ent_coef=0.0)),
 }  # fmt: skip
 
 
@@ -49,33 +55,47 @@ def cache(tmp_path_factory):
         os.environ[compiled.CACHE_VARIABLE] = before
 
 
+def policy_of(observation_space, action_space, options, seed=0):
+    config = PolicyConfig(hidden_sizes=(8,), **options)
+    world = WORLD if config.central_critic else None
+    spec = PolicySpec(observation_space or spaces.Box(-2, 2, (3,)), action_space or spaces.Discrete(3), config, world, 3)
+    return TorchPolicy(spec, seed=seed)
+
+
+def with_world(rollout):
+    """The rollout with a global state; its three lanes belong to one copy."""
+    rng = np.random.default_rng(0)
+    shapes = {"global_state": (len(rollout.rewards), 1, 2), "cut_global_state": (len(rollout.cut_rows), 2)}
+    return Rollout.from_dict(rollout.to_dict() | {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_it_agrees_with_the_eager_step_and_goes_on_from_its_state(make_policy, collect, parameters, case):
-    observation_space, action_space, options, config = CASES[case]
-    policies = {mode: make_policy(observation_space, action_space, **options) for mode in ("off", "on")}
+def test_it_agrees_with_the_eager_step_and_continues_from_its_state(collect, parameters, case):
+    *given, config = CASES[case]
+    gather = (lambda *known, **options: with_world(collect(*known, **options))) if "central" in case else collect
+    policies = {mode: policy_of(*given) for mode in ("off", "on")}
     learners = {mode: learner_of(policy, config, mode) for mode, policy in policies.items()}
     for seed in range(3):
-        rollout = collect(policies["off"], seed=seed)
+        rollout = gather(policies["off"], seed=seed)
         stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
         for name, value in stats["off"].items():
             assert stats["on"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
-    start = parameters(make_policy(observation_space, action_space, **options))
-    assert np.abs(parameters(policies["on"]) - start).max() > 1e-3  # it did move
+    assert np.abs(parameters(policies["on"]) - parameters(policy_of(*given))).max() > 1e-3  # it did move
     np.testing.assert_allclose(parameters(policies["on"]), parameters(policies["off"]), rtol=0, atol=1e-5)
     states = {mode: learner.state_dict()["moments"] for mode, learner in learners.items()}
-    assert states["on"]["step"] == states["off"]["step"] > 8
+    assert states["on"]["step"] == states["off"]["step"] >= 8
     for key in ("mean", "square"):
         for name, value in states["off"][key].items():
             np.testing.assert_allclose(states["on"][key][name], value, rtol=0, atol=1e-5)
-    assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it anew"
-    exact_resume(learners["on"], policies["on"], collect, make_policy(observation_space, action_space, seed=5, **options), config)
-    if case.startswith("tanh"):
+    assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it again"
+    exact_resume(learners["on"], policies["on"], gather, policy_of(*given, seed=5), config)
+    if "central" in case:
         nothing_moves(learners["on"], policies["on"], rollout, parameters)
 
 
 def exact_resume(learner, policy, collect, resumed, config):
-    """From here on straight, and through what a file holds: the same bits. The graph is lent, so that it is compiled once."""
+    """Continue directly, and from what a file holds: the same bits. The graph is shared, so that it is compiled once."""
     arrays, structure = flatten_tree(learner.state_dict())
     state, weights = unflatten_tree({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(structure))), policy.get_weights()
     rollout = collect(policy, seed=7)
@@ -90,9 +110,9 @@ def exact_resume(learner, policy, collect, resumed, config):
 
 
 def nothing_moves(learner, policy, rollout, parameters):
-    """A loss that is no number, and a minibatch where nobody lived."""
+    """A loss that is not finite, and a minibatch without valid rows."""
     before, moments = parameters(policy), learner.state_dict()["moments"]
-    huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² is no float32
+    huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² overflows float32
     with pytest.raises(BadNumberError, match="3 minibatches in a row"):
         learner.update(huge)
     minibatch = learner.shuffle(learner.make_sequences(*learner.critic_pass(rollout), 1, successors=False), 4, np.arange(36))[0]
@@ -128,7 +148,7 @@ def test_what_is_refused(make_policy, collect):
         learner_of(policy, PLAIN, "on").update(collect(policy), [my_loss])
 
 
-def test_auto_that_nobody_resolved_is_off(make_policy):
+def test_auto_is_off_for_the_learner_alone(make_policy):
     assert learner_of(make_policy(), PLAIN, "auto")._compiled is None
 
 
@@ -144,7 +164,7 @@ def test_without_a_compiler(make_policy, collect, monkeypatch):
         learner_of(policy, PLAIN, "on").update(collect(policy))
 
 
-def test_the_cache_is_the_users_unless_torch_is_told_another(monkeypatch, tmp_path):
+def test_the_cache_is_the_users_unless_torchs_variable_is_set(monkeypatch, tmp_path):
     monkeypatch.delenv(compiled.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with compiled.cache_directory():

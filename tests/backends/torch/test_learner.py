@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from functools import partial
+
 import numpy as np
 import optree
 import pytest
@@ -10,12 +13,18 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
-from inchworm.backends.torch.learner import PPOOptimizer, pick_device
+from inchworm.backends.torch.learner import PackedSequences, PPOOptimizer, micro_batches, pick_device, sequences_of
 from inchworm.backends.torch.loss import normalize
-from inchworm.config.sections import PPOConfig
-from inchworm.core.errors import ConfigError
+from inchworm.backends.torch.network import to_tensor
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Learner
-from inchworm.rollout.rollout import combine_rollouts
+from inchworm.core.types import Advantages, Evaluation, Minibatch
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.rollout.sequences import split_into_sequences
 
 CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4, rollout_steps=12)
 TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
@@ -158,3 +167,285 @@ def test_devices():
     for wrong in ("cuda:99", "no such device"):
         with pytest.raises(ConfigError, match=r"cannot be used here .*; use cpu or auto"):
             pick_device(wrong)
+
+
+@pytest.mark.parametrize("how", ["nan loss", "infinite loss", "nan gradient"])
+def test_a_bad_minibatch_leaves_a_foreign_optimizer_alone(make_policy, collect, parameters, how):
+    def flaw(values):
+        if how == "nan gradient":  # a finite loss whose gradient is not: d sqrt(x) / dx at 0
+            return (values * 0).sqrt().sum()
+        return values.sum() * float("nan") if how == "nan loss" else values.sum() + float("inf")
+
+    def moments():
+        return [np.array(leaf) for leaf in optree.tree_leaves(learner.state_dict()["moments"])]
+
+    policy = make_policy()
+    sgd = torch.optim.SGD(policy.parameters(), lr=0.1, momentum=0.9)
+    learner = learner_of(policy, CONFIG.replace(num_minibatches=1, update_epochs=1), optimizer=sgd)
+    learner.update(collect(policy))  # a good one, so that there are moments to harm
+    before, saved = parameters(policy), moments()
+    assert learner.update(collect(policy, seed=1), [flaw])["skipped_steps"] == 1
+    np.testing.assert_array_equal(parameters(policy), before)
+    assert len(saved) > 0
+    assert all(np.array_equal(one, other) for one, other in zip(moments(), saved, strict=True))
+    learner.update(collect(policy, seed=2))
+    assert (parameters(policy) != before).any()
+
+
+def test_a_policy_that_returns_nan_from_the_start_leaves_finite_metrics(make_policy, collect):
+    class Lost(TorchPolicy):
+        def evaluate(self, minibatch):
+            evaluation = super().evaluate(minibatch)
+            return Evaluation(evaluation.log_probs * float("nan"), evaluation.entropy, evaluation.values, evaluation.value_scale)
+
+    policy = Lost(make_policy().spec)
+    rollout = collect(policy)
+    with pytest.warns(UserWarning, match="ratio_error"):
+        stats = learner_of(policy, CONFIG.replace(update_epochs=1, num_minibatches=1)).update(rollout)
+    assert all(np.isfinite(list(stats.values())))
+    assert stats["skipped_steps"] == 1
+
+
+# Normalisers: they move once an update, by that rollout alone
+
+BOTH = {"normalize_observations": True, "normalize_values": True}
+
+
+def test_the_first_update_moves_statistics_only(make_policy, collect):
+    policy = make_policy(**BOTH)
+    learner, rollout = PPOOptimizer(policy, CONFIG, device="cpu"), collect(policy)
+    before, values = policy.get_weights(), policy.value(rollout.observations)
+    stats = learner.update(rollout)
+    after = policy.get_weights()
+    assert stats["warm_up"] == 1
+    assert all(stats[name] == 0 for name in ("loss", "policy_loss", "grad_norm"))
+    assert all(np.isfinite(list(stats.values())))
+    for name in before:
+        moved = name.startswith(("observation_normalizer", "value_normalizer", "critic.head", "policy_version"))
+        assert np.array_equal(before[name], after[name]) != moved, name
+    assert learner.updates == policy.policy_version == 1
+    assert learner.optimizer.state_dict()["step"] == 0  # no optimiser step was made
+    assert "warm_up" not in learner.update(collect(policy, seed=1))
+    assert values.shape == (12, 3)
+
+
+def test_statistics_stand_still_within_an_update(make_policy, collect):
+    """Every minibatch of every epoch is seen with the statistics that acted: the first one's ratio is 1."""
+    policy = make_policy(**BOTH)
+    learner = PPOOptimizer(policy, CONFIG, device="cpu")
+    learner.update(collect(policy))
+    assert policy.get_weights()["observation_normalizer.count"] == 36
+    assert learner.update(collect(policy, seed=1))["ratio_error"] < 5e-5
+    seen = []
+
+    def spy(policy):
+        seen.append(policy.get_weights()["observation_normalizer.mean"])
+        return torch.zeros(())
+
+    learner.update(collect(policy, seed=2), [spy])
+    assert len(seen) == 8
+    assert all(np.array_equal(mean, seen[0]) for mean in seen)
+    assert (policy.get_weights()["observation_normalizer.mean"] != seen[0]).any()
+    assert policy.get_weights()["observation_normalizer.count"] == 3 * 36
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.Box(0, 255, (2,), np.uint8)], ids=["categories", "bytes"])
+def test_observations_that_are_scaled_already_need_no_statistics(make_policy, collect, space):
+    policy = make_policy(space, normalize_observations=True)
+    learner = PPOOptimizer(policy, CONFIG, device="cpu")
+    stats = learner.update(collect(policy))
+    assert "warm_up" not in stats  # nothing to wait for
+    assert not any(name.startswith("observation_normalizer") for name in policy.get_weights())
+
+
+def test_images_with_a_normaliser(make_policy):
+    space = spaces.Dict({"image": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-9, 9, (2,))})
+    for observation_space in (space, space["image"]):
+        policy = make_policy(observation_space, kind="cnn", cnn_filters=((4, 3, 2),), cnn_features=6, **BOTH)
+        learner = PPOOptimizer(policy, CONFIG, device="cpu")
+        rollout = create_fake_rollout(observation_space, policy.spec.action_space, 8, 2)
+        assert learner.update(rollout)["warm_up"] == 1
+        stats = learner.update(rollout)  # made-up log-probs, by nobody's weights: no warning of them
+        assert all(np.isfinite(list(stats.values())))
+
+
+# Rollouts as sequences, minibatches and micro-batches
+
+SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
+
+
+def tensors(rollout):
+    return rollout.map(lambda array: torch.from_numpy(array.astype(np.int64) if array.dtype == np.uint64 else np.array(array)))
+
+
+def advantages_of(rollout):
+    number = torch.arange(rollout.rewards.numel(), dtype=torch.float32).reshape(rollout.rewards.shape)
+    return Advantages(number, number, number, number)
+
+
+def test_dead_rows_have_no_advantage_and_no_value_error():
+    rollout = create_fake_rollout(SPACE, spaces.Discrete(3), 4, 2)
+    valid = rollout.valid.copy()
+    valid[2, 1] = False
+    held = tensors(replace(rollout, valid=valid))
+    numbers = torch.arange(8.0).reshape(4, 2)
+    sequences = sequences_of(held, Advantages(numbers, numbers, numbers + 10, numbers + 20), 1, successors=False)
+    dead = 2 * 2 + 1  # column of row 2, lane 1
+    assert not sequences.valid[0, dead]
+    assert sequences.advantages[0, dead] == 0
+    assert sequences.returns[0, dead] == sequences.values[0, dead] == 5
+    assert sequences.advantages[0, 0] == 10
+    assert sequences.returns[0, 0] == 20
+
+
+def test_a_minibatch_is_a_choice_of_columns():
+    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 6, 2))
+    sequences = sequences_of(rollout, advantages_of(rollout), 2, successors=False)
+    assert sequences.valid.shape == (2, 6)
+    permutation = np.random.default_rng(0).permutation(6)
+    parts = PackedSequences(sequences).shuffled(4, permutation)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
+    assert [int(part.valid.sum()) for part in parts] == [4, 4, 2, 2]
+    starts = [int(part.values[0, column]) for part in parts for column in range(2) if part.valid[0, column]]
+    # Column chunk * 2 + lane begins at row 2 * chunk of its lane: number 4 * chunk + lane.
+    assert starts == [4 * (column // 2) + column % 2 for column in permutation]
+    for part in parts:
+        torch.testing.assert_close(part.values[1], part.values[0] + 2)  # the next row of the same lane
+
+
+def test_advantages_are_normalised_minibatch_by_minibatch():
+    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 6, 2))
+    packed = PackedSequences(sequences_of(rollout, advantages_of(rollout), 2, successors=False))
+    permutation = np.random.default_rng(0).permutation(6)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
+    for plain, scaled in zip(packed.shuffled(4, permutation), packed.shuffled(4, permutation, normalized=True)):
+        numbers = plain.advantages[plain.valid].double()
+        expected = (numbers - numbers.mean()) / (numbers.std() + 1e-8)
+        torch.testing.assert_close(scaled.advantages[scaled.valid].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_micro_batches_are_the_minibatch_in_pieces():
+    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 5, 2))
+    whole = sequences_of(rollout, advantages_of(rollout), 1, successors=True)
+    assert list(micro_batches(whole, 1)) == [whole]
+    for pieces in (2, 3, 10, 99):
+        parts = list(micro_batches(whole, pieces))
+        assert len(parts) == min(pieces, 10)
+        for field in fields(Minibatch):
+            trees = [getattr(part, field.name) for part in parts]
+            if field.name != "policy_state" and optree.tree_leaves(trees[0]):
+                joined = optree.tree_map(lambda *leaves: torch.cat(leaves, 1), *trees)
+                assert optree.tree_all(optree.tree_map(torch.equal, joined, getattr(whole, field.name)))
+
+
+def test_recorded_memory_follows_its_sequence():
+    rollout = create_fake_rollout(SPACE, spaces.Discrete(3), 4, 2)
+    memory = np.arange(2 * 2, dtype=np.float32).reshape(2, 2, 1)  # [T/L, B, mem]: 2 chunks of 2 lanes
+    cut_state = np.zeros((len(rollout.cut_rows), 1), np.float32)
+    held = tensors(replace(rollout, policy_state=memory, cut_state=cut_state))
+    sequences = sequences_of(held, advantages_of(held), 2, successors=False)
+    assert sequences.policy_state.shape == (4, 1)
+    for part in PackedSequences(sequences).shuffled(2, np.array([3, 1, 0, 2])):
+        chunks, lanes = (part.values[0] // 4).long(), (part.values[0] % 2).long()
+        torch.testing.assert_close(part.policy_state[:, 0], torch.from_numpy(memory)[chunks, lanes, 0])
+        for half in micro_batches(part, 2):
+            assert half.policy_state.shape == (1, 1)
+
+
+# A central critic
+
+
+def central_spec(**options):
+    config = PolicyConfig(hidden_sizes=(8,), central_critic=True, **options)
+    return PolicySpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), config, spaces.Box(-9, 9, (2,)), 2)
+
+
+def central_rollout(num_lanes=6, copies=3, num_steps=8):
+    """The global state of copy c at row t is (c, t), and a row's reward is its lane, so that both can be recognised."""
+    fake = create_fake_rollout(central_spec().observation_space, central_spec().action_space, num_steps, num_lanes)
+    time, copy = np.meshgrid(np.arange(num_steps), np.arange(copies), indexing="ij")
+    world = np.stack([copy, time], -1).astype(np.float32)  # [T, E, 2]
+    cuts = np.stack([fake.cut_rows[:, 1] // (num_lanes // copies), fake.cut_rows[:, 0] + 1], 1).astype(np.float32)
+    rewards = np.broadcast_to(np.arange(num_lanes, dtype=np.float32), (num_steps, num_lanes))
+    return Rollout.from_dict({**fake.to_dict(), "global_state": world, "cut_global_state": cuts, "rewards": rewards})
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_every_sequence_of_a_minibatch_has_the_world_of_its_copy(length):
+    rollout = central_rollout().map(partial(to_tensor, device="cpu"))
+    nothing = torch.zeros((8, 6))
+    nothing_known = Advantages(nothing, nothing, nothing, nothing)
+    shared = split_into_sequences(rollout.global_state, length)
+    whole = sequences_of(rollout, nothing_known, length, successors=False)
+    packed = PackedSequences(sequences_of(replace(rollout, global_state=()), nothing_known, length, successors=False), shared)
+    columns = whole.valid.shape[1]
+    order = np.random.default_rng(0).permutation(columns)
+    parts = packed.shuffled(2, order)
+    assert sum(part.valid.shape[1] for part in parts) >= columns
+    for minibatch in (whole, *parts):
+        lanes, world, place = minibatch.rewards, minibatch.global_state["world"], minibatch.global_state["place"]
+        assert world.shape == (*minibatch.valid.shape, 2)
+        torch.testing.assert_close(world[..., 0], lanes // 2)
+        torch.testing.assert_close(place, (lanes % 2).long())
+    first = torch.from_numpy(order[: parts[0].valid.shape[1]])
+    for name in ("world", "place"):
+        torch.testing.assert_close(parts[0].global_state[name], whole.global_state[name][:, first])
+
+
+def test_the_gradient_reaches_the_critics_view_of_the_world_and_no_actor():
+    policy = TorchPolicy(central_spec())
+    rollout = central_rollout().map(partial(to_tensor, device="cpu"))
+    minibatch = sequences_of(rollout, advantages_of(rollout), 1, successors=False)
+    dead = replace(minibatch, valid=torch.zeros_like(minibatch.valid))
+    policy.evaluate(minibatch).values.sum().backward()
+    named = dict(policy.named_parameters())
+    own, world = named["network.critic.0.weight"].grad.split([3, 4], 1)
+    assert (world != 0).all()
+    assert (own != 0).any()
+    assert all(parameter.grad is None for name, parameter in named.items() if "actor" in name)
+    policy.zero_grad()
+    policy.evaluate(dead).values.sum().backward()
+    own, world = named["network.critic.0.weight"].grad.split([3, 4], 1)
+    assert (own == 0).all()  # of the dead the critic learns through the world alone
+    assert (world != 0).all()
+
+
+def test_statistics_of_the_world_count_each_copy_once():
+    normalized = central_spec(normalize_observations=True)
+    rollout = central_rollout()
+    for policy in (TorchPolicy(normalized), NumpyPolicy(normalized)):
+        assert policy.statistics.pending
+        policy.update_statistics(rollout, rollout.rewards)
+        assert policy.statistics.global_state is not None
+        assert policy.statistics.global_state.count == 8 * 3
+        np.testing.assert_allclose(policy.statistics.global_state.mean[-2:], [1, 3.5])  # copies 0 1 2, times 0 to 7
+        assert not policy.statistics.pending
+
+
+def test_accumulated_gradients_are_the_same():
+    weights = []
+    for pieces in (1, 2):
+        learner = PPOOptimizer(TorchPolicy(central_spec()), CONFIG.replace(gradient_accumulation=pieces, normalize_advantages="minibatch"))
+        learner.update(central_rollout())
+        weights.append(learner.policy.get_weights())
+    for name, value in weights[0].items():
+        np.testing.assert_allclose(value, weights[1][name], atol=1e-5, err_msg=name)
+
+
+def test_a_loss_can_be_asked_for_with_the_world_given():
+    learner, rollout = PPOOptimizer(TorchPolicy(central_spec()), CONFIG), central_rollout(num_lanes=3, copies=3)
+    flat = {name: rollout[name].reshape(24, *rollout[name].shape[2:]) for name in ("observations", "actions", "log_probs")}
+    numbers, world = np.zeros(24, np.float32), {"world": rollout.global_state.reshape(24, 2), "place": np.zeros(24, np.int64)}
+    terms = learner.compute_ppo_loss(**flat, global_state=world, advantages=numbers, returns=numbers, values=numbers)
+    assert terms["value_loss"].item() > 0
+
+
+def test_rollouts_with_another_global_state_are_refused():
+    learner, rollout = PPOOptimizer(TorchPolicy(central_spec()), CONFIG), central_rollout()
+    cuts = len(rollout.cut_rows)
+    wider = replace(rollout, global_state=np.zeros((8, 3, 5), np.float32), cut_global_state=np.zeros((cuts, 5)))
+    for wrong, words in (
+        (replace(rollout, global_state=(), cut_global_state=()), "needs a global state, and there is none"),
+        (wider, "global_state"),
+        (central_rollout(num_lanes=9), "has 3 lanes per copy, but the policy's central critic was made for 2"),
+    ):
+        with pytest.raises(InchwormError, match=words):
+            learner.update(wrong)

@@ -1,39 +1,28 @@
-"""The torch policy as people use it: acting, predicting, images, chunks, devices of its weights."""
+"""The torch policy: random streams, values in chunks, and networks and policies that users bring."""
 
 from __future__ import annotations
 
 import numpy as np
+import optree
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.registry import acting_policy, compute_advantages, is_builtin
 from inchworm.backends.torch import policy as module
-from inchworm.backends.torch.network import SpecNetwork
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PolicyConfig
-from inchworm.core.errors import InchwormError
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Policy
+from inchworm.core.types import Evaluation, PolicyStep
 from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
 
 CNN = PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2), (5, 2, 1)), cnn_features=6, hidden_sizes=(7,))
-
-
-def test_it_keeps_the_policy_contract(make_policy):
-    policy = make_policy()
-    assert isinstance(policy, Policy)
-    assert policy.initial_state(4) == ()
-    assert policy.device == torch.device("cpu")
-
-
-def test_predict(make_policy):
-    policy = make_policy(action_space=spaces.Discrete(3, start=2))
-    action = policy.predict(np.zeros(3))
-    assert type(action) is int
-    assert action in (2, 3, 4)
-    sampled = {policy.predict(np.zeros(3), deterministic=False, rng=np.random.default_rng(seed)) for seed in range(20)}
-    assert sampled == {2, 3, 4}
-    assert policy.predict(np.zeros(3), deterministic=False) in (2, 3, 4)
 
 
 def test_values_do_not_depend_on_the_chunks_they_are_made_in(make_policy, monkeypatch):
@@ -46,36 +35,7 @@ def test_values_do_not_depend_on_the_chunks_they_are_made_in(make_policy, monkey
     assert not policy.value(observations).requires_grad
 
 
-@pytest.mark.parametrize("shape", [(3, 9, 8), (9, 8, 3)], ids=["channels first", "channels last"])
-def test_images_channels_first_or_last(shape):
-    spec = PolicySpec(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), CNN)
-    policy = TorchPolicy(spec)
-    images = np.random.default_rng(0).integers(0, 256, (4, *shape)).astype(np.uint8)
-    found = policy.value(images[None])[0]
-    # The same by hand: channels to the front, bytes to 0 … 1, two convolutions with relu, a dense layer with relu, the critic.
-    x = torch.from_numpy(images if shape[0] == 3 else images.transpose(0, 3, 1, 2).copy()).float() / 255
-    weights = {name: torch.from_numpy(value) for name, value in policy.get_weights().items() if value.dtype == np.float32}
-    for index, stride in ((0, 2), (1, 1)):
-        weight, bias = weights[f"cnn.observation.{index}.weight"], weights[f"cnn.observation.{index}.bias"]
-        x = torch.relu(torch.nn.functional.conv2d(x, weight, bias, stride))
-    x = torch.relu(x.flatten(1) @ weights["cnn.observation.head.weight"].T + weights["cnn.observation.head.bias"])
-    x = torch.tanh(x @ weights["critic.0.weight"].T + weights["critic.0.bias"])
-    expected = (x @ weights["critic.head.weight"].T + weights["critic.head.bias"])[:, 0]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_an_image_beside_numbers():
-    space = spaces.Dict({"camera": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
-    policy = TorchPolicy(PolicySpec(space, spaces.Discrete(2), CNN))
-    rng = np.random.default_rng(0)
-    image = rng.integers(0, 256, (1, 2, 9, 8, 1)).astype(np.uint8)
-    speed = rng.normal(size=(1, 2, 2)).astype(np.float32)
-    base = policy.value({"camera": image, "speed": speed})
-    assert (policy.value({"camera": 255 - image, "speed": speed}) != base).all()  # both are seen
-    assert (policy.value({"camera": image, "speed": -speed}) != base).all()
-
-
-def test_the_mask_is_no_input_of_the_network(make_policy):
+def test_the_mask_is_not_an_input_of_the_network(make_policy):
     space = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
     policy = make_policy(space)
     x = np.random.default_rng(0).normal(size=(1, 2, 2)).astype(np.float32)
@@ -84,26 +44,10 @@ def test_the_mask_is_no_input_of_the_network(make_policy):
     torch.testing.assert_close(*values, rtol=0, atol=0)
 
 
-def test_weights_go_to_numpy_and_back(make_policy):
-    policy = make_policy(action_space=spaces.Box(-1, 1, (2,)), normalize_observations=True, normalize_values=True)
-    twin = NumpyPolicy(policy.spec, policy.get_weights())
-    back = TorchPolicy(policy.spec, twin.get_weights(), seed=5)
-    for name, value in policy.get_weights().items():
-        np.testing.assert_array_equal(back.get_weights()[name], value)
-    with pytest.raises(InchwormError, match="missing"):
-        back.set_weights({})
-
-
-def test_building_a_network_draws_no_random_numbers(make_policy):
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    SpecNetwork(make_policy().spec)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_acting_draws_from_the_given_stream_only(make_policy):
     policy = make_policy()
     before = torch.random.get_rng_state()
+    assert policy.predict(np.zeros(3), deterministic=False, rng=np.random.default_rng(0)) in (0, 1, 2)
     streams = [np.random.default_rng(1), np.random.default_rng(1)]
     steps = [policy.act(np.zeros((5, 3), np.float32), (), np.ones(5, bool), stream) for stream in streams]
     np.testing.assert_array_equal(steps[0].actions, steps[1].actions)
@@ -116,3 +60,223 @@ def test_log_std_is_bounded_under_tanh(make_policy):
     for one in (policy, twin):
         draws = one.act(np.zeros((4000, 3), np.float32), (), np.ones(4000, bool), np.random.default_rng(0)).actions
         assert draws.std() == pytest.approx(np.exp(2.0), rel=0.05)  # not e^4
+
+
+class Counting(Network):
+    """Records how many rows come at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def values(self, observations):
+        leaves = optree.tree_leaves(observations)
+        self.rows.append(len(leaves[0]))
+        return sum(leaf.flatten(1).float().sum(1) for leaf in leaves)
+
+
+def test_the_critic_reads_fewer_rows_at_once_the_larger_they_are(monkeypatch):
+    monkeypatch.setattr(module, "VALUE_CHUNK", 4)
+    monkeypatch.setattr(module, "VALUE_NUMBERS", 60)
+    for size, expected in ((2, [4, 4, 2]), (20, [3, 3, 3, 1]), (100, [1] * 10)):  # 60 // 2 > 4; 60 // 20 = 3; never none
+        spec = PolicySpec(spaces.Box(0, 9, (size,)), spaces.Discrete(2), PolicyConfig())
+        policy = TorchPolicy(spec, network=Counting())
+        values = policy.value(np.ones((5, 2, size), np.float32))
+        assert policy.network.rows == expected
+        assert torch.equal(values, torch.full((5, 2), float(size)))
+
+
+# Networks and policies of users
+
+CONFIG = PPOConfig(update_epochs=4, num_minibatches=4, learning_rate=1e-2, ent_coef=0.0)
+
+
+def play(policy, seed, steps=32, lanes=8):
+    """A world of one step an episode: the observation is a sign, the right action (0 or 1) names it, the reward says so."""
+    rng = np.random.default_rng(seed)
+    state, rows = policy.initial_state(lanes), []
+    for _ in range(steps):
+        signs = rng.integers(0, 2, lanes)
+        observations = np.stack([2.0 * signs - 1, rng.normal(size=lanes)], -1).astype(np.float32)
+        step = policy.act(observations, state, np.ones(lanes, bool), rng)
+        state = step.state
+        rows.append((observations, step.actions, step.log_probs, (step.env_actions == signs).astype(np.float32)))
+    observations, actions, log_probs, rewards = (np.stack(column) for column in zip(*rows))
+    terminated = np.ones_like(rewards, bool)
+    return Rollout.from_dict(
+        {"observations": observations, "actions": actions, "log_probs": log_probs, "rewards": rewards, "terminated": terminated}
+    )
+
+
+class MyNetwork(Network):
+    """A network of a user, with a gate and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(2, 16)
+        self.gate = nn.Linear(2, 16)
+        self.actor, self.critic = nn.Linear(16, 2), nn.Linear(16, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def features(self, observations):
+        return torch.tanh(self.body(observations)) * torch.sigmoid(self.gate(observations))
+
+    def action_outputs(self, observations):
+        return self.actor(self.features(observations))
+
+    def values(self, observations):
+        return self.critic(self.features(observations)).squeeze(-1)
+
+
+SPEC = PolicySpec(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), PolicyConfig())
+
+
+def train(policy, updates=6):
+    learner = PPOOptimizer(policy, CONFIG, device="cpu")
+    for seed in range(updates):
+        stats = learner.update(play(policy, seed))
+        assert all(np.isfinite(list(stats.values())))
+        assert stats["ratio_error"] < 5e-5
+    return learner
+
+
+def test_a_network_behind_torch_policy_learns():
+    torch.manual_seed(0)
+    policy = TorchPolicy(SPEC, network=MyNetwork())
+    assert not policy.builtin
+    assert play(policy, 100).rewards.mean() < 0.7
+    train(policy)
+    assert play(policy, 101).rewards.mean() > 0.9
+    assert policy.predict(np.array([1.0, 0.0])) == 1
+    assert policy.predict(np.array([-1.0, 0.0])) == 0
+    assert acting_policy(policy) is policy  # it acts where it learns
+    assert not is_builtin(policy)
+
+
+def test_its_weights_are_its_parameters_and_buffers():
+    policy, other = TorchPolicy(SPEC, network=MyNetwork()), TorchPolicy(SPEC, network=MyNetwork())
+    policy.network.calls.fill_(5)
+    policy.policy_version = 3
+    weights = policy.get_weights()
+    layers = [f"network.{layer}.{kind}" for layer in ("body", "gate", "actor", "critic") for kind in ("weight", "bias")]
+    assert {*layers, "network.calls", "policy_version"} == set(weights)
+    other.set_weights(weights)
+    assert other.policy_version == 3
+    assert other.network.calls == 5
+    observations = np.random.default_rng(0).normal(size=(1, 5, 2)).astype(np.float32)
+    torch.testing.assert_close(other.value(observations), policy.value(observations), rtol=0, atol=0)
+    with pytest.raises(InchwormError, match=r"missing \['network.actor.weight'\]"):
+        other.set_weights({name: value for name, value in weights.items() if name != "network.actor.weight"})
+    with pytest.raises(InchwormError, match=r"network.actor.bias has shape \(1,\); the policy needs \(2,\)"):  # never broadcast
+        other.set_weights({**weights, "network.actor.bias": np.ones(1, np.float32)})
+
+
+def test_a_users_parameter_may_have_the_name_of_a_builtin_one():
+    class Named(MyNetwork):
+        def __init__(self):
+            super().__init__()
+            self.log_std = nn.Parameter(torch.tensor([7.0]))
+
+    for space in (spaces.Discrete(2), spaces.Box(-1, 1, (2,))):
+        policy = TorchPolicy(PolicySpec(SPEC.observation_space, space, PolicyConfig()), network=Named())
+        weights = policy.get_weights()
+        assert weights["network.log_std"] == [7.0]
+        policy.set_weights({**weights, "network.log_std": np.array([8.0], np.float32)})
+        assert float(policy.network.log_std.detach()) == 8.0
+        assert (policy.log_std == 0).all()
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigError, match="belong to the built-in networks"):
+        TorchPolicy(PolicySpec(SPEC.observation_space, SPEC.action_space, PolicyConfig(normalize_values=True)), network=MyNetwork())
+    with pytest.raises(TypeError, match=r"Network must define action_outputs"):
+        TorchPolicy(SPEC, network=Network()).predict(np.zeros(2))
+    with pytest.raises(TypeError, match=r"Network must define values"):
+        TorchPolicy(SPEC, network=Network()).value(np.zeros((1, 1, 2), np.float32))
+
+
+class RawPolicy(nn.Module):
+    """The seven methods of the contract, without inheriting from this library."""
+
+    def __init__(self):
+        super().__init__()
+        self.policy_version = 0
+        self.actor = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.rollouts_seen = 0
+
+    def initial_state(self, num_lanes):
+        return ()
+
+    def act(self, observations, state, episode_starts, rng, *, deterministic=False):
+        with torch.no_grad():
+            log_p = torch.log_softmax(self.actor(torch.as_tensor(observations)), -1).numpy()
+        if deterministic:
+            actions = log_p.argmax(-1)
+        else:
+            actions = (rng.random(len(log_p)) > np.exp(log_p[:, 0])).astype(np.int64)
+        return PolicyStep(actions, actions, log_p[np.arange(len(log_p)), actions], state)
+
+    def value(self, observations, state, episode_starts):
+        with torch.no_grad():
+            return self.critic(observations).squeeze(-1)
+
+    def evaluate(self, minibatch):
+        distribution = torch.distributions.Categorical(logits=self.actor(minibatch.observations))
+        values = self.critic(minibatch.observations).squeeze(-1)
+        return Evaluation(distribution.log_prob(minibatch.actions), distribution.entropy(), values, 1.0)
+
+    def update_statistics(self, rollout, returns):
+        assert isinstance(rollout, Rollout)
+        assert returns.shape == rollout.rewards.shape
+        self.rollouts_seen += 1
+
+    def get_weights(self):
+        weights = {name: tensor.detach().numpy().copy() for name, tensor in self.state_dict().items()}
+        return {**weights, "policy_version": np.array(self.policy_version)}
+
+    def set_weights(self, weights):
+        self.policy_version = int(weights["policy_version"])
+        self.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items() if name != "policy_version"})
+
+
+@pytest.mark.parametrize("clip_vloss", [False, True])
+def test_a_raw_module_that_keeps_the_contract_learns(clip_vloss):
+    torch.manual_seed(0)
+    policy = RawPolicy()
+    assert isinstance(policy, Policy)
+    learner = PPOOptimizer(policy, CONFIG.replace(clip_vloss=clip_vloss), device="cpu")
+    for seed in range(6):
+        learner.update(play(policy, seed))
+    assert play(policy, 101).rewards.mean() > 0.9
+    assert policy.policy_version == policy.rollouts_seen == learner.updates == 6
+    other = RawPolicy()
+    other.set_weights(policy.get_weights())
+    assert play(other, 101).rewards.mean() == play(policy, 101).rewards.mean()
+
+
+def test_advantages_of_a_raw_module_as_arrays():
+    policy = RawPolicy()
+    rollout = play(policy, 0, steps=4, lanes=2)
+    found = compute_advantages(policy, rollout, CONFIG)
+    assert isinstance(found.values, np.ndarray)
+    np.testing.assert_allclose(found.advantages, rollout.rewards - found.values, atol=1e-6)  # every row is terminal
+
+
+def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
+    modes = []
+
+    class Watching(MyNetwork):
+        def features(self, observations):
+            modes.append(self.training)
+            return super().features(observations)
+
+    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
+    policy = TorchPolicy(spec, network=Watching())
+    rollout = play(policy, 0)
+    assert set(modes) == {False}, "dropout and the like are off while acting"
+    modes.clear()
+    PPOOptimizer(policy, CONFIG).update(rollout)
+    assert modes[:2] == [False, False], "the critic's pass over the rollout and its cut rows"
+    assert modes[2:4] == [False, False], "actor and critic for ratio_error, which asks whether what acted is what learns"
+    assert set(modes[4:]) == {True}

@@ -1,19 +1,18 @@
-"""Image policies: the same numbers however they are laid out in memory, split or scaled, learning or acting."""
+"""The built-in network: images in any memory layout, split or scaled, and arrays as tensors."""
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
-import optree
 import pytest
 import torch
 from gymnasium import spaces
 
 from inchworm.backends.torch import network as module
-from inchworm.backends.torch import policy as rows_module
-from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.network import Network, channels_together
+from inchworm.backends.torch.network import SpecNetwork, channels_together, to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.config.sections import PolicyConfig
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 
@@ -48,11 +47,11 @@ def test_numbers_and_gradients_are_those_of_plain_convolutions(shape, filters):
     network = make_policy(shape, filters).network
     images = draw(shape, 5)
     expected = by_hand(network, images, 1 / 255, filters)
-    slopes = torch.autograd.grad(sum(part.square().sum() for part in expected), list(network.parameters()))
+    gradients = torch.autograd.grad(sum(part.square().sum() for part in expected), list(network.parameters()))
     found = network(images)  # with gradients
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(
-        torch.autograd.grad(sum(part.square().sum() for part in found), list(network.parameters())), slopes, rtol=1e-4, atol=1e-5
+        torch.autograd.grad(sum(part.square().sum() for part in found), list(network.parameters())), gradients, rtol=1e-4, atol=1e-5
     )
     with torch.no_grad():
         torch.testing.assert_close(network(images), tuple(part.detach() for part in expected), rtol=1e-5, atol=1e-6)
@@ -78,10 +77,10 @@ def test_channels_lie_together(shape):
     channels, height, width = shape
     assert found.stride() == (channels * height * width, 1, width * channels, channels)
     already = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert channels_together(already).data_ptr() == already.data_ptr() or channels == 1  # of one channel nobody can tell
+    assert channels_together(already).data_ptr() == already.data_ptr() or channels == 1  # with one channel both layouts are the same
 
 
-def test_images_are_read_a_few_at_once_where_nobody_learns(monkeypatch):
+def test_images_are_read_a_few_at_once_without_gradients(monkeypatch):
     policy = make_policy((3, 14, 12))
     images, sizes = draw((3, 14, 12), 7), []
     whole = policy.value(images[None].numpy())
@@ -93,43 +92,7 @@ def test_images_are_read_a_few_at_once_where_nobody_learns(monkeypatch):
     assert sizes == [3, 3, 1, 7]  # with gradients all together
 
 
-class Counting(Network):
-    """Remembers how many rows came at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def values(self, observations):
-        leaves = optree.tree_leaves(observations)
-        self.rows.append(len(leaves[0]))
-        return sum(leaf.flatten(1).float().sum(1) for leaf in leaves)
-
-
-def test_the_critic_reads_fewer_rows_at_once_the_larger_they_are(monkeypatch):
-    monkeypatch.setattr(rows_module, "VALUE_CHUNK", 4)
-    monkeypatch.setattr(rows_module, "VALUE_NUMBERS", 60)
-    for size, expected in ((2, [4, 4, 2]), (20, [3, 3, 3, 1]), (100, [1] * 10)):  # 60 // 2 > 4; 60 // 20 = 3; never none
-        spec = PolicySpec(spaces.Box(0, 9, (size,)), spaces.Discrete(2), PolicyConfig())
-        policy = TorchPolicy(spec, network=Counting())
-        values = policy.value(np.ones((5, 2, size), np.float32))
-        assert policy.network.rows == expected
-        assert torch.equal(values, torch.full((5, 2), float(size)))
-
-
-def test_learning_from_images_twice_gives_the_same_bits():
-    config = PPOConfig(minibatch_size=16, update_epochs=2)
-    rollout = create_fake_rollout(spaces.Box(0, 255, (3, 14, 12), np.uint8), spaces.Discrete(3), 16, 4)
-    results = []
-    for _ in range(2):
-        policy = make_policy((3, 14, 12))
-        PPOOptimizer(policy, config, device="cpu", seed=1).update(rollout)
-        results.append(policy.get_weights())
-    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
-    assert not np.array_equal(results[0]["cnn.observation.0.weight"], make_policy((3, 14, 12)).get_weights()["cnn.observation.0.weight"])
-
-
-def test_acting_says_what_learning_says():
+def test_acting_and_learning_agree_on_images():
     policy = make_policy((3, 14, 12))
     images = draw((3, 14, 12), 8)
     step = policy.act(images.numpy(), (), np.ones(8, bool), np.random.default_rng(0))
@@ -137,3 +100,35 @@ def test_acting_says_what_learning_says():
         outputs, _ = policy.network(images)
     log_probs = torch.log_softmax(outputs, -1)[torch.arange(8), torch.from_numpy(np.array(step.actions)).long()]
     np.testing.assert_allclose(step.log_probs, log_probs.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_image_next_to_numbers():
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
+    policy = TorchPolicy(
+        PolicySpec(space, spaces.Discrete(2), PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2),), cnn_features=6, hidden_sizes=(7,)))
+    )
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (1, 2, 9, 8, 1)).astype(np.uint8)
+    speed = rng.normal(size=(1, 2, 2)).astype(np.float32)
+    base = policy.value({"camera": image, "speed": speed})
+    assert (policy.value({"camera": 255 - image, "speed": speed}) != base).all()  # both are seen
+    assert (policy.value({"camera": image, "speed": -speed}) != base).all()
+
+
+def test_building_a_network_draws_no_random_numbers():
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    SpecNetwork(make_policy((3, 14, 12)).spec)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_tensors_of_read_only_memory_are_copies():
+    rollout = create_fake_rollout(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), 3, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where a tensor would write to read-only memory
+        tensor = to_tensor(rollout.rewards, "cpu")
+    before = rollout.rewards.copy()
+    tensor.zero_()
+    np.testing.assert_array_equal(rollout.rewards, before)
+    assert to_tensor(np.array([2**40], np.uint64), "cpu").dtype == torch.int64  # torch supports few operations on unsigned integers
+    assert to_tensor(tensor, "cpu") is tensor
