@@ -111,9 +111,13 @@ def test_parameters_and_gradients_are_views_of_one_vector_each():
 
 def test_a_pass_is_made_once_for_each_number_of_rows():
     network = network_of(spec_of((4, 4), "silu"))
-    assert network.over(3) is network.over(3)
-    assert network.over(4) is not network.over(3)
-    # Arrays that are used again keep nothing from the pass before: other rows in between change no bit.
+    first = network.over(3)
+    assert network.over(3) is first
+    for rows in range(4, 4 + KEPT_PASSES):
+        assert network.over(rows) is not first
+    assert network.over(3) is not first  # the oldest made room
+    assert len(network._passes) == KEPT_PASSES
+    # Arrays are used again, and other rows in between change no bit.
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 3, 3))
     slopes = rng.normal(size=(4, 3)), rng.normal(size=3)
@@ -130,7 +134,7 @@ def test_a_pass_is_made_once_for_each_number_of_rows():
 
 
 def test_a_gradient_takes_the_place_of_the_last_one():
-    # Backward twice is not twice the gradient: nothing adds up unless somebody adds it.
+    # Backward twice is not twice the gradient: a gradient replaces the last one.
     network = network_of(spec_of((5,), shared_trunk=True))
     rng = np.random.default_rng(0)
     network.over(2).forward(rng.normal(size=(2, 3)))
@@ -154,13 +158,3 @@ def test_float32_stays_float32_and_agrees(activation, hidden_sizes):
         assert outputs.dtype == values.dtype == network.gradient.dtype == dtype
         network.over(7).backward(by_outputs.astype(dtype), by_values.astype(dtype))
     np.testing.assert_allclose(narrow.gradient, wide.gradient, rtol=0, atol=1e-5)
-
-
-def test_arrays_are_kept_for_a_few_numbers_of_samples_only():
-    network = network_of(spec_of())
-    first = network.over(10)
-    assert network.over(10) is first
-    for rows in range(11, 11 + KEPT_PASSES):
-        network.over(rows)
-    assert network.over(10) is not first  # the oldest made room
-    assert len(network._passes) == KEPT_PASSES
