@@ -20,6 +20,7 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of
 from inchworm.backends.torch.memory import Memory as TorchMemory
+from inchworm.backends.torch.memory import Past
 from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
@@ -125,6 +126,16 @@ def in_turn(step, rows, state, starts):
     return torch.stack(features)
 
 
+def over(memory, rows, state, starts):
+    """Features [L, N, size], all rows at once."""
+    return memory(rows, Past(state, starts))[0].reshape(*starts.shape, -1)
+
+
+def step(memory, row, state, start):
+    """(features [N, size], state) after one row."""
+    return memory(row, Past(state, start[None]))
+
+
 def plainly(memory, rows, state, starts):
     return in_turn(functools.partial(plain_step, memory), rows, state, starts)
 
@@ -155,11 +166,11 @@ def test_sequences_are_one_step_after_another_whatever_the_resets(kind, layers, 
     rows, state, starts = some_sequences(memory.layout, all_masks(length), dtype)
     with torch.no_grad():
         expected = plainly(memory, rows, state, starts)
-        for found in (memory.over(rows, state, starts), in_turn(memory.step, rows, state, starts)):
+        for found in (over(memory, rows, state, starts), in_turn(functools.partial(step, memory), rows, state, starts)):
             assert float((found - expected).abs().max()) <= limit
         for column in range(starts.shape[1]):  # one alone, with its own padding or none
             part = slice(column, column + 1)
-            alone = memory.over(rows[:, part], {name: leaf[part] for name, leaf in state.items()}, starts[:, part])
+            alone = over(memory, rows[:, part], {name: leaf[part] for name, leaf in state.items()}, starts[:, part])
             assert float((alone - expected[:, part]).abs().max()) <= limit
 
 
@@ -171,7 +182,7 @@ def test_gradients_are_those_of_a_plain_loop(kind, layers):
     worth = torch.randn((*starts.shape, SIZE), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     inputs = [rows, *memory.parameters()]
     expected = torch.autograd.grad(plainly(memory, rows, state, starts), inputs, worth)
-    found = torch.autograd.grad(memory.over(rows, state, starts), inputs, worth)
+    found = torch.autograd.grad(over(memory, rows, state, starts), inputs, worth)
     for ours, theirs in zip(found, expected):
         assert float(theirs.abs().max()) > 1e-3
         assert float((ours - theirs).abs().max()) <= 1e-10
@@ -345,7 +356,7 @@ def test_the_gradient_reaches_back_to_the_first_row_and_not_beyond_a_reset(kind)
         memory = learner.network.memory
         state = {name: torch.zeros((1, 2, SIZE), dtype=torch.float64) for name in memory.layout.names}
         memory_rows = torch.cat([rows, rows], -1)[..., :6]  # the trunk is 6 wide
-        slope = torch.autograd.grad(memory.over(memory_rows, state, starts)[-1].sum(), rows)[0]  # [6, 1, 3]
+        slope = torch.autograd.grad(over(memory, memory_rows, state, starts)[-1].sum(), rows)[0]  # [6, 1, 3]
         assert (float(slope[0].abs().max()) > 1e-6) is reaches
         assert float(slope[-1].abs().max()) > 1e-3
 

@@ -15,7 +15,7 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import PackedSequences, PPOOptimizer, micro_batches, pick_device, sequences_of
 from inchworm.backends.torch.loss import normalize
-from inchworm.backends.torch.network import to_tensor
+from inchworm.backends.torch.network import Network, to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import ConfigError, InchwormError
@@ -439,6 +439,8 @@ def test_a_loss_can_be_asked_for_with_the_world_given():
 
 
 def test_rollouts_with_another_global_state_are_refused():
+    with pytest.raises(ConfigError, match="belongs to the built-in networks"):
+        TorchPolicy(central_spec(), network=Network())
     learner, rollout = PPOOptimizer(TorchPolicy(central_spec()), CONFIG), central_rollout()
     cuts = len(rollout.cut_rows)
     wider = replace(rollout, global_state=np.zeros((8, 3, 5), np.float32), cut_global_state=np.zeros((cuts, 5)))
