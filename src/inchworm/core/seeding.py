@@ -1,4 +1,4 @@
-"""One seed becomes named, independent, saved random streams. Serves every step that draws a random number.
+"""Named, independent random streams, all derived from one seed and saved with the run.
 
 A stream is derived from (run seed, purpose, counters): no stream depends on how many numbers another has drawn, so
 workers, restarts and resumes do not change what any part of a run sees.

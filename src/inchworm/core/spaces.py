@@ -1,7 +1,7 @@
 """What a Gymnasium space means here: its leaves, the arrays that hold it, and its description as plain data.
 
-Serves every step: the vector env allocates by it, the buffer stores by it, policies encode by it. A tree of values has
-the space's own structure: `Dict` spaces are dicts, `Tuple` spaces are tuples, everything else is an array.
+The vector env and the buffer allocate arrays for a space, and policies encode them. A tree of values has the structure of
+its space: `Dict` spaces are dicts, `Tuple` spaces are tuples, everything else is an array.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 def leaves(space: Space, path: Path = ()) -> Iterator[tuple[Path, Space]]:
-    """The space's parts that are no containers, each with its path, in the order that everything else relies on."""
+    """Yield the parts of a space that are not containers, each with its path, in a fixed order."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces):
             yield from leaves(space.spaces[key], (*path, key))
@@ -86,7 +86,7 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 
 def form_of(space: Space) -> list[Any]:
-    """What of a space a network depends on: the tree, and of each leaf its kind, shape and choices. Bounds are no part of it."""
+    """What of a space a network depends on: the tree, and of each leaf its kind, shape and choices. Bounds are not part of it."""
     return [(path, type(part), leaf_shape(part), mask_sizes(part)) for path, part in leaves(space)]
 
 
@@ -220,7 +220,7 @@ def space_from_dict(data: Mapping[str, Any]) -> Space:
 
 
 def _check_entries(shape: Sequence[int], bytes_each: int) -> None:
-    """Refuse sizes that are no sizes, and those that no memory was meant for."""
+    """Refuse invalid sizes and unreasonably large ones."""
     if any(type(size) is not int or size < 0 for size in shape) or len(shape) > _MAX_RANK:
         raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is none")
     if math.prod(shape) * bytes_each > _MAX_BYTES:

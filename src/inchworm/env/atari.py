@@ -1,4 +1,4 @@
-"""Serves step 1: Atari games with the usual preprocessing, each episode begun from its seed without loading the game again.
+"""Atari games with the usual preprocessing; an episode begins from its seed without loading the game again.
 
 The frames are those of Gymnasium's `AtariPreprocessing` (no-op starts of 1 to 30 frames, each action for four frames, the larger of the
 last two pictures, 84 x 84 grey, a lost life ends the episode), bit for bit, and so are the games: what differs is the time they take.

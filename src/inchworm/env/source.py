@@ -193,6 +193,8 @@ class InProcessVectorEnv(LaneVectorEnv):
 class _InProcess:
     """The engine that steps all copies in this process, one after another."""
 
+    start = None  # `finish` takes the step
+
     def __init__(self, make: Callable[[], Env], num_copies: int, global_state: bool = False) -> None:
         self._copies = LocalCopies(make, 0, num_copies, global_state=global_state)
         self.observation_space, self.action_space = self._copies.observation_space, self._copies.action_space
@@ -201,9 +203,6 @@ class _InProcess:
         self._copies.attach(self.rows)
         self.reset, self.set_options, self.finish = self._copies.reset, self._copies.set_options, self._copies.step
         self.get_states, self.set_states = self._copies.get_states, self._copies.set_states
-
-    def start(self) -> None:
-        """Nothing to start: `finish` takes the step."""
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay one copy after another."""

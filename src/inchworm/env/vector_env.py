@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
@@ -55,8 +55,9 @@ class Engine(Protocol):
         """Begin episodes in some copies and write their first observations into the rows."""
         ...
 
-    def start(self) -> None:
-        """Begin a step with the actions in the rows."""
+    @property
+    def start(self) -> Callable[[], None] | None:
+        """Begin a step with the actions in the rows; None where `finish` takes the whole step."""
         ...
 
     def finish(self) -> list[Ended]:
@@ -193,7 +194,8 @@ class LaneVectorEnv:
             self._put_actions(actions, rows)
         self._phase = _FAILED  # until it has worked
         self._record_actions()
-        self._start()
+        if self._start is not None:
+            self._start()
         self._phase = _SENT
 
     def recv(self) -> EnvStep:

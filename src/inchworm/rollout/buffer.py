@@ -114,9 +114,10 @@ class RolloutBuffer:
         columns = self._columns = {name: Column(name, example, rows[name]) for name, example in self._examples.items()}
         self._row = 0
         self._cuts: dict[tuple[int, int], tuple[Tree, ...]] = {}  # (t, b) -> the true successor: observation, memory, global state, valid
-        self._observed, self._acted, self._result, self._memory = (
-            _targets(columns[name] for name in names) for names in (_OBSERVED, _ACTED, _RESULT, ("policy_state",))
-        )
+        self._observed = _targets([columns[name] for name in _OBSERVED])
+        self._acted = _targets([columns[name] for name in _ACTED])
+        self._result = _targets([columns[name] for name in _RESULT])
+        self._memory = _targets([columns["policy_state"]])
         self._episode_starts, self._terminated, self._valid = (columns[name].tree() for name in ("episode_starts", "terminated", "valid"))
 
     def begin_row(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:

@@ -187,6 +187,7 @@ def _vector_fits(config: EnvConfig) -> bool:
 class _CartPoleEngine(Engine):
     """Steps all lanes of CartPole together."""
 
+    start = None  # `finish` takes the step
     lanes_per_copy = 1
 
     def __init__(
@@ -218,9 +219,6 @@ class _CartPoleEngine(Engine):
         self._dynamics.put(lane, self._env.state)
         self._cuts[lane] = self._now + self._limit - taken
         self._next_cut = min(self._next_cut, self._now + self._limit - taken)
-
-    def start(self) -> None:
-        """Do nothing: `finish` takes the step."""
 
     def finish(self) -> list[Ended]:
         """Step all lanes; where an episode ended, begin the next."""

@@ -59,7 +59,7 @@ def _silu_derivative(z: np.ndarray, _: np.ndarray, into: np.ndarray) -> None:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "tanh": Activation(lambda z, y: np.tanh(z, out=y), _tanh_derivative),
+    "tanh": Activation(np.tanh, _tanh_derivative),
     "relu": Activation(lambda z, y: np.maximum(z, 0, out=y), lambda _, y, into: np.greater(y, 0, out=into, casting="unsafe")),
     "elu": Activation(_elu, lambda _, y, into: np.copyto(into, np.where(y > 0, 1, y + 1))),  # exp(z) = y + 1 below 0
     "leaky_relu": Activation(

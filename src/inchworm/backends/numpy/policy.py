@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any
 
 import numpy as np
 import optree
@@ -17,7 +20,7 @@ from inchworm.backends.numpy.memory import Memory
 from inchworm.backends.numpy.network import ACTIVATIONS
 from inchworm.core.errors import RolloutError, SpaceError
 from inchworm.core.seeding import make_stream
-from inchworm.core.spaces import MASK_KEY, PLACE, WORLD, leaf
+from inchworm.core.spaces import MASK_KEY, PLACE, WORLD
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
 from inchworm.policy.layout import ActionLayout, ObservationLayout
@@ -29,13 +32,13 @@ from inchworm.rollout.rollout import Rollout
 def encode_observations(layout: ObservationLayout, observations: Tree, num_leading: int = 1) -> np.ndarray:
     """Observations [..., *obs] as the flat input [..., F] f32: boxes flattened, categories one-hot, bytes scaled to 0…1."""
     if len(layout.parts) == 1 and layout.parts[0].kind == "box" and layout.parts[0].scale == 1.0:  # the most common space
-        values: np.ndarray = leaf(observations, layout.parts[0].path)
+        values: Any = reduce(getitem, layout.parts[0].path, observations)
         if values.ndim == num_leading + 1 and values.dtype == np.float32:  # already flat
-            return values
+            return values  # type: ignore[no-any-return]
         return np.asarray(values, np.float32).reshape(*values.shape[:num_leading], layout.size)
     pieces = []
     for part in layout.flat:
-        values = np.asarray(leaf(observations, part.path))
+        values = np.asarray(reduce(getitem, part.path, observations))
         leading = values.shape[:num_leading]
         if part.kind == "box":
             pieces.append(values.astype(np.float32).reshape(*leading, part.size) * np.float32(part.scale))
@@ -53,10 +56,10 @@ def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int = 1) -> np.nd
 
 def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """A tree of actions as choices [..., G] counted from 0 and Gaussian values [..., D]."""
-    leading = np.shape(leaf(actions, layout.parts[0].path))[:num_leading]
+    leading = np.shape(reduce(getitem, layout.parts[0].path, actions))[:num_leading]
     choices, gaussians = [np.zeros((*leading, 0), np.int64)], [np.zeros((*leading, 0), np.float32)]
     for part in layout.parts:
-        values = np.asarray(leaf(actions, part.path)).reshape(*leading, part.width)
+        values = np.asarray(reduce(getitem, part.path, actions)).reshape(*leading, part.width)
         if part.kind == "categorical":
             choices.append(values.astype(np.int64) - part.starts)
         else:

@@ -39,6 +39,8 @@ class NextGames:
 class SkirmishEngine(Engine):
     """Steps all arenas together. A copy is an arena; its lanes are the first team's units, then the second's."""
 
+    start = None  # `finish` takes the step
+
     def __init__(self, config: SkirmishConfig, num_envs: int, *, global_state: bool = False) -> None:
         self.config, self.world = config, SkirmishWorld(config, num_envs)
         self._next_games = NextGames(config, num_envs)
@@ -77,9 +79,6 @@ class SkirmishEngine(Engine):
         self._valid[..., arenas] = state.alive[..., arenas]
         if self._global_state:
             self.world.global_state(self.rows.global_state)
-
-    def start(self) -> None:
-        """Do nothing: `finish` takes the step."""
 
     def finish(self) -> list[Ended]:
         """Step all arenas; where a game ended, begin the next."""
