@@ -140,6 +140,15 @@ def test_state_round_trip():
         RunningMeanStd((3,)).load_state_dict({"mean": 0})
 
 
+def test_a_copy_is_equal_and_independent():
+    original = RunningMeanStd((2,))
+    original.update(np.array([[1.0, 2.0], [3.0, 6.0]]))
+    copy = original.copy()
+    original.update(np.array([[100.0, 100.0]]))
+    np.testing.assert_array_equal(copy.mean, [2.0, 4.0])  # (1 + 3) / 2, (2 + 6) / 2
+    assert (copy.count, original.count) == (2, 3)
+
+
 def test_returns():
     normalizer = ReturnNormalizer()
     assert normalizer.mean == 0

@@ -288,6 +288,17 @@ def test_a_run_in_each_mode_is_scored_by_its_wins(mode, options, tmp_path):
     assert ("rating" in rows[1]) == (mode == "pool")
 
 
+def test_workers_change_no_bit_of_self_play():
+    weights = []
+    for workers in (0, 2):
+        config = skirmish_config("self_play", iterations=2, rating_interval=0)
+        config = config.replace(env=config.env.replace(num_workers=workers), evaluation=config.evaluation.replace(final_episodes=0))
+        with PPOTrainer(config.policy, config.env, config) as trainer:
+            trainer.train()
+            weights.append(trainer.policy.get_weights())
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 @pytest.mark.parametrize("policy", [{}, {"kind": "gru", "memory_size": 6}])
 def test_self_play_resumes_bit_for_bit(policy, tmp_path):
     """Past selves, their memory, the opponent of each copy, and the ratings are restored."""
