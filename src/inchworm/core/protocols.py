@@ -35,7 +35,6 @@ class Actor(Protocol):
 
     def initial_state(self, num_lanes: int) -> Tree:
         """The memory of `num_lanes` lanes that have seen nothing; `()` without memory."""
-        ...
 
     def act(
         self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
@@ -44,7 +43,6 @@ class Actor(Protocol):
 
         Where `episode_starts` is true the lane's memory is forgotten before the observation is read.
         """
-        ...
 
 
 @runtime_checkable
@@ -56,23 +54,18 @@ class Policy(Actor, Protocol):
 
     def value(self, observations: Tree, state: Tree, episode_starts: Array) -> Array:
         """The critic on [L, N, *obs]: values [L, N] in reward units, without gradients."""
-        ...
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Evaluate a minibatch under the current weights: differentiable log-probs, entropy and values."""
-        ...
 
     def update_statistics(self, rollout: Rollout, returns: Array) -> None:
         """Move the normalisers by one rollout and rescale the value head so that values in reward units stay (PopArt)."""
-        ...
 
     def get_weights(self) -> Weights:
         """A copy of all weights and statistics, as named NumPy arrays."""
-        ...
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Load what `get_weights` returned. Names and shapes must match exactly."""
-        ...
 
 
 @runtime_checkable
@@ -109,35 +102,27 @@ class VectorEnv(Protocol):
 
         Returns all lanes: rewards 0, `episode_starts` true where the observation opens an episode.
         """
-        ...
 
     def send(self, actions: Tree) -> None:
         """Start one step with actions [B, *act], already within bounds."""
-        ...
 
     def recv(self) -> EnvStep:
         """Wait for the step that `send` started."""
-        ...
 
     def step(self, actions: Tree) -> EnvStep:
         """`send`, then `recv`."""
-        ...
 
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
         """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """The state of every copy, as plain data and arrays."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore every copy, by replay; `reset(indices=())` then shows the lanes as they are."""
-        ...
 
     def close(self) -> None:
         """Release everything, in bounded time; safe to call twice."""
-        ...
 
 
 class Collector(Protocol):
@@ -145,23 +130,18 @@ class Collector(Protocol):
 
     def collect(self, num_steps: int) -> Rollout:
         """The next `num_steps` steps of every lane, continuing where the last call stopped."""
-        ...
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Act with these weights from the next `collect` on."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Observation, memory, sampling stream, counters and the environments' state."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
     def close(self) -> None:
         """Close the environments."""
-        ...
 
 
 class Learner(Protocol):
@@ -174,15 +154,12 @@ class Learner(Protocol):
 
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Any] = ()) -> UpdateStats:
         """Some epochs of gradient steps; the rollout is read, never written."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser state, shuffle stream and schedules."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
 
 class Callback(Protocol):
@@ -190,19 +167,15 @@ class Callback(Protocol):
 
     def on_train_start(self, state: TrainingState) -> None:
         """Before the first iteration."""
-        ...
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
         """After collect; a returned rollout (say, with other rewards) replaces it for learn."""
-        ...
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
         """After learn; False stops the run."""
-        ...
 
     def on_train_end(self, state: TrainingState) -> None:
         """After the last iteration, also when the run was stopped."""
-        ...
 
 
 class Tracker(Protocol):
@@ -210,19 +183,15 @@ class Tracker(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One row at `step` env steps."""
-        ...
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """The run's config, once."""
-        ...
 
     def log_artifact(self, path: Path) -> None:
         """A file of the run."""
-        ...
 
     def close(self) -> None:
         """Flush and release everything."""
-        ...
 
 
 @runtime_checkable
@@ -231,11 +200,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, as plain data and arrays."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...
 
 
 class ReadsGlobalState(Protocol):
@@ -244,14 +211,12 @@ class ReadsGlobalState(Protocol):
     @property
     def central_critic(self) -> bool:
         """Whether it does; False for a policy without this attribute."""
-        ...
 
     def value(self, observations: Tree, state: Tree, episode_starts: Array, global_state: Tree = ..., valid: Array | None = ...) -> Array:
         """`Policy.value` with two more arguments for a central critic: `lane_states` [L, N, …] and which agents are alive [L, N].
 
         Those are {"world": the global state of the lane's copy, "place": the lane's number in its copy}.
         """
-        ...
 
 
 def reads_global_state(policy: object) -> bool:
