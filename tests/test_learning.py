@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 
 from doubles.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
-from inchworm.config.presets import config_for
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.spaces import MASK_KEY
+from inchworm.env.registry import config_for
 from inchworm.rollout.rollout import Rollout
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState

@@ -10,7 +10,6 @@ from inchworm.collect.collector import RolloutCollector as RolloutCollector
 from inchworm.collect.opponents import OpponentSource as OpponentSource
 from inchworm.collect.opponents import OpponentVectorEnv as OpponentVectorEnv
 from inchworm.collect.opponents import team_lanes as team_lanes
-from inchworm.config.presets import config_for as config_for
 from inchworm.config.presets import small_fast_config as small_fast_config
 from inchworm.config.sections import CollectConfig as CollectConfig
 from inchworm.config.sections import EnvConfig as EnvConfig
@@ -36,6 +35,7 @@ from inchworm.core.types import PolicyStep as PolicyStep
 from inchworm.core.types import UpdateStats as UpdateStats
 from inchworm.env.check import check_env as check_env
 from inchworm.env.make import make_env as make_env
+from inchworm.env.registry import config_for as config_for
 from inchworm.env.source import make_vector_env as make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator as PolicyEvaluator
 from inchworm.evaluate.evaluator import evaluate_policy as evaluate_policy

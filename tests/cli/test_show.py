@@ -14,9 +14,9 @@ import pytest
 from doubles.replays import hostile_replay, small_replay
 from inchworm.cli import show as command
 from inchworm.cli.show import commented_yaml
-from inchworm.config.presets import PRESETS, config_for
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.tensor_file import write_atomically
+from inchworm.env.registry import config_for
 from inchworm.worlds.replay import replay_page, save_replay
 
 
@@ -34,8 +34,7 @@ def test_every_field_has_its_comment() -> None:
 
 
 def test_the_first_line_names_the_source_of_the_values(cli: Any) -> None:
-    tuned = PRESETS["CartPole-v1"]
-    assert commented_yaml(tuned.config).startswith("# the preset of CartPole-v1")
+    assert commented_yaml(config_for("CartPole-v1")).startswith("# the preset of CartPole-v1")
     assert cli("config", "CartPole-v1", "--ppo.gamma=0.5").out.startswith("# the preset of CartPole-v1, changed\n")
     assert cli("config", "Taxi-v3").out.startswith("# Taxi-v3 has no preset: these are the defaults\n")
 

@@ -21,10 +21,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
-from inchworm.config.presets import config_for
 from inchworm.config.reading import ConfigBase, field_docs, load_yaml
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
+from inchworm.env.registry import config_for
 from inchworm.run.directory import load_config
 
 OptionsT = TypeVar("OptionsT", bound=ConfigBase)

@@ -18,11 +18,11 @@ import yaml
 from inchworm.cli.arguments import Metavar, UsageError, parse, parse_with_config, resolve_config
 from inchworm.cli.main import OK
 from inchworm.cli.train import TrainOptions
-from inchworm.config.presets import PRESETS
 from inchworm.config.reading import ConfigBase, config_class, field_docs
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.tensor_file import read_bytes, write_atomically
+from inchworm.env.registry import find_preset
 from inchworm.run.directory import versions
 from inchworm.tracking.console import make_terminal
 from inchworm.worlds.replay import MARK, MAX_BYTES, load_replay, replay_page
@@ -39,7 +39,7 @@ def run_config(arguments: Sequence[str]) -> int:
 
 def commented_yaml(config: TrainingConfig) -> str:
     """Return the config as YAML, with the meaning of each field."""
-    preset = PRESETS.get(config.env.id)
+    preset = find_preset(config.env.id)
     if preset is None:
         lines = [f"# {config.env.id} has no preset: these are the defaults"]
     elif config != preset.config:

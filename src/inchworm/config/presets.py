@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,6 @@ def small_fast_config() -> TrainingConfig:
         evaluation=EvalConfig(interval=0, episodes=10, final_episodes=20),
         run=RunConfig(total_timesteps=20_000, checkpoint_interval=20),
     )
-
-
-def config_for(env_id: str) -> TrainingConfig:
-    """Return the config that `inchworm train ENV` starts from: the environment's preset, or the defaults."""
-    return PRESETS[env_id].config if env_id in PRESETS else TrainingConfig(env=EnvConfig(id=env_id))
 
 
 _CARTPOLE = PPOConfig(
@@ -131,22 +126,8 @@ PRESETS: dict[str, Preset] = {
         ),
         score="247.6 after 1,015,808 steps, seed 0",
     ),
-    "Skirmish-v0": Preset(
-        TrainingConfig(
-            env=EnvConfig(id="Skirmish-v0", num_envs=64),
-            policy=PolicyConfig(hidden_sizes=(128, 128)),
-            ppo=PPOConfig(
-                learning_rate=5e-4, learning_rate_schedule="linear", gamma=0.99, gae_lambda=0.95, ent_coef=0.01, update_epochs=4,
-                rollout_steps=64, num_minibatches=6,
-            ),
-            opponent=OpponentConfig(mode="heuristic"),
-            evaluation=EvalConfig(interval=50, episodes=64, final_episodes=200, num_envs=64),
-            run=RunConfig(backend="numpy", total_timesteps=5_000_000, log_interval=5),
-        ),
-        score="0.92 and 0.98 of 200 games won against the heuristic at full strength, after 5,003,634 and 5,004,563 steps, seeds 0 and 1",
-    ),
     "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score="1863 after 1,001,472 steps, seed 0"),
     "Hopper-v5": Preset(_mujoco("Hopper-v5"), score="3247 after 1,001,472 steps, seed 0"),
     "Walker2d-v5": Preset(_mujoco("Walker2d-v5"), score="2936 after 1,001,472 steps, seed 0"),
 }  # fmt: skip
-"""Tuned configs by environment id."""
+"""Tuned configs by environment id. Worlds that come with their own preset have it in their description: see `find_preset`."""

@@ -10,33 +10,10 @@ import math
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from inchworm.config.reading import (
-    FROM_LIST,
-    ConfigBase,
-    LegacyNameWarning,
-    check_name,
-    check_path,
-    check_plain,
-    config_class,
-)
+from inchworm.config.reading import FROM_LIST, ConfigBase, check_name, check_path, check_plain, config_class, short
 from inchworm.core.errors import ConfigError
-
-__all__ = [
-    "CollectConfig",
-    "EnvConfig",
-    "EvalConfig",
-    "LegacyNameWarning",
-    "OpponentConfig",
-    "PPOConfig",
-    "PolicyConfig",
-    "RunConfig",
-    "Schedule",
-    "TrainingConfig",
-    "WrapperConfig",
-]
-
 
 _MAX_INT = 2**63 - 1  # every part of a program can hold it
 
@@ -108,11 +85,6 @@ class EnvConfig(ConfigBase):
             raise ConfigError("env.id is empty; give a Gymnasium id such as CartPole-v1")
         if not self.id.isprintable():
             raise ConfigError(f"env.id={self.id!r:.200} has unprintable characters; give a Gymnasium id such as CartPole-v1")
-
-    @property
-    def may_have_teams(self) -> bool:
-        """Whether a copy may have several lanes, which is known only once it is made: for factories and for team environments."""
-        return ":" in self.id or self.id.startswith("Skirmish-")
 
 
 @config_class("opponent.")
@@ -332,6 +304,12 @@ class EvalConfig(ConfigBase):
     """Seed of the evaluation episodes, which are the same each time."""
 
 
+def _known_backend(name: Any) -> Any:
+    if name not in list(BACKENDS):
+        raise ConfigError(f"run.backend={short(name)} is not known; use {' or '.join(BACKENDS)}")
+    return name
+
+
 @config_class("run.")
 class RunConfig(ConfigBase):
     """The run as a whole."""
@@ -348,7 +326,7 @@ class RunConfig(ConfigBase):
     """Stop after this many iterations, if that is sooner."""
     max_episodes: Count | None = None
     """Stop after this many finished episodes, if that is sooner."""
-    backend: str = "torch"
+    backend: Annotated[str, BeforeValidator(_known_backend)] = "torch"
     """What trains the policy: torch, or numpy (MLP policies only), which needs no torch and is faster for small networks."""
     device: str = "auto"
     """Device of torch: auto is cuda if available, else cpu."""
@@ -367,8 +345,6 @@ class RunConfig(ConfigBase):
         if self.name is not None:
             check_name(self.name, "run.name")
         check_path(self.directory, "run.directory")
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"run.backend={self.backend!r:.80} is not known; use {' or '.join(BACKENDS)}")
 
 
 @config_class()
@@ -386,12 +362,10 @@ class TrainingConfig(ConfigBase):
     def __post_init__(self) -> None:
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch")
-        if not self.env.may_have_teams:  # else checked once the number of lanes is known
-            check_minibatches(self.ppo, self.env.num_envs)
 
 
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:
-    """Refuse minibatches that a rollout of `num_lanes` lanes cannot fill."""
+    """Refuse minibatches that a rollout of `num_lanes` lanes cannot fill; the number of lanes is known once the environment is made."""
     batch = ppo.rollout_steps * num_lanes
     if ppo.minibatch_size is not None and ppo.minibatch_size > batch:
         raise ConfigError(

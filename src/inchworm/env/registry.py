@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inchworm.config.sections import EnvConfig
+from inchworm.config.presets import PRESETS, Preset
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, VectorEnv
 
@@ -34,6 +35,8 @@ class World:
     """Makes a hand-written player from `env.kwargs` and a skill from 0 to 1."""
     has_teams: bool = False
     """Whether a copy has two teams, as halves of its lanes."""
+    preset: Preset | None = None
+    """A tuned config, for worlds that are not in `config/presets`."""
 
 
 _WORLDS = {
@@ -62,6 +65,20 @@ def _load(path: str) -> World:
     if not isinstance(world, World):
         raise EnvError(f"{path} is registered as a world, but is of type {type(world).__name__}; make it an inchworm.env.registry.World")
     return world
+
+
+def find_preset(id: str) -> Preset | None:
+    """The tuned config of an environment; None if it has none."""
+    if id in PRESETS:
+        return PRESETS[id]
+    world = find_world(id)
+    return None if world is None else world.preset
+
+
+def config_for(env_id: str) -> TrainingConfig:
+    """Return the config that `inchworm train ENV` starts from: the environment's preset, or the defaults."""
+    preset = find_preset(env_id)
+    return TrainingConfig(env=EnvConfig(id=env_id)) if preset is None else preset.config
 
 
 def vectorised(config: EnvConfig) -> World | None:

@@ -1,6 +1,6 @@
 """Suites: named groups of environments and opponents, and a policy's scores on them.
 
-A suite is data: `{"combat": [{"env": "Skirmish-v0", "opponent": "heuristic", "episodes": 20}, …], "control": ["CartPole-v1"]}`. The
+A suite is data: `{"games": [{"env": "my_game:make_env", "opponent": "random", "episodes": 20}, …], "control": ["CartPole-v1"]}`. The
 score of a group is the mean over its simulations, the overall score the mean over the groups.
 """
 
