@@ -9,10 +9,10 @@ import pytest
 
 from inchworm.cli.arguments import Metavar, parse, parse_with_config, resolve_config
 from inchworm.cli.train import TrainOptions
-from inchworm.config.presets import config_for
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
+from inchworm.env.registry import config_for
 
 
 def resolved(*arguments: str) -> TrainingConfig:
@@ -84,7 +84,7 @@ def test_a_command_has_its_own_flags_and_arguments() -> None:
     assert parse(Options, ["x", "--num-envs=3", "y", "--no-open", "z"], "prog") == Options(
         first="x", rest=("y", "z"), num_envs=3, open=False
     )
-    with pytest.raises(ConfigError, match=r"^--num_envs='many' must be a whole number$"):
+    with pytest.raises(ConfigError, match=r"^--num_envs='many' must be an integer$"):
         parse(Options, ["--num-envs", "many"], "prog")
 
 
@@ -137,9 +137,9 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
         (("X-v0", "--env.kwargs", "{"), r"--env.kwargs '\{' is not valid YAML: .*"),
         (("X-v0", "--env.kwargs", "5"), r"env.kwargs=5 must be a mapping of names to values"),
         (("X-v0", "--ppo.gamma", "abc"), r"ppo.gamma='abc' must be a number"),
-        (("X-v0", "--ppo.rollout-steps", "1e3"), r"ppo.rollout_steps='1e3' must be a whole number"),
-        (("X-v0", "--ppo.sequence-length", "x"), r"ppo.sequence_length='x' must be a whole number, or 'auto'"),
-        (("X-v0", "--policy.hidden-sizes", "8", "x"), r"policy.hidden_sizes\[1\]='x' must be a whole number"),
+        (("X-v0", "--ppo.rollout-steps", "1e3"), r"ppo.rollout_steps='1e3' must be an integer"),
+        (("X-v0", "--ppo.sequence-length", "x"), r"ppo.sequence_length='x' must be an integer, or 'auto'"),
+        (("X-v0", "--policy.hidden-sizes", "8", "x"), r"policy.hidden_sizes\[1\]='x' must be an integer"),
         (("X-v0", "--policy.cnn-filters", "1", "2"), r"policy.cnn_filters\[0\]\[2\] is missing"),
         (("X-v0", "--policy.kind", "rnn"), r"policy.kind='rnn' must be 'mlp', 'cnn', 'lstm' or 'gru'"),
         (("X-v0", "--ppo.gamma", "2"), r"ppo.gamma=2.0 must be 1 or less"),

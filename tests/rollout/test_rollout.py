@@ -286,7 +286,7 @@ REJECTED = {
     "memory cuts": (lambda d: d.update(policy_state=np.ones((3, 2))), "cut_state: its tree"),
     "global state": (lambda d: d.update(global_state=np.ones((3, 3))), "3 env copies do not divide 2 lanes"),
     "context": (lambda d: d.update(context=np.ones((3, 2))), r"context: expected \(table"),
-    "context index": (lambda d: d.update(context=(np.ones(2), np.full((3, 2), 2))), "whole numbers from 0 to 1"),
+    "context index": (lambda d: d.update(context=(np.ones(2), np.full((3, 2), 2))), "integers from 0 to 1"),
     "episode lane": (lambda d: d.update(episodes=[EpisodeRecord(1.0, 1, 2, 0)]), "is not an EpisodeRecord of one of 2 lanes"),
     "episode keys": (lambda d: d.update(episodes=[{"reward": 1.0}]), "episodes: .* is not an EpisodeRecord"),
 }

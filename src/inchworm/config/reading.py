@@ -174,7 +174,7 @@ def field_docs(cls: type[Any]) -> dict[str, str]:
 
 
 _MUST_BE = {
-    "int_type": "a whole number",
+    "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "text",

@@ -222,7 +222,7 @@ def space_from_dict(data: Mapping[str, Any]) -> Space:
 def _check_entries(shape: Sequence[int], bytes_each: int) -> None:
     """Refuse invalid sizes and unreasonably large ones."""
     if any(type(size) is not int or size < 0 for size in shape) or len(shape) > _MAX_RANK:
-        raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is none")
+        raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is not a valid shape")
     if math.prod(shape) * bytes_each > _MAX_BYTES:
         raise SpaceError(f"a file describes a space of shape {shape!s:.100}, which is too large")
 

@@ -48,7 +48,7 @@ def check_numbers(weights: Mapping[str, np.ndarray]) -> None:
     for name, array in weights.items():
         is_count = name == VERSION or name.endswith(".count")
         if array.dtype.kind not in ("iu" if is_count else "f"):
-            raise InchwormError(f"the weight {name} is of {array.dtype}, not of {'whole numbers' if is_count else 'float32 or float64'}")
+            raise InchwormError(f"the weight {name} is of {array.dtype}, not of {'integers' if is_count else 'float32 or float64'}")
         if not np.isfinite(array).all():
             first = np.argwhere(~np.isfinite(array))[0].tolist()
             raise BadNumberError(f"the weight {name} is not finite at {first}: {array[tuple(first)]}; such a policy is not saved")

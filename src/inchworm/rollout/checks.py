@@ -146,7 +146,7 @@ def _check_context(context: Tree, steps: int, lanes: int) -> None:
     expect_array("context index", index, (steps, lanes), index.dtype)
     rows = min(leaf.shape[0] for leaf in optree.tree_leaves(table))
     if index.dtype.kind not in "iu" or (index.size and (index.min() < 0 or index.max() >= rows)):
-        raise RolloutError(f"context: the index must hold whole numbers from 0 to {rows - 1}, the rows of the table")
+        raise RolloutError(f"context: the index must hold integers from 0 to {rows - 1}, the rows of the table")
 
 
 def check_space(tree: Tree, space: Space, name: str) -> None:
