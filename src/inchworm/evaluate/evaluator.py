@@ -11,9 +11,9 @@ from inchworm.collect.opponents import OpponentVectorEnv, own_lanes
 from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
-from inchworm.core.seeding import episode_seed, make_stream
+from inchworm.core.seeding import episode_seed
 from inchworm.env.source import env_source
-from inchworm.evaluate.games import Game, Progress, check_episodes, make_world
+from inchworm.evaluate.games import Progress, check_episodes, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PolicyEvaluator:
         try:
             if seeds is None:  # episode i is number i // copies of copy i % copies
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
-            return Game(env, [int(one) for one in seeds], seed).play(policy, make_stream(seed, "evaluation"), greedy, progress)
+            return play_games(policy, env, [int(one) for one in seeds], seed, deterministic=greedy, progress=progress)
         except BaseException:  # do not reuse an environment that is broken or in the middle of a step
             self.close()
             raise

@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
-from inchworm.core.seeding import episode_seed
-from inchworm.core.types import EndedEpisode, EnvStep
-from inchworm.env.pettingzoo_copy import Team, as_team
+from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.registry import vectorised
-from inchworm.env.source import env_source, make_vector_env
+from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
 from inchworm.evaluate.stats import EvalStats
 
 Progress = Callable[[int], None]
@@ -34,79 +31,69 @@ def check_episodes(episodes: int) -> None:
         raise ConfigError(f"episodes={episodes} must be 1 or more")
 
 
-class Game:
-    """The games of one evaluation, one for each of `seeds`. A copy without an episode left is idle, with a seed from `idle_seed`."""
+def play_games(
+    policy: Actor,
+    env: VectorEnv,
+    seeds: Sequence[int],
+    seed: int,
+    *,
+    deterministic: bool,
+    purpose: str = "evaluation",
+    progress: Progress | None = None,
+) -> EvalStats:
+    """Play one game for each of `seeds`; actions are sampled from the stream of `seed` and `purpose`.
 
-    def __init__(self, env: VectorEnv, seeds: Sequence[int], idle_seed: int) -> None:
-        self.env = env
-        self.seeds = seeds
-        self.idle_seed = idle_seed
-        self.width, self.copies = env.lanes_per_copy, env.num_envs
-        self.returns = np.zeros((len(seeds), self.width))  # [episodes, k]
-        self.lengths = np.zeros(len(seeds), np.int64)  # [episodes]
-        self.infos: list[Mapping[str, float]] = [{} for _ in seeds]
-        self.playing = np.arange(self.copies)  # [E] the episode that each copy plays; past the last one it is idle
-        self.finished = 0
-
-    def play(self, policy: Actor, rng: np.random.Generator, deterministic: bool, progress: Progress | None = None) -> EvalStats:
-        """Step all copies until every episode has ended. Idle copies are stepped too: another batch size would change the last bits."""
-        step = self._reset(range(self.copies))
-        state = policy.initial_state(self.env.num_lanes)
-        while self.finished < len(self.seeds):
-            acted = policy.act(step.observations, state, step.episode_starts, rng, deterministic=deterministic)
-            state = acted.state
-            step = self.env.step(acted.env_actions)
-            counts = self.playing < len(self.seeds)  # [E]
-            self.returns[self.playing[counts]] += step.rewards.reshape(self.copies, self.width)[counts]
-            self.lengths[self.playing[counts]] += 1
-            if step.ended:
-                step = self._end(step, progress)
-        names = {name for info in self.infos for name in info}
-        return EvalStats(
-            returns=self.returns.sum(axis=1),
-            lengths=self.lengths,
-            seeds=np.array(self.seeds),
-            infos={name: np.array([info.get(name, np.nan) for info in self.infos]) for name in names},
-            deterministic=deterministic,
-            agent_returns=self.returns,
-        )
-
-    def _end(self, step: EnvStep, progress: Progress | None) -> EnvStep:
-        """Record the episodes that ended and start the next ones of their copies."""
-        by_copy: dict[int, list[EndedEpisode]] = {}
-        for ended in step.ended:
-            by_copy.setdefault(ended.lane // self.width, []).append(ended)
-        again = []
-        for copy, lanes in by_copy.items():
-            episode = int(self.playing[copy])
-            if episode >= len(self.seeds):
-                continue
-            for place, value in enumerate(self.returns[episode].tolist()):
+    Copies without a game left are stepped too, because another batch size would change the last bits.
+    """
+    width, copies, total = env.lanes_per_copy, env.num_envs, len(seeds)
+    returns, lengths = np.zeros((total, width)), np.zeros(total, np.int64)  # [episodes, k], [episodes]
+    infos: list[Mapping[str, float]] = [{} for _ in seeds]
+    playing = np.arange(copies)  # [E] the episode that each copy plays; past the last one it is idle
+    rng, state, finished = make_stream(seed, purpose), policy.initial_state(env.num_lanes), 0
+    first = [seeds[copy] if copy < total else episode_seed(seed, copy, 0) for copy in range(copies)]
+    step = env.reset(first, list(range(copies)))
+    while finished < total:
+        acted = policy.act(step.observations, state, step.episode_starts, rng, deterministic=deterministic)
+        state = acted.state
+        step = env.step(acted.env_actions)
+        counts = playing < total  # [E]
+        returns[playing[counts]] += step.rewards.reshape(copies, width)[counts]
+        lengths[playing[counts]] += 1
+        ended: dict[int, list[Mapping[str, float]]] = {}  # copy -> the last infos of its lanes
+        for lane in step.ended:
+            if counts[lane.lane // width]:
+                ended.setdefault(lane.lane // width, []).append(lane.info)
+        if not ended:
+            continue
+        for copy, lane_infos in ended.items():
+            episode = int(playing[copy])
+            for number, value in enumerate(returns[episode].tolist(), copy * width):
                 if not np.isfinite(value):
                     raise BadNumberError(
-                        f"the return of evaluation episode {episode} (lane {copy * self.width + place}, seed {self.seeds[episode]}) is "
-                        f"{value}; run inchworm check-env to find the step"
+                        f"the return of evaluation episode {episode} (lane {number}, seed {seeds[episode]}) is {value}; "
+                        "run inchworm check-env to find the step"
                     )
-            self.infos[episode] = mean_info([lane.info for lane in lanes])
-            self.playing[copy] += self.copies
-            self.finished += 1
-            if self.playing[copy] < len(self.seeds):
-                again.append(copy)
+            infos[episode] = mean_info(lane_infos)
+        playing[list(ended)] += copies
+        finished += len(ended)
         if progress is not None:
-            progress(self.finished)
-        return self._reset(again) if again else step
-
-    def _reset(self, copies: Sequence[int]) -> EnvStep:
-        """Start new episodes in these copies; idle copies get a fixed seed, so that results do not depend on chance."""
-        playing = [(copy, int(self.playing[copy])) for copy in copies]
-        seeds = [self.seeds[e] if e < len(self.seeds) else episode_seed(self.idle_seed, copy, 0) for copy, e in playing]
-        return self.env.reset(seeds, list(copies))
+            progress(finished)
+        again = [copy for copy in ended if playing[copy] < total]
+        if again:
+            step = env.reset([seeds[playing[copy]] for copy in again], again)
+    names = {name for info in infos for name in info}
+    return EvalStats(
+        returns=returns.sum(axis=1),
+        lengths=lengths,
+        seeds=np.array(seeds),
+        infos={name: np.array([info.get(name, np.nan) for info in infos]) for name in names},
+        deterministic=deterministic,
+        agent_returns=returns,
+    )
 
 
 def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
     """Average each number over the lanes that report it; equal numbers are returned exactly."""
-    if len(infos) == 1:
-        return dict(infos[0])
     numbers: dict[str, list[float]] = {}
     for info in infos:
         for name, value in info.items():
@@ -117,7 +104,19 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
 def make_world(env: Any, num_envs: int, seed: int) -> VectorEnv:
     """Make `num_envs` copies of anything that `make_vector_env` accepts; an instance is used as the only copy and not closed."""
     source = env_source(env)
-    return make_vector_env(for_evaluation(source, num_envs), 1 if source.is_instance else num_envs, seed=seed)
+    if source.is_instance:
+        return _BorrowedVectorEnv(lambda: source.given, 1, seed=seed)
+    if not source.is_config:
+        return make_vector_env(source, num_envs, seed=seed)
+    config = EnvConfig(id=source.given) if source.kind == "id" else source.given
+    return make_vector_env(for_evaluation(config, num_envs), num_envs, seed=seed)
+
+
+class _BorrowedVectorEnv(InProcessVectorEnv):
+    """One environment of the caller's, which is not closed."""
+
+    def close(self) -> None:
+        """Leave the environment open."""
 
 
 @contextmanager
@@ -134,28 +133,13 @@ def opened(env: Any, num_envs: int, seed: int) -> Iterator[VectorEnv]:
         made.close()
 
 
-def for_evaluation(given: Any, num_envs: int) -> Any:
-    """Adapt what was handed over to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
-    env = env_source(given)
-    if env.kind == "gymnasium":
-        return _Borrowed(env.given)
-    if env.kind == "pettingzoo":
-        from pettingzoo.utils import BaseParallelWrapper  # an extra, installed where there is such an environment
-
-        class BorrowedTeam(BaseParallelWrapper):  # type: ignore[misc]
-            def close(self) -> None:
-                """Leave the environment open."""
-
-        team = as_team(env.given)
-        return Team(BorrowedTeam(team.env), team.max_steps)
-    if not env.is_config:
-        return env
-    source = EnvConfig(id=env.given) if env.kind == "id" else env.given
-    if vectorised(source) is not None:  # all copies step together: workers would only slow it down
-        return source.replace(num_envs=num_envs, num_workers=0, help_workers=False)
-    workers = source.num_workers if source.num_workers == "auto" else min(source.num_workers, num_envs)
-    helps = source.help_workers and workers != "auto" and 1 <= workers < num_envs
-    config = source.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
+def for_evaluation(config: EnvConfig, num_envs: int) -> EnvConfig:
+    """Adapt a config to evaluation: its own number of copies, at most as many workers, and whole Atari games."""
+    if vectorised(config) is not None:  # all copies step together: workers would only slow it down
+        return config.replace(num_envs=num_envs, num_workers=0, help_workers=False)
+    workers = config.num_workers if config.num_workers == "auto" else min(config.num_workers, num_envs)
+    helps = config.help_workers and workers != "auto" and 1 <= workers < num_envs
+    config = config.replace(num_envs=num_envs, num_workers=workers, help_workers=helps)
     if not config.atari:
         return config
     # Training ends Atari episodes at lost lives and clips rewards to their signs; scores are of whole games with the true rewards.
@@ -167,10 +151,3 @@ def for_evaluation(given: Any, num_envs: int) -> Any:
         *config.wrappers,
     )
     return config.replace(atari=False, max_episode_steps=None, kwargs={**config.kwargs, "frameskip": 1}, wrappers=wrappers)
-
-
-class _Borrowed(gym.Wrapper[Any, Any, Any, Any]):
-    """The caller's environment, which is not closed."""
-
-    def close(self) -> None:
-        """Leave the environment open."""

@@ -13,19 +13,18 @@ from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lan
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
-from inchworm.core.seeding import derive_seed, make_stream
+from inchworm.core.seeding import derive_seed
 from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
-from inchworm.evaluate.games import Game, Progress, check_episodes, opened
+from inchworm.evaluate.games import Progress, check_episodes, opened, play_games
 from inchworm.evaluate.stats import MatchStats
+from inchworm.run.checkpoint import load_named_policy
 
 
 def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
     """Make or load the player of that name: random, heuristic, heuristic:0.5, a policy file or a run; `env` was made from `source`."""
     world = source.id if isinstance(source, EnvConfig) else None
     if not is_built_in(name):
-        from inchworm.run.checkpoint import load_named_policy  # most evaluations load no run
-
         return load_named_policy(name, env=world)[0]
     if name == "random":
         return make_actor(name, env.action_space, "")
@@ -146,8 +145,8 @@ def play_match(
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner
         ours = OpponentVectorEnv(played, second, lanes, seed=seed, deterministic=deterministic)
-        game = Game(ours, [one for one in pairs for _ in (0, 1)], seed)
-        stats = game.play(first, make_stream(seed, "evaluation"), deterministic, progress)
+        games = [one for one in pairs for _ in (0, 1)]
+        stats = play_games(first, ours, games, seed, deterministic=deterministic, progress=progress)
     fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
     return MatchStats(**fields, players=players, replay=None if recorded is None else recorded.replay())
 

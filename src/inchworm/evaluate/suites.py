@@ -22,9 +22,9 @@ from inchworm.config.reading import MAX_LENGTH, load_yaml
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, SpaceError
 from inchworm.core.protocols import Actor
-from inchworm.core.seeding import derive_seed, make_stream
+from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
-from inchworm.evaluate.games import Game, Progress, opened
+from inchworm.evaluate.games import Progress, opened, play_games
 from inchworm.evaluate.matches import check_made_for, even_copies, make_player, play_match
 from inchworm.evaluate.stats import EvalStats
 
@@ -271,7 +271,7 @@ def _play(policy: Actor, simulation: Simulation, where: str, how: tuple[bool, in
             check_made_for(policy, env, "the policy")
             if opponent is None:
                 seeds = [derive_seed(seed, "suite", episode) for episode in range(episodes)]
-                return Game(env, seeds, seed).play(policy, make_stream(seed, "evaluation"), deterministic, progress)
+                return play_games(policy, env, seeds, seed, deterministic=deterministic, progress=progress)
             second = make_player(opponent, env, simulation.env) if isinstance(opponent, str) else opponent
             names = ("the policy", opponent if isinstance(opponent, str) else type(opponent).__name__)
             return play_match(policy, second, env, episodes, deterministic=deterministic, seed=seed, players=names, progress=progress)

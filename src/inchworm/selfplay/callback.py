@@ -17,11 +17,11 @@ from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv, complete_vector_env
-from inchworm.core.seeding import derive_seed, make_stream
+from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
-from inchworm.evaluate.games import Game
+from inchworm.evaluate.games import play_games
 from inchworm.policy.file import fingerprint, load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
@@ -253,7 +253,7 @@ class RatingGames:
         # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.
         seeds = [derive_seed(self._seed, "rating", episode // 2) for episode in range(self.episodes)]
         try:
-            stats = Game(env, seeds, self._seed).play(ours, make_stream(self._seed, "rating"), self._deterministic)
+            stats = play_games(ours, env, seeds, self._seed, deterministic=self._deterministic, purpose="rating")
         except BaseException:  # do not reuse an environment in the middle of a step
             self.close()
             raise
