@@ -19,7 +19,7 @@ from inchworm.core.types import PolicyStep
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 
 class Memory:

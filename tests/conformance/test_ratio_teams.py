@@ -30,7 +30,7 @@ from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 PLANS = {"deaths": DEATHS, "joins": JOINS}
 COPIES, STEPS = 3, 19

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
 from inchworm.env.check import check_env
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
 
 class Plain(Comings):
@@ -28,7 +28,7 @@ def test_what_is_fine():
     assert report.ok, report
     assert [note.partition(":")[0] for note in report.notes] == ["state() gives a global state", "agents leave before their episode ends"]
     assert any("agents join running episodes" in note for note in check_env(Comings(JOINS)).notes)
-    assert check_env("inchworm.worlds.team_toys:comings", steps=4).ok
+    assert check_env("inchworm.worlds.toys:comings", steps=4).ok
     assert check_env(Sacrifice).ok
 
 

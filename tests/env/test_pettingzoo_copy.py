@@ -19,7 +19,7 @@ from inchworm.core.spaces import MASK_KEY
 from inchworm.env.pettingzoo_copy import as_team, is_team_env, nothing_seen
 from inchworm.env.source import make_vector_env
 from inchworm.env.vector_env import LaneVectorEnv
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
 
 def team_env(plan: Any = DEATHS, copies: int = 1, *, global_state: bool = False, seed: int = 0, **kwargs: Any) -> LaneVectorEnv:
@@ -621,7 +621,10 @@ def test_without_pettingzoo_the_line_to_type_is_said(monkeypatch: Any, tmp_path:
     for name in ("my_zoo:make", "pettingzoo:ParallelEnv"):
         with pytest.raises(MissingExtraError, match=r'needs PettingZoo; type: pip install "inchworm\[marl\]"'):
             make_vector_env(name, 1)
-    monkeypatch.delitem(sys.modules, "inchworm.worlds.team_toys")
+    monkeypatch.setattr("inchworm.worlds.toys", None)  # the module without PettingZoo takes its place until the end of the test
+    monkeypatch.delitem(sys.modules, "inchworm.worlds.toys")
+    toys = importlib.import_module("inchworm.worlds.toys")
+    assert toys.MemoryCorridor(3).length == 3  # one agent needs no extra
     with pytest.raises(MissingExtraError, match="need PettingZoo"):
-        importlib.import_module("inchworm.worlds.team_toys")
+        toys.comings()
     assert not is_team_env(object())

@@ -47,10 +47,11 @@ def test_what_was_handed_over(make, kind, name, copies):
 
 
 def test_a_pettingzoo_environment_is_an_instance():
-    team_toys = pytest.importorskip("inchworm.worlds.team_toys")
-    source = env_source(team_toys.Sacrifice())
+    from inchworm.worlds import toys
+
+    source = env_source(toys.Sacrifice())
     assert (source.kind, source.num_copies, source.is_instance, source.can_be_copied) == ("pettingzoo", 1, True, False)
-    assert source.name == "inchworm.worlds.team_toys:Sacrifice"
+    assert source.name == "inchworm.worlds.toys:Sacrifice"
     assert source.for_evaluation(EnvConfig()) is None
 
 

@@ -217,7 +217,7 @@ def test_ctrl_c_is_obeyed_and_closes_all():
 
 
 def test_a_team_is_tried_like_any_environment():
-    toys = pytest.importorskip("inchworm.worlds.team_toys")
+    from inchworm.worlds import toys
 
     class RandomState(toys.Comings):
         drawn = np.random.default_rng(0)

@@ -172,7 +172,7 @@ def test_built_in_policies_pass(name: str) -> None:
 def test_a_team_with_deaths_passes(kind: str, central: bool) -> None:
     pytest.importorskip("pettingzoo")
     config = PolicyConfig(kind=kind, hidden_sizes=(8,), memory_size=6, central_critic=central)  # type: ignore[arg-type]
-    report = check_policy(config, "inchworm.worlds.team_toys:comings")
+    report = check_policy(config, "inchworm.worlds.toys:comings")
     assert report.ok, str(report)
 
 

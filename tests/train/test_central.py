@@ -30,7 +30,7 @@ from inchworm import (
 from inchworm.core.errors import ConfigError, InchwormError, RolloutError
 
 pytest.importorskip("pettingzoo")
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, comings
+from inchworm.worlds.toys import DEATHS, JOINS, Comings, comings
 
 PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)
 CENTRAL = PolicyConfig(hidden_sizes=(8,), memory_size=8, central_critic=True)

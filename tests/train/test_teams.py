@@ -16,9 +16,9 @@ from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer,
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
-from inchworm.worlds.team_toys import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
-ID = "inchworm.worlds.team_toys:comings"
+ID = "inchworm.worlds.toys:comings"
 SMALL = PPOConfig(rollout_steps=10, num_minibatches=2, update_epochs=2)
 
 
@@ -118,7 +118,7 @@ def test_workers_change_no_number(tmp_path: Path):
 def test_one_environment_is_one_copy_with_all_its_lanes():
     with PPOTrainer("mlp", Comings(), PPOConfig(rollout_steps=10, minibatch_size=30, update_epochs=1)) as trainer:
         assert trainer.env.num_lanes == 3
-        assert trainer.config.env.id == "inchworm.worlds.team_toys:Comings"
+        assert trainer.config.env.id == "inchworm.worlds.toys:Comings"
         trainer.train(30)
     with pytest.raises(ConfigError, match=r"num_envs=2, but the Comings has 1 lane\(s\)"):
         PPOTrainer("mlp", Comings(), SMALL, num_envs=2)

@@ -1,17 +1,32 @@
-"""Small environments that need memory: solvable with it, at chance level without.
+"""Tiny environments with known answers: corridors that need memory, agents that come and go, and a sacrifice that pays.
 
-Each is its own factory: `make_vector_env(MemoryCorridor)`, or the id `inchworm.worlds.toys:MemoryCorridor`.
+Each is its own factory: `make_vector_env(MemoryCorridor)`, or the id `inchworm.worlds.toys:MemoryCorridor`. Those with several agents
+need PettingZoo, the extra `marl`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from inchworm.core.errors import MissingExtraError
 from inchworm.core.spaces import MASK_KEY
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError:
+
+    class ParallelEnv:  # type: ignore[no-redef]
+        """Stands for the missing base class: environments with one agent work without PettingZoo."""
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            """Name the extra that is missing."""
+            raise MissingExtraError('environments with many agents need PettingZoo; type: pip install "inchworm[marl]"')
+
 
 LEFT, RIGHT, WALK = 0, 1, 2
 _REACH = 0.5
@@ -117,3 +132,162 @@ class HideEntries(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 def PartialCartPole(**kwargs: Any) -> gym.Env[Any, Any]:
     """CartPole-v1 without velocities: the observation is (cart position, pole angle), so a policy must remember earlier steps."""
     return HideEntries(gym.make("CartPole-v1", **kwargs), (0, 2))
+
+
+Stay = tuple[int, int, Literal["terminated", "truncated"]]
+"""(steps taken when an agent appears, steps taken when it leaves, which flag it then gets)."""
+
+DEATHS: tuple[tuple[Stay, ...], ...] = (((0, 6, "terminated"),), ((0, 2, "terminated"),), ((0, 6, "truncated"),))
+"""Three agents; the second dies after 2 of 6 steps."""
+JOINS: tuple[tuple[Stay, ...], ...] = (((0, 5, "terminated"),), ((2, 5, "terminated"),), ((0, 1, "truncated"), (3, 4, "terminated")))
+"""Three agents; the second joins after 2 of 5 steps, the third leaves after 1, comes back after 3 and dies after 4."""
+
+
+class Comings(ParallelEnv):  # type: ignore[misc]
+    """Agents that come and go by a plan. The observation is (index, steps taken, luck), the reward 10 index + steps taken.
+
+    Luck depends on the seed and on the actions of the agents present, so that a replay with other actions is noticed. Absent agents get
+    `pension` per step. `state()` is (steps taken, number of agents present, luck).
+    """
+
+    metadata: dict[str, Any] = {"name": "comings", "is_parallelizable": True}  # noqa: RUF012
+
+    def __init__(
+        self,
+        plan: Sequence[Sequence[Stay]] = DEATHS,
+        *,
+        pension: float | None = None,
+        masks: Literal["none", "key", "info", "method"] = "none",
+    ) -> None:
+        self.plan, self.pension, self.masks = [list(stays) for stays in plan], pension, masks
+        self.possible_agents = [f"agent_{place}" for place in range(len(self.plan))]
+        self.agents: list[str] = []
+        self.render_mode = None
+        self.state_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        if masks == "method":
+            self.action_masks = self._mask
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """(index, steps taken, luck), with a mask if that is a key."""
+        seen = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        return spaces.Dict({"seen": seen, MASK_KEY: spaces.MultiBinary(3)}) if self.masks == "key" else seen
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Three choices."""
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin with the agents that are present at step 0."""
+        self._rng = np.random.default_rng(seed)
+        self._now, self._luck = 0, float(self._rng.random()) + float((options or {}).get("luck", 0))
+        self.agents = self._present()
+        return self._observations(self.agents), self._infos(self.agents)
+
+    def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+        """Step with the actions of the agents present."""
+        acted = self.agents
+        if set(actions) != set(acted):
+            raise AssertionError(f"present are {acted}, but {list(actions)} acted")
+        self._now += 1
+        self._luck = (self._luck + float(self._rng.random()) + 0.1 * sum(int(action) for action in actions.values())) % 1.0
+        self.agents = self._present()
+        ends = {agent: self._end(agent) for agent in acted}
+        rewards = {agent: 10.0 * self.possible_agents.index(agent) + self._now for agent in acted}
+        if self.pension is not None:
+            rewards |= {agent: self.pension for agent in self.possible_agents if agent not in acted}
+        shown = list(dict.fromkeys([*acted, *self.agents]))
+        flags = [{agent: ends[agent] == flag for agent in acted} for flag in ("terminated", "truncated")]
+        return self._observations(shown), rewards, *flags, self._infos(shown)
+
+    def state(self) -> np.ndarray:
+        """(steps taken, number of agents present, luck)."""
+        return np.array([self._now, len(self.agents), self._luck], np.float32)
+
+    def _present(self) -> list[str]:
+        there = [any(first <= self._now < last for first, last, _ in stays) for stays in self.plan]
+        return [agent for agent, is_there in zip(self.possible_agents, there) if is_there]
+
+    def _end(self, agent: str) -> str | None:
+        stays = self.plan[self.possible_agents.index(agent)]
+        return next((flag for _, last, flag in stays if last == self._now), None)
+
+    def _mask(self, agent: str) -> np.ndarray:
+        """All actions but one, which changes with every step."""
+        forbidden = (self._now + self.possible_agents.index(agent)) % 3
+        return np.array([choice != forbidden for choice in range(3)])
+
+    def _observations(self, agents: Sequence[str]) -> dict[str, Any]:
+        seen = {agent: np.array([self.possible_agents.index(agent), self._now, self._luck], np.float32) for agent in agents}
+        if self.masks == "key":
+            return {agent: {"seen": row, MASK_KEY: self._mask(agent).astype(np.int8)} for agent, row in seen.items()}
+        return seen
+
+    def _infos(self, agents: Sequence[str]) -> dict[str, Any]:
+        infos: dict[str, Any] = {agent: {"steps": self._now, "place": self.possible_agents.index(agent)} for agent in agents}
+        if self.masks == "info":
+            for agent in agents:
+                infos[agent][MASK_KEY] = self._mask(agent)
+        return infos
+
+
+class Sacrifice(ParallelEnv):  # type: ignore[misc]
+    """Two agents and `length` steps. Action 1 of the first agent in the first step kills it, and only then both get 1 at the end.
+
+    The best policy is to die at once for `price`, which a learner whose credit stops at death never learns.
+    """
+
+    metadata: dict[str, Any] = {"name": "sacrifice", "is_parallelizable": True}  # noqa: RUF012
+
+    def __init__(self, length: int = 4, price: float = 0.1) -> None:
+        self.length, self.price = length, price
+        self.possible_agents = ["hero", "friend"]
+        self.agents: list[str] = []
+        self.render_mode = None
+        self.state_space = spaces.Box(0, 1, (length + 2,), np.float32)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """Steps taken, one-hot of `length` + 1, and whether it is the hero."""
+        return spaces.Box(0, 1, (self.length + 2,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:  # noqa: ARG002
+        """0: live, 1: die."""
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ARG002
+        """Begin with both agents alive."""
+        self._now, self._died = 0, False
+        self.agents = list(self.possible_agents)
+        return {agent: self._seen(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, int]) -> tuple[dict[str, Any], ...]:
+        """Take one step; in the last one both agents are rewarded, alive or not."""
+        acted, first = self.agents, self._now == 0
+        self._now += 1
+        dies = first and int(actions["hero"]) == 1
+        self._died = self._died or dies
+        over = self._now == self.length
+        rewards = dict.fromkeys(acted, 0.0)
+        if dies:
+            rewards["hero"] -= self.price
+        if over and self._died:
+            rewards |= {agent: rewards.get(agent, 0.0) + 1.0 for agent in self.possible_agents}
+        ends = {agent: over or (agent == "hero" and dies) for agent in acted}
+        self.agents = [agent for agent in acted if not ends[agent]]
+        return {agent: self._seen(agent) for agent in acted}, rewards, ends, dict.fromkeys(acted, False), {agent: {} for agent in acted}
+
+    def state(self) -> np.ndarray:
+        """Steps taken, one-hot of `length` + 1, and whether the hero died."""
+        return np.array([*(np.arange(self.length + 1) == self._now), self._died], np.float32)
+
+    def _seen(self, agent: str) -> np.ndarray:
+        return np.array([*(np.arange(self.length + 1) == self._now), agent == "hero"], np.float32)
+
+
+def comings(**kwargs: Any) -> Comings:
+    """Create `Comings`; the id is `inchworm.worlds.toys:comings`."""
+    return Comings(**kwargs)
+
+
+def sacrifice(**kwargs: Any) -> Sacrifice:
+    """Create `Sacrifice`; the id is `inchworm.worlds.toys:sacrifice`."""
+    return Sacrifice(**kwargs)

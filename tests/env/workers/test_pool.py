@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import os
 import signal
 import subprocess
@@ -23,14 +24,11 @@ from inchworm.core.errors import ConfigError, EnvError, WorkerError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
-HAS_PETTINGZOO = True
-try:
-    from inchworm.worlds.team_toys import DEATHS, JOINS, Comings
-except ImportError:
-    HAS_PETTINGZOO = False
+HAS_PETTINGZOO = importlib.util.find_spec("pettingzoo") is not None
 needs_pettingzoo = pytest.mark.skipif(not HAS_PETTINGZOO, reason="PettingZoo is not installed")
 
 

@@ -269,7 +269,8 @@ def test_kills_at_random_moments_change_nothing():
 @pytest.mark.parametrize("moment", ["idle", "sent", "reset", "options"])
 def test_a_death_changes_nothing_for_a_team(moment):
     """Killed at every kind of moment, with agents dead, just gone and just joined in the worker's copies."""
-    toys = pytest.importorskip("inchworm.worlds.team_toys")
+    from inchworm.worlds import toys
+
     for plan, at in ((toys.DEATHS, 3), (toys.JOINS, 2), (toys.JOINS, 7)):
         make = functools.partial(toys.Comings, plan, masks="info")
         with InProcessVectorEnv(make, 3, seed=3, global_state=True) as env:
@@ -364,7 +365,8 @@ def test_a_replay_with_other_results_ends_the_run(die, tmp_path):
 
 
 def test_a_team_with_other_members_ends_the_run(tmp_path):
-    toys = pytest.importorskip("inchworm.worlds.team_toys")
+    from inchworm.worlds import toys
+
     marker = tmp_path / "made"
 
     class Fickle(toys.Comings):
