@@ -1,4 +1,4 @@
 """Evaluating policies: seeded episodes, matches between two players, suites, and statistics with confidence intervals.
 
-May import `collect`, `backends` and everything below them.
+May import `run`, `collect`, `backends` and everything below them.
 """
