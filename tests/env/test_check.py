@@ -119,7 +119,7 @@ def test_a_world_that_cannot_be_made_or_closed():
 def test_chance_that_ignores_the_seed():
     chance = np.random.default_rng(0)
     problem = only_problem(broken(see=lambda self: chance.normal(size=2).astype(np.float32)))
-    assert "not deterministic: the same environment, reset with the same seed, gave another observation at step 0" in problem
+    assert "not deterministic: the same environment, reset with the same seed, gave different observations at step 0" in problem
     assert "self.np_random" in problem
 
 
@@ -129,7 +129,7 @@ def test_chance_in_rewards_and_ends():
     def step(self, action):
         return self.see(), float(chance.random()), False, False, {}
 
-    assert "another reward at step 1" in check_env(broken(step=step)).problems[0]
+    assert "different rewards at step 1" in check_env(broken(step=step)).problems[0]
 
     def ends(self, action):
         return np.zeros(2, np.float32), 0.0, bool(chance.random() < 0.5), False, {}

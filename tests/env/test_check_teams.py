@@ -57,8 +57,8 @@ def test_a_given_one_stays_open_and_a_made_one_does_not():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("clock", "not deterministic: the same environment, reset with the same seed, gave other observations at step"),
-        ("made", "not deterministic: a fresh copy, reset with the same seed, gave other observations at step 0"),
+        ("clock", "not deterministic: the same environment, reset with the same seed, gave different observations at step"),
+        ("made", "not deterministic: a fresh copy, reset with the same seed, gave different observations at step 0"),
         ("nan", "observation of agent_1 at step 2 has values that are not finite"),
         ("bounds", "observation of agent_0 at step 5 leaves its bounds"),
         ("still there", "still in env.agents"),

@@ -22,12 +22,13 @@ from inchworm.core.errors import EnvError, InchwormError
 from inchworm.core.spaces import Space, leaf, leaves, path_name, split_mask
 from inchworm.core.types import Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
+from inchworm.env.local import Copy
 from inchworm.env.make import make_env
 from inchworm.env.pettingzoo_copy import TeamCopy, as_team, is_team_env
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source
-from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
-from inchworm.env.trial import Spy, Trace, drive, first_difference, put_legal_actions, same
+from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
+from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import CastWarning, make_split
 
 _LARGE = 50.0
@@ -76,15 +77,6 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
     return True
 
 
-def check_action_space(space: Space, found: Findings) -> None:
-    """Note what an action space does not allow."""
-    for path, part in leaves(space):
-        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
-            found.note(
-                f"the action{f' {path_name(path)}' if path else ''} has infinite bounds {part}: policy.action_bounds=tanh is refused"
-            )
-
-
 def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
     """Whether an observation is finite and within its bounds; `when` says which it is."""
     for path, space in leaves(seen):
@@ -102,67 +94,42 @@ def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
     return True
 
 
-def not_deterministic(who: str, difference: str) -> str:
-    """The problem of an environment whose replay differs."""
-    return (
-        f"not deterministic: {who}, reset with the same seed, gave {difference} under the same actions; "
-        "draw all random numbers from self.np_random, after super().reset(seed=seed)"
-    )
-
-
 _SHOWN = ("observations", "rewards", "terminated", "truncated", "valid", "joined", "global_state")
 """What a step shows, and must show again."""
 
 
 @dataclass
-class TeamTrace:
-    """What a team did, step by step; row 0 is the first reset."""
+class Trace:
+    """What a copy did, step by step; row 0 is the first reset."""
 
     actions: list[Tree] = field(default_factory=list)
     """[k, *act] of each step."""
     rows: list[dict[str, Tree]] = field(default_factory=list)
-    """What each step showed, and where an episode ended `final_observations`."""
+    """What each step showed, [k, ...] each, and where an episode ended `final_observations`."""
 
 
-def check_team(env: Any, make: Callable[[], Any] | None, steps: int, seed: int, found: Findings) -> None:
-    """Drive a PettingZoo environment for some random steps; `make` makes more of them, and then this one is closed at the end."""
-    try:
-        if not takes_seed_and_options(env, found):
-            return
-        copy = found.attempt("reading its spaces and its first reset", lambda: _copy_of(env, found))
-        if copy is None:
-            return
-        check_action_space(copy.action_space, found)
-        trace = TeamTrace()
-        found.attempt("stepping", lambda: drive_team(copy, trace, steps, seed))
-        _check_team_values(copy, trace, found)
-        _check_lives(copy, trace, found)
-        if trace.rows and not found.problems:
-            _check_team_determinism(copy, make, trace, seed, found)
-    finally:
-        if make is not None:
-            found.attempt("closing", env.close)
+class Spy(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the info of every step, of which a copy returns only the numbers."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.infos: list[Any] = [None]  # that of the reset is of no interest
+
+    def step(self, action: Any) -> Any:
+        """Step, and keep the info."""
+        result = self.env.step(action)
+        self.infos.append(result[-1] if isinstance(result, tuple) and result else None)
+        return result
 
 
-def _copy_of(env: Any, found: Findings) -> TeamCopy:
-    """The environment's lanes, with the global state if it has one."""
-    copy = TeamCopy(as_team(env), 0)
-    try:
-        copy.env.state()
-    except NotImplementedError:
-        return copy
-    found.note("state() gives a global state: policy.central_critic=true lets the critic read it")
-    return TeamCopy(as_team(env), 0, global_state=True)
-
-
-def drive_team(copy: TeamCopy, trace: TeamTrace, steps: int, seed: int, actions: Sequence[Tree] | None = None) -> None:
+def drive(copy: Copy, trace: Trace, steps: int, seed: int, actions: Sequence[Tree] | None = None) -> None:
     """Take random legal steps, or the given ones, and record all that happened."""
     rng, split = np.random.default_rng(seed), make_split(copy.action_space)
     spaces = (copy.observation_space, copy.action_space)
     rows, _ = allocate_rows(*spaces, copy.num_lanes, 1, global_state_space=copy.global_state_space)
     copy.attach(rows)
     copy.reset(seed, None)
-    trace.rows.append(_shown(rows))
+    trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in _SHOWN})
     episodes = 0
     for index in range(steps):
         if actions is None:
@@ -173,67 +140,11 @@ def drive_team(copy: TeamCopy, trace: TeamTrace, steps: int, seed: int, actions:
         trace.actions.append(map_tree(np.copy, rows.actions))
         rows.terminated[:] = rows.truncated[:] = False
         rows.next_seeds[0] = seed + episodes + 1
-        over = copy.step(split(map_tree(np.copy, rows.actions))) is not None
-        episodes += over
-        trace.rows.append(_shown(rows) | ({"final_observations": map_tree(np.copy, rows.final_observations)} if over else {}))
-
-
-def _shown(rows: StepRows) -> dict[str, Tree]:
-    return {name: map_tree(np.copy, getattr(rows, name)) for name in _SHOWN}
-
-
-def _check_team_values(copy: TeamCopy, trace: TeamTrace, found: Findings) -> None:
-    seen, _ = split_mask(copy.observation_space)
-    for step, row in enumerate(trace.rows):
-        for place in np.flatnonzero(row["valid"]).tolist():
-            observation = map_tree(operator.itemgetter(place), row["observations"])
-            if not check_leaves(seen, observation, f"of {copy.agents[place]} at step {step}", found):
-                return
-        if copy.global_state_space is not None:
-            state = map_tree(operator.itemgetter(0), row["global_state"])
-            if not check_leaves(copy.global_state_space, state, f"of the global state at step {step}", found):
-                return
-
-
-def _check_lives(copy: TeamCopy, trace: TeamTrace, found: Findings) -> None:
-    if len(trace.rows) > 1 and not any("final_observations" in row for row in trace.rows):
-        found.note(f"no episode ended within {len(trace.actions)} random steps; set env.max_episode_steps if there is no time limit")
-    pairs = list(zip(trace.rows, trace.rows[1:]))
-    running = [(before["valid"], after["valid"]) for before, after in pairs if "final_observations" not in after]
-    if any((before & ~after).any() for before, after in running):
-        found.note("agents leave before their episode ends: their lanes are invalid from then on, and count in nothing")
-    if any(row["joined"].any() for row in trace.rows):
-        found.note("agents join running episodes: their lanes are invalid before")
-    never = [agent for place, agent in enumerate(copy.agents) if not any(row["valid"][place] for row in trace.rows)]
-    if never and len(trace.rows) > 1:
-        found.note(f"{', '.join(map(str, never))} of possible_agents were never alive in {len(trace.actions)} random steps")
-
-
-def _check_team_determinism(copy: TeamCopy, make: Callable[[], Any] | None, trace: TeamTrace, seed: int, found: Findings) -> None:
-    again = TeamTrace()
-    found.attempt("stepping again", lambda: drive_team(copy, again, len(trace.actions), seed, trace.actions))
-    _compare_teams(trace, again, "the same environment", found)
-    if make is None or found.problems:
-        return
-    other = found.attempt("making the environment again", make)
-    if other is None or other.unwrapped is copy.env.unwrapped:
-        return
-    fresh, shared = TeamTrace(), copy.global_state_space is not None
-    found.attempt(
-        "stepping a fresh copy",
-        lambda: drive_team(TeamCopy(as_team(other), 0, global_state=shared), fresh, len(trace.actions), seed, trace.actions),
-    )
-    _compare_teams(trace, fresh, "a fresh copy", found)
-    found.attempt("closing", other.close)
-
-
-def _compare_teams(trace: TeamTrace, other: TeamTrace, who: str, found: Findings) -> None:
-    for step, (one, two) in enumerate(zip(trace.rows, other.rows)):
-        for name, shown in one.items():
-            pairs = zip(tree_leaves(shown), tree_leaves(two[name])) if name in two else ()
-            if name not in two or any(a.tobytes() != b.tobytes() for a, b in pairs):
-                found.problem(not_deterministic(who, f"other {name} at step {step}"))
-                return
+        chosen = split(rows.actions)
+        ended = copy.step(chosen if isinstance(copy, TeamCopy) else chosen[0]) is not None
+        episodes += ended
+        names = (*_SHOWN, "final_observations") if ended else _SHOWN
+        trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in names})
 
 
 @dataclass(frozen=True)
@@ -274,76 +185,119 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
     first = found.attempt("making the environment", make)
     if first is None:
         return
-    if is_team_env(first):
-        check_team(first, None if env is first else make, steps, seed, found)
-        return
     try:
-        if not takes_seed_and_options(first, found):
-            return
-        lane = found.attempt("reading its spaces and its first reset", lambda: GymnasiumCopy(Spy(first), 0))
-        if lane is None:
-            return
-        check_action_space(lane.action_space, found)
-        trace = Trace()
-        found.attempt("stepping", lambda: drive(lane, trace, steps, seed))
-        _check_values(lane, trace, found)
-        _check_endings(lane, trace, found)
-        if trace.rows and found.problems == []:
-            _check_determinism(lane, None if env is first else make, trace, seed, found)
+        if takes_seed_and_options(first, found):
+            copy = found.attempt("reading its spaces and its first reset", lambda: _copy_of(first, found))
+            if copy is not None:
+                _check_copy(copy, None if env is first else make, steps, seed, found)
     finally:
         if env is not first:
             found.attempt("closing", first.close)
 
 
-def _check_values(lane: GymnasiumCopy, trace: Trace, found: Findings) -> None:
-    seen, _ = split_mask(lane.observation_space)
-    for step, (observation, final, reward, _, _) in enumerate(trace.rows):
-        if not np.isfinite(reward):
-            found.problem(f"the reward at step {step} is {reward}")
-            break
-        for tree in (observation, final):
-            if tree is not None and not check_leaves(seen, tree, f"at step {step}", found):
+def _copy_of(env: Any, found: Findings) -> Copy:
+    """The environment as training steps it, with the global state if it has one."""
+    if not is_team_env(env):
+        return GymnasiumCopy(Spy(env), 0)
+    copy = TeamCopy(as_team(env), 0)
+    try:
+        copy.env.state()
+    except NotImplementedError:
+        return copy
+    found.note("state() gives a global state: policy.central_critic=true lets the critic read it")
+    return TeamCopy(as_team(env), 0, global_state=True)
+
+
+def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: int, found: Findings) -> None:
+    """Step a copy with random actions, check what it did, and repeat it, also in a second copy if `make` can make one."""
+    for path, part in leaves(copy.action_space):
+        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
+            which = f"the action{f' {path_name(path)}' if path else ''}"
+            found.note(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
+    trace = Trace()
+    found.attempt("stepping", lambda: drive(copy, trace, steps, seed))
+    _check_values(copy, trace, found)
+    if len(trace.rows) > 1:
+        _check_episodes(copy, trace, found)
+    if not trace.rows or found.problems:
+        return
+    again, fresh = Trace(), Trace()
+    found.attempt("stepping again", lambda: drive(copy, again, len(trace.actions), seed, trace.actions))
+    _compare(trace, again, "the same environment", found)
+    if make is None or found.problems:
+        return
+    other = found.attempt("making the environment again", make)
+    if other is not None and other.unwrapped is not copy.env.unwrapped:
+        found.attempt("stepping a fresh copy", lambda: drive(_copy_of(other, found), fresh, len(trace.actions), seed, trace.actions))
+        _compare(trace, fresh, "a fresh copy", found)
+        found.attempt("closing", other.close)
+
+
+def _check_values(copy: Copy, trace: Trace, found: Findings) -> None:
+    """Check that rewards are finite, and observations and global states also within their bounds; report the first that is not."""
+    seen, _ = split_mask(copy.observation_space)
+    for step, row in enumerate(trace.rows):
+        wrong = row["rewards"][~np.isfinite(row["rewards"])]
+        if wrong.size:
+            found.problem(f"the reward at step {step} is {wrong[0]}")
+            return
+        for place in range(copy.num_lanes):
+            when = f"of {copy.agents[place]} at step {step}" if isinstance(copy, TeamCopy) else f"at step {step}"
+            shown = [row["observations"]] if row["valid"][place] else []
+            shown += [row["final_observations"]] if "final_observations" in row else []
+            for tree in shown:
+                if not check_leaves(seen, map_tree(operator.itemgetter(place), tree), when, found):
+                    return
+        if copy.global_state_space is not None:
+            state = map_tree(operator.itemgetter(0), row["global_state"])
+            if not check_leaves(copy.global_state_space, state, f"of the global state at step {step}", found):
                 return
 
 
-def _check_endings(lane: GymnasiumCopy, trace: Trace, found: Findings) -> None:
-    ends = [step for step, row in enumerate(trace.rows) if row[1] is not None]
-    if not ends and len(trace.rows) > 1:
-        limited = any(isinstance(wrapper, gym.wrappers.TimeLimit) for wrapper in wrapper_chain(lane.env))
-        if not limited:
-            found.note(f"no episode ended within {len(trace.actions)} random steps and there is no time limit; set env.max_episode_steps")
+def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
+    """Check where episodes end, and which agents live in them."""
+    rows, taken = trace.rows, len(trace.actions)
+    ends = [step for step, row in enumerate(rows) if "final_observations" in row]
+    if not ends and not any(isinstance(wrapper, gym.wrappers.TimeLimit) for wrapper in wrapper_chain(copy.env)):
+        found.note(f"no episode ended within {taken} random steps; set env.max_episode_steps if there is no time limit")
+    if isinstance(copy, TeamCopy):
+        running = [(rows[step - 1]["valid"], rows[step]["valid"]) for step in range(1, len(rows)) if step not in ends]
+        if any((before & ~after).any() for before, after in running):
+            found.note("agents leave before their episode ends: their lanes are invalid from then on, and count in nothing")
+        if any(row["joined"].any() for row in rows):
+            found.note("agents join running episodes: their lanes are invalid before")
+        never = [agent for place, agent in enumerate(copy.agents) if not any(row["valid"][place] for row in rows)]
+        if never:
+            found.note(f"{', '.join(map(str, never))} of possible_agents were never alive in {taken} random steps")
+        return
     for step in ends:
-        names = [name for name in ("final_observation", "final_obs", "terminal_observation") if name in (trace.infos[step] or {})]
+        info = copy.env.infos[step] or {} if isinstance(copy.env, Spy) else {}
+        names = [name for name in ("final_observation", "final_obs", "terminal_observation") if name in info]
         if names:
             found.problem(f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one")
             return
     # An environment that resets itself returns the next episode's first observation where the last one belongs.
     opens = [0, *ends]  # the rows whose observation opens an episode
-    lengths = [end - start for start, end in zip(opens, ends)]
-    alike = [same(trace.rows[end][1], trace.rows[start][0]) for start, end in zip(opens, ends)]
-    moves = any(not same(trace.rows[start + 1][0], trace.rows[start][0]) for start, length in zip(opens, lengths) if length > 1)
+    alike = [_same(rows[end]["final_observations"], rows[start]["observations"]) for start, end in zip(opens, ends)]
+    longer = [start for start, end in zip(opens, ends) if end - start > 1]
+    moves = any(not _same(rows[start + 1]["observations"], rows[start]["observations"]) for start in longer)
     if len(ends) > 1 and all(alike) and moves:
         found.problem(
             "the last observation of every episode equals its first: does step() reset the environment? It must return the last one"
         )
 
 
-def _check_determinism(lane: GymnasiumCopy, make: Callable[[], Env] | None, trace: Trace, seed: int, found: Findings) -> None:
-    again = Trace()
-    found.attempt("stepping again", lambda: drive(lane, again, len(trace.actions), seed, trace.actions))
-    _compare(trace, again, "the same environment", found)
-    if make is None or found.problems:
-        return
-    other = found.attempt("making the environment again", make)
-    if other is None or other is lane.env.unwrapped:
-        return
-    fresh = Trace()
-    found.attempt("stepping a fresh copy", lambda: drive(GymnasiumCopy(Spy(other), 0), fresh, len(trace.actions), seed, trace.actions))
-    _compare(trace, fresh, "a fresh copy", found)
-    found.attempt("closing", other.close)
-
-
 def _compare(trace: Trace, other: Trace, who: str, found: Findings) -> None:
-    difference = first_difference(trace, other)
-    if difference is not None:
-        found.problem(not_deterministic(who, difference))
+    """Report the first difference between two traces of the same actions."""
+    for step, (one, two) in enumerate(zip(trace.rows, other.rows)):
+        for name, shown in one.items():
+            if name not in two or not _same(shown, two[name]):
+                found.problem(
+                    f"not deterministic: {who}, reset with the same seed, gave different {name.replace('_', ' ')} at step {step} under "
+                    "the same actions; draw all random numbers from self.np_random, after super().reset(seed=seed)"
+                )
+                return
+
+
+def _same(one: Tree, other: Tree) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(tree_leaves(one), tree_leaves(other)))
