@@ -6,199 +6,122 @@ A mask is the observation key `action_mask`, the result of the environment's `ac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import Any, Literal, NoReturn, Self, TypeAlias
+from typing import Any, Literal, Self
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
-from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf_shape, leaves, mask_sizes, mask_space
+from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_shape, leaves, mask_sizes, mask_space
 from inchworm.core.types import Tree
-from inchworm.env.values import Refusal, accepts, brief
+from inchworm.env.step_arrays import tree_leaves
+from inchworm.env.values import Refusal, refusal
 
 MaskSource = Literal["key", "action_masks", "get_action_mask", "info"]
 
-MaskWrite: TypeAlias = Callable[[Any, Any, int, bool], None]
-"""(mask, rows [B, n] of a tree, lane, must every part have a legal action)."""
+_METHODS: tuple[MaskSource, ...] = ("action_masks", "get_action_mask")
 
 
-def find_mask_source(env: gym.Env[Any, Any], probe: Callable[[], Mapping[str, Any]]) -> MaskSource | None:
-    """Where the masks come from; `probe` resets the environment and returns its info, and is called only if needed."""
-    if not any(mask_sizes(part) for _, part in leaves(env.action_space)):
-        return None
-    if isinstance(env.observation_space, spaces.Dict) and MASK_KEY in env.observation_space.spaces:
-        check_key_space(env.observation_space.spaces[MASK_KEY], env.action_space)
-        return "key"
-    for name in ("action_masks", "get_action_mask"):
-        if env.has_wrapper_attr(name) and callable(env.get_wrapper_attr(name)):
-            return name
-    return "info" if MASK_KEY in probe() else None
+class Masks:
+    """Fetches the mask that belongs to an observation, and writes it into its lane's row."""
 
+    def __init__(self, source: MaskSource, action_space: Space, ask: Callable[..., Any] | None = None) -> None:
+        self.source, self._ask, self._action_space = source, ask, action_space
+        sizes = [(path, part, mask_sizes(part)) for path, part in leaves(action_space)]
+        # Of each discrete leaf its path, space, number of entries, and where each of its parts begins in the flat mask.
+        self._leaves = [(path, part, sum(own), np.array([0, *accumulate(own)][:-1])) for path, part, own in sizes if own]
 
-def check_key_space(given: Space, action_space: Space) -> None:
-    """Refuse a key of the observation that cannot hold the masks of an action space."""
-    wanted = mask_space(action_space)
-    sizes = {path: int(np.prod(leaf_shape(part))) for path, part in leaves(given)}
-    if sizes != {path: int(np.prod(leaf_shape(part))) for path, part in leaves(wanted)}:
-        raise EnvError(f"the observation key {MASK_KEY!r} has the space {given}, but masks of {action_space} need {wanted}")
+    @classmethod
+    def find(
+        cls,
+        observation_space: Space,
+        action_space: Space,
+        method: Callable[[str], Any],
+        probe: Callable[[], Iterable[Any]],
+    ) -> Self | None:
+        """Where the masks come from; None if there are none.
 
+        `method` returns the environment's method of a name, or None; `probe` resets the environment and returns its infos, if needed.
+        """
+        if not any(mask_sizes(part) for _, part in leaves(action_space)):
+            return None
+        if isinstance(observation_space, spaces.Dict) and MASK_KEY in observation_space.spaces:
+            given, wanted = observation_space.spaces[MASK_KEY], mask_space(action_space)
+            found, needed = ({path: np.prod(leaf_shape(part)) for path, part in leaves(space)} for space in (given, wanted))
+            if found != needed:
+                raise EnvError(f"the observation key {MASK_KEY!r} has the space {given}, but masks of {action_space} need {wanted}")
+            return cls("key", action_space)
+        for name in _METHODS:
+            ask = method(name)
+            if callable(ask):
+                return cls(name, action_space, ask)
+        in_info = any(isinstance(info, Mapping) and MASK_KEY in info for info in probe())
+        return cls("info", action_space) if in_info else None
 
-class MaskReader:
-    """Fetches the mask that belongs to the latest observation, and writes it into its lane's row."""
-
-    def __init__(self, env: gym.Env[Any, Any], source: MaskSource) -> None:
-        self.source = source
-        self._ask: Callable[[], Any] | None = env.get_wrapper_attr(source) if source in ("action_masks", "get_action_mask") else None
-        self._write = make_mask_write(env.action_space, (MASK_KEY,))
-
-    def write(self, observation: Any, info: Mapping[str, Any], rows: Tree, lane: int, *, acted_on: bool) -> None:
-        """Put the mask into its row. If it is `acted_on`, every discrete part must have a legal action."""
+    def fetch(self, observation: Any, info: Mapping[str, Any], *agent: Any) -> Any:
+        """The mask of the latest observation, of an `agent` where there are several; None if there is none."""
         if self._ask is not None:
-            mask = self._ask()
-        elif self.source == "key":
-            mask = observation[MASK_KEY]
-        else:
-            mask = info.get(MASK_KEY)
+            return self._ask(*agent)
+        return (observation if self.source == "key" else info).get(MASK_KEY)
+
+    def write(self, mask: Any, rows: Tree, lane: int, *, acted_on: bool) -> None:
+        """Check a mask and put it into its row. If it is `acted_on`, every discrete part must have a legal action."""
         if mask is None:
             raise Refusal(f"{MASK_KEY} missing: reset() provided it via {self.source}, this step did not")
-        self._write(mask, rows, lane, acted_on)
+        for path, space, total, firsts in self._leaves:
+            try:
+                given = leaf(mask, path)
+            except (KeyError, IndexError, TypeError):
+                raise refusal((MASK_KEY,), f"must have the structure of {mask_space(self._action_space)}", mask) from None
+            name, row = (MASK_KEY, *path), leaf(rows, path)
+            flat = given
+            if type(given) is not np.ndarray:  # a flat list, or one vector per part
+                try:
+                    flat = np.concatenate([np.asarray(part).reshape(-1) for part in given])
+                except (TypeError, ValueError):
+                    raise refusal(name, "must be a vector of true and false", given) from None
+            if flat.shape != (total,) and not (flat.size == total and row.shape[1:] == flat.shape):
+                raise refusal(name, f"has shape {flat.shape}, but masks of {space} need ({total},)", given)
+            flat = flat.reshape(-1)
+            if flat.dtype != np.bool_:
+                if flat.dtype.kind not in "iuf" or ((flat != 0) & (flat != 1)).any():
+                    raise refusal(name, "must hold true and false, or 1 and 0", given)
+                flat = flat != 0
+            if acted_on and not np.logical_or.reduceat(flat, firsts).all():
+                raise refusal(name, f"leaves no legal action in a part of {space}", given)
+            row[lane] = flat.reshape(row.shape[1:])
 
 
 def allow_all(rows: Tree, lane: int) -> None:
     """Write the mask of a state in which no action follows."""
-    if isinstance(rows, dict):
-        for part in rows.values():
-            allow_all(part, lane)
-    elif isinstance(rows, tuple):
-        for part in rows:
-            allow_all(part, lane)
-    else:
-        rows[lane] = 1
-
-
-def make_mask_write(space: Space, path: Path) -> MaskWrite:
-    """The function that checks a mask of an action space and writes it into its lane's row."""
-    if isinstance(space, spaces.Dict):
-        parts = [(key, make_mask_write(inner, (*path, key))) for key, inner in space.spaces.items() if _discrete(inner)]
-        return _container_write(parts, path, f"a dict with the keys {[key for key, _ in parts]}")
-    if isinstance(space, spaces.Tuple):
-        writes = [(index, make_mask_write(inner, (*path, index))) for index, inner in enumerate(space.spaces) if _discrete(inner)]
-        return _container_write(writes, path, f"a tuple of {len(space.spaces)} masks")
-    sizes = mask_sizes(space)
-    total = sum(sizes)
-    firsts = np.array([0, *accumulate(sizes)][:-1])  # where each part begins in the flat mask
-
-    def write(mask: Any, rows: Any, lane: int, acted_on: bool) -> None:
-        flat = mask
-        if type(mask) is not np.ndarray:  # a flat list, or one vector per part
-            try:
-                flat = np.concatenate([np.asarray(part).reshape(-1) for part in mask])
-            except (TypeError, ValueError):
-                _refuse(path, "must be a vector of true and false", mask)
-        if flat.shape != (total,) and not (flat.size == total and rows.shape[1:] == flat.shape):
-            _refuse(path, f"has shape {flat.shape}, but masks of {space} need ({total},)", mask)
-        flat = flat.reshape(-1)
-        if flat.dtype != np.bool_:
-            if flat.dtype.kind not in "iuf" or ((flat != 0) & (flat != 1)).any():
-                _refuse(path, "must hold true and false, or 1 and 0", mask)
-            flat = flat != 0
-        if acted_on and not np.logical_or.reduceat(flat, firsts).all():
-            _refuse(path, f"leaves no legal action in a part of {space}", mask)
-        rows[lane] = flat.reshape(rows.shape[1:])
-
-    return write
-
-
-def _discrete(space: Space) -> bool:
-    return any(mask_sizes(part) for _, part in leaves(space))
-
-
-def _container_write(parts: list[Any], path: Path, wanted: str) -> MaskWrite:
-    def write(mask: Any, rows: Any, lane: int, acted_on: bool) -> None:
-        for key, put in parts:
-            try:
-                part = mask[key]
-            except (KeyError, IndexError, TypeError):
-                _refuse(path, f"must be {wanted}", mask)
-            put(part, rows[key], lane, acted_on)
-
-    return write
-
-
-def _refuse(path: Path, what: str, mask: Any) -> NoReturn:
-    raise Refusal(f"{'.'.join(map(str, path))} {what}; got {brief(mask)}")
-
-
-class TeamMasks:
-    """Fetches the mask that belongs to an agent's observation, and writes it into its lane's row."""
-
-    def __init__(self, source: MaskSource, action_space: Space, ask: Callable[[Any], Any] | None = None) -> None:
-        self.source, self._ask = source, ask
-        self._write = make_mask_write(action_space, (MASK_KEY,))
-
-    @classmethod
-    def find(cls, env: Any, observation_space: Space, action_space: Space, probe: Callable[[], Mapping[Any, Any]]) -> Self | None:
-        """Where the masks come from, if there are any; `probe` resets the environment and returns its infos, if needed."""
-        if not any(mask_sizes(part) for _, part in leaves(action_space)):
-            return None
-        if isinstance(observation_space, spaces.Dict) and MASK_KEY in observation_space.spaces:
-            check_key_space(observation_space.spaces[MASK_KEY], action_space)
-            return cls("key", action_space)
-        offered: tuple[MaskSource, ...] = ("action_masks", "get_action_mask")
-        for name in offered:
-            ask = getattr(env, name, None) or getattr(env.unwrapped, name, None)
-            if callable(ask) and accepts(ask, "agent"):
-                return cls(name, action_space, ask)
-        infos = probe()
-        has = any(isinstance(info, Mapping) and MASK_KEY in info for info in infos.values())
-        return cls("info", action_space) if has else None
-
-    def has(self, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> bool:
-        """Whether there is a mask for what an agent sees."""
-        return self._of(agent, observations, infos) is not None
-
-    def _of(self, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> Any:
-        if self._ask is not None:
-            return self._ask(agent)
-        return (observations if self.source == "key" else infos).get(agent, {}).get(MASK_KEY)
-
-    def write(
-        self, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any], rows: Tree, lane: int, *, acted_on: bool
-    ) -> None:
-        """Put the mask into its row. If it is `acted_on`, every discrete part must have a legal action."""
-        mask = self._of(agent, observations, infos)
-        if mask is None:
-            raise Refusal(f"{MASK_KEY} missing: reset() provided it via {self.source}, this step did not")
-        self._write(mask, rows, lane, acted_on)
+    for part in tree_leaves(rows):
+        part[lane] = 1
 
 
 def random_mask(action_space: Space, rng: np.random.Generator) -> Tree:
     """A mask in which every discrete part has one legal action or more."""
-    wanted = mask_space(action_space)
     actions = dict(leaves(action_space))
 
-    def one(path: tuple[str | int, ...], leaf: Space) -> np.ndarray:
-        mask = rng.integers(2, size=leaf_shape(leaf)).astype(np.int8)
+    def one(path: Path, space: Space) -> np.ndarray:
+        mask = rng.integers(2, size=leaf_shape(space)).astype(np.int8)
         first = 0
         for size in mask_sizes(actions[path]):
             mask[first + rng.integers(size)] = 1
             first += size
         return mask
 
-    return build_tree(wanted, one)
+    return build_tree(mask_space(action_space), one)
 
 
 def is_legal(action_space: Space, action: Any, mask: Tree) -> bool:
     """Whether every discrete part of an action is allowed by its mask."""
-    if isinstance(action_space, spaces.Dict):
-        return all(is_legal(inner, action[key], mask.get(key)) for key, inner in action_space.spaces.items())
-    if isinstance(action_space, spaces.Tuple):
-        return all(is_legal(inner, action[index], mask[index]) for index, inner in enumerate(action_space.spaces))
-    sizes = mask_sizes(action_space)
-    firsts = np.cumsum([0, *sizes])[:-1].astype(np.int64)
-    start = getattr(action_space, "start", 0) if sizes else 0
-    chosen = np.reshape(np.asarray(action) - start, -1).astype(np.int64) if sizes else np.zeros(0, np.int64)
-    return not sizes or bool(np.all(np.asarray(mask)[firsts + chosen]))
+    for path, part in leaves(action_space):
+        sizes = mask_sizes(part)
+        if sizes:
+            chosen = np.reshape(np.asarray(leaf(action, path)) - getattr(part, "start", 0), -1).astype(np.int64)
+            firsts = np.cumsum([0, *sizes[:-1]])
+            if not np.asarray(leaf(mask, path))[firsts + chosen].all():
+                return False
+    return True

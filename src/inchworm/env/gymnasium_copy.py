@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space, with_mask
-from inchworm.core.types import Tree
-from inchworm.env.action_masks import MaskReader, allow_all, find_mask_source
+from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
-from inchworm.env.restore import Env, Restore, find_state_keeper, refuse_stateful_wrappers
+from inchworm.env.restore import Env, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
 
@@ -34,7 +33,7 @@ class GymnasiumCopy:
         self.next_options: dict[str, Any] | None = None
         refuse_stateful_wrappers(env)
         list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
-        self._seed, self._steps = -1, 0
+        self.seed, self._steps = -1, 0
         self.state_keeper = find_state_keeper(env)
         self._step = env.step
         self._put = make_writer(env.observation_space)
@@ -42,44 +41,37 @@ class GymnasiumCopy:
         self._dtype = None if box is None else leaf_dtype(box)
         self._shape = None if box is None else box.shape
         # Every copy in every layout makes this reset if masks may be in its info, so that no copy differs.
-        source = find_mask_source(env, lambda: self._reset_env(0, None)[1])
-        self._masks = MaskReader(env, source) if source is not None else None
-        self._mask_is_key = source == "key"
+        self._masks = Masks.find(
+            env.observation_space,
+            env.action_space,
+            lambda name: env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None,
+            lambda: [self._reset_env(0, None)[1]],
+        )
         self.action_space: Space = env.action_space
         self.observation_space: Space = env.observation_space
-        if source is not None and not self._mask_is_key:
+        self._adds_mask = self._masks is not None and self._masks.source != "key"
+        if self._adds_mask:
             self.observation_space = with_mask(env.observation_space, mask_space(env.action_space))
 
     def attach(self, rows: StepRows) -> None:
         """Write into these rows from now on."""
         self._rows, self._rewards = rows, rows.rewards
-        self._seen, self._mask = self._parts(rows.observations)
-        self._final_seen, self._final_mask = self._parts(rows.final_observations)
-
-    def _parts(self, rows: Tree) -> tuple[Tree, Tree]:
-        """(what the environment's own observation goes into, what the mask goes into)."""
-        if self._masks is None:
-            return rows, ()
-        own = rows if isinstance(self.env.observation_space, spaces.Dict) else rows["observation"]
-        return own, rows[MASK_KEY]
+        self._seen, self._final_seen = rows.observations, rows.final_observations
+        if self._masks is not None:
+            self._mask, self._final_mask = self._seen[MASK_KEY], self._final_seen[MASK_KEY]
+            if not isinstance(self.env.observation_space, spaces.Dict):
+                self._seen, self._final_seen = self._seen["observation"], self._final_seen["observation"]
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and write its first observation."""
-        self._seed, self._steps = seed, 0
+        self.seed, self._steps = seed, 0
         observation, info = self._reset_env(seed, options)
         try:
             self._put(observation, self._seen, self.lane)
             if self._masks is not None:
-                self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
+                self._masks.write(self._masks.fetch(observation, info), self._mask, self.lane, acted_on=True)
         except Refusal as refusal:
-            self._fail(refusal)
-
-    def restore(self, job: Restore) -> None:
-        """Begin an episode and set its saved state; the row shows the episode's first observation."""
-        if self.state_keeper is None:
-            raise EnvError(f"{self.where()}: it was saved by get_state, but the environment here has no get_state and set_state")
-        self.reset(job.seed, job.options)
-        self.state_keeper.set(job.state)
+            raise EnvError(f"{self.where()}: {refusal}") from None
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Any, Mapping[str, Any]]:
         result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
@@ -89,6 +81,7 @@ class GymnasiumCopy:
 
     def step(self, action: Any) -> list[Ended] | None:
         """Step the environment and write the row; where the episode ended, begin the next and return the last info's numbers."""
+        rows, lane = self._rows, self.lane
         self._steps += 1
         result = self._step(action)
         try:
@@ -98,45 +91,33 @@ class GymnasiumCopy:
                 f"{self.where()}: step must return the 5 values (observation, reward, terminated, truncated, info); got {result!r:.200}"
             ) from None
         try:
-            self._rewards[self.lane] = reward if type(reward) is float else real_scalar(reward)
+            self._rewards[lane] = reward if type(reward) is float else real_scalar(reward)
             if terminated is not False or truncated is not False:
                 terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
-                if terminated or truncated:
-                    return self._end(observation, terminated, truncated, info)
-            if type(observation) is np.ndarray and observation.dtype is self._dtype and observation.shape == self._shape:
-                self._seen[self.lane] = observation  # a Box in its own dtype and shape: nothing else to check
-            else:
-                self._put(observation, self._seen, self.lane)
-            if self._masks is not None:
-                self._masks.write(observation, info, self._mask, self.lane, acted_on=True)
+            if not terminated and not truncated:
+                if type(observation) is np.ndarray and observation.dtype is self._dtype and observation.shape == self._shape:
+                    self._seen[lane] = observation  # a Box in its own dtype and shape: nothing else to check
+                else:
+                    self._put(observation, self._seen, lane)
+                if self._masks is not None:
+                    self._masks.write(self._masks.fetch(observation, info), self._mask, lane, acted_on=True)
+                return None
+            self._put(observation, self._final_seen, lane)
+            if self._masks is not None and self._adds_mask:
+                if terminated:  # no action follows, and games often have no legal one in a terminal state
+                    allow_all(self._final_mask, lane)
+                else:
+                    self._masks.write(self._masks.fetch(observation, info), self._final_mask, lane, acted_on=False)
+            numbers = info_numbers(info)
         except Refusal as refusal:
-            self._fail(refusal)
-        return None
-
-    def _end(self, observation: Any, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> list[Ended]:
-        rows, lane = self._rows, self.lane
-        self._put(observation, self._final_seen, lane)
-        if self._masks is not None and not self._mask_is_key:
-            if terminated:  # no action follows, and games often have no legal one in a terminal state
-                allow_all(self._final_mask, lane)
-            else:
-                self._masks.write(observation, info, self._final_mask, lane, acted_on=False)
+            raise EnvError(f"{self.where()}: {refusal}") from None
         # Both flags mean terminated (a time limit that coincides with the end changes nothing).
         rows.terminated[lane], rows.truncated[lane] = terminated, truncated and not terminated
-        numbers = info_numbers(info)
         self.reset(int(rows.next_seeds[lane]), self.next_options)
         return [(lane, numbers)]
 
     def where(self) -> str:
         """Lane, step and episode, for a message."""
-        if self._seed < 0:
+        if self.seed < 0:
             return f"lane {self.lane}, before its first episode"
-        return f"lane {self.lane}, step {self._steps} of the episode with seed {self._seed}"
-
-    @property
-    def seed(self) -> int:
-        """The seed of the running episode."""
-        return self._seed
-
-    def _fail(self, refusal: Refusal) -> NoReturn:
-        raise EnvError(f"{self.where()}: {refusal}") from None
+        return f"lane {self.lane}, step {self._steps} of the episode with seed {self.seed}"

@@ -167,7 +167,10 @@ class LocalCopies:
         for job in jobs:
             copy = self._copy(job.copy)
             try:
-                copy.restore(job)
+                if copy.state_keeper is None:
+                    raise EnvError(f"{copy.where()}: it was saved by get_state, but the environment here has no get_state and set_state")
+                copy.reset(job.seed, job.options)
+                copy.state_keeper.set(job.state)
             except BaseException as error:
                 self._note(copy, error)
                 raise

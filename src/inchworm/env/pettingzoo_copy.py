@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -19,11 +19,10 @@ from gymnasium import spaces
 from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import TeamMasks, allow_all
+from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
-from inchworm.env.restore import Restore
 from inchworm.env.step_arrays import StepRows, tree_leaves
-from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import Refusal, accepts, flag, info_numbers, make_writer, real_scalar
 
 Agent = Any
 """PettingZoo's name of an agent: mostly text."""
@@ -98,12 +97,9 @@ def common_space(env: Any, agents: Sequence[Agent], kind: str) -> Space:
 
 
 def _form(space: Space) -> list[Any]:
-    """What must be equal: the tree, and of each leaf its kind, shape, dtype and choices."""
-    return [(path, type(leaf), leaf_shape(leaf), leaf_dtype(leaf), mask_sizes(leaf), _start(leaf)) for path, leaf in leaves(space)]
-
-
-def _start(leaf: Space) -> Any:
-    return np.asarray(leaf.start).tolist() if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else None
+    """What must be equal: the tree, and of each leaf its kind, shape, dtype, choices and first choice."""
+    parts = [(path, leaf, np.asarray(getattr(leaf, "start", 0)).tolist()) for path, leaf in leaves(space)]
+    return [(path, type(leaf), leaf_shape(leaf), leaf_dtype(leaf), mask_sizes(leaf), start) for path, leaf, start in parts]
 
 
 def _union(found: Sequence[Space]) -> Space:
@@ -138,9 +134,9 @@ def nothing_seen(space: Space) -> Tree:
     return build_tree(space, one)
 
 
-def state_space(env: Any, read: Callable[[], Any]) -> Space:
-    """The space of an environment's global state: its `state_space`, or, if it has none, that of a state that `read` reads."""
-    first, given = read(), getattr(env, "state_space", None)
+def state_space(env: Any, first: Any) -> Space:
+    """The space of an environment's global state: its `state_space`, or, if it has none, that of its `first` state."""
+    given = getattr(env, "state_space", None)
     if isinstance(given, spaces.Space):
         list(leaves(given))  # refuses kinds of spaces that are not supported
         return given
@@ -165,78 +161,6 @@ def make_clip(space: Space) -> Callable[[Any], Any]:
     return lambda action: action
 
 
-class TeamRows:
-    """Writes what agents see, and their masks, into k adjacent lanes from `lane` on; places count from 0 within them.
-
-    `probe` resets the environment and returns its infos, and is called only if needed.
-    """
-
-    def __init__(self, env: Any, agents: Sequence[Agent], action_space: Space, lane: int, probe: Callable[[], Mapping[Agent, Any]]) -> None:
-        self._agents, self._lane = agents, lane
-        own = common_space(env, agents, "observation")
-        self._put, self._is_plain = make_writer(own), not isinstance(own, spaces.Dict)
-        self._masks = TeamMasks.find(env, own, action_space, probe)
-        is_added = self._masks is not None and self._masks.source != "key"
-        self.observation_space = with_mask(own, mask_space(action_space)) if is_added else own
-        self._nothing = tree_leaves(nothing_seen(self.observation_space))
-
-    def attach(self, rows: StepRows) -> None:
-        """Write into these rows from now on."""
-        self._seen, self._final = rows.observations, rows.final_observations
-
-    def show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        """Write what a living agent sees, and its mask."""
-        self._put_observation(place, observations, self._seen)
-        self._put_mask(place, observations, infos, self._seen, acted_on=True)
-
-    def show_last(self, place: int, observations: Mapping[Agent, Any]) -> None:
-        """Write the last observation of an agent that has left a running episode; no action follows."""
-        self._put_observation(place, observations, self._seen)
-        self._allow_all(place, self._seen)
-
-    def show_nothing(self, place: int, *, final: bool = False) -> None:
-        """Write a legal observation for a lane without a living agent."""
-        for array, nothing in zip(tree_leaves(self._final if final else self._seen), self._nothing):
-            array[self._lane + place] = nothing
-
-    def show_final(self, place: int, truncated: bool, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        """Write an agent's final observation, with its mask if it was truncated: terminal states often have no legal action."""
-        self._put_observation(place, observations, self._final)
-        self._allow_all(place, self._final)
-        if truncated and self._masks is not None and self._masks.has(self._agents[place], observations, infos):
-            self._put_mask(place, observations, infos, self._final, acted_on=False)
-
-    def _put_observation(self, place: int, observations: Mapping[Agent, Any], rows: Tree) -> None:
-        agent = self._agents[place]
-        if agent not in observations:
-            raise Refusal(f"observations lack the agent, which is in env.agents; they have {list(observations)}")
-        own = rows["observation"] if self._is_plain and self._masks is not None else rows
-        self._put(observations[agent], own, self._lane + place)
-
-    def _put_mask(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any], rows: Tree, *, acted_on: bool) -> None:
-        if self._masks is not None:
-            self._masks.write(self._agents[place], observations, infos, rows[MASK_KEY], self._lane + place, acted_on=acted_on)
-
-    def _allow_all(self, place: int, rows: Tree) -> None:
-        if self._masks is not None:
-            allow_all(rows[MASK_KEY], self._lane + place)
-
-
-class StateRows:
-    """Writes the global state of one copy into its row."""
-
-    def __init__(self, space: Space, read: Callable[[], Any], copy: int) -> None:
-        self.space, self._read, self._copy = space, read, copy
-        self._put = make_writer(space, ("global state",))
-
-    def write(self, rows: Tree) -> None:
-        """The state as it is now; whole numbers become those of a Box of real ones."""
-        state = self._read()
-        if isinstance(self.space, spaces.Box) and self.space.dtype.kind == "f" and np.asarray(state).dtype.kind in "iub":
-            state = np.asarray(state).astype(self.space.dtype)
-        self._put(state, rows, self._copy)
-
-
 _DICTS = ("observations", "rewards", "terminations", "truncations", "infos")
 """What a step returns."""
 
@@ -248,29 +172,36 @@ class TeamCopy:
     """One PettingZoo environment as `num_lanes` lanes. With `global_state`, `state()` is read too and dead agents keep earning credit."""
 
     state_keeper = None  # a team's episode is restored by replay
+    global_state_space: Space | None = None
 
     def __init__(self, team: Team, copy: int, *, global_state: bool = False) -> None:
-        self.env, self.next_options = team.env, None
+        env = self.env = team.env
+        self.next_options = None
         self._limit = math.inf if team.max_steps is None else team.max_steps
-        self.agents = possible_agents(team.env)
+        self.agents = possible_agents(env)
         self.num_lanes = len(self.agents)
         self.copy, self.lane = copy, copy * self.num_lanes
         self._place = {agent: place for place, agent in enumerate(self.agents)}
-        self._seed, self._steps = -1, 0
-        self.action_space = common_space(team.env, self.agents, "action")
-        self._clips = [make_clip(space) if space != self.action_space else None for space in map(team.env.action_space, self.agents)]
+        self.seed, self._steps = -1, 0
+        self.action_space = common_space(env, self.agents, "action")
+        self._clips = [make_clip(space) if space != self.action_space else None for space in map(env.action_space, self.agents)]
+        own = self.observation_space = common_space(env, self.agents, "observation")
+        self._put = make_writer(own)
+
+        def mask_method(name: str) -> Any:
+            method = getattr(env, name, None) or getattr(env.unwrapped, name, None)
+            return method if callable(method) and accepts(method, "agent") else None
+
         # Every copy in every layout makes this reset if masks may be in its infos, so that no copy differs.
-        self._lanes = TeamRows(team.env, self.agents, self.action_space, self.lane, lambda: self._reset_env(0, None)[1])
-        self.observation_space = self._lanes.observation_space
-        self._state: StateRows | None = None
+        self._masks = Masks.find(own, self.action_space, mask_method, lambda: self._reset_env(0, None)[1].values())
+        if self._masks is not None and self._masks.source != "key":
+            self.observation_space = with_mask(own, mask_space(self.action_space))
+        self._is_plain = not isinstance(own, spaces.Dict)
+        self._nothing = tree_leaves(nothing_seen(self.observation_space))
         if global_state:
             self._reset_env(0, None)
-            self._state = StateRows(state_space(self.env, self._read_state), self._read_state, copy)
-
-    @property
-    def global_state_space(self) -> Space | None:
-        """Of the state that is read; None if none is."""
-        return None if self._state is None else self._state.space
+            self.global_state_space = state_space(env, self._read_state())
+            self._put_state = make_writer(self.global_state_space, ("global state",))
 
     def _read_state(self) -> Any:
         try:
@@ -288,13 +219,12 @@ class TeamCopy:
         self._rewards, self._terminated, self._truncated, self._valid, self._joined, self._final_valid = (
             array[own] for array in (rows.rewards, rows.terminated, rows.truncated, rows.valid, rows.joined, rows.final_valid)
         )
-        self._lanes.attach(rows)
 
     # ---- an episode begins
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and write its first observations."""
-        self._seed, self._steps = seed, 0
+        self.seed, self._steps = seed, 0
         observations, infos = self._reset_env(seed, options)
         self._alive = self._living()
         if not self._alive:
@@ -304,10 +234,11 @@ class TeamCopy:
         self._valid[:] = self._joined[:] = False
         for place in range(self.num_lanes):
             if place in self._alive:
-                self._show(place, observations, infos)
+                self._show(place, observations, infos, self._rows.observations, mask="required")
+                self._valid[place] = True
             else:
-                self._lanes.show_nothing(place)
-        self._write_state(final=False)
+                self._show_nothing(place, self._rows.observations)
+        self._write_state(self._rows.global_state)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
         result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
@@ -315,28 +246,14 @@ class TeamCopy:
             raise EnvError(f"{self.where()}: reset must return the dicts (observations, infos); got {type(result).__name__}")
         return result
 
-    def restore(self, job: Restore) -> None:
-        """Refuse a saved state: a team's episode is restored by replay."""
-        raise EnvError(f"{self.where()}: copy {job.copy} was saved by get_state, which this environment does not have")
-
     # ---- a step
 
     def step(self, actions: Sequence[Any]) -> list[Ended] | None:
         """Step the environment and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
         self._steps += 1
-        alive = self._alive
-        results = self._moved(self.env.step({self.agents[place]: self._own(place, actions[place]) for place in alive}))
-        observations, rewards, _, _, infos = results
-        self._rewards[:] = 0.0
-        for agent, reward in rewards.items():  # also of agents that left before
-            place = self._place.get(agent)
-            if place is None:
-                raise EnvError(f"{self.where()}: rewards name {agent!r}, which is not in possible_agents {self.agents}")
-            value = reward if type(reward) is float else self._named(place, real_scalar, reward)
-            if not math.isfinite(value):
-                raise EnvError(f"{self.where(place)}: reward is {value}")
-            self._rewards[place] = value
-        flags = {place: self._flags(place, results) for place in alive}
+        chosen = ((place, actions[place], self._clips[place]) for place in self._alive)
+        result = self.env.step({self.agents[place]: action if clip is None else clip(action) for place, action, clip in chosen})
+        observations, flags, infos = self._read_step(result)
         living = self._living()
         for place, done in flags.items():
             if any(done) and place in living:
@@ -347,42 +264,48 @@ class TeamCopy:
                 raise EnvError(f"{self.where(place)}: it left env.agents and is neither terminated nor truncated; set one of them")
         if not living or self._steps >= self._limit:
             return self._end(observations, flags, infos)
+        seen = self._rows.observations
         self._terminated[:] = self._truncated[:] = self._joined[:] = False
         for place in self._just_left:
-            self._lanes.show_nothing(place)
-        self._just_left = [place for place in alive if any(flags[place])]
+            self._show_nothing(place, seen)
+        self._just_left = [place for place in flags if any(flags[place])]
         for place in self._just_left:  # the last observation is shown once, as the true successor of the agent's last row
-            self._named(place, self._lanes.show_last, place, observations)
+            self._show(place, observations, infos, seen, mask="none")
             self._valid[place] = False
             self._last_infos[place] = self._numbers(place, infos)
-            if self._state is None:  # else the agent is still credited with what its actions lead to
+            if self.global_state_space is None:  # else the agent is still credited with what its actions lead to
                 self._terminated[place], self._truncated[place] = flags[place]
         for place in living:
-            self._show(place, observations, infos)
-            self._joined[place] = place not in flags
+            self._show(place, observations, infos, seen, mask="required")
+            self._valid[place], self._joined[place] = True, place not in flags
         self._alive = living
-        self._write_state(final=False)
+        self._write_state(self._rows.global_state)
         return None
 
-    def _own(self, place: int, action: Any) -> Any:
-        clip = self._clips[place]
-        return action if clip is None else clip(action)
-
-    def _moved(self, result: Any) -> tuple[Mapping[Agent, Any], ...]:
+    def _read_step(self, result: Any) -> tuple[Mapping[Agent, Any], Flags, Mapping[Agent, Any]]:
+        """Check what a step returned and write its rewards; returns the observations, the flags and the infos."""
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvError(f"{self.where()}: step must return the 5 dicts ({', '.join(_DICTS)}); got {result!r:.200}")
         for place in self._alive:
             for name, part in zip(_DICTS[:4], result):
                 if self.agents[place] not in part:
                     raise EnvError(f"{self.where(place)}: {name} lack the agent, which acted in this step; they have {list(part)}")
-        return result
-
-    def _flags(self, place: int, results: tuple[Mapping[Agent, Any], ...]) -> tuple[bool, bool]:
-        """(terminated, truncated) as the environment gave them; both mean that the world ended for the agent."""
-        agent = self.agents[place]
-        terminated = self._named(place, flag, results[2][agent], "terminations")
-        truncated = self._named(place, flag, results[3][agent], "truncations")
-        return terminated, truncated and not terminated
+        observations, rewards, terminations, truncations, infos = result
+        self._rewards[:] = 0.0
+        for agent, reward in rewards.items():  # also of agents that left before
+            at = self._place.get(agent)
+            if at is None:
+                raise EnvError(f"{self.where()}: rewards name {agent!r}, which is not in possible_agents {self.agents}")
+            value = reward if type(reward) is float else self._named(at, real_scalar, reward)
+            if not math.isfinite(value):
+                raise EnvError(f"{self.where(at)}: reward is {value}")
+            self._rewards[at] = value
+        flags = {}
+        for place in self._alive:
+            terminated = self._named(place, flag, terminations[self.agents[place]], "terminations")
+            truncated = self._named(place, flag, truncations[self.agents[place]], "truncations")
+            flags[place] = terminated, truncated and not terminated  # both mean that the world ended for the agent
+        return observations, flags, infos
 
     def _living(self) -> list[int]:
         """The places of the agents that live now, in their order."""
@@ -397,36 +320,67 @@ class TeamCopy:
 
     def _end(self, observations: Mapping[Agent, Any], flags: Flags, infos: Mapping[Agent, Any]) -> list[Ended]:
         ends = {place: (terminated, not terminated) for place, (terminated, _) in flags.items()}  # the limit truncates the rest
-        cut = any(truncated for _, truncated in ends.values())
+        cut, final = any(truncated for _, truncated in ends.values()), self._rows.final_observations
         for place in range(self.num_lanes):
             # With a global state the episode ends for all agents; without one nothing follows for those that left before.
-            terminated, truncated = ends.get(place, (True, False)) if self._state is None else (not cut, cut)
+            terminated, truncated = ends.get(place, (True, False)) if self.global_state_space is None else (not cut, cut)
             self._terminated[place], self._truncated[place] = terminated, truncated
             self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
             if place in flags:
-                self._named(place, self._lanes.show_final, place, truncated, observations, infos)
+                # Terminal states often have no legal action.
+                self._show(place, observations, infos, final, mask="optional" if truncated else "none")
                 self._last_infos[place] = self._numbers(place, infos)
             else:
-                self._lanes.show_nothing(place, final=True)
+                self._show_nothing(place, final)
                 self._last_infos[place] = self._numbers(place, infos) or self._last_infos.get(place, {})  # infos may name dead agents too
-        self._write_state(final=True)
+        self._write_state(self._rows.final_global_state)
         numbers = self._last_infos
         self.reset(int(self._rows.next_seeds[self.copy]), self.next_options)
         return [(self.lane + place, numbers.get(place, {})) for place in range(self.num_lanes)]
 
     # ---- rows and messages
 
-    def _show(self, place: int, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
-        self._named(place, self._lanes.show, place, observations, infos)
-        self._valid[place] = True
+    def _show(
+        self,
+        place: int,
+        observations: Mapping[Agent, Any],
+        infos: Mapping[Agent, Any],
+        rows: Tree,
+        *,
+        mask: Literal["required", "optional", "none"],
+    ) -> None:
+        """Write what an agent sees. A required mask must have a legal action; without a mask all are allowed."""
+        agent, lane = self.agents[place], self.lane + place
+        try:
+            if agent not in observations:
+                raise Refusal(f"observations lack the agent, which is in env.agents; they have {list(observations)}")
+            self._put(observations[agent], rows["observation"] if self._is_plain and self._masks is not None else rows, lane)
+            if self._masks is not None:
+                given = None if mask == "none" else self._masks.fetch(observations[agent], infos.get(agent, {}), agent)
+                if given is None and mask != "required":
+                    allow_all(rows[MASK_KEY], lane)
+                else:
+                    self._masks.write(given, rows[MASK_KEY], lane, acted_on=mask == "required")
+        except Refusal as refusal:
+            raise EnvError(f"{self.where(place)}: {refusal}") from None
+
+    def _show_nothing(self, place: int, rows: Tree) -> None:
+        """Write a legal observation for a lane without a living agent."""
+        for array, nothing in zip(tree_leaves(rows), self._nothing):
+            array[self.lane + place] = nothing
 
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
         numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))
         return numbers
 
-    def _write_state(self, *, final: bool) -> None:
-        if self._state is not None:
-            self._named(None, self._state.write, self._rows.final_global_state if final else self._rows.global_state)
+    def _write_state(self, rows: Tree) -> None:
+        """Write the global state, if it is read; whole numbers become those of a Box of real ones."""
+        space = self.global_state_space
+        if space is not None:
+            state = self._read_state()
+            if isinstance(space, spaces.Box) and space.dtype.kind == "f" and np.asarray(state).dtype.kind in "iub":
+                state = np.asarray(state).astype(space.dtype)
+            self._named(None, self._put_state, state, rows, self.copy)
 
     def _named(self, place: int | None, action: Callable[..., Any], *arguments: Any) -> Any:
         """Call `action`; a `Refusal` becomes an error that names the agent, the lane and the step."""
@@ -441,9 +395,4 @@ class TeamCopy:
             who = f"lanes {self.lane} to {self.lane + self.num_lanes - 1}" if self.num_lanes > 1 else f"lane {self.lane}"
         else:
             who = f"agent {self.agents[place]!r} (lane {self.lane + place})"
-        return f"{who}, before the first episode" if self._seed < 0 else f"{who}, step {self._steps} of the episode with seed {self._seed}"
-
-    @property
-    def seed(self) -> int:
-        """The seed of the running episode."""
-        return self._seed
+        return f"{who}, before the first episode" if self.seed < 0 else f"{who}, step {self._steps} of the episode with seed {self.seed}"

@@ -67,9 +67,9 @@ def _dict_writer(space: spaces.Dict, path: Path) -> Write:
 
     def write(value: Any, rows: Any, lane: int) -> None:
         if not isinstance(value, dict | Mapping):
-            raise _refusal(path, f"must be a dict with the keys {sorted(keys)}", value)
+            raise refusal(path, f"must be a dict with the keys {sorted(keys)}", value)
         if value.keys() != keys:
-            raise _refusal(path, f"has the keys {sorted(map(str, value.keys()))}, but its space has {sorted(keys)}")
+            raise refusal(path, f"has the keys {sorted(map(str, value.keys()))}, but its space has {sorted(keys)}")
         for key, put in parts:
             put(value[key], rows[key], lane)
 
@@ -81,7 +81,7 @@ def _tuple_writer(space: spaces.Tuple[Any], path: Path) -> Write:
 
     def write(value: Any, rows: Any, lane: int) -> None:
         if not isinstance(value, tuple | list) or len(value) != len(parts):
-            raise _refusal(path, f"must be a tuple of {len(parts)} values", value)
+            raise refusal(path, f"must be a tuple of {len(parts)} values", value)
         for put, part, part_rows in zip(parts, value, rows):
             put(part, part_rows, lane)
 
@@ -95,10 +95,10 @@ def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
         if type(value) is not int:
             scalar = isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu"
             if not scalar and not isinstance(value, np.integer):
-                raise _refusal(path, "must be one integer", value)
+                raise refusal(path, "must be one integer", value)
             value = int(value)
         if not low <= value < high:
-            raise _refusal(path, f"is outside {space}", value)
+            raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
     return write
@@ -119,7 +119,7 @@ def _array_writer(space: Space, path: Path) -> Write:
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
             value = adapt(value)
         if low is not None and ((value < low) | (value >= high)).any():
-            raise _refusal(path, f"is outside {space}", value)
+            raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
     return write
@@ -136,19 +136,19 @@ class _Adapter:
     def __call__(self, value: Any) -> np.ndarray:
         number = self.shape == () and isinstance(value, float | int)
         if not isinstance(value, np.ndarray | np.generic) and not number:
-            raise _refusal(self.path, f"must be a NumPy array of shape {self.shape} and dtype {self.dtype}", value)
+            raise refusal(self.path, f"must be a NumPy array of shape {self.shape} and dtype {self.dtype}", value)
         array = np.asarray(value, self.dtype if type(value) is float and self.dtype.kind == "f" else None)
         if array.shape != self.shape:
-            raise _refusal(self.path, f"has shape {array.shape}, but its space has {self.shape}", value)
+            raise refusal(self.path, f"has shape {array.shape}, but its space has {self.shape}", value)
         if array.dtype == self.dtype:
             return array
         given, promised = _KINDS.get(array.dtype.kind), _KINDS.get(self.dtype.kind)
         if given is None or (given != promised and not (given == "boolean" and self.takes_bool)):
-            raise _refusal(self.path, f"has dtype {array.dtype}, but its space has {self.dtype}", array)
+            raise refusal(self.path, f"has dtype {array.dtype}, but its space has {self.dtype}", array)
         with np.errstate(over="ignore"):  # a float that is too large becomes infinite, and that stops the run
             cast = array.astype(self.dtype)
         if promised == "integer" and not np.array_equal(cast, array):
-            raise _refusal(self.path, f"has dtype {array.dtype} and values that {self.dtype} cannot hold", array)
+            raise refusal(self.path, f"has dtype {array.dtype} and values that {self.dtype} cannot hold", array)
         if not self.warned and not np.can_cast(array.dtype, self.dtype, "safe"):
             self.warned = True
             warnings.warn(
@@ -164,18 +164,18 @@ def real_scalar(reward: Any) -> float:
     """A reward as a float; anything but one real number is refused."""
     scalar = isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub"
     if not scalar and not isinstance(reward, float | int | np.floating | np.integer | np.bool_):
-        raise _refusal(("reward",), "must be one real number (an array needs shape ())", reward)
+        raise refusal(("reward",), "must be one real number (an array needs shape ())", reward)
     try:
         return float(reward)
     except OverflowError:
-        raise _refusal(("reward",), "is an integer too large for a float", reward) from None
+        raise refusal(("reward",), "is an integer too large for a float", reward) from None
 
 
 def flag(value: Any, name: str) -> bool:
     """A `terminated` or `truncated` as a bool."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == np.bool_):
         return bool(value)
-    raise _refusal((name,), "must be one bool", value)
+    raise refusal((name,), "must be one bool", value)
 
 
 def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
@@ -184,7 +184,7 @@ def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
     Numbers that are not finite are left out too, because one NaN would make the mean of all episodes NaN.
     """
     if not isinstance(info, Mapping):
-        raise _refusal(("info",), "must be a dict", info)
+        raise refusal(("info",), "must be a dict", info)
     numbers = {}
     for key, value in info.items():
         if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
@@ -197,7 +197,8 @@ def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
     return numbers
 
 
-def _refusal(path: Path, what: str, value: Any = _NOTHING) -> Refusal:
+def refusal(path: Path, what: str, value: Any = _NOTHING) -> Refusal:
+    """The exception that says what is wrong with the value at `path`."""
     got = "" if value is _NOTHING else f"; got {type(value).__name__}: {brief(value)}"
     return Refusal(f"{path_name(path)} {what}{got}")
 
