@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -21,26 +21,17 @@ Target: TypeAlias = tuple[str, tuple[Any, ...], np.ndarray, tuple[int, ...], np.
 """Where a leaf is written: its name, its path in the values of `write_row`, the array of all rows, and the shape and dtype of one row."""
 
 
-class Column:
-    """The arrays of one field: `rows` unset rows of the form of `example`."""
-
-    def __init__(self, name: str, example: Tree, rows: int) -> None:
-        self._paths, parts, self._structure = optree.tree_flatten_with_path(example)
-        self._names = [".".join(map(str, (name, *path))) for path in self._paths]
-        self._arrays = [np.empty((rows, *part.shape), part.dtype) for part in parts]
-
-    def tree(self, part: Any = None) -> Tree:
-        """Return the arrays, or a view of this part of them."""
-        arrays = self._arrays if part is None else [array[part] for array in self._arrays]
-        return arrays[0] if self._paths == [()] else optree.tree_unflatten(self._structure, arrays)
-
-    def targets(self, place: int) -> list[Target]:
-        """Return where `write_row` writes the leaves of the value at `place` in its values."""
-        return [(name, (place, *path), a, a.shape[1:], a.dtype) for name, path, a in zip(self._names, self._paths, self._arrays)]
-
-
-def _targets(columns: Iterable[Column]) -> list[Target]:
-    return [target for place, column in enumerate(columns) for target in column.targets(place)]
+def allocate(examples: Mapping[str, Tree], rows: int) -> tuple[dict[str, Tree], list[Target]]:
+    """Make unset arrays of `rows` rows of the form of each example; return them by name, and where `write_row` writes a row of them."""
+    fields: dict[str, Tree] = {}
+    targets: list[Target] = []
+    for place, (name, example) in enumerate(examples.items()):
+        paths, parts, structure = optree.tree_flatten_with_path(example)
+        arrays = [np.empty((rows, *part.shape), part.dtype) for part in parts]
+        fields[name] = optree.tree_unflatten(structure, arrays)
+        for path, array in zip(paths, arrays):
+            targets.append((".".join(map(str, (name, *path))), (place, *path), array, array.shape[1:], array.dtype))
+    return fields, targets
 
 
 def write_row(targets: Iterable[Target], index: int, values: tuple[Any, ...]) -> None:
@@ -57,9 +48,12 @@ def write_row(targets: Iterable[Target], index: int, values: tuple[Any, ...]) ->
 
 
 # The fields of a row, by when they become known.
-_OBSERVED = ("observations", "episode_starts", "valid", "global_state")
-_ACTED = ("actions", "log_probs")
-_RESULT = ("rewards", "terminated", "truncated")
+_PARTS_OF_A_ROW = (
+    ("observations", "episode_starts", "valid", "global_state"),
+    ("actions", "log_probs"),
+    ("rewards", "terminated", "truncated"),
+    ("policy_state",),
+)
 
 
 class RolloutBuffer:
@@ -110,15 +104,16 @@ class RolloutBuffer:
 
     def reset(self) -> None:
         """Discard all rows and begin with fresh arrays; a rollout that was returned keeps its own."""
-        rows = dict.fromkeys(self._examples, self.num_steps) | {"policy_state": -(-self.num_steps // self.state_every)}
-        columns = self._columns = {name: Column(name, example, rows[name]) for name, example in self._examples.items()}
         self._row = 0
         self._cuts: dict[tuple[int, int], tuple[Tree, ...]] = {}  # (t, b) -> the true successor: observation, memory, global state, valid
-        self._observed = _targets([columns[name] for name in _OBSERVED])
-        self._acted = _targets([columns[name] for name in _ACTED])
-        self._result = _targets([columns[name] for name in _RESULT])
-        self._memory = _targets([columns["policy_state"]])
-        self._episode_starts, self._terminated, self._valid = (columns[name].tree() for name in ("episode_starts", "terminated", "valid"))
+        self._fields: dict[str, Tree] = {}
+        targets: list[list[Target]] = []
+        for names in _PARTS_OF_A_ROW:
+            rows = self.num_steps if names != ("policy_state",) else -(-self.num_steps // self.state_every)
+            fields, part = allocate({name: self._examples[name] for name in names}, rows)
+            self._fields |= fields
+            targets.append(part)
+        self._observed, self._acted, self._result, self._memory = targets
 
     def begin_row(self, before: EnvStep, state: Tree) -> tuple[Tree, Array, Array]:
         """Begin the next row with what the policy acts on, and its memory [B, *mem] before it reads that.
@@ -131,7 +126,9 @@ class RolloutBuffer:
         write_row(self._observed, row, (before.observations, before.episode_starts, before.valid, before.global_state))
         if self._memory and row % self.state_every == 0:
             write_row(self._memory, row // self.state_every, (state,))
-        return self._columns["observations"].tree(row), self._episode_starts[row], self._valid[row]
+        fields, observations = self._fields, self._fields["observations"]
+        shown = observations[row] if type(observations) is np.ndarray else optree.tree_map(lambda leaf: leaf[row], observations)
+        return shown, fields["episode_starts"][row], fields["valid"][row]
 
     def add_action(self, step: PolicyStep) -> None:
         """Write the policy's actions."""
@@ -170,17 +167,17 @@ class RolloutBuffer:
         copy's state at the successor; `valid` tells whether the lane has an agent there.
         """
         row = self._row - 1
-        if not self._columns:
+        if not self._fields:
             raise self._full()
         if row < 0 or not 0 <= lane < self.num_lanes:
             raise RolloutError(f"add_cut: there is no row of lane {lane} yet ({self._row} rows of {self.num_lanes} lanes); call add first")
         if (row, lane) in self._cuts:
             raise RolloutError(f"add_cut: lane {lane} already has its successor at row {row}; call it once")
-        if row < self.num_steps - 1 and self._terminated[row, lane]:
+        if row < self.num_steps - 1 and self._fields["terminated"][row, lane]:
             return  # nothing follows a terminated row; only a lane's last row keeps its successor
-        columns = [Column(name, example, 1) for name, example in self._cut_examples.items()]
-        write_row(_targets(columns), 0, (observation, state, global_state, valid))  # a copy, checked here
-        self._cuts[row, lane] = tuple(column.tree((0, ...)) for column in columns)
+        fields, targets = allocate(self._cut_examples, 1)
+        write_row(targets, 0, (observation, state, global_state, valid))  # a copy, checked here
+        self._cuts[row, lane] = tuple(optree.tree_map(lambda leaf: leaf[0, ...], tree) for tree in fields.values())
 
     def get(
         self,
@@ -199,40 +196,34 @@ class RolloutBuffer:
         there, whose successors came by `add_cut`. `last_state` [B, *mem] is the memory after reading the last row's observations,
         `last_global_state` [E, *] and `last_valid` [B] belong to `last_observations`.
         """
-        if len(self) != self.num_steps:
-            raise RolloutError(f"the buffer holds {len(self)} of {self.num_steps} rows; add the rest before get()")
-        needed = self._columns["truncated"].tree().copy()  # [T, B]
-        needed[-1:] |= self._terminated[-1:]
+        if self._row != self.num_steps:
+            raise RolloutError(f"the buffer holds {self._row} of {self.num_steps} rows; add the rest before get()")
+        needed = self._fields["truncated"].copy()  # [T, B]
+        needed[-1:] |= self._fields["terminated"][-1:]
         for row, lane in np.argwhere(needed).tolist():  # without its successor a row would be bootstrapped from the next episode
             if (row, lane) not in self._cuts:
                 raise RolloutError(f"lane {lane} ended at row {row} without its true successor; call add_cut({lane}, …) after that add")
         per_lane = optree.tree_map(lambda leaf: np.repeat(leaf, self._lanes_per_copy, 0), last_global_state)  # [B, *]
-        cuts = self._cut_fields(last_observations, last_state, per_lane, self._all_valid if last_valid is None else last_valid)
-        columns, self._columns = self._columns, {}  # keep no reference to the arrays
-        self._observed, self._acted, self._result, self._memory = [], [], [], []
-        self._episode_starts = self._terminated = self._valid = None
-        return Rollout(
-            **cuts,
-            **{name: freeze(column.tree()) for name, column in columns.items()},
-            state_every=self.state_every if optree.tree_leaves(self._cut_examples["cut_state"]) else 0,
-            policy_version=freeze(np.full(self.num_lanes, policy_version, np.int32)),
-            weights_fingerprint=freeze(np.full(self.num_lanes, weights_fingerprint, np.uint64)),
-            episodes=tuple(episodes),
-        )
-
-    def _cut_fields(self, *last: Tree) -> dict[str, Tree]:
-        """Return the rollout's cut fields, sorted by (t, b): the rows of `add_cut`, and the last row of every lane from `last` [B, …]."""
+        last = (last_observations, last_state, per_lane, self._all_valid if last_valid is None else last_valid)  # each [B, …]
         end, lanes = self.num_steps - 1, self.num_lanes if self.num_steps else 0
-        keys = sorted(key for key in self._cuts if key[0] < end) + [(end, lane) for lane in range(lanes)]
-        columns = {name: Column(name, example, len(keys)) for name, example in self._cut_examples.items()}
-        targets = _targets(columns.values())
+        keys = sorted(key for key in self._cuts if key[0] < end) + [(end, lane) for lane in range(lanes)]  # by (t, b)
+        cuts, targets = allocate(self._cut_examples, len(keys))
         if lanes:  # all lanes at once, as if they were one row
             write_row([(n, p, a[None, -lanes:], (lanes, *s), d) for n, p, a, s, d in targets], 0, last)
         for index, key in enumerate(keys):
             if key in self._cuts:  # always, except in the last row
                 write_row(targets, index, self._cuts[key])
-        fields = {"cut_rows": np.array(keys, np.int32).reshape(-1, 2), **{name: column.tree() for name, column in columns.items()}}
-        return {name: freeze(tree) for name, tree in fields.items()}
+        fields, self._fields = self._fields, {}  # keep no reference to the arrays
+        self._observed, self._acted, self._result, self._memory = [], [], [], []
+        arrays: dict[str, Any] = {
+            **fields,
+            **cuts,
+            "cut_rows": np.array(keys, np.int32).reshape(-1, 2),
+            "policy_version": np.full(self.num_lanes, policy_version, np.int32),
+            "weights_fingerprint": np.full(self.num_lanes, weights_fingerprint, np.uint64),
+        }
+        state_every = self.state_every if optree.tree_leaves(self._cut_examples["cut_state"]) else 0
+        return Rollout(**freeze(arrays), state_every=state_every, episodes=tuple(episodes))
 
     def _full(self) -> RolloutError:
         return RolloutError(f"the buffer is full ({self._row} rows); call get() for the rollout, then reset() for fresh arrays")
