@@ -62,7 +62,9 @@ def named_leaves(tree: Tree, name: str) -> list[tuple[str, Any]]:
 
 def expect_array(name: str, array: Any, shape: Sequence[Any], dtype: Any = None) -> None:
     """Reject an array whose leading axes or dtype differ; `shape` may hold letters for sizes that are free."""
-    fits = len(array.shape) >= len(shape) and all(isinstance(want, str) or have == want for have, want in zip(array.shape, shape))
+    fits = len(array.shape) >= len(shape)
+    for have, want in zip(array.shape, shape):
+        fits = fits and (isinstance(want, str) or have == want)
     if dtype is not None:
         fits = fits and len(array.shape) == len(shape) and array.dtype == dtype
     if not fits or array.dtype.kind not in "biuf":
@@ -106,7 +108,16 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         for (leaf_name, leaf), model in zip(named_leaves(fields[name], name), optree.tree_leaves(fields[like])):
             expect_array(leaf_name, leaf, (rows, *model.shape[2:]), model.dtype)  # [K, *x] where the field is [T, B, *x]
 
-    _check_context(fields["context"], steps, lanes)
+    context = fields["context"]
+    if not isinstance(context, tuple) or (context and (len(context) != 2 or not optree.tree_leaves(context[0]))):
+        raise RolloutError("context: expected (table [C, …], index [T, B])")
+    if context:
+        table, index = context
+        expect_array("context index", index, (steps, lanes), index.dtype)
+        size = min(leaf.shape[0] for leaf in optree.tree_leaves(table))
+        if index.dtype.kind not in "iu" or (index.size and (index.min() < 0 or index.max() >= size)):
+            raise RolloutError(f"context: the index must hold integers from 0 to {size - 1}, the rows of the table")
+
     expect_array("policy_version", fields["policy_version"], (lanes,), np.int32)
     expect_array("weights_fingerprint", fields["weights_fingerprint"], (lanes,), np.uint64)
     for episode in fields["episodes"]:
@@ -131,22 +142,10 @@ def _check_cut_rows(cut_rows: np.ndarray, truncated: np.ndarray) -> None:
 
 def check_structure(tree: Tree, model: Tree, name: str, like: str) -> None:
     """Reject a tree whose structure differs from that of `model`."""
-    structures = [optree.tree_structure(one) for one in (tree, model)]
-    if structures[0] != structures[1]:
-        got, expected = (str(one).removeprefix("PyTreeSpec(").removesuffix(")").split(", NoneIsLeaf")[0] for one in structures)
+    structure, wanted = optree.tree_structure(tree), optree.tree_structure(model)
+    if structure != wanted:
+        got, expected = (str(one).removeprefix("PyTreeSpec(").removesuffix(")").split(", NoneIsLeaf")[0] for one in (structure, wanted))
         raise RolloutError(f"{name}: its tree {got} differs from that of {like}, {expected}")
-
-
-def _check_context(context: Tree, steps: int, lanes: int) -> None:
-    if isinstance(context, tuple) and context == ():
-        return
-    if not isinstance(context, tuple) or len(context) != 2 or not optree.tree_leaves(context[0]):
-        raise RolloutError("context: expected (table [C, …], index [T, B])")
-    table, index = context
-    expect_array("context index", index, (steps, lanes), index.dtype)
-    rows = min(leaf.shape[0] for leaf in optree.tree_leaves(table))
-    if index.dtype.kind not in "iu" or (index.size and (index.min() < 0 or index.max() >= rows)):
-        raise RolloutError(f"context: the index must hold integers from 0 to {rows - 1}, the rows of the table")
 
 
 def check_space(tree: Tree, space: Space, name: str) -> None:

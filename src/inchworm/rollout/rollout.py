@@ -110,7 +110,7 @@ class Rollout:
 
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Apply `function`, such as a transfer to a device, to every array; episodes are kept."""
-        fields: dict[str, Any] = {name: optree.tree_map(function, self[name]) for name in ARRAY_FIELDS}
+        fields: dict[str, Any] = {name: optree.tree_map(function, getattr(self, name)) for name in ARRAY_FIELDS}
         return dataclasses.replace(self, **fields)
 
     def select_lanes(self, lanes: Sequence[int] | np.ndarray) -> Rollout:

@@ -28,29 +28,25 @@ def num_sequences(num_steps: int, num_lanes: int, length: int) -> int:
 
 def split_into_sequences(tree: Tree, length: int) -> Tree:
     """Reshape every leaf [T, B, …] to [L, ceil(T / L) * B, …]; a short last chunk is padded with its last row (see `split_valid`)."""
-    return optree.tree_map(lambda leaf: _columns(_padded(leaf, length), length), tree)
+
+    def columns(leaf: Any) -> Any:
+        num_steps, num_lanes, *rest = leaf.shape
+        chunks = -(-num_steps // length)
+        if chunks * length != num_steps:
+            leaf = leaf[np.minimum(np.arange(chunks * length), num_steps - 1)]
+        by_chunk = leaf.reshape((chunks, length, num_lanes, *rest)).swapaxes(0, 1)  # [L, T/L, B, …]
+        return by_chunk.reshape((length, chunks * num_lanes, *rest))  # [L, N, …]
+
+    return optree.tree_map(columns, tree)
 
 
 def split_valid(valid: Array, length: int) -> Array:
     """Reshape `valid` [T, B] to [L, N], False where `split_into_sequences` padded."""
-    num_steps = valid.shape[0]
-    rows = _padded(valid, length)
-    if rows.shape[0] != num_steps:
-        rows[num_steps:] = False  # a copy, made by indexing with an array
-    return _columns(rows, length)
-
-
-def _padded(leaf: Any, length: int) -> Any:
-    """Pad [T, B, …] to [ceil(T / L) * L, B, …] by repeating the last row."""
-    num_steps = leaf.shape[0]
-    rows = -(-num_steps // length) * length
-    return leaf if rows == num_steps else leaf[np.minimum(np.arange(rows), num_steps - 1)]
-
-
-def _columns(leaf: Any, length: int) -> Any:
-    chunks, num_lanes, rest = leaf.shape[0] // length, leaf.shape[1], tuple(leaf.shape[2:])
-    by_chunk = leaf.reshape((chunks, length, num_lanes, *rest)).swapaxes(0, 1)  # [L, T/L, B, …]
-    return by_chunk.reshape((length, chunks * num_lanes, *rest))  # [L, N, …]
+    columns = split_into_sequences(valid, length)
+    num_steps, num_lanes = valid.shape
+    if num_steps % length:
+        columns[num_steps % length :, -num_lanes:] = False  # a copy, because it was padded
+    return columns
 
 
 def join_sequences(leaf: Any, num_steps: int, num_lanes: int) -> Any:
