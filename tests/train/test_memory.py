@@ -15,7 +15,6 @@ from inchworm.core.errors import ConfigError
 from inchworm.policy.file import load_policy
 from inchworm.train.loop import TrainingState as State
 from inchworm.train.loop import default_training_step, run_training_loop
-from inchworm.train.resolve import resolve_auto
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")
@@ -86,6 +85,3 @@ def test_what_memory_cannot_do_is_refused_at_the_start() -> None:
         PPOTrainer("lstm", "CartPole-v1", backend="numpy")
     with pytest.raises(ConfigError, match="use mlp, cnn, lstm or gru"):
         PPOTrainer("rnn", "CartPole-v1")
-    chosen, reasons = resolve_auto(config("gru", compile="auto"))
-    assert chosen.ppo.compile == "off"
-    assert any("policy.kind=gru" in reason for reason in reasons)

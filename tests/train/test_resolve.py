@@ -26,7 +26,7 @@ from inchworm.env.workers.auto import WorkerChoice
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
 from inchworm.train import resolve as choices
-from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, planned_steps, resolve_auto
+from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, resolve_choices
 from inchworm.train.trainer import PPOTrainer
 
 CARTPOLE = gym.make("CartPole-v1")
@@ -279,15 +279,19 @@ def small(**run: object) -> dict[str, object]:
 
 def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "choose_num_workers", lambda _: WorkerChoice(3, "3 workers: because", help_workers=True))
-    config, reasons = resolve_auto(TrainingConfig.from_dict(OPEN))
+
+    def choose(config: TrainingConfig, policy: Any = "mlp") -> tuple[TrainingConfig, list[str]]:
+        return resolve_choices(policy, config.env, config)
+
+    config, reasons = choose(TrainingConfig.from_dict(OPEN))
     assert (config.env.num_workers, config.env.help_workers) == (3, True)
     assert config.ppo.compile == "off"  # 100,000 steps do not repay it
     assert reasons[0] == "3 workers: because"
     assert reasons[1].startswith("ppo.compile=off, because ")
-    assert resolve_auto(config) == (config, [])
+    assert choose(config) == (config, [])
     long = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 100_000_000}})
-    assert resolve_auto(long)[0].ppo.compile == "on"
-    assert resolve_auto(long, builtin=False)[0].ppo.compile == "off"
+    assert choose(long)[0].ppo.compile == "on"
+    assert choose(long, RandomActor(CARTPOLE.action_space))[0].ppo.compile == "off"
 
 
 def test_a_continued_run_keeps_its_choices() -> None:
@@ -344,22 +348,26 @@ def config_of(total: int = 1_000_000, *, policy: PolicyConfig | None = None, run
     )
 
 
-def test_planned_steps_by_hand():
-    # 4 lanes x 250 steps = 1000 a rollout, 10 minibatches of 100, 3 epochs: 30 steps an iteration.
-    assert planned_steps(config_of(5_000)) == (5 * 30, 100)
-    assert planned_steps(config_of(5_001)) == (6 * 30, 100)  # a run ends with whole iterations
-    assert planned_steps(config_of(5_000, run={"max_iterations": 2})) == (2 * 30, 100)
-    assert planned_steps(config_of(5_000, minibatch_size=None, num_minibatches=8)) == (5 * 24, 125)
+@pytest.mark.parametrize(
+    ("config", "planned"),
+    [  # 4 lanes x 250 steps = 1000 a rollout, 10 minibatches of 100, 3 epochs: 30 steps an iteration
+        (config_of(5_000), "150 minibatch steps of 100 samples"),
+        (config_of(5_001), "180 minibatch steps of 100 samples"),  # a run ends with whole iterations
+        (config_of(5_000, run={"max_iterations": 2}), "60 minibatch steps of 100 samples"),
+        (config_of(5_000, minibatch_size=None, num_minibatches=8), "120 minibatch steps of 125 samples"),
+    ],
+)
+def test_planned_steps_by_hand(config: TrainingConfig, planned: str) -> None:
+    chosen, reason = choose_compile(config, builtin=True)
+    assert chosen == "off"
+    assert reason.startswith(f"{planned} save about 0 s and")
 
 
-def test_it_is_on_from_where_it_repays():
-    enough = COMPILE_SECONDS / (SECONDS_PER_STEP + 100 * SECONDS_PER_SAMPLE) / 30  # iterations
-    below, above = choose_compile(config_of(1000 * int(enough))), choose_compile(config_of(1000 * (int(enough) + 1)))
-    assert (below.compile, above.compile) == ("off", "on")
-    assert above.reason.startswith("ppo.compile=on, because ")
-    assert "minibatch steps of 100 samples save about 40 s and compiling takes up to 40 s" in above.reason
-    assert choose_compile(config_of(100_000_000)).compile == "on"
-    assert choose_compile(config_of(10_000)).compile == "off"
+def test_it_is_on_from_where_it_repays() -> None:
+    enough = int(COMPILE_SECONDS / (SECONDS_PER_STEP + 100 * SECONDS_PER_SAMPLE) / 30)  # iterations
+    (below, _), (above, reason) = (choose_compile(config_of(1000 * count), builtin=True) for count in (enough, enough + 1))
+    assert (below, above) == ("off", "on")
+    assert "minibatch steps of 100 samples save about 40 s and compiling takes up to 40 s" in reason
 
 
 @pytest.mark.parametrize(
@@ -368,14 +376,15 @@ def test_it_is_on_from_where_it_repays():
         (config_of(10**8, run={"backend": "numpy"}), True, "run.backend=numpy has nothing to compile"),
         (config_of(10**8, gradient_accumulation=2), True, "ppo.gradient_accumulation=2 is not compiled"),
         (config_of(10**8, policy=PolicyConfig(kind="cnn")), True, "convolutions"),
+        (config_of(10**8, policy=PolicyConfig(kind="gru")), True, "policy.kind=gru"),
         (config_of(10**8), False, "only built-in policies"),
     ],
-    ids=["numpy", "accumulation", "cnn", "foreign"],
+    ids=["numpy", "accumulation", "cnn", "gru", "foreign"],
 )
-def test_what_is_never_compiled(config, builtin, why):
-    choice = choose_compile(config, builtin=builtin)
-    assert choice.compile == "off"
-    assert why in choice.reason
+def test_what_is_never_compiled(config: TrainingConfig, builtin: bool, why: str) -> None:
+    chosen, reason = choose_compile(config, builtin=builtin)
+    assert chosen == "off"
+    assert why in reason
 
 
 def test_choosing_needs_no_torch():

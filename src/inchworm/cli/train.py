@@ -101,10 +101,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
-    from inchworm.train.resolve import resolve_auto
+    from inchworm.train.resolve import resolve_choices
     from inchworm.train.trainer import PPOTrainer
 
-    config, reasons = resolve_auto(run.config)
+    config, reasons = resolve_choices(run.config.policy, run.config.env, run.config)
     if config != run.config:
         run.save_config(config)  # what was chosen by measuring is chosen once
     for reason in reasons:

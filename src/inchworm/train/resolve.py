@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import is_builtin, make_policy
@@ -22,34 +23,26 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.selfplay.callback import with_opponents
 
-
-def resolve_auto(config: TrainingConfig, *, builtin: bool = True) -> tuple[TrainingConfig, list[str]]:
-    """Replace `auto` in `env.num_workers` and `ppo.compile`; return the config and the reasons, a sentence each.
-
-    `builtin` is whether the policy is a built-in one. The number of workers never changes a result; compiling changes the last bits and
-    is therefore a function of the config alone.
-    """
-    reasons = []
-    if config.env.num_workers == "auto":
-        workers = choose_num_workers(config.env)
-        config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
-        reasons.append(workers.reason)
-    if config.ppo.compile == "auto":
-        compiled = choose_compile(config, builtin=builtin)
-        config = config.replace(ppo=config.ppo.replace(compile=compiled.compile))
-        reasons.append(compiled.reason)
-    return config, reasons
+COMPILE_SECONDS = 40.0
+"""Time of a first compilation: 12 to 32 s were measured on a busy machine of two cores, 4 to 11 s with a warm cache. The first is
+assumed, because the content of a cache is not part of a config."""
+SECONDS_PER_STEP = 0.7e-3
+SECONDS_PER_SAMPLE = 0.25e-6
+"""Time saved by a compiled step. Measured with 64x64 networks and one thread, eager less compiled: 0.77 ms at 64 samples a minibatch,
+0.86 at 128, 0.98 at 256, 1.2 at 2048. Matrix products take the same time in both, so wider networks do not save more."""
+_COPIES = 4
+"""Numbers of 4 bytes per weight: the weight, its gradient, and two moments of Adam."""
 
 
 def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
     """Reject a policy made for other spaces. Bounds may differ: they are not part of a network."""
-    pairs = {"observation": (spec.observation_space, env.observation_space), "action": (spec.action_space, env.action_space)}
-    shared = env.global_state_space
     check_critic(spec.global_state_space is not None, env)
-    if spec.global_state_space is not None and shared is not None:
-        pairs["global state"] = (spec.global_state_space, shared)
-    for what, (ours, theirs) in pairs.items():
-        if form_of(ours) != form_of(theirs):
+    for what, ours, theirs in (
+        ("observation", spec.observation_space, env.observation_space),
+        ("action", spec.action_space, env.action_space),
+        ("global state", spec.global_state_space, env.global_state_space),
+    ):
+        if ours is not None and theirs is not None and form_of(ours) != form_of(theirs):
             raise SpaceError(
                 f"the policy was made for the {what} space {in_one_line(ours)}, but the environment has {in_one_line(theirs)}; "
                 "use a policy made for it"
@@ -63,10 +56,6 @@ def check_critic(is_central: bool, env: VectorEnv) -> None:
             "the environment has a global state, so agents are credited with rewards after death, which only a central critic can value; "
             "set policy.central_critic=true, create it without global_state, or pass a policy that implements ReadsGlobalState"
         )
-
-
-_COPIES = 4
-"""Numbers of 4 bytes per weight: the weight, its gradient, and two moments of Adam."""
 
 
 def resolve_config(
@@ -126,51 +115,83 @@ def _network(policy: Any, config: PolicyConfig) -> PolicyConfig:
 
 
 def resolve_choices(policy: Any, env: Any, config: TrainingConfig) -> tuple[TrainingConfig, list[str]]:
-    """Replace every `auto` of a config; return the config and the reasons.
+    """Replace `auto` in `env.num_workers` and `ppo.compile`; return the config and the reasons, a sentence each.
 
-    An environment given as an object may share state with this process, so it stays here unless workers are asked for.
+    An environment given as an object may share state with this process, so it stays here unless workers are asked for. The number of
+    workers never changes a result; compiling changes the last bits and is therefore a function of the config alone.
     """
-    if not env_source(env).is_config and config.env.num_workers == "auto":
+    reasons = []
+    if config.env.num_workers == "auto" and env_source(env).is_config:
+        workers = choose_num_workers(config.env)
+        config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
+        reasons.append(workers.reason)
+    elif config.env.num_workers == "auto":
         config = config.replace(env=config.env.replace(num_workers=0))
-    return resolve_auto(config, builtin=isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy))
+    if config.ppo.compile == "auto":
+        builtin = isinstance(policy, str | PolicyConfig | PolicySpec) or is_builtin(policy)
+        chosen, reason = choose_compile(config, builtin=builtin)
+        config = config.replace(ppo=config.ppo.replace(compile=chosen))
+        reasons.append(f"ppo.compile={chosen}, because {reason}")
+    return config, reasons
+
+
+def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
+    """Choose "on" if the planned minibatch steps save more time than compiling takes, else "off"; return the choice and the reason.
+
+    `builtin` is false for a user's network, policy, loss or optimiser, which are not compiled.
+    """
+    ppo, run, kind = config.ppo, config.run, config.policy.kind
+    if run.backend != "torch":
+        return "off", f"run.backend={run.backend} has nothing to compile"
+    if not builtin:
+        return "off", "only built-in policies with the built-in loss and optimiser are compiled"
+    if ppo.gradient_accumulation > 1:
+        return "off", f"ppo.gradient_accumulation={ppo.gradient_accumulation} is not compiled"
+    if kind in ("lstm", "gru"):
+        return "off", f"policy.kind={kind} runs in its own kernel and is not compiled"
+    if kind == "cnn":
+        return "off", "convolutions take nearly all of the time and gain nothing"
+    batch = ppo.rollout_steps * config.env.num_envs
+    iterations = -(-run.total_timesteps // batch)
+    if run.max_iterations is not None:
+        iterations = min(iterations, run.max_iterations)
+    minibatches = ppo.minibatches_for(batch)
+    steps, size = iterations * ppo.update_epochs * minibatches, -(-batch // minibatches)
+    saved = steps * (SECONDS_PER_STEP + SECONDS_PER_SAMPLE * size)
+    facts = f"{steps:,} minibatch steps of {size} samples save about {saved:.0f} s and compiling takes up to {COMPILE_SECONDS:.0f} s"
+    return ("on" if saved > COMPILE_SECONDS else "off"), facts
 
 
 def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
     """Create the environments for training as one vector env; with `rehearse`, test whether they can be resumed exactly."""
     source, world = env_source(env), config.env
+    options: dict[str, Any] = {
+        "seed": config.run.seed,
+        "worker_timeout": world.worker_timeout,
+        "global_state": config.policy.central_critic,
+    }
     vector_env = make_vector_env(
         source.with_config(world),
         world.num_envs,
         world.num_workers,
-        seed=config.run.seed,
-        worker_timeout=world.worker_timeout,
         worker_restarts=world.worker_restarts,
         max_replay_steps=config.collect.max_replay_steps,
-        global_state=config.policy.central_critic,
+        **options,
     )
     try:
-        if rehearse:
-            _rehearse(source, config, vector_env)
+        if rehearse and isinstance(vector_env, LaneVectorEnv) and vector_env.needs_trial and source.can_be_copied:
+            single = source.with_config(world.replace(num_envs=1, num_workers=0, help_workers=False))
+            # An environment meant for workers may crash or hang: test it in a worker, too.
+            apart = int(world.num_workers not in (0, "auto") and not world.help_workers)
+            make_copy = partial(make_vector_env, single, 1, apart, worker_restarts=0, **options)
+            flaw = try_resume(cast(Callable[[], LaneVectorEnv], make_copy), world.id, once=bool(apart))
+            if flaw is not None:
+                vector_env.mark_inexact(flaw)
         return with_opponents(vector_env, config)
     except BaseException:  # such as no opponents for this environment, or Ctrl-C
         if vector_env is not source.given:  # the caller's own stays open
             vector_env.close()
         raise
-
-
-def _rehearse(source: EnvSource, config: TrainingConfig, vector_env: VectorEnv) -> None:
-    """Mark environments that cannot be resumed exactly, as far as a copy can be made to find out."""
-    if not isinstance(vector_env, LaneVectorEnv) or not vector_env.needs_trial or not source.can_be_copied:
-        return
-    world = config.env.replace(num_envs=1, num_workers=0, help_workers=False)
-    single = source.with_config(world)
-    # An environment meant for workers may crash or hang: test it in a worker, too.
-    apart = int(config.env.num_workers not in (0, "auto") and not config.env.help_workers)
-    options: dict[str, Any] = {"seed": config.run.seed, "worker_timeout": world.worker_timeout, "worker_restarts": 0}
-    options["global_state"] = config.policy.central_critic
-    flaw = try_resume(lambda: cast(LaneVectorEnv, make_vector_env(single, 1, apart, **options)), world.id, once=bool(apart))
-    if flaw is not None:
-        vector_env.mark_inexact(flaw)
 
 
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
@@ -220,63 +241,3 @@ def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig,
         policy = several.filled(parts) if isinstance(several, PolicyMap) else several.replaced(parts)
     policy.check_lanes(env.num_lanes, env.lanes_per_copy)
     return policy
-
-
-COMPILE_SECONDS = 40.0
-"""Time of a first compilation: 12 to 32 s were measured on a busy machine of two cores (tracing 2, the rest g++), 4 to 11 s if
-torch's cache has the graph. The first is assumed, because the content of a cache is not part of a config."""
-SECONDS_PER_STEP = 0.7e-3
-SECONDS_PER_SAMPLE = 0.25e-6
-"""Time saved by a compiled step, which avoids some 120 small operations and passes over the samples fewer times. Measured with
-64x64 networks and one thread, eager less compiled: 0.77 ms at 64 samples a minibatch, 0.86 at 128, 0.98 at 256, 1.2 at 2048.
-Matrix products take the same time in both, so wider networks do not save more."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompileChoice:
-    """The outcome of `ppo.compile="auto"`."""
-
-    compile: Literal["off", "on"]
-    reason: str
-    """One sentence for the log."""
-
-
-def choose_compile(config: TrainingConfig, *, builtin: bool = True) -> CompileChoice:
-    """Choose "on" if the planned minibatch steps save more time than compiling takes.
-
-    `builtin` is false for a user's network, policy, loss or optimiser, which are not compiled.
-    """
-    obstacle = _obstacle(config, builtin)
-    if obstacle:
-        return CompileChoice("off", f"ppo.compile=off, because {obstacle}")
-    steps, size = planned_steps(config)
-    saved = steps * (SECONDS_PER_STEP + SECONDS_PER_SAMPLE * size)
-    chosen: Literal["off", "on"] = "on" if saved > COMPILE_SECONDS else "off"
-    facts = f"{steps:,} minibatch steps of {size} samples save about {saved:.0f} s and compiling takes up to {COMPILE_SECONDS:.0f} s"
-    return CompileChoice(chosen, f"ppo.compile={chosen}, because {facts}")
-
-
-def planned_steps(config: TrainingConfig) -> tuple[int, int]:
-    """Number of minibatch steps of a run, and of samples in each."""
-    ppo, run = config.ppo, config.run
-    batch = ppo.rollout_steps * config.env.num_envs
-    iterations = -(-run.total_timesteps // batch)
-    if run.max_iterations is not None:
-        iterations = min(iterations, run.max_iterations)
-    minibatches = ppo.minibatches_for(batch)
-    return iterations * ppo.update_epochs * minibatches, -(-batch // minibatches)
-
-
-def _obstacle(config: TrainingConfig, builtin: bool) -> str:
-    """Why the step cannot be compiled; empty if it can."""
-    if config.run.backend != "torch":
-        return f"run.backend={config.run.backend} has nothing to compile"
-    if not builtin:
-        return "only built-in policies with the built-in loss and optimiser are compiled"
-    if config.ppo.gradient_accumulation > 1:
-        return f"ppo.gradient_accumulation={config.ppo.gradient_accumulation} is not compiled"
-    if config.policy.kind in ("lstm", "gru"):
-        return f"policy.kind={config.policy.kind} runs in its own kernel and is not compiled"
-    if config.policy.kind == "cnn":
-        return "convolutions take nearly all of the time and gain nothing"
-    return ""
