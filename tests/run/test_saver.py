@@ -39,9 +39,8 @@ from inchworm.run.saver import (
     FORMAT,
     SaveThread,
     check_state,
-    cpu_capability,
+    process_facts,
     states_of,
-    thread_count,
 )
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_parts
@@ -153,9 +152,7 @@ def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error(tmp_path: P
 
 
 def test_rows_wait_and_no_checkpoint_is_newer_than_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inchworm.tracking import jsonl as rows_module
-
-    disk = FullDisk(monkeypatch, errno.ENOSPC, (rows_module, "_write_all"))
+    disk = FullDisk(monkeypatch, errno.ENOSPC, (os, "write"))
     there: list[tuple[int, list[int], int]] = []
 
     def watch(state: TrainingState, metrics: Mapping[str, float]) -> None:
@@ -791,10 +788,11 @@ def test_torch_is_not_imported_for_it() -> None:
     script = """
 import sys
 from inchworm.run.checkpoint import as_arrays
-from inchworm.run.saver import cpu_capability, generators_state, restore_generators, thread_count
+from inchworm.run.saver import generators_state, process_facts, restore_generators
 state = generators_state()
 restore_generators(state | {"torch": "00"})  # of a process that had torch: nothing here could draw from it
-assert "torch" not in state and cpu_capability() is None and thread_count(0) is None and thread_count(3) == 3
+assert "torch" not in state
+assert process_facts(0) == {"threads": None, "cpu_capability": None} and process_facts(3)["threads"] == 3
 assert as_arrays({"a": [1, (2.5, None)]}) == {"keys": ["a"], "values": [[1, [2.5, None]]]}
 assert "torch" not in sys.modules
 """
@@ -802,6 +800,6 @@ assert "torch" not in sys.modules
 
 
 def test_threads_and_processor() -> None:
-    assert thread_count(3) == 3
-    assert thread_count(0) == torch.get_num_threads()
-    assert cpu_capability() == torch.backends.cpu.get_cpu_capability()
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert process_facts(3) == {"threads": 3, "cpu_capability": capability}
+    assert process_facts(0)["threads"] == torch.get_num_threads()

@@ -52,9 +52,6 @@ from inchworm.policy.file import check_weights, load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import Run, open_run, versions
 
-__all__ = ["Checkpoint", "ManifestNote", "PolicyRecord", "TrainerRecord", "TrainingCheckpointer", "read_manifest"]
-
-
 KIND, VERSION = "checkpoint", 1
 STATE, ARRAYS, PROCESS = "state.json", "arrays.safetensors", "process.json"
 MANIFEST, MANIFEST_VERSION = "manifest.json", 1
@@ -191,8 +188,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
             arrays, header = read_tensor_file(path / ARRAYS, kind=KIND, max_version=VERSION)
             if header["step"] != step:
                 raise ValueError(f"its manifest.json is of step {step}, but its {ARRAYS} is of step {header['step']}")
-            listed, found = manifest.get("arrays"), describe_arrays(arrays)
-            if listed is not None and listed != found:  # manifests of early versions have no list
+            found = describe_arrays(arrays)
+            listed = manifest.get("arrays", found)  # manifests of early versions have no list
+            if listed != found:
                 names = sorted(name for name in {*listed, *found} if listed.get(name) != found.get(name))
                 raise CorruptFileError(f"the arrays {', '.join(names[:3])} differ from the manifest's list")
             state = unflatten_tree(arrays, contents[STATE]["state"])

@@ -48,34 +48,17 @@ BEST_POLICY = "best_policy.safetensors"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 
-FREE_FIELDS = frozenset(
-    {
-        "run.name",
-        "run.directory",
-        "run.total_timesteps",
-        "run.max_iterations",
-        "run.max_episodes",
-        "run.checkpoint_interval",
-        "run.keep_checkpoints",
-        "run.keep_best",
-        "run.log_interval",
-        "evaluation.interval",
-        "evaluation.episodes",
-        "evaluation.final_episodes",
-        "evaluation.num_envs",
-        "env.num_workers",
-        "env.help_workers",
-        "env.worker_timeout",
-        "env.worker_restarts",
-        "collect.max_replay_steps",
-    }
-)
+FREE_FIELDS = frozenset({
+    "run.name", "run.directory", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
+    "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
+    "evaluation.final_episodes", "evaluation.num_envs", "env.num_workers", "env.help_workers", "env.worker_timeout",
+    "env.worker_restarts", "collect.max_replay_steps",
+})  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""
 
 BIT_FIELDS = frozenset({"run.backend", "run.device", "run.threads", "ppo.compile"})
 """Fields that may change on resume with a warning: the results are no longer bit-identical."""
-
 
 NOT_BIT_IDENTICAL = "continuing; results will no longer be bit-identical"
 
@@ -85,8 +68,8 @@ class NotExactWarning(UserWarning):
 
 
 @functools.cache
-def _versions() -> dict[str, str | None]:
-    """Looked up once per process."""
+def versions() -> Mapping[str, str | None]:
+    """Everything that the bits of a run depend on besides its config: packages, platform and processor; looked up once per process."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("inchworm", "numpy", "torch", "gymnasium", "safetensors", "optree"):
         try:
@@ -102,11 +85,6 @@ def _versions() -> dict[str, str | None]:
     extensions = numpy_config.get("SIMD Extensions", {})  # they decide the order of NumPy's sums
     simd = " ".join([*extensions.get("baseline", ()), *extensions.get("found", ())]) or None
     return found | {"platform": platform.platform(), "cpu": models[0] if models else platform.machine(), "simd": simd}
-
-
-def versions() -> dict[str, str | None]:
-    """Everything that the bits of a run depend on besides its config: packages, platform and processor."""
-    return dict(_versions())
 
 
 def write_versions(path: Path) -> None:

@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,6 @@ FORMAT = 2
 _PARTS = {"format", "config", "weights", "learner", "collector", "state"}
 _KEYS = {1: _PARTS, 2: _PARTS | {"spec", "callbacks", "trackers"}}
 
-LAST_SAVE_FAILED = "the last save of the run failed; earlier checkpoints are intact. Free some disk space, then resume"
 BACKGROUND_RATIO = 20
 """A save runs in the background if at least this many times its duration has passed since the last one. If saves are closer together, a
 kill could lose several intervals, and little time would be gained."""
@@ -152,18 +152,25 @@ def restore_generators(state: Mapping[str, Any]) -> None:
             backend.restore_generator(state[name])
 
 
-def cpu_capability() -> str | None:
-    """The vector instructions that the imported frameworks use on this processor; None if unknown."""
-    found = [backend.cpu_capability() for backend in imported_backends().values()]
-    return next((capability for capability in found if capability is not None), None)
+@contextmanager
+def last_save() -> Iterator[None]:
+    """Turn an error of the disk into one that says what is left: nothing saves again after it."""
+    try:
+        yield
+    except OSError as error:
+        message = "the last save of the run failed; earlier checkpoints are intact. Free some disk space, then resume"
+        raise InchwormError(f"{message}: {error}") from error
 
 
-def thread_count(threads: int) -> int | None:
-    """Number of learning threads for `run.threads`; 0 is the process's default, which is known only if torch is imported."""
-    if threads:
-        return threads
-    found = [backend.num_threads() for backend in imported_backends().values()]
-    return next((count for count in found if count is not None), None)
+def process_facts(threads: int) -> dict[str, Any]:
+    """What the last bits depend on besides the versions: the learning threads for `run.threads`, and the vector instructions in use.
+
+    None if unknown: `threads` of 0 is the process's default, which is known only if a framework that has one is imported.
+    """
+    backends = imported_backends().values()
+    counts = [count for backend in backends if (count := backend.num_threads()) is not None]
+    found = [capability for backend in backends if (capability := backend.cpu_capability()) is not None]
+    return {"threads": threads or (counts[0] if counts else None), "cpu_capability": found[0] if found else None}
 
 
 class SaveThread:
@@ -230,9 +237,10 @@ class Saver:
 
     def __init__(self, run: Path | Run | None, config: TrainingConfig, parts: TrainerParts) -> None:
         """`run` is a directory, locked from the first write on, or a `Run` that the caller has locked. `config` is the config asked for."""
-        self._asked, self._parts = config, parts
-        self._given_run = run if isinstance(run, Run) else None
+        self._parts = parts
+        self._takes_lock = isinstance(run, Path)
         self._run = Run(run, config, continued=False) if isinstance(run, Path) else run
+        self._config = config if self._run is None else self._run.config  # what the run is bound to
         self.directory = None if self._run is None else self._run.path
         self._thread = SaveThread()
         self._callbacks: list[object] = []
@@ -241,11 +249,6 @@ class Saver:
         self._saved_iteration = -1
         self._warned: set[str] = set()
         self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files to be tried again, and the error
-
-    @property
-    def _config(self) -> TrainingConfig:
-        """The config that the run is bound to: that of the given run, or what the trainer was asked for."""
-        return self._given_run.config if self._given_run is not None else self._asked
 
     def set_callbacks(self, callbacks: Sequence[object]) -> None:
         """Set the callbacks whose state is saved, and restore what a loaded checkpoint holds of them."""
@@ -256,10 +259,9 @@ class Saver:
     def full_state(self) -> dict[str, Any]:
         """The complete state of the training, as plain data and arrays."""
         parts = self._parts
-        config = parts.config() if self._given_run is None else self._given_run.config
         binding = {  # fields that may change on resume are not recorded
             section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
-            for section, fields in config.to_dict().items()
+            for section, fields in parts.config().to_dict().items()
         }
         return {
             "format": FORMAT,
@@ -281,8 +283,7 @@ class Saver:
             score=state.best_score if state.best_iteration == state.iteration else None,
             scored=state.scored == state.iteration,
             rows=parts.rows[0].counts() if parts.rows else None,
-            threads=thread_count(parts.config().run.threads),
-            cpu_capability=cpu_capability(),
+            **process_facts(parts.config().run.threads),
         )
         return TrainerState(self.full_state(), {"generators": generators_state()}, note)
 
@@ -299,12 +300,10 @@ class Saver:
                 )
             interval = self._config.run.checkpoint_interval
             for rows in self._parts.rows:
-                done = rows.last_iteration()
-                if done:
+                if done := rows.last_iteration():
                     why = "its checkpoints are gone" if interval and done >= interval else "it ended before the first one"
-                    warnings.warn(
-                        f"{self.directory} has rows up to iteration {done} but no checkpoint ({why}); starting over", stacklevel=3
-                    )
+                    found = f"rows up to iteration {done} but no checkpoint ({why})"
+                    warnings.warn(f"{self.directory} has {found}; starting over", stacklevel=3)
                 rows.truncate_after(self._parts.state.iteration)
         self._owns_directory = True
 
@@ -358,10 +357,8 @@ class Saver:
         self.wait()
         if self.directory is None or taken is None or taken.iteration <= self._saved_iteration:
             return
-        try:
+        with last_save():
             self.prepare(taken)()
-        except OSError as error:
-            raise InchwormError(f"{LAST_SAVE_FAILED}: {error}") from error
 
     def finalize(self, wait: bool) -> None:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
@@ -450,12 +447,12 @@ class Saver:
                 if ":" in recorded.env.id:  # a factory may have been renamed
                     recorded = recorded.replace(env=recorded.env.replace(id=config.env.id))
             check_config(target.parent, recorded, keep_choices(recorded, config))
-        now: dict[str, Any] = {"cpu_capability": cpu_capability()}
-        if not config.run.threads:  # otherwise the configs have been compared
-            now["threads"] = thread_count(0)
+        now = process_facts(config.run.threads)
+        if config.run.threads:  # the configs have been compared
+            del now["threads"]
         known = {name: manifest[name] for name in now if manifest.get(name) is not None and now[name] is not None}
         run = self._run or Run(checkpoint.path, config, continued=True)
-        run.warn_of_versions({**manifest["versions"], **known}, versions() | now)
+        run.warn_of_versions({**manifest["versions"], **known}, {**versions(), **now})
         self.warn_inexact(manifest.get("exact", ()))
         return checkpoint
 
@@ -493,11 +490,11 @@ class Saver:
 
     def close(self) -> None:
         """Release the run's lock, unless the caller holds it."""
-        if self._run is not None and self._given_run is None:
+        if self._run is not None and self._takes_lock:
             self._run.close()
 
     def _take_lock(self) -> None:
-        if self._run is not None and self._given_run is None:
+        if self._run is not None and self._takes_lock:
             make_directory(self._run.path)
             self._run.lock()
             if not (self._run.path / VERSIONS).exists():

@@ -190,7 +190,11 @@ class ConsoleTracker:
     def _pace(self) -> list[str]:
         speed, left = self.steps_per_second, self.seconds_left
         parts = [] if speed is None else [f"{speed:,.0f} steps/s"]
-        return parts if left is None else [*parts, f"{_duration(left)} left"]
+        if left is not None:
+            minutes, seconds = divmod(round(left), 60)
+            hours, minutes = divmod(minutes, 60)
+            parts.append(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")
+        return parts
 
     def _scores(self) -> dict[str, str]:
         scores = {}
@@ -215,12 +219,6 @@ def _row(values: Iterable[tuple[str, str]], style: str) -> Text:
     """Names and values in one line, truncated rather than wrapped on a narrow terminal."""
     parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<8}", style), "  ")]
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class StatsLogger:

@@ -57,7 +57,9 @@ class RowFile:
             if self._whole is not None:  # a partial row of a failed attempt
                 os.ftruncate(descriptor, self._whole)
             self._whole = os.fstat(descriptor).st_size
-            _write_all(descriptor, b"".join(self._waiting))
+            left = memoryview(b"".join(self._waiting))
+            while left:  # a full disk may accept a part before it fails
+                left = left[os.write(descriptor, left) :]
             self._written += len(self._waiting)
             self._whole, self._waiting, self._warned = None, [], False
         except OSError as error:
@@ -110,13 +112,6 @@ def read_complete_rows(path: Path) -> list[bytes]:
     return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
-    """Write all bytes; a full disk may accept a part of them before it fails."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 TIMING_PREFIX = "timing/"
@@ -141,10 +136,10 @@ class JsonlTracker:
         head: dict[str, Any] = {**iteration, "env_steps": int(step)}
         timing = {name: value for name, value in metrics.items() if name.startswith(TIMING_PREFIX)}
         others = {name: value for name, value in metrics.items() if name not in timing and name not in _COUNTERS}
-        if others:
-            self._append(METRICS, head | {name: _plain(others[name]) for name in sorted(others)})
-        if timing:
-            self._append(TIMING, head | {name.removeprefix(TIMING_PREFIX): _plain(timing[name]) for name in sorted(timing)})
+        for file, values in ((METRICS, others), (TIMING, timing)):
+            if values:
+                row = head | {name.removeprefix(TIMING_PREFIX): _plain(values[name]) for name in sorted(values)}
+                self._files[file].append(json.dumps(row).encode() + b"\n")
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Write the config as `config.yaml`, unless it exists."""
@@ -175,7 +170,9 @@ class JsonlTracker:
         self.close()
         for file in self._files.values():
             rows = read_complete_rows(file.path)
-            self._rewrite(file.path, [row for row in rows if (parsed := _parse(row)) is not None and _iteration(parsed) <= iteration])
+            self._rewrite(
+                file.path, [row for row in rows if (parsed := _parse(row)) is not None and parsed.get("iteration", 0) <= iteration]
+            )
 
     def truncate_to(self, counts: Mapping[str, int]) -> list[str]:
         """Keep the first rows of each file, as many as `counts` tells; return what is missing, a sentence each."""
@@ -190,16 +187,12 @@ class JsonlTracker:
 
     def last_iteration(self) -> int:
         """The highest iteration in the rows; 0 if there are none."""
-        rows = read_rows(self.directory / METRICS)
-        return max((_iteration(row) for row in rows), default=0)
+        return max((row.get("iteration", 0) for row in read_rows(self.directory / METRICS)), default=0)
 
     def close(self) -> None:
         """Close the files; a later row opens them again. Rows that still cannot be written are lost, with a warning."""
         for file in self._files.values():
             file.close()
-
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        self._files[name].append(json.dumps(row).encode() + b"\n")
 
     def _rewrite(self, path: Path, rows: list[bytes]) -> None:
         """Replace a file's content by these rows, atomically, if it differs."""
@@ -210,11 +203,6 @@ class JsonlTracker:
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """Read the complete rows of a metrics file; none if it does not exist."""
     return [parsed for row in read_complete_rows(Path(path)) if (parsed := _parse(row)) is not None]
-
-
-def _iteration(row: Mapping[str, Any]) -> int:
-    number: int = row.get("iteration", 0)
-    return number
 
 
 def _parse(row: bytes) -> dict[str, Any] | None:

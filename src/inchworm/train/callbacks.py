@@ -13,11 +13,10 @@ from types import FrameType
 from typing import Any
 
 from inchworm.config.sections import EvalConfig
-from inchworm.core.errors import InchwormError
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.rollout.rollout import Rollout
-from inchworm.run.saver import LAST_SAVE_FAILED
+from inchworm.run.saver import last_save
 from inchworm.train.loop import TrainingState
 
 SNAPSHOT_SHARE = 0.0025
@@ -153,12 +152,10 @@ class CheckpointCallback(BaseCallback):
         """Save what has not been saved yet; this save must succeed."""
         state.ended = not state.interrupted
         self._warn_on_error(self._finalize, True)
-        try:
+        with last_save():
             self._save_once(state)
             self._finalize(True)
             self._check_all_written()
-        except OSError as error:
-            raise InchwormError(f"{LAST_SAVE_FAILED}: {error}") from error
 
     def _save_once(self, state: TrainingState) -> None:
         # The final evaluation may have found the best policy so far, and the checkpoint must record that it was taken.

@@ -44,7 +44,15 @@ class Profile:
 
     def run(self, state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
         """Run `run_training_loop` and time it."""
-        profile_points = _profile_points(components)
+        collector, learner = components.collector, components.learner
+        profile_points: list[ProfilePoint] = [
+            ("write", collector, "collect"),
+            ("write", collector, "set_weights"),
+            ("other", learner, "update"),
+        ]
+        for part in (collector, learner):
+            if isinstance(part, RolloutCollector | BaseLearner | CompositeLearner):
+                profile_points += part.profile_points()
         for section, target, method in profile_points:
             setattr(target, method, self.timed(section, getattr(target, method)))
         watched = replace(components, callbacks=tuple(_TimedCallback(callback, self) for callback in components.callbacks))
@@ -95,21 +103,6 @@ class Profile:
         known = [*SECTIONS[:-1], *(name for name in self.seconds if name not in SECTIONS), "other"]
         total = sum(self.seconds.values()) or 1.0
         return [(name, self.seconds[name], self.seconds[name] / total, self.calls.get(name, 0)) for name in known if self.seconds.get(name)]
-
-
-def _profile_points(components: TrainingComponents) -> list[ProfilePoint]:
-    """Which methods of which parts are which sections."""
-    collector, learner = components.collector, components.learner
-    profile_points: list[ProfilePoint] = [
-        ("write", collector, "collect"),
-        ("write", collector, "set_weights"),
-        ("other", learner, "update"),
-    ]
-    if isinstance(collector, RolloutCollector):
-        profile_points += collector.profile_points()
-    if isinstance(learner, BaseLearner | CompositeLearner):
-        profile_points += learner.profile_points()
-    return profile_points
 
 
 class _TimedCallback:

@@ -250,8 +250,8 @@ class PPOTrainer:
             collector = cast(RolloutCollector, Override(collector, collect=self.collect_rollouts))
         if type(self).learn is not PPOTrainer.learn:
             learner = cast(Learner, Override(learner, update=self.learn))
-        callbacks = self._ordered_callbacks(config, own)
-        components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), tuple(callbacks))
+        callbacks = tuple(self._ordered_callbacks(config, own))
+        components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
         try:
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
                 run_loop = run_training_loop if profile is None else profile.run
