@@ -87,14 +87,6 @@ def test_the_ratio_is_1_for_every_part(kinds: tuple[str, str]) -> None:
             assert stats["staleness"] == 0
 
 
-def test_a_ratio_that_is_not_1_is_warned_of() -> None:
-    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
-    rollout = collected(policy)
-    wrong = dataclasses.replace(rollout, log_probs=rollout.log_probs - np.float32(0.1))
-    with pytest.warns(UserWarning, match="ratio_error is 0.11: the policy that learns disagrees"):
-        learner_of(policy).update(wrong)
-
-
 def test_a_part_without_valid_rows_stays_and_the_other_learns() -> None:
     policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
     rollout, before = collected(policy), {name: part.get_weights() for name, part in policy.learned.items()}

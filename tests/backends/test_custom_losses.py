@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.numpy.learner import NumpyOptimizer
+from doubles.learners import NUMPY, SIDES, TORCH, collect, parameters
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
-from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
-from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
 WHOLE = PPOConfig(update_epochs=1, num_minibatches=1, normalize_advantages="off", max_grad_norm=None)
@@ -26,51 +21,24 @@ SEVERAL = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=5, norm
 HYBRID = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)])
 
 
-def spec_of(action_space=None, **options):
-    config = PolicyConfig(**{"hidden_sizes": (8,), **options})
-    return PolicySpec(spaces.Box(-2, 2, (3,)), action_space or spaces.Discrete(3), config)
-
-
-@dataclass(frozen=True)
-class Side:
-    """One backend's policy and learner, and how a loss on the values answers there."""
-
-    policy: Callable[..., Any]
-    learner: Callable[..., Any]
-    squares: Callable[[Any], Any]
-    """The mean of the squares."""
-    nothing: Callable[[Any], Any]
-    """A loss of 0."""
-    pull: Callable[[Any], Any]
-    """100 times the first bias of the actor's head, plus 7."""
+@pytest.fixture(params=SIDES, ids=lambda side: side.name)
+def side(request):
+    return request.param
 
 
 def numpy_pull(policy):
+    """100 times the first bias of the actor's head, plus 7."""
     bias = policy.get_weights()["actor.head.bias"]
     return 100 * bias[0] + 7, {"actor.head.bias": np.array([100.0, 0, 0])}
 
 
-SIDES = {
-    "numpy": Side(
-        NumpyPolicy,
-        lambda policy, config=WHOLE: NumpyOptimizer(policy, config),
-        lambda values: ((values**2).mean(), {"values": 2 * values / values.size}),
-        lambda values: (0.0, {}),
-        numpy_pull,
-    ),
-    "torch": Side(
-        TorchPolicy,
-        lambda policy, config=WHOLE: PPOOptimizer(policy, config, device="cpu"),
-        lambda values: values.square().mean(),
-        lambda values: torch.zeros(()),
-        lambda policy: 100 * policy.network.actor["head"].bias[0] + 7,
-    ),
-}
+def torch_pull(policy):
+    return 100 * policy.network.actor["head"].bias[0] + 7
 
 
-@pytest.fixture(params=SIDES.values(), ids=SIDES)
-def side(request):
-    return request.param
+def nothing(side, values):
+    """A loss of 0."""
+    return side.answer(0.0, 0.0, values)
 
 
 class InNumpy:
@@ -147,14 +115,12 @@ LOSSES = ("by_values", "by_log_probs", "by_entropy", "by_all", "by_weights", "by
 
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("names", [*[(name,) for name in LOSSES], LOSSES], ids="+".join)
-def test_values_gradient_norms_and_weights_are_those_of_torch(collect, names, pieces):
-    spec = spec_of(HYBRID, action_bounds="tanh", normalize_values=True)
+def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
+    spec = NUMPY.policy(action_space=HYBRID, action_bounds="tanh", normalize_values=True).spec
     weights, rng = fresh_weights(spec, 0), np.random.default_rng(7)
     weights |= {name: rng.normal(0, 0.5, shape) for name, shape in spec.layers.items()}
-    policy, theirs = NumpyPolicy(spec, weights), TorchPolicy(spec).double()
-    theirs.set_weights(weights)
-    config = SEVERAL.replace(gradient_accumulation=pieces)
-    learners = NumpyOptimizer(policy, config), PPOOptimizer(theirs, config, device="cpu")
+    policy, theirs = (side.policy_of(spec, weights) for side in SIDES)
+    learners = [side.learner(one, SEVERAL.replace(gradient_accumulation=pieces)) for side, one in zip(SIDES, (policy, theirs))]
     for seed in range(3):
         rollout = collect(policy, seed=seed)
         valid = rollout.valid.copy()
@@ -170,15 +136,15 @@ def test_values_gradient_norms_and_weights_are_those_of_torch(collect, names, pi
         assert stats[0][f"grad_norm/{name}"] > 1e-3
 
 
-def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side, collect):
+def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side):
     # 100 times the actor's first bias in addition to PPO's own loss: its norm is 100, and Adam's first step moves it by the rate.
     def pull(policy):
-        return side.pull(policy)
+        return (numpy_pull if side is NUMPY else torch_pull)(policy)
 
-    policy = side.policy(spec_of())
+    policy = side.policy()
     rollout = collect(policy)
-    plain = side.learner(side.policy(spec_of())).update(rollout)
-    stats = side.learner(policy).update(rollout, [pull])
+    plain = side.learner(side.policy(), WHOLE).update(rollout)
+    stats = side.learner(policy, WHOLE).update(rollout, [pull])
     assert stats["loss/pull"] == 7
     assert stats["loss"] == pytest.approx(plain["loss"] + 7, abs=1e-5)
     assert stats["grad_norm/pull"] == pytest.approx(100)
@@ -187,16 +153,16 @@ def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side, collect):
     assert policy.get_weights()["actor.head.bias"][0] == pytest.approx(-3e-4, rel=1e-2)
 
 
-def test_what_a_loss_gets(side, collect):
+def test_what_a_loss_gets(side):
     seen = {}
 
     def my_loss(policy, obs, actions, rewards, values, advantages, minibatch, evaluation, log_probs, entropy):
         seen.update(locals())
-        return side.squares(values)
+        return side.answer(float(torch.as_tensor(values).detach().square().mean()), 0.0, values)
 
-    policy = side.policy(spec_of())
-    rollout, reference = collect(policy), NumpyPolicy(spec_of(), policy.get_weights())
-    stats = side.learner(policy).update(rollout, [my_loss])
+    policy = side.policy()
+    rollout, reference = collect(policy), NumpyPolicy(policy.spec, policy.get_weights())
+    stats = side.learner(policy, WHOLE).update(rollout, [my_loss])
     assert seen["policy"] is policy
     arrays = {
         name: torch.as_tensor(seen[name]).detach().numpy() for name in ("obs", "actions", "rewards", "log_probs", "entropy", "values")
@@ -215,21 +181,21 @@ def test_what_a_loss_gets(side, collect):
     assert stats["loss/my_loss"] == pytest.approx((arrays["values"] ** 2).mean(), rel=1e-6)
 
 
-def test_sequences_keep_their_shape(side, collect):
+def test_sequences_keep_their_shape(side):
     shapes = []
 
     def my_loss(values, minibatch):
         shapes.append((values.shape, minibatch.observations.shape, minibatch.valid.shape))
-        return side.nothing(values)
+        return nothing(side, values)
 
-    policy = side.policy(spec_of())
+    policy = side.policy()
     config = PPOConfig(update_epochs=1, num_minibatches=2, sequence_length=4, gradient_accumulation=2)
     side.learner(policy, config).update(collect(policy), [my_loss])
     # 12 / 4 · 3 = 9 sequences, in minibatches of 5 and of 4 and padding, each in parts of 2 and 3
     assert sorted(shapes) == [((4, n), (4, n, 3), (4, n)) for n in (2, 2, 3, 3)]
 
 
-def test_the_policy_that_a_loss_sees_is_the_current_one(collect):
+def test_the_policy_that_a_loss_sees_is_the_current_one():
     biases = []
 
     def watch(policy, evaluation, minibatch):
@@ -237,14 +203,14 @@ def test_the_policy_that_a_loss_sees_is_the_current_one(collect):
         biases.append(policy.get_weights()["actor.head.bias"].copy())
         return 0.0, {}
 
-    policy = NumpyPolicy(spec_of())
-    NumpyOptimizer(policy, PPOConfig(learning_rate=1e-2, update_epochs=1, num_minibatches=4)).update(collect(policy), [watch])
+    policy = NUMPY.policy()
+    NUMPY.learner(policy, PPOConfig(learning_rate=1e-2, update_epochs=1, num_minibatches=4)).update(collect(policy), [watch])
     assert len(biases) == 4
     assert len({bias.tobytes() for bias in biases}) == 4  # each step moves it
     assert (policy.get_weights()["actor.head.bias"] != biases[-1]).any()
 
 
-def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before(collect, parameters):
+def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
     def fails(policy, values):
         seen.append(parameters(policy))
         if len(seen) == 3:
@@ -252,10 +218,10 @@ def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before(collect, param
         return 0.0, {}
 
     seen = []
-    policy = NumpyPolicy(spec_of())
+    policy = NUMPY.policy()
     before = parameters(policy)
     with pytest.raises(ZeroDivisionError):
-        NumpyOptimizer(policy, SEVERAL).update(collect(policy), [fails])
+        NUMPY.learner(policy, SEVERAL).update(collect(policy), [fails])
     np.testing.assert_array_equal(parameters(policy), seen[-1])
     assert (parameters(policy) != before).any()
 
@@ -282,16 +248,18 @@ def numbered():
     return Rollout.from_dict(data), successors
 
 
-def test_next_observations_are_the_true_successors(side):
+@pytest.mark.parametrize(("length", "pieces"), [(1, 1), (1, 3), (4, 2)])
+def test_next_observations_are_the_true_successors(side, length, pieces):
     rollout, successors = numbered()
     found = {}
 
-    def curiosity(obs, next_observations, rewards):
+    def curiosity(next_observations, rewards, values):
         for row, reward in zip(next_observations.reshape(-1, 3), rewards.reshape(-1)):
             found[int(reward)] = float(row[0] * 100)
-        return side.nothing(next_observations - obs)
+        return nothing(side, values)
 
-    side.learner(side.policy(spec_of())).update(rollout, [curiosity])
+    config = WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)
+    side.learner(side.policy(), config).update(rollout, [curiosity])
     for t in range(6):
         for b in range(2):
             if not rollout.terminated[t, b]:  # nothing follows a terminated row
@@ -300,36 +268,26 @@ def test_next_observations_are_the_true_successors(side):
     assert found[50] == pytest.approx(1050, abs=1e-3)  # and the lane's last row
 
 
-def test_names_of_partials_and_objects(side, collect):
+def test_names_of_partials_and_objects(side):
     def scaled(values, weight=1.0):
         assert weight == 2
-        return side.nothing(values)
+        return nothing(side, values)
 
     class Penalty:
         def __call__(self, log_probs):
-            return side.nothing(log_probs)
+            return nothing(side, log_probs)
 
-    policy = side.policy(spec_of())
-    stats = side.learner(policy).update(collect(policy), [functools.partial(scaled, weight=2.0), Penalty()])
+    policy = side.policy()
+    stats = side.learner(policy, WHOLE).update(collect(policy), [functools.partial(scaled, weight=2.0), Penalty()])
     assert (stats["loss/scaled"], stats["loss/Penalty"]) == (0, 0)
 
 
-def test_an_empty_rollout_logs_zeros_for_custom_losses(side, collect):
-    def my_loss(values):
-        return side.squares(values)
-
-    policy = side.policy(spec_of())
-    needed = ("observations", "actions", "log_probs", "rewards", "terminated")
-    rollout = Rollout.from_dict({name: collect(policy)[name][:0] for name in needed})
-    assert side.learner(policy).update(rollout, [my_loss])["loss/my_loss"] == 0.0
-
-
-def test_arguments_and_names_are_checked_before_anything_moves(side, collect):
-    policy = side.policy(spec_of())
-    learner, rollout = side.learner(policy), collect(policy)
+def test_arguments_and_names_are_checked_before_anything_moves(side):
+    policy = side.policy()
+    learner, rollout = side.learner(policy, WHOLE), collect(policy)
 
     def asks(observation):
-        return side.nothing(observation)
+        return nothing(side, observation)
 
     with pytest.raises(ConfigError, match="the custom loss asks asks for 'observation'; a loss may ask for policy, minibatch"):
         learner.update(rollout, [asks])
@@ -342,23 +300,23 @@ def test_arguments_and_names_are_checked_before_anything_moves(side, collect):
     ("answer", "words"),
     [(lambda values: values, r"returned \(1, 36\); it must return a scalar tensor"), (lambda values: 1.0, "returned float")],
 )
-def test_in_torch_a_loss_must_return_a_scalar_tensor(collect, answer, words):
+def test_in_torch_a_loss_must_return_a_scalar_tensor(answer, words):
     def my_loss(values):
         return answer(values)
 
-    policy = TorchPolicy(spec_of())
+    policy = TORCH.policy()
     with pytest.raises(ConfigError, match=f"the custom loss my_loss {words}"):
-        PPOOptimizer(policy, WHOLE, device="cpu").update(collect(policy), [my_loss])
+        TORCH.learner(policy, WHOLE).update(collect(policy), [my_loss])
 
 
-def refusal(collect, answer):
+def refusal(answer):
     def my_loss(values):
         return answer
 
-    policy = NumpyPolicy(spec_of())
+    policy = NUMPY.policy()
     before = policy.get_weights()
     with pytest.raises(ConfigError) as caught:
-        NumpyOptimizer(policy, WHOLE).update(collect(policy), [my_loss])
+        NUMPY.learner(policy, WHOLE).update(collect(policy), [my_loss])
     for name, weight in before.items():
         np.testing.assert_array_equal(policy.get_weights()[name], weight)
     return str(caught.value)
@@ -367,8 +325,8 @@ def refusal(collect, answer):
 @pytest.mark.parametrize(
     "answer", [1.0, torch.zeros(()), None, (1.0,), (1.0, {}, {}), (1.0, np.zeros((1, 36))), (np.zeros(2), {}), [1.0, {}]], ids=repr
 )
-def test_a_loss_that_returns_something_else_is_refused(collect, answer):
-    message = refusal(collect, answer)
+def test_a_loss_that_returns_something_else_is_refused(answer):
+    message = refusal(answer)
     assert message.startswith(
         "with --backend numpy the custom loss my_loss must return (value, gradients), gradients by log_probs, entropy"
     )
@@ -376,10 +334,10 @@ def test_a_loss_that_returns_something_else_is_refused(collect, answer):
     assert message.endswith("NumPy cannot derive them itself; or use --backend torch")
 
 
-def test_gradients_by_unknown_names_and_of_wrong_shapes_are_refused(collect):
-    message = refusal(collect, (1.0, {"advantages": np.zeros((1, 36))}))
+def test_gradients_by_unknown_names_and_of_wrong_shapes_are_refused():
+    message = refusal((1.0, {"advantages": np.zeros((1, 36))}))
     assert (
         "the custom loss my_loss returned a gradient by 'advantages'; valid names are log_probs, entropy, values, actor.0.weight" in message
     )
-    assert refusal(collect, (1.0, {"values": np.zeros(36)})).endswith("a gradient by values of shape (36,), not (1, 36)")
-    assert refusal(collect, (1.0, {"actor.head.bias": 2.0})).endswith("by actor.head.bias of shape (), not (3,)")
+    assert refusal((1.0, {"values": np.zeros(36)})).endswith("a gradient by values of shape (36,), not (1, 36)")
+    assert refusal((1.0, {"actor.head.bias": 2.0})).endswith("by actor.head.bias of shape (), not (3,)")

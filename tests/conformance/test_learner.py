@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import optree
 import pytest
-import torch
 from gymnasium import spaces
 
+from doubles.learners import BOX, CONFIG, SIDES, Side, collect, parameters
 from inchworm.backends.learner import MAX_BAD_STEPS
-from inchworm.backends.numpy.learner import NumpyOptimizer
-from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
-from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.backends.numpy.policy import fresh_weights
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.spaces import mask_space, with_mask
@@ -27,83 +22,17 @@ from inchworm.core.tensor_file import read_tensor_file
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
 
-CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)
+ROW_FIELDS = (
+    "observations", "actions", "log_probs", "rewards", "terminated", "episode_starts", "returns", "advantages", "values",
+)  # fmt: skip
 TERMS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-BOX = spaces.Box(-2, 2, (3,))
-
-
-def _torch_policy(spec, weights):
-    policy = TorchPolicy(spec)
-    policy = policy.double() if weights["actor.head.weight"].dtype == np.float64 else policy
-    policy.set_weights(weights)
-    return policy
-
-
-@dataclass(frozen=True)
-class Side:
-    """One backend's policy and learner, and how a custom loss answers there."""
-
-    name: str
-    policy_of: Callable[[PolicySpec, Any], Any]
-    learner_of: Callable[..., Any]
-    answer: Callable[[float, Any, Any], Any]
-    """(value, what multiplies the values' gradient, the current values) -> what a loss on the values returns."""
-
-    def policy(self, action_space=None, observation_space=None, seed=0, **options):
-        config = PolicyConfig(**{"hidden_sizes": (8,), **options})
-        spec = PolicySpec(observation_space or BOX, action_space or spaces.Discrete(3), config)
-        return self.policy_of(spec, fresh_weights(spec, seed))
-
-    def learner(self, policy, config=CONFIG, **options):
-        return self.learner_of(policy, config, **options)
-
-
-def _torch_answer(value, slope, values):
-    # value + slope · (V - V), whose gradient by V is the slope
-    return torch.as_tensor(float(value), dtype=values.dtype) + slope * (values - values.detach()).sum()
-
-
-SIDES = [
-    Side("numpy", NumpyPolicy, NumpyOptimizer, lambda value, slope, values: (value, {"values": slope * np.ones_like(values)})),
-    Side("torch", _torch_policy, lambda *given, **options: PPOOptimizer(*given, device="cpu", **options), _torch_answer),
-]
 
 
 @pytest.fixture(params=SIDES, ids=lambda side: side.name)
 def side(request):
     return request.param
-
-
-def parameters(policy):
-    weights = policy.get_weights()
-    return np.concatenate([weights[name].reshape(-1) for name in policy.spec.layers])
-
-
-def collect(policy, num_steps=12, num_lanes=3, *, seed=0, episode_length=5, observations=None):
-    """Random observations (or these), the policy's own actions and log-probs on them, and rewards that depend on both."""
-    spec, rng = policy.spec, np.random.default_rng(seed)
-    actor = NumpyPolicy(spec, policy.get_weights())  # the actor, for every learner
-    fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=seed, episode_length=episode_length)
-    observations = fake.observations if observations is None else observations
-    rows = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
-    step = actor.act(rows, (), np.zeros(num_steps * num_lanes, bool), rng)
-    actions = optree.tree_map(lambda leaf: np.array(leaf).reshape(num_steps, num_lanes, *leaf.shape[1:]), step.actions)
-    seen = encode_observations(spec.observations, observations, 2)[..., 0]
-    first = optree.tree_leaves(actions)[0].reshape(num_steps, num_lanes, -1)[..., 0]
-    return Rollout.from_dict(
-        fake.to_dict()
-        | {
-            "observations": observations,
-            "actions": actions,
-            "log_probs": step.log_probs.reshape(num_steps, num_lanes).astype(np.float32),
-            "rewards": (seen * first + rng.normal(0, 0.1, first.shape)).astype(np.float32),
-            "policy_version": policy.policy_version,
-            "weights_fingerprint": np.uint64(fingerprint(policy.get_weights())),
-        }
-    )
 
 
 def with_the_dead(rollout, garbage=np.nan):
@@ -324,35 +253,60 @@ def test_a_minibatch_without_valid_rows_makes_no_step(side):
     assert learner.env_steps == 1
 
 
+def mask_of(number):
+    """[..., 3] with the choice number % 3 legal, and the one after it where the number is odd."""
+    return (np.eye(3)[number % 3] + (number % 2)[..., None] * np.eye(3)[(number + 1) % 3]).astype(np.int8)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "options",
-    [{"num_minibatches": 4}, {"minibatch_size": 5}, {"num_minibatches": 3, "gradient_accumulation": 2}, {"num_minibatches": 7}],
+    [
+        {"num_minibatches": 4},
+        {"minibatch_size": 5},
+        {"num_minibatches": 3, "gradient_accumulation": 2},
+        {"num_minibatches": 7},
+        {"num_minibatches": 2, "sequence_length": 3},  # 7 = 3 + 3 + 1
+        {"num_minibatches": 2, "sequence_length": 3, "gradient_accumulation": 2},
+    ],
     ids=str,
 )
 def test_every_valid_sample_exactly_once_an_epoch(side, options):
-    # Observation, log-prob, reward and action of row (t, b) all tell its number 3 t + b.
-    number = np.arange(21, dtype=np.float32).reshape(7, 3)
+    # Every array of row (t, b) tells its number 3 t + b.
+    number = np.arange(21).reshape(7, 3)
+    small = (number / 100).astype(np.float32)
+    actions = spaces.Dict({"d": spaces.Discrete(3, start=4), "g": spaces.Box(-1, 1, (2,))})
     valid = np.ones((7, 3), bool)
     valid[0, 0] = valid[4, 2] = False
-    data = {"observations": np.stack([number] * 3, -1) / 100, "actions": (number % 3).astype(np.int64), "log_probs": -number / 100}
-    data |= {"rewards": number, "terminated": np.ones((7, 3), bool), "valid": valid}
+    data = {
+        "observations": {"x": np.stack([small] * 3, -1), "action_mask": {"d": mask_of(number)}},
+        "actions": {"d": 4 + number % 3, "g": np.stack([small, -small], -1)},
+        "log_probs": -small,
+        "rewards": number.astype(np.float32),
+        "terminated": np.ones((7, 3), bool),
+        "valid": valid,
+    }
     seen = []
 
     def record(minibatch, values):
         seen.append(minibatch)
         return side.answer(0.0, 0.0, values)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        side.learner(side.policy(), PPOConfig(update_epochs=3, normalize_advantages="off", **options)).update(data, [record])
+    policy = side.policy(with_mask(spaces.Dict({"x": BOX}), mask_space(actions)), actions)
+    side.learner(policy, PPOConfig(update_epochs=3, normalize_advantages="off", **options)).update(data, [record])
     numbers, orders = [], []
     for minibatch in seen:
-        alive = np.asarray(minibatch.valid)[0]
-        found = np.asarray(minibatch.rewards)[0, alive].astype(int)
-        np.testing.assert_allclose(np.asarray(minibatch.observations)[0, alive, 0] * 100, found, atol=1e-4)
-        np.testing.assert_allclose(np.asarray(minibatch.log_probs)[0, alive] * -100, found, atol=1e-4)
-        np.testing.assert_allclose(np.asarray(minibatch.returns)[0, alive], found, atol=1e-4)  # every row is terminal
-        np.testing.assert_array_equal(np.asarray(minibatch.actions)[0, alive], found % 3)
+        alive = np.asarray(minibatch.valid)  # [L, n]
+        rows = optree.tree_map(lambda leaf, alive=alive: np.asarray(leaf)[alive], {name: getattr(minibatch, name) for name in ROW_FIELDS})
+        found = rows["rewards"].astype(int)
+        np.testing.assert_array_equal(rows["observations"]["action_mask"]["d"], mask_of(found))
+        np.testing.assert_array_equal(rows["actions"]["d"], 4 + found % 3)
+        for hundredths in (rows["observations"]["x"][:, 0], *(rows["actions"]["g"] * [1, -1]).T, -rows["log_probs"]):
+            np.testing.assert_allclose(hundredths * 100, found, atol=1e-4)
+        for returns in (rows["returns"], rows["advantages"] + rows["values"]):  # every row is terminal
+            np.testing.assert_allclose(returns, found, atol=1e-4)
+        assert (rows["terminated"] & rows["episode_starts"]).all()
+        assert (np.diff(np.asarray(minibatch.rewards), axis=0)[alive[1:] & alive[:-1]] == 3).all()  # sequences go on in time
         numbers += found.tolist()
         orders.append(tuple(found.tolist()))
     assert [sorted(numbers[start : start + 19]) for start in (0, 19, 38)] == [sorted(set(range(21)) - {0, 14})] * 3
@@ -406,7 +360,7 @@ def test_garbage_in_dead_rows_changes_nothing(side, normalization):
 
 def test_dead_rows_may_hold_what_their_space_does_not(side):
     space = spaces.MultiDiscrete([2, 3], start=[4, -9])
-    policy = side.policy(space, spaces.Discrete(3, start=5))
+    policy = side.policy(spaces.Discrete(3, start=5), space)
     rollout = collect(policy)
     valid = rollout.valid.copy()
     valid[6:, 2] = False
@@ -584,6 +538,7 @@ def test_weights_that_are_not_finite_are_reported_before_they_are_used(side):
     assert learner.updates == 0
 
 
+@pytest.mark.filterwarnings("error")  # the overflow is looked for, not warned of line by line
 def test_a_huge_reward_needs_a_value_normaliser_and_harms_nothing_without_one(side, tmp_path):
     # Without: ½ (1e30)² overflows float32, so the step is not taken, and three such minibatches stop the run.
     policy = side.policy()
@@ -700,25 +655,25 @@ def test_constant_schedules_need_no_length_and_others_do(side):
 @pytest.mark.parametrize("options", [{}, {"normalize_observations": True, "normalize_values": True}], ids=["plain", "normalisers"])
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
-    rollouts = [collect(side.policy(HYBRID, **options), seed=seed) for seed in range(4)]
+    rollouts = [collect(side.policy(None, HYBRID, **options), seed=seed) for seed in range(4)]
 
     def learner_of(policy):
         config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5)
         return side.learner(policy, config, seed=3, total_timesteps=200)
 
-    straight = side.policy(HYBRID, **options)
+    straight = side.policy(None, HYBRID, **options)
     learner = learner_of(straight)
     for rollout in rollouts:
         learner.update(rollout)
 
-    first = side.policy(HYBRID, **options)
+    first = side.policy(None, HYBRID, **options)
     learner_before = learner_of(first)
     for rollout in rollouts[:stop]:
         learner_before.update(rollout)
     # Through what a file can hold: plain data and arrays.
     arrays, structure = flatten_tree(learner_before.state_dict())
     state = unflatten_tree(arrays, json.loads(json.dumps(structure)))
-    resumed = side.policy(HYBRID, seed=9, **options)  # begins with other weights
+    resumed = side.policy(None, HYBRID, 9, **options)  # begins with other weights
     resumed.set_weights(first.get_weights())
     learner_after = learner_of(resumed)
     learner_after.load_state_dict(state)
@@ -755,4 +710,4 @@ def test_a_state_of_another_policy_is_refused(side):
     with pytest.raises(InchwormError, match=r"mean of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):
         learner.load_state_dict(side.learner(side.policy(hidden_sizes=(1,))).state_dict())
     with pytest.raises(InchwormError, match=r"does not fit the policy: \['log_std'\] are only on one side"):
-        learner.load_state_dict(side.learner(side.policy(HYBRID)).state_dict())
+        learner.load_state_dict(side.learner(side.policy(None, HYBRID)).state_dict())

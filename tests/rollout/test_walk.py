@@ -10,13 +10,11 @@ from gymnasium import spaces
 from doubles.toys import Counter, SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import compute_advantages
-from inchworm.backends.torch.learner import PackedSequences, sequences_of
 from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
-from inchworm.core.seeding import make_stream
-from inchworm.core.types import Advantages, Minibatch
+from inchworm.core.types import Minibatch
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
@@ -33,46 +31,6 @@ def counted(num_steps: int = 14, lanes: int = 3, *, length: int = 4, truncate: b
 
 
 # ---- from rollout to minibatch
-
-
-def tags(rollout: Rollout) -> dict[tuple[float, float], tuple[Any, ...]]:
-    """Every row by its (episode seed, step), which is unique, with what belongs to it."""
-    found = {}
-    for t in range(rollout.num_steps):
-        for b in range(rollout.num_lanes):
-            key = tuple(rollout.observations[t, b].tolist())
-            found[key] = (int(rollout.actions[t, b]), float(rollout.log_probs[t, b]), float(rollout.rewards[t, b]), t, b)
-    assert len(found) == rollout.num_steps * rollout.num_lanes
-    return found
-
-
-@pytest.mark.parametrize(("length", "minibatches"), [(1, 1), (1, 5), (3, 4), (14, 2), (14, 99)])
-def test_the_learners_minibatches_keep_samples_whole(length: int, minibatches: int) -> None:
-    rollout, _ = counted()
-    known = tags(rollout)
-    number = np.arange(14 * 3, dtype=np.float32).reshape(14, 3)  # [T, B] row t, lane b is 3 t + b
-    tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
-    computed = Advantages(*[to_tensor(number + offset, "cpu") for offset in (0, 1000, 2000, 3000)])
-    sequences = sequences_of(tensors, computed, length, successors=True)
-    total = sequences.valid.shape[1]
-    seen = []
-    for minibatch in PackedSequences(sequences).shuffled(minibatches, make_stream(1, "test").permutation(total)):
-        for row, column in np.argwhere(minibatch.valid.numpy()):
-            key = tuple(minibatch.observations[row, column].tolist())
-            action, log_prob, reward, t, b = known[key]
-            assert int(minibatch.actions[row, column]) == action
-            assert float(minibatch.log_probs[row, column]) == np.float32(log_prob)
-            assert float(minibatch.rewards[row, column]) == reward
-            expected = 3 * t + b
-            assert float(minibatch.values[row, column]) == expected
-            assert float(minibatch.advantages[row, column]) == expected + 2000
-            assert float(minibatch.returns[row, column]) == expected + 3000
-            assert bool(minibatch.episode_starts[row, column]) == (key[1] == 0)
-            assert minibatch.next_observations[row, column].tolist() == [key[0], key[1] + 1]  # also where the episode was cut
-            if row:  # the row before it in the sequence is the step before it in the same lane
-                assert known[tuple(minibatch.observations[row - 1, column].tolist())][3:] == (t - 1, b)
-            seen.append(key)
-    assert sorted(seen) == sorted(known)  # each exactly once
 
 
 # ---- advantages, side by side or apart

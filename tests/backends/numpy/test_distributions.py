@@ -130,24 +130,6 @@ def test_greedy_takes_the_most_likely_choice_and_the_mean():
     np.testing.assert_array_equal(gaussians, [[5.0, -6.0]])
 
 
-def test_tanh_density_integrates_to_one_and_its_entropy_is_minus_the_mean_log_density():
-    # Change of variables, done numerically: the density of a = tanh(u) on a grid of a, from log_prob at u = artanh(a).
-    layout = action_layout(spaces.Box(-1, 1, (1,)), "tanh")
-    edges = np.tanh(np.linspace(-12, 12, 200_001))
-    a = (edges[1:] + edges[:-1]) / 2
-    width = np.diff(edges)
-    for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.2, 0.3)):
-        outputs = np.full((len(a), 1), mean)
-        inside = np.abs(a) < 1
-        u = np.arctanh(np.where(inside, a, 0))[:, None]
-        log_p = distributions.log_prob(layout, outputs, np.array([log_std]), None, np.zeros((len(a), 0), np.int64), u)
-        p = np.where(inside, np.exp(log_p), 0)
-        assert (p * width).sum() == pytest.approx(1, abs=1e-4)
-        entropy = -(p * np.where(inside, log_p, 0) * width).sum()
-        found = distributions.entropy(layout, np.array([[mean]]), np.array([log_std]), None)[0]
-        assert found == pytest.approx(entropy, abs=2e-3)
-
-
 @pytest.mark.parametrize(("log_std", "tolerance"), [(-2.0, 1e-12), (-1.0, 1e-12), (0.0, 1e-5), (0.5, 1e-3), (1.0, 0.01), (2.0, 0.2)])
 def test_the_quadrature_is_as_good_as_the_gaussian_is_narrow(log_std, tolerance):
     layout = action_layout(spaces.Box(-1, 1, (1,)), "tanh")

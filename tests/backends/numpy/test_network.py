@@ -143,18 +143,3 @@ def test_a_gradient_takes_the_place_of_the_last_one():
     once = network.gradient.copy()
     network.over(2).backward(*slopes)
     np.testing.assert_array_equal(network.gradient, once)
-
-
-@pytest.mark.parametrize("activation", list(FUNCTIONS))
-@pytest.mark.parametrize("hidden_sizes", [(), (5, 4)])
-def test_float32_stays_float32_and_agrees(activation, hidden_sizes):
-    spec = spec_of(hidden_sizes, activation)
-    wide, rng = network_of(spec), np.random.default_rng(2)
-    narrow = FlatNetwork(spec, np.dtype(np.float32))
-    narrow.load(wide.weights)
-    inputs, by_outputs, by_values = rng.normal(size=(7, 3)), rng.normal(size=(4, 7)), rng.normal(size=7)
-    for network, dtype in ((wide, np.float64), (narrow, np.float32)):
-        outputs, values = network.over(7).forward(inputs.astype(dtype))
-        assert outputs.dtype == values.dtype == network.gradient.dtype == dtype
-        network.over(7).backward(by_outputs.astype(dtype), by_values.astype(dtype))
-    np.testing.assert_allclose(narrow.gradient, wide.gradient, rtol=0, atol=1e-5)

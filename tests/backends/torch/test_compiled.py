@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import TORCH, collect, parameters
 from inchworm.backends.torch import compiled
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
@@ -71,7 +72,7 @@ def with_world(rollout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_it_agrees_with_the_eager_step_and_continues_from_its_state(collect, parameters, case):
+def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     *given, config = CASES[case]
     gather = (lambda *known, **options: with_world(collect(*known, **options))) if "central" in case else collect
     policies = {mode: policy_of(*given) for mode in ("off", "on")}
@@ -91,14 +92,14 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(collect, par
     assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it again"
     exact_resume(learners["on"], policies["on"], gather, policy_of(*given, seed=5), config)
     if "central" in case:
-        nothing_moves(learners["on"], policies["on"], rollout, parameters)
+        nothing_moves(learners["on"], policies["on"], rollout)
 
 
-def exact_resume(learner, policy, collect, resumed, config):
+def exact_resume(learner, policy, gather, resumed, config):
     """Continue directly, and from what a file holds: the same bits. The graph is shared, so that it is compiled once."""
     arrays, structure = flatten_tree(learner.state_dict())
     state, weights = unflatten_tree({name: a.copy() for name, a in arrays.items()}, json.loads(json.dumps(structure))), policy.get_weights()
-    rollout = collect(policy, seed=7)
+    rollout = gather(policy, seed=7)
     learner.update(rollout)
     resumed.set_weights(weights)
     other = learner_of(resumed, config, "on")
@@ -109,7 +110,7 @@ def exact_resume(learner, policy, collect, resumed, config):
         np.testing.assert_array_equal(resumed.get_weights()[name], value, err_msg=name)
 
 
-def nothing_moves(learner, policy, rollout, parameters):
+def nothing_moves(learner, policy, rollout):
     """A loss that is not finite, and a minibatch without valid rows."""
     before, moments = parameters(policy), learner.state_dict()["moments"]
     huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² overflows float32
@@ -126,11 +127,11 @@ def nothing_moves(learner, policy, rollout, parameters):
         np.testing.assert_array_equal(after["square"][name], value)
 
 
-def test_what_is_refused(make_policy, collect):
+def test_what_is_refused():
     class Mine(TorchPolicy):
         pass
 
-    policy = make_policy()
+    policy = TORCH.policy()
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"not an optimizer of your own; set ppo.compile=off"):
         PPOOptimizer(policy, PLAIN.replace(compile="on"), optimizer=sgd, device="cpu")
@@ -140,6 +141,8 @@ def test_what_is_refused(make_policy, collect):
         learner_of(TorchPolicy(policy.spec, network=policy.network), PLAIN, "on")
     with pytest.raises(ConfigError, match=r"not a network or policy of your own"):
         learner_of(Mine(policy.spec), PLAIN, "on")  # its evaluate may be anything
+    with pytest.raises(ConfigError, match=r"not a policy with memory \(policy.kind=lstm\); set ppo.compile=off"):
+        learner_of(TORCH.policy(kind="lstm"), PLAIN, "on")
 
     def my_loss(values):
         return values.mean()
@@ -148,18 +151,18 @@ def test_what_is_refused(make_policy, collect):
         learner_of(policy, PLAIN, "on").update(collect(policy), [my_loss])
 
 
-def test_auto_is_off_for_the_learner_alone(make_policy):
-    assert learner_of(make_policy(), PLAIN, "auto")._compiled is None
+def test_auto_is_off_for_the_learner_alone():
+    assert learner_of(TORCH.policy(), PLAIN, "auto")._compiled is None
 
 
-def test_without_a_compiler(make_policy, collect, monkeypatch):
+def test_without_a_compiler(monkeypatch):
     from torch._inductor.exc import InvalidCxxCompiler
 
     def none_here(*_, **__):
         raise InvalidCxxCompiler
 
     monkeypatch.setattr(torch._inductor, "compile", none_here)
-    policy = make_policy()
+    policy = TORCH.policy()
     with pytest.raises(InchwormError, match=r"needs a C\+\+ compiler.*install g\+\+ or clang, or set ppo.compile=off"):
         learner_of(policy, PLAIN, "on").update(collect(policy))
 

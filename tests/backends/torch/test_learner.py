@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import TORCH, collect, parameters
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import PackedSequences, PPOOptimizer, micro_batches, pick_device, sequences_of
@@ -20,10 +21,10 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Learner
-from inchworm.core.types import Advantages, Evaluation, Minibatch
+from inchworm.core.types import Advantages, Evaluation
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import split_into_sequences
 
 CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4, rollout_steps=12)
@@ -34,25 +35,9 @@ def learner_of(policy, config=CONFIG, **options):
     return PPOOptimizer(policy, config, **{"device": "cpu", **options})
 
 
-def test_a_writable_rollout_is_not_changed_either(make_policy, collect):
-    policy = make_policy()
-    rollout = collect(policy).map(np.array)  # an own, writable copy of every array
-    before = [leaf.tobytes() for leaf in optree.tree_leaves(rollout.to_dict()) if isinstance(leaf, np.ndarray)]
-    learner_of(policy).update(rollout)
-    assert before == [leaf.tobytes() for leaf in optree.tree_leaves(rollout.to_dict()) if isinstance(leaf, np.ndarray)]
-
-
-def test_rollouts_of_two_times_can_be_combined(make_policy, collect):
-    policy = make_policy()
-    learner = learner_of(policy)
-    stats = learner.update(combine_rollouts([collect(policy, seed=seed) for seed in range(3)]))
-    assert learner.env_steps == 108
-    assert stats["ratio_error"] < 5e-5
-
-
 @pytest.mark.parametrize("form", ["samples", "sequences"])
-def test_compute_ppo_loss_gives_the_terms_of_the_update(make_policy, collect, form):
-    policy = make_policy(action_space=spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))}))
+def test_compute_ppo_loss_gives_the_terms_of_the_update(form):
+    policy = TORCH.policy(action_space=spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,))}))
     rollout = collect(policy)
     config = PPOConfig(update_epochs=1, num_minibatches=1, normalize_advantages="batch", clip_vloss=True)
     learner = learner_of(policy, config)
@@ -75,8 +60,8 @@ def test_compute_ppo_loss_gives_the_terms_of_the_update(make_policy, collect, fo
         assert float(terms[name].detach()) == pytest.approx(stats[name], rel=1e-5, abs=1e-6), name
 
 
-def test_compute_ppo_loss_leaves_invalid_samples_out(make_policy, collect):
-    policy = make_policy()
+def test_compute_ppo_loss_leaves_invalid_samples_out():
+    policy = TORCH.policy()
     rollout, learner = collect(policy, 4, 1, episode_length=9), learner_of(policy)
     row = np.ones(4, np.float32)
     fields = {"observations": rollout.observations[:, 0], "actions": rollout.actions[:, 0], "log_probs": rollout.log_probs[:, 0]}
@@ -86,8 +71,8 @@ def test_compute_ppo_loss_leaves_invalid_samples_out(make_policy, collect):
     torch.testing.assert_close(whole["loss"], learner.compute_ppo_loss(**half)["loss"])
 
 
-def test_a_foreign_optimizer_takes_our_gradient(make_policy, collect):
-    policy = make_policy()
+def test_a_foreign_optimizer_takes_our_gradient():
+    policy = TORCH.policy()
     rollout, config = collect(policy), PPOConfig(update_epochs=1, num_minibatches=1, max_grad_norm=None, learning_rate=0.123)
     learner = learner_of(policy, config, optimizer=torch.optim.SGD(policy.parameters(), lr=0.05))
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
@@ -100,19 +85,19 @@ def test_a_foreign_optimizer_takes_our_gradient(make_policy, collect):
     assert stats["grad_norm"] == pytest.approx(norm**0.5, rel=1e-5)  # no clipping
 
 
-def test_a_foreign_optimizer_is_saved_and_follows_the_schedule(make_policy, collect, parameters):
+def test_a_foreign_optimizer_is_saved_and_follows_the_schedule():
     def learner(policy):
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.05, momentum=0.9)
         return learner_of(policy, CONFIG.replace(learning_rate_schedule="linear"), optimizer=optimizer, total_timesteps=72)
 
-    policy = make_policy()
+    policy = TORCH.policy()
     first = learner(policy)
     first.update(collect(policy))
     state, weights = first.state_dict(), policy.get_weights()
     rollout = collect(policy, seed=1)
     first.update(rollout)
     assert first.optimizer.param_groups[0]["lr"] == pytest.approx(0.025)  # half of the run is over
-    resumed = make_policy()
+    resumed = TORCH.policy()
     resumed.set_weights(weights)
     second = learner(resumed)
     second.load_state_dict(state)
@@ -120,8 +105,8 @@ def test_a_foreign_optimizer_is_saved_and_follows_the_schedule(make_policy, coll
     np.testing.assert_array_equal(parameters(resumed), parameters(policy))
 
 
-def test_gradients_are_clipped_by_their_global_norm(make_policy, collect):
-    policy = make_policy()
+def test_gradients_are_clipped_by_their_global_norm():
+    policy = TORCH.policy()
     limit = 0.01
     learner = learner_of(policy, PPOConfig(update_epochs=1, num_minibatches=1, max_grad_norm=limit))
     stats = learner.update(collect(policy))
@@ -131,10 +116,10 @@ def test_gradients_are_clipped_by_their_global_norm(make_policy, collect):
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_our_adam_is_torchs(make_policy, collect, parameters, weight_decay):
+def test_our_adam_is_torchs(weight_decay):
     config = CONFIG.replace(weight_decay=weight_decay)
     kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
-    policy, other = make_policy(), make_policy()
+    policy, other = TORCH.policy(), TORCH.policy()
     theirs = kind(other.parameters(), lr=config.learning_rate, eps=config.adam_eps, weight_decay=weight_decay)
     learner, twin = learner_of(policy, config), learner_of(other, config, optimizer=theirs)
     assert learner.optimizer.eps == config.adam_eps
@@ -145,15 +130,15 @@ def test_our_adam_is_torchs(make_policy, collect, parameters, weight_decay):
     np.testing.assert_allclose(parameters(policy), parameters(other), rtol=0, atol=1e-5)
 
 
-def test_parameters_of_two_dtypes_need_an_optimizer_of_theirs(make_policy):
-    policy = make_policy()
+def test_parameters_of_two_dtypes_need_an_optimizer_of_theirs():
+    policy = TORCH.policy()
     policy.network.critic.double()
     with pytest.raises(ConfigError, match=r"one dtype, and these are torch.float32, torch.float64"):
         learner_of(policy)
 
 
-def test_who_can_be_learned(make_policy):
-    policy = make_policy()
+def test_who_can_be_learned():
+    policy = TORCH.policy()
     with pytest.raises(ConfigError, match=r"torch.nn.Module policies, not NumpyPolicy"):
         PPOOptimizer(NumpyPolicy(policy.spec))
     learner: Learner = PPOOptimizer(policy)  # keeps the contract, with a config and a device of its own choice
@@ -170,7 +155,7 @@ def test_devices():
 
 
 @pytest.mark.parametrize("how", ["nan loss", "infinite loss", "nan gradient"])
-def test_a_bad_minibatch_leaves_a_foreign_optimizer_alone(make_policy, collect, parameters, how):
+def test_a_bad_minibatch_leaves_a_foreign_optimizer_alone(how):
     def flaw(values):
         if how == "nan gradient":  # a finite loss whose gradient is not: d sqrt(x) / dx at 0
             return (values * 0).sqrt().sum()
@@ -179,7 +164,7 @@ def test_a_bad_minibatch_leaves_a_foreign_optimizer_alone(make_policy, collect, 
     def moments():
         return [np.array(leaf) for leaf in optree.tree_leaves(learner.state_dict()["moments"])]
 
-    policy = make_policy()
+    policy = TORCH.policy()
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1, momentum=0.9)
     learner = learner_of(policy, CONFIG.replace(num_minibatches=1, update_epochs=1), optimizer=sgd)
     learner.update(collect(policy))  # a good one, so that there are moments to harm
@@ -192,13 +177,13 @@ def test_a_bad_minibatch_leaves_a_foreign_optimizer_alone(make_policy, collect, 
     assert (parameters(policy) != before).any()
 
 
-def test_a_policy_that_returns_nan_from_the_start_leaves_finite_metrics(make_policy, collect):
+def test_a_policy_that_returns_nan_from_the_start_leaves_finite_metrics():
     class Lost(TorchPolicy):
         def evaluate(self, minibatch):
             evaluation = super().evaluate(minibatch)
             return Evaluation(evaluation.log_probs * float("nan"), evaluation.entropy, evaluation.values, evaluation.value_scale)
 
-    policy = Lost(make_policy().spec)
+    policy = Lost(TORCH.policy().spec)
     rollout = collect(policy)
     with pytest.warns(UserWarning, match="ratio_error"):
         stats = learner_of(policy, CONFIG.replace(update_epochs=1, num_minibatches=1)).update(rollout)
@@ -211,8 +196,8 @@ def test_a_policy_that_returns_nan_from_the_start_leaves_finite_metrics(make_pol
 BOTH = {"normalize_observations": True, "normalize_values": True}
 
 
-def test_the_first_update_moves_statistics_only(make_policy, collect):
-    policy = make_policy(**BOTH)
+def test_the_first_update_moves_statistics_only():
+    policy = TORCH.policy(**BOTH)
     learner, rollout = PPOOptimizer(policy, CONFIG, device="cpu"), collect(policy)
     before, values = policy.get_weights(), policy.value(rollout.observations)
     stats = learner.update(rollout)
@@ -229,9 +214,9 @@ def test_the_first_update_moves_statistics_only(make_policy, collect):
     assert values.shape == (12, 3)
 
 
-def test_statistics_stand_still_within_an_update(make_policy, collect):
+def test_statistics_stand_still_within_an_update():
     """Every minibatch of every epoch is seen with the statistics that acted: the first one's ratio is 1."""
-    policy = make_policy(**BOTH)
+    policy = TORCH.policy(**BOTH)
     learner = PPOOptimizer(policy, CONFIG, device="cpu")
     learner.update(collect(policy))
     assert policy.get_weights()["observation_normalizer.count"] == 36
@@ -250,18 +235,18 @@ def test_statistics_stand_still_within_an_update(make_policy, collect):
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.Box(0, 255, (2,), np.uint8)], ids=["categories", "bytes"])
-def test_observations_that_are_scaled_already_need_no_statistics(make_policy, collect, space):
-    policy = make_policy(space, normalize_observations=True)
+def test_observations_that_are_scaled_already_need_no_statistics(space):
+    policy = TORCH.policy(space, normalize_observations=True)
     learner = PPOOptimizer(policy, CONFIG, device="cpu")
     stats = learner.update(collect(policy))
     assert "warm_up" not in stats  # nothing to wait for
     assert not any(name.startswith("observation_normalizer") for name in policy.get_weights())
 
 
-def test_images_with_a_normaliser(make_policy):
+def test_images_with_a_normaliser():
     space = spaces.Dict({"image": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-9, 9, (2,))})
     for observation_space in (space, space["image"]):
-        policy = make_policy(observation_space, kind="cnn", cnn_filters=((4, 3, 2),), cnn_features=6, **BOTH)
+        policy = TORCH.policy(observation_space, kind="cnn", cnn_filters=((4, 3, 2),), cnn_features=6, **BOTH)
         learner = PPOOptimizer(policy, CONFIG, device="cpu")
         rollout = create_fake_rollout(observation_space, policy.spec.action_space, 8, 2)
         assert learner.update(rollout)["warm_up"] == 1
@@ -281,59 +266,6 @@ def tensors(rollout):
 def advantages_of(rollout):
     number = torch.arange(rollout.rewards.numel(), dtype=torch.float32).reshape(rollout.rewards.shape)
     return Advantages(number, number, number, number)
-
-
-def test_dead_rows_have_no_advantage_and_no_value_error():
-    rollout = create_fake_rollout(SPACE, spaces.Discrete(3), 4, 2)
-    valid = rollout.valid.copy()
-    valid[2, 1] = False
-    held = tensors(replace(rollout, valid=valid))
-    numbers = torch.arange(8.0).reshape(4, 2)
-    sequences = sequences_of(held, Advantages(numbers, numbers, numbers + 10, numbers + 20), 1, successors=False)
-    dead = 2 * 2 + 1  # column of row 2, lane 1
-    assert not sequences.valid[0, dead]
-    assert sequences.advantages[0, dead] == 0
-    assert sequences.returns[0, dead] == sequences.values[0, dead] == 5
-    assert sequences.advantages[0, 0] == 10
-    assert sequences.returns[0, 0] == 20
-
-
-def test_a_minibatch_is_a_choice_of_columns():
-    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 6, 2))
-    sequences = sequences_of(rollout, advantages_of(rollout), 2, successors=False)
-    assert sequences.valid.shape == (2, 6)
-    permutation = np.random.default_rng(0).permutation(6)
-    parts = PackedSequences(sequences).shuffled(4, permutation)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
-    assert [int(part.valid.sum()) for part in parts] == [4, 4, 2, 2]
-    starts = [int(part.values[0, column]) for part in parts for column in range(2) if part.valid[0, column]]
-    # Column chunk * 2 + lane begins at row 2 * chunk of its lane: number 4 * chunk + lane.
-    assert starts == [4 * (column // 2) + column % 2 for column in permutation]
-    for part in parts:
-        torch.testing.assert_close(part.values[1], part.values[0] + 2)  # the next row of the same lane
-
-
-def test_advantages_are_normalised_minibatch_by_minibatch():
-    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 6, 2))
-    packed = PackedSequences(sequences_of(rollout, advantages_of(rollout), 2, successors=False))
-    permutation = np.random.default_rng(0).permutation(6)  # 6 columns in 4: sizes 2, 2, 1, 1, padded to 2
-    for plain, scaled in zip(packed.shuffled(4, permutation), packed.shuffled(4, permutation, normalized=True)):
-        numbers = plain.advantages[plain.valid].double()
-        expected = (numbers - numbers.mean()) / (numbers.std() + 1e-8)
-        torch.testing.assert_close(scaled.advantages[scaled.valid].double(), expected, rtol=0, atol=1e-6)
-
-
-def test_micro_batches_are_the_minibatch_in_pieces():
-    rollout = tensors(create_fake_rollout(SPACE, spaces.Discrete(3), 5, 2))
-    whole = sequences_of(rollout, advantages_of(rollout), 1, successors=True)
-    assert list(micro_batches(whole, 1)) == [whole]
-    for pieces in (2, 3, 10, 99):
-        parts = list(micro_batches(whole, pieces))
-        assert len(parts) == min(pieces, 10)
-        for field in fields(Minibatch):
-            trees = [getattr(part, field.name) for part in parts]
-            if field.name != "policy_state" and optree.tree_leaves(trees[0]):
-                joined = optree.tree_map(lambda *leaves: torch.cat(leaves, 1), *trees)
-                assert optree.tree_all(optree.tree_map(torch.equal, joined, getattr(whole, field.name)))
 
 
 def test_recorded_memory_follows_its_sequence():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import TORCH, collect
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
 from inchworm.config.sections import PPOConfig
@@ -15,7 +16,7 @@ from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 MIX = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,)), "c": spaces.MultiBinary(2)})
 
 
-def samples(policy, collect, rng):
+def samples(policy, rng):
     """[N] samples under the names of `compute_ppo_loss`, far enough from the policy that some ratios are clipped."""
     rollout = collect(policy, 8, 2)
     flat = lambda leaf: leaf.reshape(16, *leaf.shape[2:])  # noqa: E731
@@ -31,12 +32,12 @@ def samples(policy, collect, rng):
     [(spaces.Discrete(3), {}), (MIX, {"shared_trunk": True}), (spaces.Box(-1, 1, (2,)), {"action_bounds": "tanh"})],
     ids=["discrete", "mix", "tanh"],
 )
-def test_gradients_by_finite_differences(make_policy, collect, action_space, options, clip_vloss):
+def test_gradients_by_finite_differences(action_space, options, clip_vloss):
     rng = np.random.default_rng(0)
-    policy = make_policy(action_space=action_space, hidden_sizes=(4,), **options)
+    policy = TORCH.policy(action_space=action_space, hidden_sizes=(4,), **options)
     with torch.no_grad():
         policy.network.actor["head"].weight.mul_(50)
-    batch = samples(policy, collect, rng)
+    batch = samples(policy, rng)
     policy.double()
     learner = PPOOptimizer(policy, PPOConfig(clip_coef=0.3, ent_coef=0.1, clip_vloss=clip_vloss), device="cpu")
     terms = learner.compute_ppo_loss(**batch)
@@ -72,8 +73,8 @@ def test_clipping_cuts_the_gradient_and_only_there():
     np.testing.assert_allclose(log_probs.grad.numpy(), [[0, np.exp(2) / 3, -np.exp(0.1) / 3]], rtol=1e-12)
 
 
-def test_saturated_tanh_actions_have_finite_gradients(make_policy):
-    policy = make_policy(action_space=spaces.Box(-1, 1, (2,)), action_bounds="tanh")
+def test_saturated_tanh_actions_have_finite_gradients():
+    policy = TORCH.policy(action_space=spaces.Box(-1, 1, (2,)), action_bounds="tanh")
     row = torch.zeros(1, 16)
     given = dict.fromkeys(("log_probs", "advantages", "returns", "values"), row)
     actions = torch.full((1, 16, 2), 50.0)  # far out, where tanh has saturated

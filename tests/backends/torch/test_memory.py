@@ -16,7 +16,7 @@ from inchworm.backends.torch.memory import Past
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
-from inchworm.core.errors import ConfigError, RolloutError
+from inchworm.core.errors import RolloutError
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
@@ -66,12 +66,6 @@ def test_memory_goes_on_from_one_rollout_to_the_next(kind):
     for name, leaf in second.policy_state.items():
         assert np.abs(leaf[0, lane]).max() > 0
         np.testing.assert_array_equal(leaf[0, lane], first.cut_state[name][last])
-
-
-def test_auto_is_up_to_32_rows():
-    policy, (_, rollout) = cartpole("lstm", steps=40, every=32)
-    for one, two in zip(*(learned(policy, rollout, sequence_length=length)[0].values() for length in ("auto", 32))):
-        np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,12 +154,6 @@ def test_a_rollout_without_the_policys_memory_is_refused(kind):
     for wrong in (Rollout.from_dict(bare), other, wider):
         with pytest.raises(RolloutError, match=rf"policy.kind={kind}, 1 x 6.*collect it with this policy"):
             learned(policy, wrong)
-
-
-def test_a_policy_with_memory_is_not_compiled():
-    policy, _ = cartpole("lstm")
-    with pytest.raises(ConfigError, match=r"not a policy with memory \(policy.kind=lstm\); set ppo.compile=off"):
-        PPOOptimizer(policy, PPOConfig(compile="on"), device="cpu")
 
 
 def features_of(memory, rows, state, starts):

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from doubles.learners import TORCH
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import acting_policy, compute_advantages, is_builtin
 from inchworm.backends.torch import policy as module
@@ -25,8 +26,8 @@ from inchworm.rollout.rollout import Rollout
 CNN = PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2), (5, 2, 1)), cnn_features=6, hidden_sizes=(7,))
 
 
-def test_values_do_not_depend_on_the_chunks_they_are_made_in(make_policy, monkeypatch):
-    policy = make_policy()
+def test_values_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
+    policy = TORCH.policy()
     observations = np.random.default_rng(0).normal(size=(5, 7, 3)).astype(np.float32)
     whole = policy.value(observations)
     monkeypatch.setattr(module, "VALUE_CHUNK", 4)
@@ -35,17 +36,17 @@ def test_values_do_not_depend_on_the_chunks_they_are_made_in(make_policy, monkey
     assert not policy.value(observations).requires_grad
 
 
-def test_the_mask_is_not_an_input_of_the_network(make_policy):
+def test_the_mask_is_not_an_input_of_the_network():
     space = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
-    policy = make_policy(space)
+    policy = TORCH.policy(space)
     x = np.random.default_rng(0).normal(size=(1, 2, 2)).astype(np.float32)
     masks = [np.array([[[1, 1, 1], [1, 0, 0]]], np.int8), np.array([[[0, 0, 1], [0, 1, 1]]], np.int8)]
     values = [policy.value({"x": x, "action_mask": mask}) for mask in masks]
     torch.testing.assert_close(*values, rtol=0, atol=0)
 
 
-def test_acting_draws_from_the_given_stream_only(make_policy):
-    policy = make_policy()
+def test_acting_draws_from_the_given_stream_only():
+    policy = TORCH.policy()
     before = torch.random.get_rng_state()
     assert policy.predict(np.zeros(3), deterministic=False, rng=np.random.default_rng(0)) in (0, 1, 2)
     streams = [np.random.default_rng(1), np.random.default_rng(1)]
@@ -54,8 +55,8 @@ def test_acting_draws_from_the_given_stream_only(make_policy):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_log_std_is_bounded_under_tanh(make_policy):
-    policy = make_policy(action_space=spaces.Box(-1, 1, (1,)), action_bounds="tanh", log_std_init=4.0)
+def test_log_std_is_bounded_under_tanh():
+    policy = TORCH.policy(action_space=spaces.Box(-1, 1, (1,)), action_bounds="tanh", log_std_init=4.0)
     twin = NumpyPolicy(policy.spec, policy.get_weights())
     for one in (policy, twin):
         draws = one.act(np.zeros((4000, 3), np.float32), (), np.ones(4000, bool), np.random.default_rng(0)).actions

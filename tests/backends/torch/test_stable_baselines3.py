@@ -171,14 +171,3 @@ def test_one_update_is_the_same(action_space):
         if their in theirs:
             torch.testing.assert_close(mine[our].grad, theirs[their].grad, rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
             torch.testing.assert_close(mine[our], theirs[their], rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
-
-
-def test_explained_variance_is_theirs():
-    from stable_baselines3.common.utils import explained_variance as theirs
-
-    from inchworm.backends.learner import explained_variance
-
-    rng = np.random.default_rng(0)
-    values, returns = rng.normal(size=(2, 6, 3)).astype(np.float32)
-    found = explained_variance(returns, values, np.ones((6, 3), bool))
-    assert found == pytest.approx(float(theirs(values.reshape(-1), returns.reshape(-1))), abs=1e-6)

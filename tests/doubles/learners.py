@@ -1,0 +1,102 @@
+"""Small policies and learners of each backend, and rollouts in which a policy acted. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import optree
+import torch
+from gymnasium import spaces
+
+from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
+from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.policy import TorchPolicy
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.spaces import MASK_KEY
+from inchworm.policy.file import fingerprint
+from inchworm.policy.layout import observation_layout
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import Rollout
+
+BOX = spaces.Box(-2, 2, (3,))
+CONFIG = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=4)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One backend's policy and learner, and how a custom loss answers there."""
+
+    name: str
+    policy_of: Callable[[PolicySpec, Any], Any]
+    """(spec, weights) -> a policy with these weights, in their dtype."""
+    learner_of: Callable[..., Any]
+    answer: Callable[[float, Any, Any], Any]
+    """(value, what multiplies the values' gradient, the current values) -> what a loss on the values returns."""
+
+    def policy(self, observation_space=None, action_space=None, seed=0, *, dtype=np.float32, **options):
+        config = PolicyConfig(**{"hidden_sizes": (8,), **options})
+        spec = PolicySpec(observation_space or BOX, action_space or spaces.Discrete(3), config)
+        weights = fresh_weights(spec, seed)
+        return self.policy_of(spec, weights | {name: weights[name].astype(dtype) for name in spec.layers})
+
+    def learner(self, policy, config=CONFIG, **options):
+        return self.learner_of(policy, config, **options)
+
+
+def torch_policy(spec: PolicySpec, weights: Any) -> TorchPolicy:
+    policy = TorchPolicy(spec).double() if weights["actor.head.weight"].dtype == np.float64 else TorchPolicy(spec)
+    policy.set_weights(weights)
+    return policy
+
+
+def _torch_answer(value, slope, values):
+    # value + slope · (V - V), whose gradient by V is the slope
+    return torch.as_tensor(float(value), dtype=values.dtype) + slope * (values - values.detach()).sum()
+
+
+NUMPY = Side("numpy", NumpyPolicy, NumpyOptimizer, lambda value, slope, values: (value, {"values": slope * np.ones_like(values)}))
+TORCH = Side("torch", torch_policy, lambda *given, **options: PPOOptimizer(*given, **{"device": "cpu", **options}), _torch_answer)
+SIDES = [NUMPY, TORCH]
+
+
+def parameters(policy: Any) -> np.ndarray:
+    """All parameters of a policy as one vector."""
+    weights = policy.get_weights()
+    return np.concatenate([weights[name].reshape(-1) for name in policy.spec.layers])
+
+
+def collect(policy: Any, num_steps=12, num_lanes=3, *, seed=0, episode_length=5, observations=None) -> Rollout:
+    """Random observations and masks (or these), the policy's actions and log-probs on them, and rewards that depend on both."""
+    spec, rng = policy.spec, np.random.default_rng(seed)
+    fake = create_fake_rollout(spec.observation_space, spec.action_space, num_steps, num_lanes, seed=seed, episode_length=episode_length)
+    if observations is None:
+        observations = fake.observations
+        if spec.observations.has_mask:
+            observations = {**observations, MASK_KEY: optree.tree_map(lambda leaf: some_legal(leaf, rng), observations[MASK_KEY])}
+    rows = optree.tree_map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observations)
+    step = policy.act(rows, (), np.zeros(num_steps * num_lanes, bool), rng)
+    unflat = lambda leaf: np.array(leaf).reshape(num_steps, num_lanes, *leaf.shape[1:])  # noqa: E731
+    actions = optree.tree_map(unflat, step.actions)
+    seen = encode_observations(observation_layout(spec.observation_space, convolutions=False), observations, 2)[..., 0]
+    first = optree.tree_leaves(actions)[0].reshape(num_steps, num_lanes, -1)[..., 0]
+    return replace(
+        fake,
+        observations=observations,
+        actions=actions,
+        log_probs=unflat(step.log_probs).astype(np.float32),
+        rewards=(seen * first + rng.normal(0, 0.1, first.shape)).astype(np.float32),
+        policy_version=np.full(num_lanes, policy.policy_version, np.int32),
+        weights_fingerprint=np.full(num_lanes, fingerprint(policy.get_weights()), np.uint64),
+    )
+
+
+def some_legal(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Every second choice stays legal, so that each group of two or more keeps one; of the others about half are."""
+    legal = rng.random(mask.shape) < 0.5
+    legal[..., ::2] = True
+    return legal.astype(mask.dtype)
