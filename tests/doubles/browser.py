@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -136,9 +135,6 @@ class Browser:
         text = {"text": key} if len(key) == 1 else {}
         self.ask("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", **more, **text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", **more)
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     def complaints(self) -> list[str]:
         """Everything that the page said on its console or that the browser said about it."""

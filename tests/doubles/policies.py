@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from doubles.toys import SpacesEnv
 from inchworm.core.types import Evaluation, PolicyStep
@@ -43,13 +44,11 @@ class Careful(nn.Module):
 
     def read(self, observations: Any, state: Tensor, starts: Tensor) -> Tensor:
         """One row: forget, read, remember."""
-        after: Tensor = self.cell(observations["observation"] - self.center, self.forget(state, starts)) * self.frozen
-        return after
+        return self.cell(observations["observation"] - self.center, self.forget(state, starts)) * self.frozen
 
     def logits(self, observations: Any, features: Tensor) -> Tensor:
         allowed = observations["action_mask"].bool()
-        logs: Tensor = torch.where(allowed, self.actor(features), torch.tensor(-1e9)).log_softmax(-1)
-        return logs
+        return torch.where(allowed, self.actor(features), torch.tensor(-1e9)).log_softmax(-1)
 
     def over(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
         """Features [L, N, width]."""
@@ -74,8 +73,7 @@ class Careful(nn.Module):
     def value(self, observations: Any, state: Any, episode_starts: Any) -> Tensor:
         with torch.no_grad():
             rows = {key: torch.as_tensor(part) for key, part in observations.items()}
-            values: Tensor = self.critic(self.over(rows, state, torch.as_tensor(episode_starts))).squeeze(-1)
-            return values
+            return self.critic(self.over(rows, state, torch.as_tensor(episode_starts))).squeeze(-1)
 
     def evaluate(self, minibatch: Any) -> Evaluation:
         features = self.over(minibatch.observations, minibatch.policy_state, minibatch.episode_starts)
@@ -84,7 +82,6 @@ class Careful(nn.Module):
         return Evaluation(chosen, -(logs.exp() * logs).sum(-1), self.critic(features).squeeze(-1), 1.0)
 
     def update_statistics(self, rollout: Any, returns: Any) -> None:
-        del returns
         self.center.add_(0.1 * torch.from_numpy(np.array(rollout.observations["observation"])).mean((0, 1)))
 
     def get_weights(self) -> dict[str, np.ndarray]:
@@ -98,24 +95,59 @@ class Forgetful(Careful):
     """No memory at all, and says so."""
 
     def initial_state(self, num_lanes: int) -> Any:
-        del num_lanes
         return ()
 
     def read(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
-        del state
-        nothing = torch.zeros(len(starts), WIDTH)
-        return super().read(observations, nothing, starts)
+        return super().read(observations, torch.zeros(len(starts), WIDTH), starts)
 
     def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         step = super().act(observations, np.zeros(0), episode_starts, rng, deterministic=deterministic)
         return replace(step, state=state)
 
     def over(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
-        del state
         return super().over(observations, np.zeros(0, np.float32), starts)
 
 
 # ---- one fault each
+
+
+def returning(method: str, change: Callable[[Any], Any]) -> type[Careful]:
+    """A policy that changes what one method returns."""
+
+    def changed(self: Careful, *args: Any, **kwargs: Any) -> Any:
+        return change(getattr(Careful, method)(self, *args, **kwargs))
+
+    return type("Changed", (Careful,), {method: changed})
+
+
+def given(method: str, change: Callable[..., tuple[Any, ...]]) -> type[Careful]:
+    """A policy that changes what one method gets."""
+    return type("Changed", (Careful,), {method: lambda self, *args: getattr(Careful, method)(self, *change(*args))})
+
+
+WrongShape = returning("choose", lambda step: replace(step, log_probs=step.log_probs[:, None]))
+Outside = returning("choose", lambda step: replace(step, env_actions=step.actions + 1))
+OtherState = returning("choose", lambda step: replace(step, state={"memory": step.state}))
+NeverSamples = given("choose", lambda logs, after, rng, _: (logs, after, rng, True))
+AlwaysSamples = given("choose", lambda logs, after, rng, _: (logs, after, rng, False))
+NeverFed = given("choose", lambda logs, after, *rest: (logs, np.zeros_like(after), *rest))  # act returns the memory that it was given
+
+WrongEvaluation = returning("evaluate", lambda said: replace(said, values=said.values[..., None], log_probs=said.log_probs.detach()))
+OtherTemperature = returning("evaluate", lambda said: replace(said, log_probs=1.01 * said.log_probs))
+InfiniteGradient = returning("evaluate", lambda said: replace(said, values=said.values + 0 * torch.sqrt(0 * said.values)))
+DropsOutInEvaluate = returning("evaluate", lambda said: replace(said, log_probs=dropout(said.log_probs, 0.5)))
+DropsOutWhileLearning = returning(  # sound but worth a note: only where gradients are on
+    "evaluate", lambda said: replace(said, log_probs=dropout(said.log_probs, 0.5, training=torch.is_grad_enabled()))
+)
+OtherUnits = returning("value", lambda values: 10 * values + 1)
+
+CountsLanes = returning("read", lambda features: features + torch.arange(len(features))[:, None] * 0.1)
+DropsOut = returning("read", lambda features: dropout(features, 0.5))  # in acting and learning
+CutsTime = given("read", lambda seen, state, starts: (seen, state.detach(), starts))
+NeverForgets = given("forget", lambda state, starts: (state, torch.zeros_like(starts)))
+ForgetsAll = given("forget", lambda state, starts: (state, starts.any().expand(len(starts))))  # as soon as one lane starts an episode
+LearnsFromNothing = given("over", lambda seen, state, starts: (seen, torch.zeros_like(torch.as_tensor(state)), starts))
+LearnsOverEnds = given("over", lambda seen, state, starts: (seen, state, torch.zeros_like(starts)))  # forgets in acting only
 
 
 class NotAnInt(Careful):
@@ -124,34 +156,11 @@ class NotAnInt(Careful):
         self.policy_version = np.int64(0)
 
 
-class WrongShape(Careful):
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        step = super().choose(logs, after, rng, deterministic)
-        return replace(step, log_probs=step.log_probs[:, None])
-
-
-class Outside(Careful):
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        step = super().choose(logs, after, rng, deterministic)
-        return replace(step, env_actions=step.actions + 1)
-
-
-class OtherState(Careful):
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        return super().choose(logs, {"memory": after}, rng, deterministic)
-
-
 class Scribbler(Careful):
     def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         state *= ~np.asarray(episode_starts)[:, None]
         observations["observation"] *= 2
         return super().act(observations, state, episode_starts, rng, deterministic=deterministic)
-
-
-class WrongEvaluation(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        answer = super().evaluate(minibatch)
-        return replace(answer, values=answer.values[..., None], log_probs=answer.log_probs.detach())
 
 
 class Raising(Careful):
@@ -172,16 +181,6 @@ class OwnMemory(Forgetful):
     def read(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         return super().read(observations, state, starts) * (1 + 0.01 * self.calls)
-
-
-class NeverSamples(Careful):
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        return super().choose(logs, after, rng, True)
-
-
-class AlwaysSamples(Careful):
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        return super().choose(logs, after, rng, False)
 
 
 class IgnoresMasks(Careful):
@@ -210,11 +209,6 @@ class MixesLanes(Careful):
         return super().read({**observations, "observation": seen - 0.5 * seen.mean(0)}, state, starts)
 
 
-class CountsLanes(Careful):
-    def read(self, observations: Any, state: Tensor, starts: Tensor) -> Tensor:
-        return super().read(observations, state, starts) + torch.arange(len(starts))[:, None] * 0.1
-
-
 class MixesLearning(Careful):
     def evaluate(self, minibatch: Any) -> Evaluation:
         answer = super().evaluate(minibatch)
@@ -225,13 +219,6 @@ class MixesLearning(Careful):
         return values - 0.5 * values.mean(1, keepdim=True)
 
 
-class NeverFed(Careful):
-    """Memory that is never fed: act returns what it was given."""
-
-    def choose(self, logs: np.ndarray, after: Any, rng: Any, deterministic: bool) -> PolicyStep:
-        return super().choose(logs, np.zeros_like(after), rng, deterministic)
-
-
 class NeverRead(Careful):
     """Remembers, but acts on the observation alone."""
 
@@ -240,54 +227,11 @@ class NeverRead(Careful):
         return super().logits(observations, nn.functional.pad(seen, (0, WIDTH - SIZE)))
 
 
-class NeverForgets(Careful):
-    def forget(self, state: Tensor, starts: Tensor) -> Tensor:
-        del starts
-        return state
-
-
-class ForgetsAll(Careful):
-    """One lane's new episode makes all forget."""
-
-    def forget(self, state: Tensor, starts: Tensor) -> Tensor:
-        return state * (~starts.any())
-
-
 class LearnsWithoutMemory(Careful):
     def over(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
         rows = range(len(starts))
         first = torch.zeros(starts.shape[1], WIDTH)
         return torch.stack([self.read({key: part[row] for key, part in observations.items()}, first, starts[row]) for row in rows])
-
-
-class LearnsFromNothing(Careful):
-    """Every sequence begins with an empty memory."""
-
-    def over(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
-        return super().over(observations, torch.zeros_like(torch.as_tensor(state)), starts)
-
-
-class LearnsOverEnds(Careful):
-    """Forgets in acting, but not inside a sequence."""
-
-    def over(self, observations: Any, state: Any, starts: Tensor) -> Tensor:
-        return super().over(observations, state, torch.zeros_like(starts))
-
-
-class CutsTime(Careful):
-    def read(self, observations: Any, state: Tensor, starts: Tensor) -> Tensor:
-        return super().read(observations, state.detach(), starts)
-
-
-class OtherTemperature(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        answer = super().evaluate(minibatch)
-        return replace(answer, log_probs=1.01 * answer.log_probs)
-
-
-class OtherUnits(Careful):
-    def value(self, observations: Any, state: Any, episode_starts: Any) -> Tensor:
-        return 10 * super().value(observations, state, episode_starts) + 1
 
 
 class LooseHead(Careful):
@@ -331,27 +275,6 @@ class ListOfWeights(Careful):
         return list(super().get_weights().values())
 
 
-class DropsOut(Careful):
-    """Dropout that stays on in acting and learning."""
-
-    def read(self, observations: Any, state: Tensor, starts: Tensor) -> Tensor:
-        return nn.functional.dropout(super().read(observations, state, starts), 0.5)
-
-
-class DropsOutInEvaluate(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        answer = super().evaluate(minibatch)
-        return replace(answer, log_probs=nn.functional.dropout(answer.log_probs, 0.5))
-
-
-class DropsOutWhileLearning(Careful):
-    """Sound but worth a note: only where gradients are on."""
-
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        answer = super().evaluate(minibatch)
-        return replace(answer, log_probs=nn.functional.dropout(answer.log_probs, 0.5, training=torch.is_grad_enabled()))
-
-
 class BlindCritic(Careful):
     """Sound but worth a note: the critic sees the present alone."""
 
@@ -364,9 +287,3 @@ class BlindCritic(Careful):
     def value(self, observations: Any, state: Any, episode_starts: Any) -> Tensor:
         with torch.no_grad():
             return self.see({key: torch.as_tensor(part) for key, part in observations.items()})
-
-
-class InfiniteGradient(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        answer = super().evaluate(minibatch)
-        return replace(answer, values=answer.values + 0 * torch.sqrt(0 * answer.values))

@@ -1,5 +1,6 @@
-"""Tests of env/check.py: what breaks training is found and said in words, and sound worlds pass."""
+"""Tests of env/check.py: what breaks training is found and explained, and sound environments pass."""
 
+import itertools
 import re
 
 import gymnasium as gym
@@ -12,6 +13,12 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.check import CheckReport, check_env
+
+try:
+    from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
+except ImportError:
+    Comings = None
+needs_pettingzoo = pytest.mark.skipif(Comings is None, reason="PettingZoo is not installed")
 
 
 class World(gym.Env):
@@ -34,8 +41,8 @@ class World(gym.Env):
         return self.see(), 1.0, False, self.steps == 5, {}
 
 
-def broken(**changes):
-    return type("Broken", (World,), changes)
+def broken(base=World, **changes):
+    return type("Broken", (base,), changes)
 
 
 def only_problem(env, **kwargs):
@@ -121,20 +128,10 @@ def test_chance_that_ignores_the_seed():
     problem = only_problem(broken(see=lambda self: chance.normal(size=2).astype(np.float32)))
     assert "not deterministic: the same environment, reset with the same seed, gave different observations at step 0" in problem
     assert "self.np_random" in problem
-
-
-def test_chance_in_rewards_and_ends():
-    chance = np.random.default_rng(0)
-
-    def step(self, action):
-        return self.see(), float(chance.random()), False, False, {}
-
-    assert "different rewards at step 1" in check_env(broken(step=step)).problems[0]
-
-    def ends(self, action):
-        return np.zeros(2, np.float32), 0.0, bool(chance.random() < 0.5), False, {}
-
-    assert "at step" in check_env(broken(step=ends)).problems[0]
+    rewards = broken(step=lambda self, action: (self.see(), float(chance.random()), False, False, {}))
+    assert "different rewards at step 1" in check_env(rewards).problems[0]
+    ends = broken(step=lambda self, action: (np.zeros(2, np.float32), 0.0, bool(chance.random() < 0.5), False, {}))
+    assert "at step" in check_env(ends).problems[0]
 
 
 def test_copies_that_differ_from_each_other():
@@ -186,12 +183,9 @@ def test_wrappers_whose_state_crosses_episodes():
 
 
 def test_unsupported_spaces():
-    class Texts(World):
-        def __init__(self):
-            super().__init__()
-            self.action_space = spaces.Text(4)
-
-    assert "Text spaces are not supported" in only_problem(Texts)
+    env = World()
+    env.action_space = spaces.Text(4)
+    assert "Text spaces are not supported" in only_problem(env)
 
 
 @pytest.mark.parametrize(("mask", "words"), [(np.zeros(3, bool), "no legal action"), (np.ones(4, bool), "need (3,)")])
@@ -243,3 +237,115 @@ def test_a_given_environment_stays_open_and_a_made_one_is_closed():
 def test_reports_as_text():
     assert str(CheckReport()) == "the environment is ready for training"
     assert str(CheckReport(("bad",), ("hm",))) == "1 problem(s) would break or spoil training\nproblem: bad\nnote: hm"
+
+
+# ---- PettingZoo environments
+
+
+def plain(plan=None, **changes):
+    """A team without a global state, with some methods replaced."""
+
+    def state(self):
+        raise NotImplementedError
+
+    kind = broken(Comings, **{"state": state, **changes})
+    return lambda: kind(DEATHS if plan is None else plan)
+
+
+def staying(one, two):
+    """The plan of two agents that are terminated after so many steps."""
+    return [[(0, one, "terminated")], [(0, two, "terminated")]]
+
+
+@needs_pettingzoo
+def test_sound_teams_pass():
+    report = check_env(plain([[(0, 5, "terminated")], [(0, 5, "truncated")]]))
+    assert (report.ok, report.notes) == (True, ()), report
+    report = check_env(lambda: Comings(DEATHS), steps=30)
+    assert report.ok, report
+    assert [note.partition(":")[0] for note in report.notes] == ["state() gives a global state", "agents leave before their episode ends"]
+    assert any("agents join running episodes" in note for note in check_env(Comings(JOINS)).notes)
+    assert check_env("inchworm.worlds.toys:comings", steps=4).ok
+    assert check_env(Sacrifice).ok
+
+
+def test_teams_of_mpe2():
+    pytest.importorskip("mpe2")
+    report = check_env("mpe2.simple_spread_v3:parallel_env", steps=60)
+    assert report.ok, report
+    rejected = check_env("mpe2.simple_tag_v3:parallel_env")
+    assert any("pad them to one shape" in problem for problem in rejected.problems)
+
+
+@needs_pettingzoo
+def test_a_given_team_stays_open_and_a_made_one_is_closed():
+    closed = []
+    closing = plain(close=lambda self: closed.append(self))
+    assert check_env(closing(), steps=3).ok
+    assert closed == []
+    assert check_env(closing, steps=3).ok
+    assert len(closed) == 2  # the first, and the fresh copy
+
+
+def of_a_clock(ticks):
+    """Observations that are never the same again."""
+    return lambda self, agents: {agent: np.full(3, next(ticks), np.float32) for agent in agents}
+
+
+def of_a_copy():
+    """Observations that depend on which copy it is."""
+    copies = []
+
+    def observations(self, agents):
+        if self not in copies:
+            copies.append(self)
+        return {agent: np.full(3, copies.index(self), np.float32) for agent in agents}
+
+    return observations
+
+
+def nan_at_step_2(self, agents):
+    return {agent: np.full(3, np.nan if (agent, self._now) == ("agent_1", 2) else 0, np.float32) for agent in agents}
+
+
+def keeps_its_agents(self, actions):
+    result = Comings.step(self, actions)
+    self.agents = list(self.possible_agents)
+    return result
+
+
+def raises(self, actions=None):
+    raise RuntimeError("never")
+
+
+TEAM_FAULTS = [
+    (lambda: plain(_observations=of_a_clock(itertools.count())), "the same environment, reset with the same seed, gave different observations"),
+    (lambda: plain(_observations=of_a_copy()), "a fresh copy, reset with the same seed, gave different observations at step 0"),
+    (lambda: plain(staying(6, 6), _observations=nan_at_step_2), "observation of agent_1 at step 2 has values that are not finite"),
+    (
+        lambda: plain(staying(6, 3), observation_space=lambda self, agent: spaces.Box(0, 4, (3,), np.float32)),
+        "observation of agent_0 at step 5 leaves its bounds",
+    ),
+    (lambda: plain(step=keeps_its_agents), "still in env.agents"),
+    (lambda: plain(step=raises), "stepping raised RuntimeError: never"),
+    (
+        lambda: plain(state=lambda self: Comings.state(self) * (np.nan if self._now == 3 else 1)),
+        "of the global state at step 3 has values that are not finite",
+    ),
+    (lambda: plain(reset=lambda self, seed=None: Comings.reset(self, seed)), "reset must accept the keywords seed and options"),
+    (lambda: plain(close=raises), "closing raised RuntimeError: never"),
+]
+
+
+@needs_pettingzoo
+@pytest.mark.parametrize(("make", "words"), TEAM_FAULTS)
+def test_teams_that_would_break_training(make, words):
+    report = check_env(make(), steps=30)
+    assert any(words in problem for problem in report.problems), report
+
+
+@needs_pettingzoo
+def test_notes_on_teams():
+    assert any("no episode ended within 5 random steps" in note for note in check_env(plain(staying(999, 999)), steps=5).notes)
+    absent = check_env(plain([[(0, 9, "terminated")], [(8, 9, "terminated")]]), steps=5)
+    assert any("agent_1 of possible_agents were never alive" in note for note in absent.notes)

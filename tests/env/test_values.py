@@ -1,4 +1,4 @@
-"""Tests of env/values.py: every value is checked on its way into its row."""
+"""Tests of env/values.py: values are checked on their way into their rows, and batches of actions are checked and split into elements."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from inchworm.core.errors import SpaceError
 from inchworm.core.spaces import zeros
-from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import Refusal, flag, info_numbers, make_put, make_split, make_writer, real_scalar
 
 F32 = spaces.Box(-1.0, 1.0, (3,), np.float32)
 BYTES = spaces.Box(0, 255, (2, 2), np.uint8)
@@ -18,11 +18,6 @@ def write(space, value, lanes=2, lane=1):
     rows = zeros(space, (lanes,))
     make_writer(space)(value, rows, lane)
     return rows
-
-
-def test_the_row_of_the_lane_is_written_and_no_other():
-    rows = write(F32, np.array([1, 2, 3], np.float32))
-    assert rows.tolist() == [[0, 0, 0], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +51,7 @@ def test_the_row_of_the_lane_is_written_and_no_other():
         (spaces.Tuple([F32, F32]), np.zeros((2, 3), np.float32), "must be a tuple of 2 values"),
     ],
 )
-def test_values_that_lie_are_refused(space, value, words):
+def test_values_that_do_not_fit_their_space_are_rejected(space, value, words):
     with pytest.raises(Refusal, match=words):
         write(space, value)
 
@@ -69,11 +64,10 @@ def test_values_of_every_kind_of_space_are_written():
         d=spaces.Box(0, 9, (), float),
     )
     value = {"a": np.full(3, 0.5, np.float32), "b": np.int64(7), "c": (np.array([1, 2]), np.array([True, False])), "d": np.float64(2.5)}
-    rows = write(space, value)
-    assert rows["a"][1].tolist() == [0.5, 0.5, 0.5]
+    rows = write(space, value)  # row 1; row 0 stays as it was
+    assert rows["a"].tolist() == [[0, 0, 0], [0.5, 0.5, 0.5]]
     assert rows["b"].tolist() == [0, 7]
-    assert rows["c"][0][1].tolist() == [1, 2]
-    assert rows["c"][1][1].tolist() == [1, 0]
+    assert (rows["c"][0][1].tolist(), rows["c"][1][1].tolist()) == ([1, 2], [1, 0])
     assert rows["d"].tolist() == [0.0, 2.5]
     assert write(spaces.Discrete(3), np.array(2)).tolist() == [0, 2]
     assert write(spaces.Box(0, 9, (), np.float32), 1.5).tolist() == [0.0, 1.5]
@@ -98,16 +92,11 @@ def test_a_cast_that_loses_nothing_is_silent():
         assert write(BYTES, np.full((2, 2), 255))[1].tolist() == [[255, 255], [255, 255]]
 
 
-def test_subclasses_of_arrays_are_taken():
+def test_subclasses_of_arrays_are_accepted():
     class Mine(np.ndarray):
         pass
 
     assert write(F32, np.ones(3, np.float32).view(Mine))[1].tolist() == [1, 1, 1]
-
-
-def test_unsupported_spaces_are_refused():
-    with pytest.raises(SpaceError, match="Text"):
-        make_writer(spaces.Text(5))
 
 
 @pytest.mark.parametrize("reward", [1, 1.0, True, np.float32(1), np.int64(1), np.array(1.0), np.bool_(True)])
@@ -117,7 +106,7 @@ def test_real_scalars(reward):
 
 
 @pytest.mark.parametrize("reward", [None, "1", np.array([1.0]), np.array([1.0, 2.0]), 1j, [1.0], np.array(None)])
-def test_rewards_that_are_no_real_scalar_are_refused(reward):
+def test_rewards_that_are_not_real_scalars_are_rejected(reward):
     with pytest.raises(Refusal, match="reward must be one real number"):
         real_scalar(reward)
 
@@ -136,14 +125,72 @@ def test_info_numbers():
     assert numbers == {"a": 1.0, "b": 2.5, "c": 1.0, "d": 0.5, "3": 4.0}  # neither NaN nor infinite
     assert all(type(value) is float for value in numbers.values())
 
-
-@pytest.mark.parametrize("info", [None, [], 3])
-def test_an_info_that_is_no_dict(info):
-    with pytest.raises(Refusal, match="info must be a dict"):
-        info_numbers(info)
+    for wrong in (None, [], 3):
+        with pytest.raises(Refusal, match="info must be a dict"):
+            info_numbers(wrong)
 
 
-def test_an_integer_reward_beyond_every_float():
+def test_an_integer_reward_too_large_for_a_float():
     assert real_scalar(2**100) == 2.0**100
     with pytest.raises(Refusal, match="reward is an integer too large for a float; got int: 1000"):
         real_scalar(10**400)
+
+
+# ---- actions
+
+
+HYBRID = spaces.Dict(
+    move=spaces.Discrete(3, start=2),
+    aim=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3])]),
+    power=spaces.Box(0, 1, (), np.float32),
+)
+BATCH = {
+    "aim": (np.array([[0.1, 0.2], [0.3, 0.4]]), np.array([[0, 1], [1, 0]]), np.array([[1, 2], [0, 1]])),
+    "move": np.array([2, 4]),
+    "power": np.array([0.25, 0.75], np.float32),
+}
+
+
+def test_each_lane_gets_its_own_element():
+    rows = zeros(HYBRID, (2,))
+    make_put(HYBRID)(BATCH, rows)
+    first, second = make_split(HYBRID)(rows)
+    assert type(first["move"]) is int
+    assert (first["move"], second["move"]) == (2, 4)
+    assert HYBRID.contains(first)
+    assert HYBRID.contains(second)
+    assert second["aim"][0].tolist() == [np.float32(0.3), np.float32(0.4)]
+    assert (second["aim"][1].tolist(), first["aim"][2].tolist()) == ([1, 0], [1, 2])
+    assert (second["power"].shape, second["power"]) == ((), 0.75)
+
+
+def test_elements_share_no_memory_with_the_rows_or_each_other():
+    space = spaces.Box(-1, 1, (2,), np.float32)
+    rows = np.zeros((2, 2), np.float32)
+    first, second = make_split(space)(rows)
+    first += 5
+    assert (rows.tolist(), second.tolist()) == ([[0, 0], [0, 0]], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("space", "actions", "words"),
+    [
+        (spaces.Discrete(2), np.array([[0], [1]]), r"shape \(2, 1\), but 2 lanes need \(2,\)"),
+        (spaces.Discrete(2), np.array(1), r"shape \(\)"),  # would broadcast
+        (spaces.Discrete(2), np.array([0.0, 1.0]), "dtype float64, but the space has int64"),
+        (spaces.Box(-1, 1, (2,), np.float32), np.zeros((3, 2)), r"shape \(3, 2\)"),
+        (spaces.Dict(a=spaces.Discrete(2)), np.zeros(2, int), "must have the structure"),
+        (spaces.Dict(a=spaces.Discrete(2)), {"b": np.zeros(2, int)}, "lack the part 'a'"),
+        (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)])), {"a": (np.zeros(3, int),)}, r"actions\['a'\]\[0\] have shape"),
+    ],
+)
+def test_actions_of_the_wrong_form_are_rejected(space, actions, words):
+    with pytest.raises(SpaceError, match=words):
+        make_put(space)(actions, zeros(space, (2,)))
+
+
+def test_unsupported_spaces_are_rejected():
+    with pytest.raises(SpaceError, match="has no parts"):
+        make_put(spaces.Dict({}))
+    with pytest.raises(SpaceError, match="Text"):
+        make_writer(spaces.Text(5))
