@@ -14,6 +14,7 @@ from gymnasium import spaces
 from doubles.stepping import frozen, random_actions
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.action_masks import random_mask
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 
 class World(gym.Env):
@@ -43,6 +44,21 @@ class World(gym.Env):
         cut = self.left == 0 and bool(self.np_random.integers(2))
         info["left"] = self.left
         return observation, float(self.place.sum()), self.left == 0 and not cut, cut, info
+
+
+class FickleTeam(Comings):
+    """Its agents leave and join by another plan once the file `marker` exists; nothing else in its steps differs."""
+
+    def __init__(self, marker):
+        super().__init__(JOINS if marker.exists() else DEATHS)
+        marker.touch()
+
+    def _observations(self, agents):
+        return {agent: np.zeros(3, np.float32) for agent in agents}
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(dict.fromkeys(self.agents, 0))
+        return observations, dict.fromkeys(rewards, 0.0), *rest
 
 
 class Faulty(gym.Wrapper):

@@ -32,8 +32,14 @@ def frozen(step):
 
 def run(env, steps, seed=0):
     """A fresh run of random legal steps: all EnvSteps, the reset's first."""
+    env.reset()
+    return continue_run(env, steps, seed)
+
+
+def continue_run(env, steps, seed=0):
+    """Random legal steps from the current state: all EnvSteps, the current one first."""
     rng = np.random.default_rng(seed)
-    taken = [frozen(env.reset())]
+    taken = [frozen(env.reset(indices=()))]
     for _ in range(steps):
         taken.append(frozen(env.step(random_actions(env, taken[-1], rng))))
     return taken

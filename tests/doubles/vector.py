@@ -8,17 +8,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from doubles.stepping import frozen, random_actions
 from inchworm.core.seeding import restore_stream, stream_state
-
-
-def go_on(env, steps, seed):
-    """Random legal steps from where the env stands."""
-    rng = np.random.default_rng(seed)
-    taken = [frozen(env.reset(indices=()))]
-    for _ in range(steps):
-        taken.append(frozen(env.step(random_actions(env, taken[-1], rng))))
-    return taken
 
 
 class CartPoles(CartPoleVectorEnv):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from importlib.util import find_spec
 
 import gymnasium as gym
 import numpy as np
@@ -13,12 +14,9 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.check import CheckReport, check_env
+from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
-try:
-    from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
-except ImportError:
-    Comings = None
-needs_pettingzoo = pytest.mark.skipif(Comings is None, reason="PettingZoo is not installed")
+needs_pettingzoo = pytest.mark.skipif(find_spec("pettingzoo") is None, reason="PettingZoo is not installed")
 
 
 class World(gym.Env):
@@ -319,7 +317,10 @@ def raises(self, actions=None):
 
 
 TEAM_FAULTS = [
-    (lambda: plain(_observations=of_a_clock(itertools.count())), "the same environment, reset with the same seed, gave different observations"),
+    (
+        lambda: plain(_observations=of_a_clock(itertools.count())),
+        "the same environment, reset with the same seed, gave different observations",
+    ),
     (lambda: plain(_observations=of_a_copy()), "a fresh copy, reset with the same seed, gave different observations at step 0"),
     (lambda: plain(staying(6, 6), _observations=nan_at_step_2), "observation of agent_1 at step 2 has values that are not finite"),
     (

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from doubles.runs import outcome
-from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, run
-from doubles.vector import CartPoles, Hybrid, Kept, Moody, Unsayable, go_on
+from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, run
+from doubles.vector import CartPoles, Hybrid, Kept, Moody, Unsayable
 from inchworm import PPOConfig, PPOTrainer
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError
@@ -280,7 +280,7 @@ def test_a_restored_state_continues_bit_identically(kind, steps):
         warnings.simplefilter("error")
         fresh.load_state_dict(state)
     assert fresh.exact
-    assert_equal_steps(go_on(straight, 60, seed=2), go_on(fresh, 60, seed=2))
+    assert_equal_steps(continue_run(straight, 60, seed=2), continue_run(fresh, 60, seed=2))
     straight.close()
     fresh.close()
 
@@ -297,14 +297,14 @@ def test_episodes_of_all_lengths_are_restored_with_masks_and_options():
     assert len(set(lengths)) > 3  # else lanes would not have to wait for one another
     fresh.load_state_dict(state)
     assert fresh.exact
-    assert_equal_steps(go_on(straight, 50, seed=2), go_on(fresh, 50, seed=2))
+    assert_equal_steps(continue_run(straight, 50, seed=2), continue_run(fresh, 50, seed=2))
 
 
 def test_a_state_of_gymnasiums_vector_env_can_be_loaded_into_ours():
     ours, theirs = one_by_one(seed=3), adapted(seed=3)
     run(theirs, 30, seed=1)
     ours.load_state_dict(theirs.state_dict())
-    assert_equal_steps(go_on(theirs, 40, seed=2), go_on(ours, 40, seed=2))
+    assert_equal_steps(continue_run(theirs, 40, seed=2), continue_run(ours, 40, seed=2))
 
 
 def test_a_copy_that_is_not_restored_begins_a_new_episode_and_the_run_is_inexact_from_then_on():
@@ -367,7 +367,7 @@ def test_a_vector_env_with_get_state_is_restored_by_it(make, steps):
         warnings.simplefilter("error")
         fresh.load_state_dict(state)
     assert fresh.exact
-    ours, theirs = go_on(straight, 60, seed=2), go_on(fresh, 60, seed=2)
+    ours, theirs = continue_run(straight, 60, seed=2), continue_run(fresh, 60, seed=2)
     assert_equal_steps(ours, theirs)
     assert ours[0].episode_starts.all() == (steps == 0)
     with pytest.raises(EnvError, match="2 copies were saved by get_state, but"):

@@ -1,4 +1,4 @@
-"""Tests of env/restore.py and env/comeback.py: environments that keep their own state come back without a replay."""
+"""Tests of env/restore.py: environments with get_state and set_state are restored without a replay."""
 
 import sys
 import warnings
@@ -10,9 +10,10 @@ import pytest
 from gymnasium import wrappers
 
 from doubles.crashing import World, kill
-from doubles.stepping import assert_equal_steps, frozen, random_actions
+from doubles.stepping import assert_equal_steps, continue_run, random_actions, run
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
+from inchworm.core.seeding import restore_stream, stream_state
 from inchworm.env.restore import KeepsState, find_state_keeper, pack_tree, unpack_tree
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
 
@@ -23,34 +24,16 @@ class Keeper(World):
     """Keeps its state: place, what is left, and the stream."""
 
     def get_state(self):
-        return {"place": self.place, "left": self.left, "stream": _split(self.np_random.bit_generator.state), "none": (None, 1.5, "a")}
+        return {"place": self.place, "left": self.left, "stream": stream_state(self.np_random), "none": (None, 1.5, "a")}
 
     def set_state(self, state):
         assert state["none"] == (None, 1.5, "a")
         self.place, self.left = state["place"].copy(), state["left"]
-        self.np_random.bit_generator.state = _joined(state["stream"])
-
-
-def _split(stream):
-    """The 128-bit numbers of PCG64 are more than a file's integers hold, so they go as text."""
-    return {**stream, "state": {key: str(value) for key, value in stream["state"].items()}}
-
-
-def _joined(stream):
-    return {**stream, "state": {key: int(value) for key, value in stream["state"].items()}}
+        self.np_random = restore_stream(state["stream"])
 
 
 def limited():
     return wrappers.TimeLimit(wrappers.OrderEnforcing(Keeper(8, 40)), 25)
-
-
-def go_on(env, step, steps=60):
-    rng = np.random.default_rng(9)
-    taken = []
-    for _ in range(steps):
-        step = frozen(env.step(random_actions(env, step, rng)))
-        taken.append(step)
-    return taken
 
 
 LAYOUTS = [(0, False), (2, False), (1, True)]
@@ -64,13 +47,12 @@ def make(layout, factory=limited, **options):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_copy_comes_back_by_its_state_alone(layout):
-    """No action is kept, so nothing could be replayed; the time limit goes on counting, the stream goes on drawing."""
+def test_a_copy_is_restored_from_its_state_alone(layout):
+    """No action is kept, so nothing could be replayed; the time limit continues to count, and the stream to draw."""
     with make(layout, max_replay_steps=0) as env:
-        step = env.reset()
-        go_on(env, step, 70)
+        run(env, 70)
         saved = env.state_dict()
-        expected = go_on(env, env.reset(indices=()))
+        expected = continue_run(env, 60)
         assert any(step.truncated.any() for step in expected)
         assert any(step.terminated.any() for step in expected)
     assert [copy["state"]["elapsed"] for copy in saved["copies"]] == [[copy["length"]] for copy in saved["copies"]]
@@ -81,12 +63,12 @@ def test_a_copy_comes_back_by_its_state_alone(layout):
             env.load_state_dict(saved)
             assert env.exact
             assert env._ledger.lengths.tolist() == [copy["length"] for copy in saved["copies"]]
-            assert_equal_steps(go_on(env, env.reset(indices=())), expected)
+            assert_equal_steps(continue_run(env, 60), expected)
 
 
-def test_the_state_that_was_saved_is_a_copy():
+def test_a_saved_state_is_a_copy():
     with make((0, False)) as env:
-        go_on(env, env.reset(), 3)
+        run(env, 3)
         saved = env.state_dict()
         before = saved["copies"][0]["state"]["env"]["place"].copy(), saved["copies"][0]["observation"][0].copy()
         env._engine._copies.copies[0].env.unwrapped.place += 1.0
@@ -98,32 +80,31 @@ def test_the_state_that_was_saved_is_a_copy():
 def test_a_worker_that_dies_around_its_state_is_rebuilt_by_replay():
     with make((2, False)) as env, make((0, False)) as reference:
         for each in (env, reference):
-            go_on(each, each.reset(), 30)
+            run(each, 30)
         kill(env, 1)
         with pytest.warns(WorkerRestartWarning):
             saved = env.state_dict()
         assert_same(saved, reference.state_dict())
-        expected = go_on(reference, reference.reset(indices=()))
+        expected = continue_run(reference, 60)
     with make((2, False)) as env:
         kill(env, 0)
         with pytest.warns(WorkerRestartWarning):
             env.load_state_dict(saved)
         kill(env, 1)
-        step = env.reset(indices=())
         with pytest.warns(WorkerRestartWarning, match="replaying"):
-            taken = go_on(env, step)
+            taken = continue_run(env, 60)
         assert_equal_steps(taken, expected)
 
 
 def test_a_worker_whose_episodes_are_by_state_alone_cannot_be_rebuilt():
     with make((0, False), max_replay_steps=0) as env:
-        go_on(env, env.reset(), 10)
+        run(env, 10)
         saved = env.state_dict()
     with make((2, False)) as env:
         env.load_state_dict(saved)
         kill(env, 0)
         with pytest.raises(WorkerError, match=r"cannot rebuild lane 0.*its episode had 10 steps"):
-            go_on(env, env.reset(indices=()), 1)
+            continue_run(env, 1)
 
 
 def assert_same(one, other):
@@ -144,7 +125,7 @@ def test_a_state_that_no_file_can_hold_is_replayed_with_one_warning():
     for kind, words in ((Strange, "place is set"), (Objects, "not of numbers")):
         for layout in LAYOUTS[:2]:
             with make(layout, kind) as env:
-                go_on(env, env.reset(), 5)
+                run(env, 5)
                 with pytest.warns(UserWarning, match=rf"get_state of {kind.__name__} gave.*{words}.*by replay instead") as seen:
                     saved = env.state_dict()
                 assert len(seen) == 1
@@ -152,16 +133,16 @@ def test_a_state_that_no_file_can_hold_is_replayed_with_one_warning():
                     warnings.simplefilter("error")
                     env.state_dict()
                 assert "state" not in saved["copies"][0]
-                expected = go_on(env, env.reset(indices=()))
+                expected = continue_run(env, 60)
             with make(layout, kind) as env:
                 env.load_state_dict(saved)
-                assert_equal_steps(go_on(env, env.reset(indices=())), expected)
+                assert_equal_steps(continue_run(env, 60), expected)
 
 
-def test_who_keeps_the_state():
+def test_which_layer_keeps_the_state():
     assert find_state_keeper(limited()) is not None
     assert find_state_keeper(Counter()) is None
-    assert find_state_keeper(wrappers.TimeLimit(Counter(), 5)) is None  # nobody offers it
+    assert find_state_keeper(wrappers.TimeLimit(Counter(), 5)) is None  # no get_state
     stacked = wrappers.FrameStackObservation(Keeper(), 2)  # holds frames that the state does not
     assert find_state_keeper(stacked) is None
 
@@ -182,15 +163,15 @@ def test_who_keeps_the_state():
     assert find_state_keeper(OtherMeaning()) is None
 
 
-def test_a_saved_state_needs_an_environment_that_takes_it():
+def test_a_saved_state_needs_an_environment_with_set_state():
     with make((0, False)) as env:
-        go_on(env, env.reset(), 2)
+        run(env, 2)
         saved = env.state_dict()
     with make((0, False), World) as env, pytest.raises(EnvError, match="has no get_state and set_state"):
         env.load_state_dict(saved)
 
 
-def test_nothing_is_asked_of_copies_that_have_not_begun():
+def test_copies_that_have_not_been_reset_have_no_state():
     with make((2, False)) as env:
         saved = env.state_dict()
         assert all("state" not in copy for copy in saved["copies"])

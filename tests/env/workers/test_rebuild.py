@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from doubles.crashing import (
+    FickleTeam,
     World,
     exits,
     faulty,
@@ -365,25 +366,8 @@ def test_a_replay_with_other_results_ends_the_run(die, tmp_path):
 
 
 def test_a_team_with_other_members_ends_the_run(tmp_path):
-    from inchworm.worlds import toys
-
-    marker = tmp_path / "made"
-
-    class Fickle(toys.Comings):
-        """Another plan in every process but the same observations: only which agents are present reveals it."""
-
-        def __init__(self):
-            super().__init__(toys.JOINS if marker.exists() else toys.DEATHS)
-            marker.touch()
-
-        def _observations(self, agents):
-            return {agent: np.zeros(3, np.float32) for agent in agents}
-
-        def step(self, actions):
-            observations, rewards, *rest = super().step(dict.fromkeys(self.agents, 0))
-            return observations, dict.fromkeys(rewards, 0.0), *rest
-
-    with WorkerVectorEnv(Fickle, 1, 1) as env:
+    pytest.importorskip("pettingzoo")
+    with WorkerVectorEnv(lambda: FickleTeam(tmp_path / "made"), 1, 1) as env:
         env.reset()
         env.step(np.zeros(3, np.int64))
         kill(env, 0)
