@@ -161,7 +161,7 @@ def test_help_lists_every_flag_with_its_type_default_and_meaning(capsys: pytest.
     assert lines[0] == "usage: prog ENV [flags]"
     assert "ppo: How the policy learns from a rollout." in lines
     at = lines.index("  --ppo.gamma FLOAT")
-    assert lines[at + 1] == "      Discount of the next step's value. (default: 0.99)"
+    assert lines[at + 1] == "      Discount of the next step's value. (default: 0.98)"
     for line in (
         "  --config FILE",
         "  --run.seed, --seed INT",

@@ -31,15 +31,8 @@ OptionsT = TypeVar("OptionsT", bound=ConfigBase)
 Changes = dict[str, dict[str, Any]]
 """Values given on the command line, by section and field of the config."""
 
-SHORT_FLAGS = {
-    "--run.backend": "--backend",
-    "--run.seed": "--seed",
-    "--run.total-timesteps": "--total-timesteps",
-    "--env.num-envs": "--num-envs",
-    "--env.num-workers": "--num-workers",
-    "--ppo.compile": "--compile",
-}
-"""Short forms of the flags that are typed most."""
+SHORT_FLAGS = ("run.backend", "run.seed", "run.total_timesteps", "env.num_envs", "env.num_workers", "ppo.compile")
+"""Fields whose flags may be typed without the section."""
 
 
 class UsageError(ConfigError):
@@ -54,6 +47,7 @@ class Metavar:
     positional: bool = False
 
 
+ENV = Metavar("ENV", positional=True)
 RunName = Annotated[str, Metavar("RUN", positional=True)]
 File = Annotated[str | None, Metavar("FILE")]
 
@@ -69,12 +63,12 @@ class _Flag:
 
     @property
     def names(self) -> list[str]:
-        """The flag, its negation if it is a switch, and its short form."""
+        """The flag, then its negation if it is a switch, or its short form."""
         *section, last = (part.replace("_", "-") for part in self.path)
         name = "--" + ".".join([*section, last])
         if self.hint is bool:
             return [name, "--" + ".".join([*section, f"no-{last}"])]
-        return [name, SHORT_FLAGS[name]] if name in SHORT_FLAGS else [name]
+        return [name, f"--{last}"] if ".".join(self.path) in SHORT_FLAGS else [name]
 
     @property
     def takes(self) -> Literal["switch", "yaml", "many", "one"]:
@@ -89,28 +83,32 @@ class _Flag:
 
 def parse(options: type[OptionsT], arguments: Sequence[str], prog: str) -> OptionsT:
     """Return a command's options."""
-    own, sections = _read(_flags(options), options, arguments, prog)
+    own, sections = _read(_flags(options()), options, arguments, prog)
     return options(**own, **sections)
 
 
 def parse_with_config(options: type[OptionsT], arguments: Sequence[str], prog: str) -> tuple[OptionsT, Changes]:
-    """Return a command's options, and the changes to the config that other flags ask for."""
-    own, changes = _read(_flags(options) + _flags(TrainingConfig), options, arguments, prog)
+    """Return a command's options, and the changes to the config that other flags ask for.
+
+    Defaults in the help text are those of the environment's preset if the environment is the first argument.
+    """
+    flags = _flags(options())
+    env = arguments[0] if arguments and flags[0].metavar == ENV and not arguments[0].startswith("-") else ""
+    own, changes = _read(flags + _flags(config_for(env) if env else TrainingConfig()), options, arguments, prog)
     return options(**own), changes
 
 
-def _flags(cls: type[ConfigBase], section: tuple[str, ...] = ()) -> list[_Flag]:
-    """List the flags of a class; fields that are configs themselves are sections."""
+def _flags(config: ConfigBase, section: tuple[str, ...] = ()) -> list[_Flag]:
+    """List the flags of a config, with its values as defaults; fields that are configs themselves are sections."""
     flags: list[_Flag] = []
-    plain, annotated = typing.get_type_hints(cls), typing.get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(typing.cast(Any, cls)):
-        hint, path = plain[field.name], (*section, field.name)
-        if isinstance(hint, type) and issubclass(hint, ConfigBase):
-            flags += _flags(hint, path)
+    plain, annotated = typing.get_type_hints(type(config)), typing.get_type_hints(type(config), include_extras=True)
+    for field in dataclasses.fields(typing.cast(Any, config)):
+        value, path = getattr(config, field.name), (*section, field.name)
+        if isinstance(value, ConfigBase):
+            flags += _flags(value, path)
         else:
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             metavar = [extra for extra in getattr(annotated[field.name], "__metadata__", ()) if isinstance(extra, Metavar)]
-            flags.append(_Flag(path, cls, hint, default, *metavar))
+            flags.append(_Flag(path, type(config), plain[field.name], value, *metavar))
     return flags
 
 
@@ -134,8 +132,10 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
             own[flag.path[0]] = [*own.get(flag.path[0], ()), name] if flag.takes == "many" else name
             continue
         if name not in by_name:
-            near = _nearest(name, by_name)
-            raise UsageError(f"unknown flag {name}; " + (f"did you mean {near}?" if near else f"{prog} --help lists all flags"))
+            same_word = [known for known in by_name if known.rpartition(".")[2] == name.lstrip("-")]  # `--run.threads` for `--threads`
+            in_run = [known for known in same_word if known.startswith("--run.")]
+            near = in_run or same_word or difflib.get_close_matches(name, by_name, n=1, cutoff=0.5)
+            raise UsageError(f"unknown flag {name}; " + (f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"))
         flag = by_name[name]
         given = [value] if equals else []
         while not equals and words and not words[0].startswith("--") and (flag.takes == "many" or not given):
@@ -145,13 +145,6 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
         fields = own if len(flag.path) == 1 else sections.setdefault(flag.path[0], {})
         fields[flag.path[-1]] = _value(flag, name, given, prog)
     return own, sections
-
-
-def _nearest(name: str, known: dict[str, _Flag]) -> str | None:
-    """Return the flag that was probably meant: with the same last word (`--seed` for `--run.seed`), else the most similar one."""
-    same_word = [flag for flag in known if flag.rpartition(".")[2] == name.lstrip("-")]
-    in_run = [flag for flag in same_word if flag.startswith("--run.")]
-    return next(iter(in_run or same_word or difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
 
 
 def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:

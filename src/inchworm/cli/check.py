@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from inchworm.cli.arguments import Metavar, UsageError, parse
+from inchworm.cli.arguments import ENV, Metavar, UsageError, parse
 from inchworm.cli.main import FAILED, OK
 from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
@@ -43,7 +43,7 @@ class EnvArguments(ConfigBase):
 class CheckOptions(ConfigBase):
     """Look for what would break training: wrong spaces, bad numbers, lost observations, randomness that ignores the seed."""
 
-    env_id: Annotated[str, Metavar("ENV", positional=True)] = ""
+    env_id: Annotated[str, ENV] = ""
     """A Gymnasium id, or package.module:make_env for your own factory."""
     max_episode_steps: int | None = None
     """As env.max_episode_steps of a run."""
@@ -81,7 +81,7 @@ class CheckPolicyOptions(ConfigBase):
 
     policy: Annotated[str, Metavar("POLICY", positional=True)] = ""
     """package.module:make_policy (called with the observation space and the action space), a kind such as mlp, a run, or a policy file."""
-    env_id: Annotated[str, Metavar("ENV", positional=True)] = ""
+    env_id: Annotated[str, ENV] = ""
     """A Gymnasium id, or package.module:make_env; a run's own environment by default."""
     steps: int = 24
     """Steps of the rollout that the policy is checked on."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
 
-from inchworm.cli.arguments import File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
+from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
 from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
 from inchworm.cli.names import as_typed, check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
@@ -34,7 +34,7 @@ class TrainOptions(ConfigBase):
     --env.kwargs '{gravity: 5}' or --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
     """
 
-    env: Annotated[str, Metavar("ENV", positional=True)] = ""
+    env: Annotated[str, ENV] = ""
     """A Gymnasium id, or package.module:make_env for your own factory."""
     config: File = None
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
