@@ -48,13 +48,13 @@ def test_norm_adv(value: bool, expected: str) -> None:
 
 def test_batch_size_together_with_minibatch_size_counts_transitions() -> None:
     # 2048 transitions per update over 16 lanes are 128 steps
-    with pytest.warns(LegacyNameWarning, match=r"ppo.batch_size=2048 is ppo.rollout_steps=128 for 16 lanes here"):
+    with pytest.warns(LegacyNameWarning, match=r"ppo.batch_size is called ppo.rollout_steps = 2048 / 16 lanes here"):
         config = TrainingConfig.from_dict({"env": {"num_envs": 16}, "ppo": {"batch_size": 2048, "minibatch_size": 64}})
     assert (config.ppo.rollout_steps, config.ppo.minibatch_size) == (128, 64)
     with pytest.warns(LegacyNameWarning):
         assert TrainingConfig.from_dict({"ppo": {"batch_size": 64, "minibatch_size": 8}}).ppo.rollout_steps == 8
     for env, ppo in (({"num_envs": 3}, {}), ({"num_envs": 0}, {}), ({"num_envs": "8"}, {}), ({}, {"rollout_steps": 4})):
-        with pytest.raises(ConfigError, match=r"ppo.batch_size=2048 transitions per update"):
+        with pytest.raises(ConfigError, match=r"ppo.batch_size(=2048 .* transitions per update| and ppo.rollout_steps are the same)"):
             TrainingConfig.from_dict({"env": env, "ppo": {"batch_size": 2048, "minibatch_size": 64, **ppo}})
     with pytest.raises(ConfigError, match="means transitions per update"):
         PPOConfig.from_dict({"batch_size": 2048, "minibatch_size": 64})

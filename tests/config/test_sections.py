@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_the_usual_defaults() -> None:
 def full() -> TrainingConfig:
     return TrainingConfig(
         env=EnvConfig(
-            id="X-v0", num_envs=3, num_workers=2, kwargs={"a": [1, {"b": None}]}, wrappers=(WrapperConfig(name="W", kwargs={"n": 1}),)
+            id="X-v0", num_envs=3, num_workers=2, kwargs={"a": [1, {"b": -math.inf}]}, wrappers=(WrapperConfig(name="W", kwargs={"n": 1}),)
         ),
         policy=PolicyConfig(kind="cnn", hidden_sizes=(3,), cnn_filters=((1, 2, 3),)),
         ppo=PPOConfig(learning_rate=1e-20, minibatch_size=32, target_kl=None, sequence_length=4),

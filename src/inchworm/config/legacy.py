@@ -33,31 +33,34 @@ def modern_names(config: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     if not isinstance(data, Mapping):
         raise ConfigError(f"{config}.from_dict needs a mapping of names to values, not {type(data).__name__}")
     if config == "PPOConfig":
-        return _ppo(data, reports, ""), reports
+        return _ppo(data, reports), reports
     if config == "TrainingConfig":
         return _training(data, reports), reports
     return _without_groups(data) if config == "CollectConfig" else dict(data), reports
 
 
-def _ppo(data: Mapping[str, Any], reports: list[str], where: str) -> dict[str, Any]:
+def _ppo(data: Mapping[str, Any], reports: list[str], where: str = "", lanes: Any = None) -> dict[str, Any]:
+    """Translate the section `ppo`. With `lanes` (copies of the environment), transitions per update become steps."""
     modern: dict[str, Any] = {}
     for key, value in data.items():
-        name = _PPO.get(key, key)
+        name, amount = _PPO.get(key, key), ""
         if key == "norm_adv":
             if not isinstance(value, bool):
                 raise ConfigError(f"{where}norm_adv={value!r} must be true or false; it is called {where}normalize_advantages here")
             name, value = "normalize_advantages", "minibatch" if value else "off"
-        if key == "batch_size":
+        elif key == "batch_size" and "minibatch_size" not in data:
             name = "minibatch_size"
-            if "minibatch_size" in data:
+        elif key == "batch_size":
+            if type(value) is not int or type(lanes) is not int or lanes < 1 or value % lanes:
                 raise ConfigError(
                     f"{where}batch_size={value} with minibatch_size means transitions per update; "
-                    f"use rollout_steps = {value} / lanes instead"
+                    f"use {where}rollout_steps = {value} / lanes instead"
                 )
+            name, amount, value = "rollout_steps", f" = {value} / {lanes} lanes", value // lanes
         if name in modern or (name != key and name in data):
             raise ConfigError(f"{where}{key} and {where}{name} are the same setting; keep {where}{name}")
         if name != key:
-            reports.append(f"{where}{key} is called {where}{name} here; accepted")
+            reports.append(f"{where}{key} is called {where}{name}{amount} here; accepted")
         modern[name] = value
     return modern
 
@@ -76,50 +79,34 @@ def _without_groups(collect: Mapping[str, Any]) -> dict[str, Any]:
 def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
     """Translate a whole config: move `experiment_name`, `agent` and `trainer` to their sections."""
     modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
-    if "experiment_name" in modern:
-        _move(modern, "run", "name", modern.pop("experiment_name"), "experiment_name", reports)
-    if isinstance(modern.get("collect"), dict):
-        modern["collect"] = _without_groups(modern["collect"])
     agent, trainer = modern.pop("agent", {}), modern.pop("trainer", {})
+    moves: list[tuple[str, str, str, Any]] = []  # old name, section, name, value
+    if "experiment_name" in modern:
+        moves.append(("experiment_name", "run", "name", modern.pop("experiment_name")))
     for name, section in (("agent", agent), ("trainer", trainer)):
         if not isinstance(section, dict):
             raise ConfigError(f"{name} must be a mapping of names to values, not {section!r}")
     for key, value in agent.items():
         if key == "name":
-            _move(modern, "policy", "kind", _POLICY_KINDS.get(str(value), value), "agent.name", reports)
+            moves.append(("agent.name", "policy", "kind", _POLICY_KINDS.get(str(value), value)))
         elif key == "hidden_size":
-            _move(modern, "policy", "hidden_sizes", [value, value], "agent.hidden_size", reports)
+            moves.append(("agent.hidden_size", "policy", "hidden_sizes", [value, value]))
         else:
             raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
     for key, value in trainer.items():
         section, name = ("evaluation", "interval") if key == "evaluate_interval" else (_TRAINER.get(key, "ppo"), key)
-        _move(modern, section, name, value, f"trainer.{key}", reports)
-    ppo = modern.get("ppo")
-    if isinstance(ppo, dict):
-        _batch_to_steps(modern, ppo, reports)
-        modern["ppo"] = _ppo(ppo, reports, "ppo.")
+        moves.append((f"trainer.{key}", section, name, value))
+    for old, section, name, value in moves:
+        target = modern.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{section} must be a mapping of names to values, not {target!r}")
+        if name in target:
+            raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
+        target[name] = value
+        reports.append(f"{old} is called {section}.{name} here; accepted")
+    if isinstance(modern.get("collect"), dict):
+        modern["collect"] = _without_groups(modern["collect"])
+    if isinstance(modern.get("ppo"), dict):
+        env = modern.get("env")
+        modern["ppo"] = _ppo(modern["ppo"], reports, "ppo.", env.get("num_envs", 8) if isinstance(env, dict) else 8)
     return modern
-
-
-def _move(modern: dict[str, Any], section: str, name: str, value: Any, old: str, reports: list[str]) -> None:
-    target = modern.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"{section} must be a mapping of names to values, not {target!r}")
-    if name in target:
-        raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
-    target[name] = value
-    reports.append(f"{old} is called {section}.{name} here; accepted")
-
-
-def _batch_to_steps(modern: dict[str, Any], ppo: dict[str, Any], reports: list[str]) -> None:
-    """`batch_size` next to `minibatch_size` counts transitions per update: divided by the lanes, it is rollout_steps."""
-    if "batch_size" not in ppo or "minibatch_size" not in ppo:
-        return
-    env = modern.get("env")
-    lanes = env.get("num_envs", 8) if isinstance(env, dict) else 8
-    batch = ppo.pop("batch_size")
-    whole = isinstance(batch, int) and isinstance(lanes, int) and lanes > 0 and batch % lanes == 0
-    if "rollout_steps" in ppo or not whole:
-        raise ConfigError(f"ppo.batch_size={batch} transitions per update is not a multiple of {lanes} lanes; use ppo.rollout_steps")
-    ppo["rollout_steps"] = batch // lanes
-    reports.append(f"ppo.batch_size={batch} is ppo.rollout_steps={batch // lanes} for {lanes} lanes here; accepted")

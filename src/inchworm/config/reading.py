@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, cast, dataclass_transform
 import pydantic.dataclasses
 import yaml
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema, ErrorDetails, to_jsonable_python
 
 from inchworm.config.legacy import modern_names
 from inchworm.core.errors import ConfigError, CorruptFileError
@@ -119,7 +119,7 @@ class ConfigBase:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that `from_dict` reads back: dicts, lists, numbers, text."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(cast(Any, self))}
+        return cast(dict[str, Any], to_jsonable_python(self))
 
     def to_yaml(self) -> str:
         """Return the config as YAML text."""
@@ -142,7 +142,7 @@ def config_class(prefix: str = "") -> Callable[[type[ConfigT]], type[ConfigT]]:
     """Decorate a frozen, strictly validated dataclass whose constructor raises `ConfigError`; `prefix` precedes field names in messages."""
 
     def decorate(cls: type[ConfigT]) -> type[ConfigT]:
-        settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+        settings = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
         made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
         validate = made.__init__
 
@@ -221,16 +221,6 @@ def short(value: Any) -> str:
     """Return the `repr` of a value, cut to fit into a message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, ConfigBase):
-        return value.to_dict()
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
 
 
 def check_plain(value: Any, name: str) -> None:
