@@ -43,14 +43,9 @@ def leaves(space: Space, path: Path = ()) -> Iterator[tuple[Path, Space]]:
     elif isinstance(space, _LEAVES):
         yield path, space
     else:
-        raise SpaceError(
-            f"{type(space).__name__} spaces{_at(path)} are not supported; "
-            "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
-        )
-
-
-def _at(path: Path) -> str:
-    return f" at {path_name(path)}" if path else ""
+        kind, where = type(space).__name__, f" at {path_name(path)}" if path else ""
+        known = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+        raise SpaceError(f"{kind} spaces{where} are not supported; {known}")
 
 
 def path_name(path: Path) -> str:
@@ -140,15 +135,12 @@ def mask_space(action_space: Space) -> Space:
     Box has none: in a Dict its key is left out, in a Tuple its place is `()`.
     """
 
-    def one(leaf_space: Space) -> Space:
-        return spaces.MultiBinary(sum(mask_sizes(leaf_space)))
-
     def walk(space: Space) -> Space:
         if isinstance(space, spaces.Dict):
             return spaces.Dict({key: walk(inner) for key, inner in space.spaces.items() if _is_discrete(inner)})
         if isinstance(space, spaces.Tuple):
             return spaces.Tuple([walk(inner) if _is_discrete(inner) else spaces.Tuple([]) for inner in space.spaces])
-        return one(space)
+        return spaces.MultiBinary(sum(mask_sizes(space)))
 
     if not _is_discrete(action_space):
         raise SpaceError(f"an action mask needs a discrete part in the action space, which is {action_space}")
@@ -184,15 +176,10 @@ def space_to_dict(space: Space) -> dict[str, Any]:
 
 def _compact(bound: np.ndarray) -> Any:
     """A bound that is the same everywhere as one number; infinities as text, which JSON lacks."""
-    values = np.unique(bound)
-    if values.size == 1:
-        return _number(values[0])
-    return [_number(value) for value in bound.reshape(-1)]
-
-
-def _number(value: Any) -> float | int | str:
-    number = value.item()
-    return number if np.isfinite(number) else str(number)
+    distinct = np.unique(bound)
+    values = (distinct if distinct.size == 1 else bound.reshape(-1)).tolist()
+    numbers = [value if math.isfinite(value) else str(value) for value in values]
+    return numbers[0] if distinct.size == 1 else numbers
 
 
 def space_from_dict(data: Mapping[str, Any]) -> Space:
@@ -235,10 +222,7 @@ def _known_dtype(name: Any) -> np.dtype[Any]:
 
 
 def _expand(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    if not isinstance(bound, list):
-        return np.full(shape, _bound(bound), dtype)
-    return np.array([_bound(value) for value in bound], dtype).reshape(shape)
-
-
-def _bound(value: Any) -> Any:
-    return float(value) if value in ("inf", "-inf") else value
+    """The array that `_compact` described."""
+    values = bound if isinstance(bound, list) else [bound]
+    numbers = np.array([float(value) if value in ("inf", "-inf") else value for value in values], dtype)
+    return numbers.reshape(shape) if isinstance(bound, list) else np.full(shape, numbers[0])

@@ -31,7 +31,11 @@ def _flatten(tree: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) ->
         kind = "tuple" if isinstance(tree, tuple) else "list"
         return {kind: [_flatten(value, (*path, str(index)), arrays) for index, value in enumerate(tree)]}
     if isinstance(tree, np.ndarray):
-        return {"array": _add(arrays, "/".join(path) or "array", tree)}
+        name = "/".join(path) or "array"
+        while name in arrays or name == "__metadata__":  # keys that contain a slash can make the same name twice
+            name += "'"
+        arrays[name] = tree
+        return {"array": name}
     if isinstance(tree, float) and not math.isfinite(tree):
         return {"float": repr(tree)}
     if tree is None or isinstance(tree, _SCALARS):
@@ -39,13 +43,6 @@ def _flatten(tree: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray]) ->
     raise TypeError(
         f"{'/'.join(path) or 'the tree'} is {type(tree).__name__}; a file holds dicts, tuples, lists, arrays, numbers, text and None"
     )
-
-
-def _add(arrays: dict[str, np.ndarray], name: str, array: np.ndarray) -> str:
-    while name in arrays or name == "__metadata__":  # keys that hold a slash can make one name twice
-        name += "'"
-    arrays[name] = array
-    return name
 
 
 def unflatten_tree(arrays: Mapping[str, np.ndarray], structure: Any) -> Any:
