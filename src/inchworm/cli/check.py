@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -67,11 +68,8 @@ def run_check_env(arguments: Sequence[str]) -> int:
         frame_stack=options.frame_stack,
         atari=options.atari,
     )
-    env = make_named_env(config)
-    try:
+    with closing(make_named_env(config)) as env:
         report = check_env(env)
-    finally:
-        env.close()
     return _print_report(config.id, report.problems, report.notes)
 
 
@@ -98,12 +96,17 @@ def run_check_policy(arguments: Sequence[str]) -> int:
     policy, config = _policy_and_env(options)
     has_several_agents(config)  # an environment that cannot be made is wrong use
     if callable(policy):
-        env = make_vector_env(config, _COPIES, 0, seed=options.seed)
-        try:
-            policy = _call(policy, options.policy, env.observation_space, env.action_space)
+        with closing(make_vector_env(config, _COPIES, 0, seed=options.seed)) as env:
+            try:
+                policy = policy(env.observation_space, env.action_space)
+            except InchwormError:
+                raise
+            except Exception as error:
+                raised = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
+                raise UsageError(
+                    f"{options.policy}(observation_space, action_space) raised {raised}; --debug shows the traceback"
+                ) from error
             report = check_policy(policy, env, steps=options.steps, seed=options.seed)
-        finally:
-            env.close()
     else:
         report = check_policy(policy, config, steps=options.steps, seed=options.seed)
     return _print_report(options.policy, report.problems, report.notes)
@@ -143,17 +146,6 @@ def _import_factory(name: str) -> Callable[..., Any]:
         raise UsageError(f"{name} is not a function; it must take (observation_space, action_space) and return a policy")
     factory: Callable[..., Any] = found
     return factory
-
-
-def _call(factory: Callable[..., Any], name: str, *spaces: Any) -> Any:
-    """Call a user's factory; what it raises becomes one line."""
-    try:
-        return factory(*spaces)
-    except InchwormError:
-        raise
-    except Exception as error:
-        raised = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
-        raise UsageError(f"{name}(observation_space, action_space) raised {raised}; --debug shows the traceback") from error
 
 
 def _print_report(name: str, problems: Sequence[object], notes: Sequence[object]) -> int:

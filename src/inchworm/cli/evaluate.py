@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,19 +18,12 @@ from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import EnvError
-from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.env.registry import team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
 from inchworm.evaluate.games import make_world
-from inchworm.evaluate.matches import (
-    check_made_for,
-    even_copies,
-    is_built_in,
-    make_player,
-    pair_seeds,
-    play_match,
-)
-from inchworm.evaluate.stats import EvalStats, MatchStats
+from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
+from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.run.checkpoint import load_named_policy, load_run_policy, open_player
 from inchworm.tracking.console import Terminal, make_terminal
@@ -97,51 +90,39 @@ def run_match(arguments: Sequence[str]) -> int:
     options = parse(MatchOptions, arguments, PROG_MATCH)
     if not options.first or not options.second:
         raise UsageError(f"a match needs two players; type: {PROG_MATCH} RUN heuristic, or {PROG_MATCH} RUN_A RUN_B")
-    env = _match_env(options)
-    settings = EvalConfig(episodes=options.episodes, seed=options.seed, num_envs=options.num_envs, deterministic=not options.sampled)
-    stats = _play((options.first, options.second), env, settings, replay_file=options.save_replay, quiet=options.quiet)
-    _print_match(stats, env, as_json=options.json)
-    return OK
-
-
-def _match_env(options: MatchOptions) -> EnvConfig:
-    """Return the environment that the options name, or else that of the first run among the players."""
     names = [name for name in (options.first, options.second) if not is_built_in(name) and not Path(name).is_file()]
     envs = [open_player(name, env=options.env).config.env for name in names]
     if options.env is not None:
         envs = [env.replace(id=options.env) for env in envs] or [EnvConfig(id=options.env)]
     if not envs:
         raise UsageError(f"neither player is a run, so the environment is not known; add --env, such as --env {team_worlds()}")
+    env = envs[0]
     if options.kwargs is not None:
-        return envs[0].replace(kwargs=options.kwargs)
-    if envs[0].id != envs[-1].id:
-        raise UsageError(f"{names[0]} plays {envs[0].id} and {names[1]} plays {envs[1].id}; a match needs one environment")
-    if envs[0].kwargs != envs[-1].kwargs:
+        env = env.replace(kwargs=options.kwargs)
+    elif env.id != envs[-1].id:
+        raise UsageError(f"{names[0]} plays {env.id} and {names[1]} plays {envs[-1].id}; a match needs one environment")
+    elif env.kwargs != envs[-1].kwargs:
         warnings.warn(f"{names[0]} and {names[1]} were trained with different env.kwargs; the match uses those of {names[0]}", stacklevel=2)
-    return envs[0]
+    settings = EvalConfig(episodes=options.episodes, seed=options.seed, num_envs=options.num_envs, deterministic=not options.sampled)
+    return _play((options.first, options.second), env, settings, options)
 
 
 def _play(
-    players: tuple[str, str],
-    env: EnvConfig,
-    settings: EvalConfig,
-    *,
-    first: Actor | None = None,
-    replay_file: str | None,
-    quiet: bool,
-) -> MatchStats:
-    """Play a match of two named players. If `first` is given it is the first player, and its name a label."""
+    players: tuple[str, str], env: EnvConfig, settings: EvalConfig, options: MatchOptions | EvaluateOptions, first: Actor | None = None
+) -> int:
+    """Play a match of two named players and print the result. If `first` is given it is the first player, and its name a label."""
     pair_seeds(settings.episodes, None, settings.seed)  # refuses an odd number of episodes
+    replay_file = options.save_replay
     if replay_file is not None and Path(replay_file).is_dir():
         raise UsageError(f"--save-replay {replay_file} is a directory; name a file in it")
     try:
         world = make_world(env, even_copies(settings.num_envs, settings.episodes), settings.seed)
     except EnvError as error:
         raise UsageError(str(error)) from error
-    try:
+    with closing(world):
         one, one_name = (first, players[0]) if first is not None else _make_player(players[0], world, env)
         other, other_name = _make_player(players[1], world, env)
-        with progress("episodes", settings.episodes, quiet=quiet) as show:
+        with progress("episodes", settings.episodes, quiet=options.quiet) as show:
             stats = play_match(
                 one,
                 other,
@@ -153,11 +134,11 @@ def _play(
                 save_replay=replay_file is not None,
                 progress=show,
             )
-    finally:
-        world.close()
     if replay_file is not None and stats.replay is not None:
         save_replay(replay_file, stats.replay)
-    return stats
+    text = json.dumps(stats.to_dict()) if options.json else f"{one_name} against {other_name} in {env.id}: {stats}"
+    make_terminal().print(text, markup=False)
+    return OK
 
 
 def _make_player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, str]:
@@ -166,12 +147,6 @@ def _make_player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, st
         return make_player(name, world, env), name
     policy, path = load_named_policy(name, env=env.id)
     return policy, str(path)
-
-
-def _print_match(stats: MatchStats, env: EnvConfig, *, as_json: bool) -> None:
-    first, second = stats.players
-    text = json.dumps(stats.to_dict()) if as_json else f"{first} against {second} in {env.id}: {stats}"
-    make_terminal().print(text, markup=False)
 
 
 @config_class("--")
@@ -230,12 +205,15 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         opponent = options.opponent if options.skill is None else f"{options.opponent}:{options.skill}"
         if options.episodes is None:
             settings = settings.replace(episodes=settings.episodes + settings.episodes % 2)
-        match = _play((str(path), opponent), env, settings, first=policy, replay_file=options.save_replay, quiet=options.quiet)
-        _print_match(match, env, as_json=options.json)
-        return OK
+        return _play((str(path), opponent), env, settings, options, first=policy)
     stats: EvalStats | SuiteStats
     if options.suite is not None:
-        stats = _evaluate_suites(policy, settings, options.suite, options)
+        suites = load_suites(options.suite, env=options.env)
+        for group, simulations in suites.items():
+            for simulation in simulations:
+                has_several_agents(simulation.env, where=f"suite {group}, {simulation.name}: ")
+        with PolicyEvaluator(config=settings) as evaluator, progress("episodes", count_episodes(suites), quiet=options.quiet) as show:
+            stats = evaluator.evaluate_suites(policy, suites, progress=show)
         text = f"{path}:\n{stats}"
     else:
         has_several_agents(env)  # an environment that cannot be made is wrong use
@@ -265,12 +243,3 @@ def _check_flags(options: EvaluateOptions) -> None:
         for flag, value in (("--opponent", options.opponent), ("--episodes", options.episodes)):
             if value is not None:
                 raise UsageError(f"{flag} and --suite exclude each other: a suite defines its own; omit one of them")
-
-
-def _evaluate_suites(policy: Policy, settings: EvalConfig, file: str, options: EvaluateOptions) -> SuiteStats:
-    suites = load_suites(file, env=options.env)
-    for group, simulations in suites.items():
-        for simulation in simulations:
-            has_several_agents(simulation.env, where=f"suite {group}, {simulation.name}: ")
-    with PolicyEvaluator(config=settings) as evaluator, progress("episodes", count_episodes(suites), quiet=options.quiet) as show:
-        return evaluator.evaluate_suites(policy, suites, progress=show)

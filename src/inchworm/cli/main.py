@@ -14,9 +14,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 OK, FAILED, WRONG_USE, EVALUATION_FAILED = 0, 1, 2, 3
 
@@ -77,7 +77,16 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
     from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
 
     try:
-        return _call(name, arguments)
+        with _one_line_warnings(), terminable():
+            try:
+                if os.getcwd() not in sys.path:  # so that package.module:make_env finds modules here; last, so that they shadow no library
+                    sys.path.append(os.getcwd())
+                module = importlib.import_module(f"inchworm.cli.{COMMANDS[name].module}")
+                return int(getattr(module, f"run_{name.replace('-', '_')}")(arguments))
+            except Exception as error:
+                if type(error) is not InchwormError:  # a failed last save is reported in any case; others may be caused by the signal
+                    raise_if_received()
+                raise
     except (InchwormError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
             _silence_stdout()
@@ -91,21 +100,6 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         return exit_code()
     except SystemExit as end:  # help was printed
         return end.code if isinstance(end.code, int) else OK
-
-
-def _call(name: str, arguments: list[str]) -> int:
-    from inchworm.core.errors import InchwormError
-
-    with _one_line_warnings(), terminable():
-        try:
-            if os.getcwd() not in sys.path:  # so that package.module:make_env finds modules here; last, so that they shadow no library
-                sys.path.append(os.getcwd())
-            module = importlib.import_module(f"inchworm.cli.{COMMANDS[name].module}")
-            return int(getattr(module, f"run_{name.replace('-', '_')}")(arguments))
-        except Exception as error:
-            if type(error) is not InchwormError:  # a failed last save is reported in any case; other errors may be caused by the signal
-                raise_if_received()
-            raise
 
 
 def _write(text: str) -> None:
@@ -126,11 +120,9 @@ def _silence_stdout() -> None:
 
 def _write_error(text: str) -> None:
     """Print to stderr if it is open, without control characters: a name in a file must not control the terminal."""
-    try:
-        if sys.stderr is not None:
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
             sys.stderr.write("".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text))
-    except (OSError, ValueError):
-        return
 
 
 @contextmanager
@@ -138,10 +130,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Print each warning once, on one line, without its source line."""
     seen: set[str] = set()
 
-    def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
-    ) -> None:
-        del category, filename, lineno, file, line
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
         text = " ".join(str(message).split())
         if text not in seen:
             seen.add(text)
@@ -187,13 +176,11 @@ def terminable() -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
+    def interrupt(number: int, _: FrameType | None) -> None:
         _received.append(number)
         raise Interrupted
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        del frame
+    def forward(number: int, _: FrameType | None) -> None:
         _received.append(number)
         signal.raise_signal(signal.SIGINT)  # to its current handler: that of training, which saves first, or `interrupt`
 
@@ -214,10 +201,8 @@ def leaving() -> Iterator[None]:
     """Exit the process if the block takes longer than `LEAVE_SECONDS`: everything is saved, and only closing is left."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            try:
+            with suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                continue
     timer = threading.Timer(LEAVE_SECONDS, lambda: os._exit(exit_code()))
     timer.daemon = True
     timer.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,6 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import RolloutError, SpaceError
-from inchworm.core.protocols import Policy, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
@@ -59,15 +59,19 @@ def run_collect(arguments: Sequence[str]) -> int:
     terminal = make_terminal(quiet=options.quiet)
     steps = run.config.ppo.rollout_steps if options.steps is None else options.steps
     seed = derive_seed(run.config.run.seed, "collect", policy.policy_version) if options.seed is None else options.seed
-    env = _training_env(run, policy, options.num_envs, seed)
-    try:
-        copies = env.num_envs
+    world = run.config.env
+    copies = world.num_envs if options.num_envs is None else options.num_envs
+    workers = world.num_workers if world.num_workers == "auto" else min(world.num_workers, copies)
+    world = world.replace(num_envs=copies, num_workers=workers)
+    opponent = run.config.opponent.replace(rating_interval=0)
+    config = run.config.replace(env=world, run=run.config.run.replace(seed=seed), opponent=opponent)
+    with contextlib.closing(make_vector_env(world, seed=seed, global_state=config.policy.central_critic)) as made:
+        env = with_opponents(made, config)  # as in training; in self-play, the opponent is the policy itself
+        bind_pool(env, policy)
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")
-        terminal.print(f"collecting {steps:,} steps of {lanes} of {run.config.env.id}", markup=False)
-        length = run.config.ppo.sequence_length_for(steps, memory=True)
+        terminal.print(f"collecting {steps:,} steps of {lanes} of {world.id}", markup=False)
+        length = config.ppo.sequence_length_for(steps, memory=True)
         rollout = RolloutCollector(env, policy, seed=seed, sequence_length=length).collect(steps)
-    finally:
-        env.close()
     try:
         path = rollout.save(Path(options.out))
     except OSError as error:
@@ -80,22 +84,6 @@ def run_collect(arguments: Sequence[str]) -> int:
         markup=False,
     )
     return OK
-
-
-def _training_env(run: Run, policy: Policy, num_envs: int | None, seed: int) -> VectorEnv:
-    """Make the env as for training: with opponents (in self-play, the policy itself) and, for a central critic, the global state."""
-    config, world = run.config, run.config.env
-    copies = world.num_envs if num_envs is None else num_envs
-    workers = world.num_workers if world.num_workers == "auto" else min(world.num_workers, copies)
-    env = make_vector_env(world.replace(num_envs=copies, num_workers=workers), seed=seed, global_state=config.policy.central_critic)
-    try:
-        unrated = config.replace(run=config.run.replace(seed=seed), opponent=config.opponent.replace(rating_interval=0))
-        with_others = with_opponents(env, unrated)
-        bind_pool(with_others, policy)
-        return with_others
-    except BaseException:  # no opponents for it, or Ctrl-C
-        env.close()
-        raise
 
 
 @config_class("--")
