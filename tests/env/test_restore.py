@@ -71,7 +71,7 @@ def test_a_saved_state_is_a_copy():
         run(env, 3)
         saved = env.state_dict()
         before = saved["copies"][0]["state"]["env"]["place"].copy(), saved["copies"][0]["observation"][0].copy()
-        env._engine._copies.copies[0].env.unwrapped.place += 1.0
+        env._engine.copies[0].env.unwrapped.place += 1.0
         env.step(random_actions(env, env.reset(indices=()), np.random.default_rng(0)))
         np.testing.assert_array_equal(saved["copies"][0]["state"]["env"]["place"], before[0])
         np.testing.assert_array_equal(saved["copies"][0]["observation"][0], before[1])

@@ -5,18 +5,14 @@ This history is kept with the vector env, not in the workers: a dead worker is r
 
 from __future__ import annotations
 
-import functools
-import io
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.seeding import episode_seed
-from inchworm.core.spaces import Path, Space, build_tree, leaf_dtype, leaf_shape, leaves
+from inchworm.core.spaces import Space, build_tree, leaves
 from inchworm.core.types import Array, Tree
 from inchworm.env.step_arrays import StepRows, tree_leaves
 
@@ -24,8 +20,7 @@ Ended = tuple[int, Mapping[str, float]]
 """A lane whose copy's episode ended in this step, and the numbers of its last `info`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """A running episode: what is needed to replay it."""
 
     copy: int
@@ -154,6 +149,8 @@ class EpisodeLedger:
         self._limit = max_replay_steps
         self._log = ActionLog(rows.actions, self.starts, max_replay_steps)
         self.record_actions = self._log.append
+        for copy in range(self.num_copies):
+            self._derive_next_seed(copy)
 
     def episode_returns(self) -> Array:
         """[E] f64: the return of each copy's running episode, summed over its lanes; a view."""
@@ -166,18 +163,17 @@ class EpisodeLedger:
 
     def begin(self, copy: int, seed: int | None = None) -> int:
         """Record that a new episode begins, with this seed or the derived one; returns its seed."""
-        episode = self.episodes[copy] = self.episodes[copy] + 1
-        if seed is None:
-            seed = self._derived(copy, 0) if episode == 0 else int(self._rows.next_seeds[copy])
+        seed = int(self._rows.next_seeds[copy]) if seed is None else seed
         self._rows.seeds[copy] = seed
-        self._rows.next_seeds[copy] = self._derived(copy, episode + 1)
+        self.episodes[copy] += 1
+        self._derive_next_seed(copy)
         self.options[copy] = self.next_options[copy]
         self._returns.clear(copy)
         self.starts[copy] = self._log.now
         return seed
 
-    def _derived(self, copy: int, episode: int) -> int:
-        return episode_seed(self.seed, self.first_copy + copy, episode)
+    def _derive_next_seed(self, copy: int) -> None:
+        self._rows.next_seeds[copy] = episode_seed(self.seed, self.first_copy + copy, self.episodes[copy] + 1)
 
     def running_episode(self, copy: int, *, step_pending: bool) -> RunningEpisode:
         """The running episode of a copy; without the last recorded actions if their step is still pending."""
@@ -193,14 +189,11 @@ class EpisodeLedger:
         return RunningEpisode(job, float(self._returns.sums()[copy]), end - start)
 
     def saved_options(self, state: Mapping[str, Any]) -> list[Any]:
-        """The options that `state_dict` saved for each copy's next reset."""
-        self._check_copies(state)
-        return [copy["next_options"] for copy in state["copies"]]
-
-    def _check_copies(self, state: Mapping[str, Any]) -> None:
+        """The options that `state_dict` saved for each copy's next reset; refuses another number of copies."""
         saved = len(state["copies"])
         if saved != self.num_copies:
             raise EnvError(f"the saved environments are {saved} copies, here are {self.num_copies}; set env.num_envs={saved}")
+        return [copy["next_options"] for copy in state["copies"]]
 
     def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
         """Every copy's episode as plain data, and the actions of all copies concatenated, an array for each leaf."""
@@ -230,14 +223,13 @@ class EpisodeLedger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[Replay]:
         """Load what `state_dict` returned; returns the episodes to replay."""
-        self._check_copies(state)
         copies = state["copies"]
         self.seed, self.first_copy = int(state["seed"]), int(state["first_copy"])
         for index, copy in enumerate(copies):
             self.episodes[index] = int(copy["episode"])
             self.options[index], self.next_options[index] = copy["options"], copy["next_options"]
             self._rows.seeds[index] = int(copy["seed"])
-            self._rows.next_seeds[index] = self._derived(index, self.episodes[index] + 1)
+            self._derive_next_seed(index)
             self._returns.sums()[index] = float(copy["episode_return"])
         parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(list(leaves(self._action_space))))]
         lengths = [copy["length"] if copy["replayable"] else 0 for copy in copies]
@@ -276,30 +268,3 @@ def _plain(value: Any, where: str) -> Any:
         f"reset options must be plain data (numbers, text, lists, dicts with text keys); {where} is {type(value).__name__}: "
         "give an array as a list, by its tolist()"
     )
-
-
-def encode_replays(jobs: Sequence[Replay]) -> tuple[dict[str, Any], bytes]:
-    """Encode replays as plain data and the bytes of their actions, copy after copy, leaf after leaf."""
-    header = {
-        "copies": [job.copy for job in jobs],
-        "seeds": [job.seed for job in jobs],
-        "options": [job.options for job in jobs],
-        "lengths": [len(tree_leaves(job.actions)[0]) for job in jobs],
-    }
-    raw = b"".join(part.tobytes() for job in jobs for part in tree_leaves(job.actions))
-    return header, raw
-
-
-def decode_replays(header: Mapping[str, Any], raw: bytes, action_space: Space, lanes_per_copy: int) -> list[Replay]:
-    """Decode the replays that `encode_replays` encoded."""
-    stream = io.BytesIO(raw)
-
-    def read(length: int, _: Path, leaf: Space) -> np.ndarray:
-        shape = (length, *([] if lanes_per_copy == 1 else [lanes_per_copy]), *leaf_shape(leaf))
-        return np.frombuffer(stream.read(math.prod(shape) * leaf_dtype(leaf).itemsize), leaf_dtype(leaf)).reshape(shape)
-
-    columns = (header[name] for name in ("copies", "seeds", "options", "lengths"))
-    return [
-        Replay(copy, seed, options, build_tree(action_space, functools.partial(read, length)))
-        for copy, seed, options, length in zip(*columns)
-    ]

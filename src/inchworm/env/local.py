@@ -22,7 +22,9 @@ Copy: TypeAlias = GymnasiumCopy | TeamCopy
 
 
 class LocalCopies:
-    """Copies that are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
+    """An engine whose copies are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
+
+    start = None  # `finish` takes the step
 
     def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False) -> None:
         self.failed: Copy | None = None
@@ -33,7 +35,7 @@ class LocalCopies:
             for index in range(num_copies):
                 self._add(make, first_copy + index)
         except BaseException:
-            self.close()
+            self.close_all()
             raise
         self.observation_space = self.copies[0].observation_space
         self.action_space = self.copies[0].action_space
@@ -44,28 +46,24 @@ class LocalCopies:
 
     def _add(self, make: Callable[[], Env], index: int) -> None:
         try:
-            copy = self._copy_of(make(), index)
+            env: Any = make()
+            is_team = is_team_env(env)
+            if not is_team and not isinstance(env, gym.Env):
+                raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
+            if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
+                raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
+            if self._global_state and not is_team:
+                raise EnvError(
+                    f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
+                    "set policy.central_critic=false"
+                )
+            copy = TeamCopy(as_team(env), index, global_state=self._global_state) if is_team else GymnasiumCopy(env, index)
         except BaseException as error:  # an environment may also raise KeyboardInterrupt
             error.add_note(f"while lane {index * (self.copies[0].num_lanes if self.copies else 1)} was made")
             raise
         if self.copies and _kind(copy) != _kind(self.copies[0]):
             raise EnvError(f"lane {copy.lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
         self.copies.append(copy)
-
-    def _copy_of(self, env: Any, index: int) -> Copy:
-        team = is_team_env(env)
-        if not team and not isinstance(env, gym.Env):
-            raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
-        if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
-            raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
-        if team:
-            return TeamCopy(as_team(env), index, global_state=self._global_state)
-        if self._global_state:
-            raise EnvError(
-                f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
-                "set policy.central_critic=false"
-            )
-        return GymnasiumCopy(env, index)
 
     def _split_teams(self, actions: Tree) -> list[Any]:
         """Actions [N * k, *act] as N lists of the k agents'."""
@@ -80,7 +78,7 @@ class LocalCopies:
 
     def attach(self, rows: StepRows) -> None:
         """Read and write these rows from now on."""
-        self._rows = rows
+        self.rows = rows
         width = self.lanes_per_copy
         lanes = range(self._first_copy * width, (self._first_copy + len(self.copies)) * width)
         self._actions = map_tree(lambda array: array[lanes.start : lanes.stop], rows.actions)  # [own lanes, *act]
@@ -115,9 +113,11 @@ class LocalCopies:
             raise
         return ended
 
+    finish = step
+
     def _clear_flags(self) -> None:
         for lane, _ in self._ended:
-            self._rows.terminated[lane] = self._rows.truncated[lane] = False
+            self.rows.terminated[lane] = self.rows.truncated[lane] = False
         self._ended = []
 
     def _note(self, copy: Copy, error: BaseException) -> None:
@@ -130,28 +130,31 @@ class LocalCopies:
         for index, value in zip(indices, options):
             self._copy(index).next_options = value
 
-    def replay(self, job: Replay, tick: Callable[[], None] = lambda: None) -> tuple[float, int]:
-        """Replay an episode in its copy: (return, steps); fewer steps if it ended early.
+    def replay(self, jobs: Sequence[Replay], tick: Callable[[], None] = lambda: None) -> list[tuple[float, int]]:
+        """Replay episodes in their copies: (return, steps) of each; fewer steps if one ended early. `tick` is called before every step.
 
         Flags in the rows stay, because they may not have been read yet; the next step or reset clears them.
         """
-        copy, width = self._copy(job.copy), self.lanes_per_copy
-        rewards = self._rows.rewards[copy.lane : copy.lane + width]
-        actions = job.actions if width == 1 else map_tree(lambda array: array.reshape(-1, *array.shape[2:]), job.actions)
-        total, taken = 0.0, 0
-        try:
-            copy.reset(job.seed, job.options)
-            for action in self._split(actions):
-                tick()
-                over = copy.step(action)
-                if over is not None:
-                    self._ended += over
-                    break
-                total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
-        except BaseException as error:
-            self._note(copy, error)
-            raise
-        return total, taken
+        results, width = [], self.lanes_per_copy
+        for job in jobs:
+            copy = self._copy(job.copy)
+            rewards = self.rows.rewards[copy.lane : copy.lane + width]
+            actions = job.actions if width == 1 else map_tree(lambda array: array.reshape(-1, *array.shape[2:]), job.actions)
+            total, taken = 0.0, 0
+            try:
+                copy.reset(job.seed, job.options)
+                for action in self._split(actions):
+                    tick()
+                    over = copy.step(action)
+                    if over is not None:
+                        self._ended += over
+                        break
+                    total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
+            except BaseException as error:
+                self._note(copy, error)
+                raise
+            results.append((total, taken))
+        return results
 
     @property
     def keeps_states(self) -> bool:
@@ -178,7 +181,11 @@ class LocalCopies:
     def _copy(self, index: int) -> Copy:
         return self.copies[index - self._first_copy]
 
-    def close(self, ignored: type[BaseException] = Exception) -> list[str]:
+    def close(self) -> None:
+        """Close every environment; a failure is a warning."""
+        warn_of(self.close_all())
+
+    def close_all(self, ignored: type[BaseException] = Exception) -> list[str]:
         """Close every environment, also after one failed to; returns the failures, a sentence each.
 
         In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `ignored`: an environment has raised it.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,9 +15,8 @@ import gymnasium as gym
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import VectorEnv, complete_vector_env
-from inchworm.env.episodes import Replay
 from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
-from inchworm.env.local import LocalCopies, warn_of
+from inchworm.env.local import LocalCopies
 from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import vectorised
@@ -26,8 +25,6 @@ from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
 
 __all__ = ["EnvSource", "InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "env_source", "make_vector_env"]
-
-DEFAULT_NUM_ENVS = 8
 
 _VECTOR_ENV = ("num_lanes", "send", "recv", "load_state_dict")
 """What a `VectorEnv` has and no other kind of environment."""
@@ -166,7 +163,7 @@ def make_vector_env(
         "worker_timeout": worker_timeout,
         "worker_restarts": worker_restarts,
     }
-    config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig(num_envs=DEFAULT_NUM_ENVS)
+    config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
     config = config.replace(**{name: value for name, value in overrides.items() if value is not None})
     if source.is_config and config.id.startswith(ENVPOOL):
         if global_state:
@@ -187,30 +184,9 @@ class InProcessVectorEnv(LaneVectorEnv):
     """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
 
     def __init__(self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, **options: Any) -> None:
-        super().__init__(_InProcess(make, num_envs, global_state), **options)
-
-
-class _InProcess:
-    """The engine that steps all copies in this process, one after another."""
-
-    start = None  # `finish` takes the step
-
-    def __init__(self, make: Callable[[], Env], num_copies: int, global_state: bool = False) -> None:
-        self._copies = LocalCopies(make, 0, num_copies, global_state=global_state)
-        self.observation_space, self.action_space = self._copies.observation_space, self._copies.action_space
-        self.lanes_per_copy = self._copies.lanes_per_copy
-        self.rows, _ = self._copies.allocate(num_copies)
-        self._copies.attach(self.rows)
-        self.reset, self.set_options, self.finish = self._copies.reset, self._copies.set_options, self._copies.step
-        self.get_states, self.set_states = self._copies.get_states, self._copies.set_states
-
-    def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
-        """Replay one copy after another."""
-        return [self._copies.replay(job) for job in jobs]
-
-    def close(self) -> None:
-        """Close every environment."""
-        warn_of(self._copies.close())
+        copies = LocalCopies(make, 0, num_envs, global_state=global_state)
+        copies.attach(copies.allocate(num_envs)[0])
+        super().__init__(copies, **options)
 
 
 class WorkerVectorEnv(LaneVectorEnv):

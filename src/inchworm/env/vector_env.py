@@ -205,13 +205,32 @@ class LaneVectorEnv:
         self._phase = _FAILED  # until it has worked
         ended = self._finish()
         self._add_rewards()
+        step = self._quiet
         if ended:
-            step = self._step_with_ends(ended)
-        else:
-            step = self._quiet
-            if self._any_starts:  # an agent may join in any step where copies have several lanes; else no episode begins in this one
-                self._episode_starts[:] = self._rows.joined
-                self._any_starts = self.lanes_per_copy > 1
+            rows, width, final = self._rows, self.lanes_per_copy, self._rows.final_observations
+            returns = None
+            if width == 1:
+                np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
+            else:  # a flag alone begins no episode, because an agent may die before its copy's episode ends
+                self._episode_starts[:] = rows.joined
+                self._episode_starts[[lane for lane, _ in ended]] = True
+                returns = self._ledger.episode_returns()
+            self._any_starts = True
+            records = []
+            for lane, info in ended:
+                copy = lane // width
+                seed = int(rows.seeds[copy]) if self._takes_seeds else NO_SEED
+                last = final[lane].copy() if type(final) is np.ndarray else copy_row(final, lane)
+                state = copy_row(rows.final_global_state, copy) if self.global_state_space is not None else ()
+                team = {} if returns is None else {"team_return": float(returns[copy])}
+                records.append(EndedEpisode(lane, seed, last, {**info, **team}, state, bool(rows.final_valid[lane])))
+            for lane, _ in ended:
+                if lane % width == 0:  # once for each copy, after its seed was read
+                    self._ledger.begin(lane // width)
+            step = EnvStep(*self._arrays, tuple(records), rows.global_state)
+        elif self._any_starts:  # an agent may join in any step where copies have several lanes; else no episode begins in this one
+            self._episode_starts[:] = self._rows.joined
+            self._any_starts = self.lanes_per_copy > 1
         self._phase = _READY
         return step
 
@@ -219,27 +238,6 @@ class LaneVectorEnv:
         """`send`, then `recv`."""
         self.send(actions)
         return self.recv()
-
-    def _step_with_ends(self, ended: list[Ended]) -> EnvStep:
-        rows, width = self._rows, self.lanes_per_copy
-        if width == 1:
-            np.logical_or(rows.terminated, rows.truncated, out=self._episode_starts)
-        else:  # a flag alone begins no episode, because an agent may die before its copy's episode ends
-            self._episode_starts[:] = rows.joined
-            self._episode_starts[[lane for lane, _ in ended]] = True
-            returns = self._ledger.episode_returns()
-            ended = [(lane, {**info, "team_return": float(returns[lane // width])}) for lane, info in ended]
-        self._any_starts = True
-        records = []
-        for lane, info in ended:
-            copy = lane // width
-            seed = int(rows.seeds[copy]) if self._takes_seeds else NO_SEED
-            final = copy_row(rows.final_observations, lane)
-            shared = () if self.global_state_space is None else copy_row(rows.final_global_state, copy)
-            records.append(EndedEpisode(lane, seed, final, info, shared, bool(rows.final_valid[lane])))
-        for copy in dict.fromkeys(record.lane // width for record in records):
-            self._ledger.begin(copy)
-        return EnvStep(*self._arrays, tuple(records), rows.global_state)
 
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
         """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""

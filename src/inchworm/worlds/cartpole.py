@@ -260,7 +260,7 @@ class _CartPoleEngine(Engine):
         for job in jobs:
             block = LocalCopies(lambda: gym.make(self._spec, max_episode_steps=self._limit, disable_env_checker=True), 0, 1)
             block.attach(allocate_rows(self.observation_space, self.action_space, 1, 1)[0])
-            total, taken = block.replay(Replay(0, job.seed, job.options, job.actions))
+            ((total, taken),) = block.replay([job._replace(copy=0)])
             self._env.state = block.copies[0].env.unwrapped.state  # type: ignore[union-attr]
             self._put(job.copy, taken)
             results.append((total, taken))

@@ -5,11 +5,11 @@ import threading
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError
-from inchworm.env.episodes import Replay, decode_replays, encode_replays
+from inchworm.env.episodes import Replay
+from inchworm.env.restore import pack_tree, unpack_tree
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import REPLAY, Message, pack, receive
@@ -36,7 +36,6 @@ def test_messages_survive_being_cut_into_pieces():
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_replays_arrive_as_they_were_sent(lanes):
-    space = spaces.Dict(go=spaces.Discrete(4), push=spaces.Box(-1, 1, (2,), np.float32))
     rng, agents = np.random.default_rng(0), () if lanes == 1 else (lanes,)
     jobs = [
         Replay(copy, 7 + copy, options, {"go": rng.integers(4, size=(n, *agents)), "push": rng.random((n, *agents, 2), np.float32)})
@@ -44,9 +43,9 @@ def test_replays_arrive_as_they_were_sent(lanes):
     ]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(pack(REPLAY, *encode_replays(jobs)))
+        ours.sendall(pack(REPLAY, *pack_tree(jobs)))
         message = receive(theirs)
-        for job, sent in zip(decode_replays(message.header, message.raw, space, lanes), jobs, strict=True):
+        for job, sent in zip((Replay(*job) for job in unpack_tree(message.header, message.raw)), jobs, strict=True):
             assert (job.copy, job.seed, job.options) == (sent.copy, sent.seed, sent.options)
             for leaf, array in sent.actions.items():
                 np.testing.assert_array_equal(job.actions[leaf], array, strict=True)

@@ -15,7 +15,7 @@ import gymnasium as gym
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.spaces import space_from_dict
-from inchworm.env.episodes import Ended, EpisodeLedger, Replay, encode_replays
+from inchworm.env.episodes import Ended, EpisodeLedger, Replay
 from inchworm.env.local import LocalCopies, warn_of
 from inchworm.env.make import make_env
 from inchworm.env.restore import Env, Restore, pack_tree, unpack_tree
@@ -127,11 +127,8 @@ class WorkerPool:
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """Set what `env.reset` gets from the copies' next reset on."""
         theirs, ours = self._split(indices, options)
-        self._ask(
-            Exchange(
-                {worker: messages.pack(messages.OPTIONS, {"copies": copies, "options": own}) for worker, (copies, own) in theirs.items()}
-            )
-        )
+        changes = {worker: messages.pack(messages.OPTIONS, {"copies": copies, "options": own}) for worker, (copies, own) in theirs.items()}
+        self._ask(Exchange(changes))
         if self._local is not None:
             self._local.set_options(*ours)
 
@@ -154,10 +151,10 @@ class WorkerPool:
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay episodes; return (return, steps) of each."""
-        theirs, (_, ours) = self._split([job.copy for job in jobs], jobs)
-        replays = {worker: messages.pack(messages.REPLAY, *encode_replays(own)) for worker, (_, own) in theirs.items()}
+        theirs, (our_copies, ours) = self._split([job.copy for job in jobs], jobs)
+        replays = {worker: messages.pack(messages.REPLAY, *pack_tree(own)) for worker, (_, own) in theirs.items()}
         answers = self._ask(Exchange(replays, moves=range(len(self.rows.seeds))))  # no copy's earlier episode matters any more
-        results = {job.copy: self._local.replay(job) for job in ours} if self._local is not None else {}
+        results = {} if self._local is None else dict(zip(our_copies, self._local.replay(ours)))
         for worker, message in answers.items():
             results |= {copy: (total, taken) for copy, (total, taken) in zip(theirs[worker][0], message.header)}
         return [results[job.copy] for job in jobs]
@@ -173,11 +170,7 @@ class WorkerPool:
     def set_states(self, jobs: Sequence[Restore]) -> None:
         """Begin episodes and restore the states that the environments offered."""
         theirs, (_, ours) = self._split([job.copy for job in jobs], jobs)
-        restores = {}
-        for worker, (copies, own) in theirs.items():
-            header, raw = pack_tree([job.state for job in own])
-            header |= {"copies": copies, "seeds": [job.seed for job in own], "options": [job.options for job in own]}
-            restores[worker] = messages.pack(messages.SET_STATES, header, raw)
+        restores = {worker: messages.pack(messages.SET_STATES, *pack_tree(own)) for worker, (_, own) in theirs.items()}
         self._ask(Exchange(restores, moves=frozenset(job.copy for job in jobs)))
         if self._local is not None:
             self._local.set_states(ours)
@@ -265,7 +258,7 @@ class WorkerPool:
             if descriptor is not None:
                 os.close(descriptor)
         if local is not None:
-            warn_of(local.close())
+            local.close()
 
 
 def pack_factory(make: EnvConfig | Callable[[], Env]) -> bytes:

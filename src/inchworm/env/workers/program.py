@@ -23,7 +23,7 @@ import gymnasium as gym
 
 from inchworm.core.errors import EnvError, InchwormError
 from inchworm.core.spaces import space_to_dict
-from inchworm.env.episodes import decode_replays
+from inchworm.env.episodes import Replay
 from inchworm.env.local import LocalCopies
 from inchworm.env.restore import Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import map_shared
@@ -68,7 +68,7 @@ class Worker:
                 self._connection.sendall(answer)
         except (EOFError, ConnectionError):
             if self._copies is not None:
-                self._copies.close(BaseException)
+                self._copies.close_all(BaseException)
 
     def setup(self, message: Message) -> bytes:
         """Create the copies and describe them."""
@@ -119,9 +119,8 @@ class Worker:
 
     def replay(self, message: Message) -> bytes:
         """Replay episodes and return (return, steps) of each."""
-        block = self._created()
-        jobs = decode_replays(message.header, message.raw, block.action_space, block.lanes_per_copy)
-        return messages.pack(messages.ENDED, [block.replay(job, self._report_alive) for job in jobs])
+        jobs = [Replay(*job) for job in unpack_tree(message.header, message.raw)]
+        return messages.pack(messages.ENDED, self._created().replay(jobs, self._report_alive))
 
     def get_states(self, _: Message) -> bytes:
         """Return the states that environments offer themselves."""
@@ -129,13 +128,12 @@ class Worker:
 
     def set_states(self, message: Message) -> bytes:
         """Begin episodes and restore their environments' own states."""
-        jobs = zip(*(message.header[name] for name in ("copies", "seeds", "options")), unpack_tree(message.header, message.raw))
-        self._created().set_states([Restore(*job) for job in jobs])
+        self._created().set_states([Restore(*job) for job in unpack_tree(message.header, message.raw)])
         return messages.pack(messages.DONE)
 
     def close(self, _: Message) -> bytes:
         """Close every environment and return what went wrong."""
-        return messages.pack(messages.CLOSED, self._copies.close(BaseException) if self._copies is not None else [])
+        return messages.pack(messages.CLOSED, self._copies.close_all(BaseException) if self._copies is not None else [])
 
     _HANDLERS: dict[bytes, Callable[[Worker, Message], bytes]] = {  # noqa: RUF012
         messages.STEP: step,

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from inchworm.core.errors import WorkerError, WorkerRestartWarning
-from inchworm.env.episodes import EpisodeLedger, RunningEpisode, encode_replays
+from inchworm.env.episodes import EpisodeLedger, RunningEpisode
+from inchworm.env.restore import pack_tree
 from inchworm.env.step_arrays import StepRows, tree_leaves
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message
@@ -148,7 +149,7 @@ class Rebuilder:
         running = [copy for copy in copies if copy not in exchange.moves and ledger.episodes[copy] >= 0]
         episodes = [ledger.running_episode(copy, step_pending=exchange.is_step) for copy in running]
         if episodes:
-            replays = messages.pack(messages.REPLAY, *encode_replays([episode.job for episode in episodes]))
+            replays = messages.pack(messages.REPLAY, *pack_tree([episode.job for episode in episodes]))
             results = worker.ask(replays, self._timeout).header
             for episode, (total, length) in zip(episodes, results):
                 if (total, length) != (episode.episode_return, episode.length):
