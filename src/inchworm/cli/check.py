@@ -19,8 +19,8 @@ from inchworm.env.check import check_env
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import load_policy
+from inchworm.policy_check.acting import place_of
 from inchworm.policy_check.checker import check_policy
-from inchworm.policy_check.findings import place_of
 from inchworm.run.checkpoint import load_run_policy
 from inchworm.run.directory import open_run
 from inchworm.tracking.console import make_terminal

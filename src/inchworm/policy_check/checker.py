@@ -15,16 +15,25 @@ from inchworm.backends.registry import acting_policy, get_backend, learning_thre
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.env.check import CheckReport
 from inchworm.env.source import env_source
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check import acting, learning
-from inchworm.policy_check.findings import Findings, PolicyReport, Subject, observation_pool
+from inchworm.policy_check.acting import Findings, Subject, observation_pool
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.train.resolve import resolve_choices, resolve_config, resolve_env, resolve_policy
 
 _METHODS = ("policy_version", "initial_state", "act", "value", "evaluate", "update_statistics", "get_weights", "set_weights")
 _COPIES = 4
 """Of an environment that can be copied."""
+
+
+class PolicyReport(CheckReport):
+    """Result of `check_policy`: `problems` break or degrade training, `notes` are worth knowing."""
+
+    def __str__(self) -> str:
+        head = "the policy is ready for training" if self.ok else f"{len(self.problems)} problem(s) would break or degrade training"
+        return "\n".join([head, *(f"problem: {text}" for text in self.problems), *(f"note: {text}" for text in self.notes)])
 
 
 def check_policy(
@@ -50,7 +59,7 @@ def check_policy(
     finally:
         if vector_env is not env:
             vector_env.close()
-    return findings.report()
+    return PolicyReport(tuple(dict.fromkeys(findings.problems)), tuple(dict.fromkeys(findings.notes)))  # without duplicates
 
 
 def _run_checks(policy: Any, env: VectorEnv, steps: int, seed: int, findings: Findings) -> None:

@@ -12,18 +12,7 @@ from gymnasium import spaces
 
 from inchworm.core.spaces import MASK_KEY, build_tree, leaf, leaves, mask_sizes, mask_space
 from inchworm.core.types import Tree
-from inchworm.policy_check.acting import CLOSE
-from inchworm.policy_check.findings import (
-    LANES,
-    ROWS,
-    Findings,
-    Subject,
-    distance,
-    format_names,
-    lane_of,
-    same_bits,
-    with_other_observations,
-)
+from inchworm.policy_check.acting import CLOSE, LANES, ROWS, Findings, Subject, distance, lane_of, same_bits
 from inchworm.rollout.rollout import Rollout
 
 TOLERANCE = 5e-5
@@ -265,3 +254,23 @@ def _behaviour(subject: Subject, policy: Any, rollout: Rollout) -> Tree:
     evaluation = subject.tools.evaluated(policy, rollout)
     values = (evaluation.values / evaluation.value_scale, subject.tools.critic_values(policy, rollout))
     return (step.actions, step.log_probs, step.state, evaluation.log_probs, *values)
+
+
+def with_other_observations(subject: Subject, rollout: Rollout, rows: slice, lanes: slice = slice(None)) -> Rollout:
+    """Replace the observations in some rows and lanes; masks are kept, because the actions were taken under them."""
+    others = subject.observations("another past", *rollout.rewards.shape)
+
+    def one(leaf: np.ndarray, new: np.ndarray) -> np.ndarray:
+        changed = np.array(leaf)
+        changed[rows, lanes] = new[rows, lanes]
+        return changed
+
+    changed: Any = optree.tree_map(one, rollout.observations, others)
+    if subject.has_mask:
+        changed[MASK_KEY] = rollout.observations[MASK_KEY]
+    return dataclasses.replace(rollout, observations=changed)
+
+
+def format_names(names: list[str]) -> str:
+    """Format the first few names of a list."""
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
