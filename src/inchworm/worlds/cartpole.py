@@ -10,7 +10,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,18 +24,6 @@ from inchworm.env.local import LocalCopies
 from inchworm.env.registry import World
 from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
-
-
-class Dynamics(Protocol):
-    """The equations of CartPole for all lanes."""
-
-    def move(self) -> list[int]:
-        """Take one Euler step of every lane with the actions in the rows, write the observations there, and return the lanes that fell."""
-        ...
-
-    def put(self, lane: int, state: Array) -> None:
-        """Set one lane's state (x, x_dot, theta, theta_dot) and its observation."""
-        ...
 
 
 class LaneByLane:
@@ -103,10 +91,6 @@ class AllAtOnce:
 
     def __init__(self, env: CartPoleEnv, rows: StepRows) -> None:
         num_lanes = len(rows.rewards)
-
-        def everywhere(constant: float) -> np.ndarray:  # [B]: an array operand is twice as fast as a float
-            return np.full(num_lanes, constant, np.float64)
-
         self._rows = rows
         self._seen = rows.observations.reshape(num_lanes, 2, 2)  # a view
         self.state = np.zeros((2, 2, num_lanes), np.float64)  # [position or speed, cart or pole, B]
@@ -115,11 +99,11 @@ class AllAtOnce:
         self._pair = np.empty((2, num_lanes), np.float64)
         self._accelerations = np.empty((2, num_lanes), np.float64)  # of cart and pole
         self._outside, self._fell = np.empty((2, num_lanes), np.bool_), np.empty(num_lanes, np.bool_)
-        self._force, self._twice_force = everywhere(env.force_mag), everywhere(2.0 * env.force_mag)
-        self._polemass_length, self._total_mass = everywhere(env.polemass_length), everywhere(env.total_mass)
-        self._gravity, self._masspole, self._length = everywhere(env.gravity), everywhere(env.masspole), everywhere(env.length)
-        self._four_thirds, self._tau = everywhere(4.0 / 3.0), np.full((2, num_lanes), env.tau)
-        self._limits = np.stack([everywhere(env.x_threshold), everywhere(env.theta_threshold_radians)])
+        constants = (2.0 * env.force_mag, env.polemass_length, env.total_mass, env.gravity, env.length, env.masspole, 4.0 / 3.0)
+        # [B] each: an array operand is twice as fast as a float
+        self._force, *self._constants = (np.full(num_lanes, number, np.float64) for number in (env.force_mag, *constants))
+        self._tau = np.full((2, num_lanes), env.tau)
+        self._limits = np.array([[env.x_threshold], [env.theta_threshold_radians]]).repeat(num_lanes, 1)
 
     def move(self) -> list[int]:
         """Take one Euler step of every lane; return the lanes that fell."""
@@ -130,31 +114,32 @@ class AllAtOnce:
         theta, theta_dot = positions[1], speeds[1]
         force, cos, sin, temp, low, high = self._scratch
         xacc, thetaacc = self._accelerations
+        twice_force, polemass_length, total_mass, gravity, length, masspole, four_thirds = self._constants
         np.cos(theta, cos)
         np.sin(theta, sin)
         # force = force_mag if action == 1 else -force_mag
-        np.multiply(actions, self._twice_force, force)
+        np.multiply(actions, twice_force, force)
         np.subtract(force, self._force, force)
         # temp = (force + polemass_length * theta_dot**2 * sin) / total_mass
         np.square(theta_dot, temp)
-        np.multiply(self._polemass_length, temp, temp)
+        np.multiply(polemass_length, temp, temp)
         np.multiply(temp, sin, temp)
         np.add(force, temp, temp)
-        np.divide(temp, self._total_mass, temp)
+        np.divide(temp, total_mass, temp)
         # thetaacc = (gravity * sin - cos * temp) / (length * (4/3 - masspole * cos**2 / total_mass))
         np.square(cos, low)
-        np.multiply(self._masspole, low, low)
-        np.divide(low, self._total_mass, low)
-        np.subtract(self._four_thirds, low, low)
-        np.multiply(self._length, low, low)
-        np.multiply(self._gravity, sin, high)
+        np.multiply(masspole, low, low)
+        np.divide(low, total_mass, low)
+        np.subtract(four_thirds, low, low)
+        np.multiply(length, low, low)
+        np.multiply(gravity, sin, high)
         np.multiply(cos, temp, thetaacc)
         np.subtract(high, thetaacc, thetaacc)
         np.divide(thetaacc, low, thetaacc)
         # xacc = temp - polemass_length * thetaacc * cos / total_mass
-        np.multiply(self._polemass_length, thetaacc, xacc)
+        np.multiply(polemass_length, thetaacc, xacc)
         np.multiply(xacc, cos, xacc)
-        np.divide(xacc, self._total_mass, xacc)
+        np.divide(xacc, total_mass, xacc)
         np.subtract(temp, xacc, xacc)
         # position += tau * speed, then speed += tau * acceleration, for cart and pole
         np.multiply(self._tau, speeds, self._pair)
@@ -176,13 +161,6 @@ class AllAtOnce:
 _FEW_LANES = 16
 """Measured: up to this number floats are faster than arrays, whose overhead is that of about 20 lanes."""
 
-_IDS = ("CartPole-v0", "CartPole-v1")
-
-
-def _vector_fits(config: EnvConfig) -> bool:
-    """Whether all copies of a config can be stepped natively: it has no arguments, and the results are bit-identical here."""
-    return not config.kwargs and config.id in _IDS and _is_bit_equal(config.id, _dynamics(config.num_envs))
-
 
 class _CartPoleEngine(Engine):
     """Steps all lanes of CartPole together."""
@@ -190,15 +168,13 @@ class _CartPoleEngine(Engine):
     start = None  # `finish` takes the step
     lanes_per_copy = 1
 
-    def __init__(
-        self, name: str, num_lanes: int, max_episode_steps: int | None, dynamics: Callable[[CartPoleEnv, StepRows], Dynamics]
-    ) -> None:
+    def __init__(self, name: str, num_lanes: int, max_episode_steps: int | None = None) -> None:
         self._spec = gym.spec(name)
         self._limit = max_episode_steps or self._spec.max_episode_steps or 500
         self._env = env = CartPoleEnv()
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.rows: StepRows = allocate_rows(self.observation_space, self.action_space, num_lanes, num_lanes)[0]
-        self._dynamics = dynamics(env, self.rows)
+        self._dynamics = LaneByLane(env, self.rows) if num_lanes <= _FEW_LANES else AllAtOnce(env, self.rows)
         self._options: list[Any] = [None] * num_lanes
         self._now = 0  # steps taken
         self._cuts = np.zeros(num_lanes, np.int64)  # [B] the step at which the time limit ends each running episode
@@ -223,18 +199,15 @@ class _CartPoleEngine(Engine):
     def finish(self) -> list[Ended]:
         """Step all lanes; where an episode ended, begin the next."""
         fell = self._dynamics.move()
-        self.rows.rewards.fill(1.0)
+        rows = self.rows
+        rows.rewards.fill(1.0)
         if self._flags_set:
-            self.rows.terminated.fill(False)
-            self.rows.truncated.fill(False)
+            rows.terminated.fill(False)
+            rows.truncated.fill(False)
             self._flags_set = False
         self._now += 1
-        if fell or self._now == self._next_cut:
-            return self._end(fell)
-        return []
-
-    def _end(self, fell: list[int]) -> list[Ended]:
-        rows = self.rows
+        if not fell and self._now < self._next_cut:
+            return []
         rows.terminated[fell] = True
         over = fell
         if self._now == self._next_cut:
@@ -276,18 +249,13 @@ class NativeCartPole(LaneVectorEnv):
     needs_trial = False  # replay is exact: tests compare it
 
     def __init__(self, name: str, num_envs: int, *, max_episode_steps: int | None = None, **options: Any) -> None:
-        super().__init__(_CartPoleEngine(name, num_envs, max_episode_steps, _dynamics(num_envs)), **options)
-
-
-def _dynamics(num_lanes: int) -> Callable[[CartPoleEnv, StepRows], Dynamics]:
-    return LaneByLane if num_lanes <= _FEW_LANES else AllAtOnce
+        super().__init__(_CartPoleEngine(name, num_envs, max_episode_steps), **options)
 
 
 @functools.cache
-def _is_bit_equal(name: str, dynamics: Callable[[CartPoleEnv, StepRows], Dynamics]) -> bool:
-    """Whether these equations are bit-identical to the installed Gymnasium's with the installed NumPy, in 64 steps of 16 lanes."""
-    lanes = 16  # more than a vector register holds
-    engine = _CartPoleEngine(name, lanes, None, dynamics)
+def _is_bit_equal(name: str, lanes: int) -> bool:
+    """Whether 64 steps of this number of lanes are bit-identical to those of the installed Gymnasium with the installed NumPy."""
+    engine = _CartPoleEngine(name, lanes)
     engine.reset(range(lanes), range(lanes))
     engine.rows.next_seeds[:] = np.arange(lanes) + lanes
     envs = [gym.make(name, disable_env_checker=True) for _ in range(lanes)]
@@ -304,6 +272,12 @@ def _is_bit_equal(name: str, dynamics: Callable[[CartPoleEnv, StepRows], Dynamic
             if lane in ended:
                 seen[lane], _ = env.reset(seed=lane + lanes)
     return True
+
+
+def _vector_fits(config: EnvConfig) -> bool:
+    """Whether all copies of a config can be stepped natively: it has no arguments, and the results are bit-identical here."""
+    lanes = _FEW_LANES + (config.num_envs > _FEW_LANES)  # each form is compared once; both are more than a vector register holds
+    return not config.kwargs and config.id in ("CartPole-v0", "CartPole-v1") and _is_bit_equal(config.id, lanes)
 
 
 def _make_vector(config: EnvConfig, *, global_state: bool = False, **options: Any) -> NativeCartPole:
