@@ -178,6 +178,22 @@ class Callback(Protocol):
         """After the last iteration, also when the run was stopped."""
 
 
+class BaseCallback:
+    """A callback that does nothing; override what you need."""
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Before the first iteration."""
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
+        """After collect; a returned rollout replaces it for learn."""
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """After learn; False stops the run."""
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """After the last iteration."""
+
+
 class Tracker(Protocol):
     """Writes metrics, parameters and files somewhere."""
 

@@ -46,7 +46,7 @@ def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
 
 
 class RecordedVectorEnv:
-    """Records the first game of copy 0; everything else is forwarded to the inner environment."""
+    """Records the first game of copy 0 of a vector env; everything else is forwarded to it."""
 
     def __init__(self, inner: VectorEnv, players: tuple[str, str]) -> None:
         self._inner, self._players = inner, players
@@ -56,8 +56,6 @@ class RecordedVectorEnv:
                 f"cannot make a replay of {type(inner).__name__}, which has no make_replay; only games of {team_worlds()} can be replayed, "
                 "without wrappers and without env.max_episode_steps (use max_steps in env.kwargs)"
             )
-        self.observation_space, self.action_space = inner.observation_space, inner.action_space
-        self.num_lanes, self.num_envs, self.lanes_per_copy = inner.num_lanes, inner.num_envs, inner.lanes_per_copy
         self._seed = -1
         self._actions: list[np.ndarray] = []  # [2n, 3] each
         self._info: Mapping[str, float] | None = None  # the last info of the first game, once it has ended
@@ -86,21 +84,8 @@ class RecordedVectorEnv:
         self.send(actions)
         return self.recv()
 
-    def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
-        """Forward."""
-        self._inner.set_reset_options(options, indices)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the environments; a recording is not saved."""
-        return self._inner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Forward."""
-        self._inner.load_state_dict(state)
-
-    def close(self) -> None:
-        """Forward."""
-        self._inner.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def replay(self) -> dict[str, Any]:
         """Return the first game: its world, a frame for the start and for each step, and its result."""

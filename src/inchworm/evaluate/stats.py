@@ -64,6 +64,9 @@ def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
 
 _SUCCESS = ("is_success", "success")
 _WIN = ("win", *_SUCCESS)
+_RETURNS = ("mean_return", "std_return", "min_return", "max_return", "median_return")
+_SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin")
+"""Properties that are reported under their own names."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -186,20 +189,13 @@ class EvalStats:
         low, high = self.interval95
         win_low, win_high = self._rate_interval("win") or (None, None)
         summaries = {
-            "mean_return": self.mean_return,
-            "std_return": self.std_return,
-            "min_return": self.min_return,
-            "max_return": self.max_return,
-            "median_return": self.median_return,
+            **{name: getattr(self, name) for name in _SUMMARIES},
             "interval95_low": low,
             "interval95_high": high,
-            "mean_episode_length": self.mean_episode_length,
             "episodes": float(self.episodes),
-            "success_rate": self.success_rate,
             "win_rate": self._info_mean("win"),  # not by success, which success_rate reports
             "win_interval95_low": win_low,
             "win_interval95_high": win_high,
-            "mean_hp_margin": self.mean_hp_margin,
         }
         summaries |= {f"info/{name}": self._info_mean(name) for name in self.infos}
         return {name: value for name, value in summaries.items() if value is not None and math.isfinite(value)}
@@ -210,17 +206,9 @@ class EvalStats:
         return {
             "episodes": self.episodes,
             "deterministic": self.deterministic,
-            "mean_return": _plain(self.mean_return),
-            "std_return": _plain(self.std_return),
-            "min_return": _plain(self.min_return),
-            "max_return": _plain(self.max_return),
-            "median_return": _plain(self.median_return),
+            **{name: _plain(getattr(self, name)) for name in (*_SUMMARIES, "win_rate")},
             "interval95": [_plain(low), _plain(high)],
-            "mean_episode_length": _plain(self.mean_episode_length),
-            "success_rate": _plain(self.success_rate),
-            "win_rate": _plain(self.win_rate),
             "win_interval95": None if self.win_interval95 is None else list(self.win_interval95),
-            "mean_hp_margin": _plain(self.mean_hp_margin),
             "infos": {name: [_plain(value) for value in values.tolist()] for name, values in self.infos.items()},
             "returns": [_plain(value) for value in self.returns.tolist()],
             "agent_returns": [[_plain(value) for value in row] for row in self.agent_returns.tolist()],

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,13 +241,18 @@ def evaluate_suites(
 
     Episode seeds depend on `seed` only, not on `num_envs`.
     """
+
+    def report(before: int, finished: int) -> None:
+        if progress is not None:
+            progress(before + finished)
+
     results: dict[str, dict[str, SimulationStats]] = {}
     before = 0
     for group, simulations in read_suites(suites).items():
         results[group] = {}
         for simulation in simulations:
-            report = None if progress is None else functools.partial(_report, progress, before)
-            stats = _play(policy, simulation, f"suite {group}, {simulation.name}", (deterministic, num_envs, seed), report)
+            where = f"suite {group}, {simulation.name}"
+            stats = _play(policy, simulation, where, (deterministic, num_envs, seed), partial(report, before))
             results[group][simulation.name] = SimulationStats(stats=stats, score_range=simulation.score_range)
             before += simulation.episodes
     return SuiteStats(results)
@@ -258,11 +263,7 @@ def count_episodes(suites: Mapping[str, Sequence[Simulation]]) -> int:
     return sum(simulation.episodes for simulations in suites.values() for simulation in simulations)
 
 
-def _report(progress: Progress, before: int, finished: int) -> None:
-    progress(before + finished)
-
-
-def _play(policy: Actor, simulation: Simulation, where: str, how: tuple[bool, int, int], progress: Progress | None) -> EvalStats:
+def _play(policy: Actor, simulation: Simulation, where: str, how: tuple[bool, int, int], progress: Progress) -> EvalStats:
     """Play one simulation; errors begin with its place in the suite."""
     deterministic, num_envs, seed = how
     opponent, episodes = simulation.opponent, simulation.episodes

@@ -16,7 +16,7 @@ from inchworm.collect.actors import has_heuristic, make_actor
 from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes, team_lanes
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
-from inchworm.core.protocols import Actor, Callback, Policy, VectorEnv, complete_vector_env
+from inchworm.core.protocols import Actor, BaseCallback, Callback, Policy, VectorEnv, complete_vector_env
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
@@ -28,7 +28,6 @@ from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rati
 from inchworm.selfplay.report import ratings_page
 
 if TYPE_CHECKING:
-    from inchworm.rollout.rollout import Rollout
     from inchworm.train.loop import TrainingState
 
 Result = TypeVar("Result")
@@ -36,7 +35,7 @@ Result = TypeVar("Result")
 RATINGS, REPORT = "ratings.json", "ratings.html"
 
 
-class SelfPlayCallback:
+class SelfPlayCallback(BaseCallback):
     """Adds past policies to a pool and rates the policy. Its state is in the pool, which is saved with the environments."""
 
     def __init__(
@@ -63,9 +62,6 @@ class SelfPlayCallback:
             pool.book.anchors = _attempt(state, lambda: games.calibrate(pool.fixed)) or {}
         if not self._pool.book.history:
             self._rate(state)
-
-    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
-        """Nothing to do: results are counted by the environments."""
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
         """Rate the policy and take a snapshot at their intervals; add win rates and ratings to the iteration's metrics."""
@@ -118,26 +114,17 @@ def _attempt(state: TrainingState, action: Callable[[], Result]) -> Result | Non
         return None
 
 
-class LadderCallback:
+class LadderCallback(BaseCallback):
     """Adds an opponent's metrics, such as the heuristic's current skill, to the iteration's metrics."""
 
     def __init__(self, opponent_metrics: Callable[[], Mapping[str, float]]) -> None:
         self._opponent_metrics = opponent_metrics
-
-    def on_train_start(self, state: TrainingState) -> None:
-        """Nothing to do."""
-
-    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
-        """Nothing to do."""
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
         """Add the opponent's metrics."""
         del metrics
         state.metrics |= self._opponent_metrics()
         return None
-
-    def on_train_end(self, state: TrainingState) -> None:
-        """Nothing to do."""
 
 
 def with_opponents(env: VectorEnv, config: TrainingConfig) -> VectorEnv:

@@ -14,29 +14,13 @@ from typing import Any
 
 from inchworm.config.sections import EvalConfig
 from inchworm.core.protocols import Actor, Callback, Tracker
+from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.rollout.rollout import Rollout
 from inchworm.run.saver import last_save
 from inchworm.train.loop import TrainingState
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots for Ctrl-C: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
-
-
-class BaseCallback:
-    """A callback that does nothing; override what you need."""
-
-    def on_train_start(self, state: TrainingState) -> None:
-        """Before the first iteration."""
-
-    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout | None:
-        """After collect; a returned rollout replaces it for learn."""
-
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """After learn; False stops the run."""
-
-    def on_train_end(self, state: TrainingState) -> None:
-        """After the last iteration."""
 
 
 class FunctionCallback(BaseCallback):
