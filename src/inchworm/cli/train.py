@@ -17,6 +17,7 @@ from inchworm.cli.names import as_typed, check_can_be_trained_in, check_one_poli
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
+from inchworm.env.registry import heuristic_of
 from inchworm.run.directory import BEST_POLICY, POLICY, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
@@ -155,7 +156,6 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
 
 def _summary(run: Run, state: TrainingState) -> str:
     """Return the score, the run's files, and what to type next."""
-    from inchworm.collect.actors import has_heuristic
     from inchworm.selfplay.callback import REPORT
 
     name = as_typed(run)
@@ -166,7 +166,7 @@ def _summary(run: Run, state: TrainingState) -> str:
         f"next:  inchworm evaluate {name} --episodes 100",
         f"       inchworm resume {name} --total-timesteps {2 * run.config.run.total_timesteps}",
     ]
-    if has_heuristic(run.config.env.id):
+    if heuristic_of(run.config.env.id) is not None:
         lines.append(f"       inchworm evaluate {name} --opponent heuristic --save-replay game.json, then inchworm replay game.json")
     return "\n".join(lines)
 

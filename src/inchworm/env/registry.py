@@ -9,12 +9,14 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inchworm.config.presets import PRESETS, Preset
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, VectorEnv
+
+if TYPE_CHECKING:
+    from inchworm.config.presets import Preset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ def _load(path: str) -> World:
 
 def find_preset(id: str) -> Preset | None:
     """The tuned config of an environment; None if it has none."""
+    from inchworm.config.presets import PRESETS  # env workers need none of them
+
     if id in PRESETS:
         return PRESETS[id]
     world = find_world(id)
