@@ -16,6 +16,7 @@ import pytest
 
 from doubles.toys import Counter
 from inchworm.core.spaces import space_from_dict
+from inchworm.env.restore import pack_tree
 from inchworm.env.step_arrays import allocate_rows, open_shared
 from inchworm.env.workers import messages, program
 from inchworm.env.workers.program import Worker
@@ -76,8 +77,7 @@ def test_a_whole_conversation(monkeypatch):
         assert rows.observations.tolist() == [[7, 0], [8, 0]]
         assert rows.final_observations.tolist() == [[5, 2], [6, 2]]
         monkeypatch.setattr(program, "_ALIVE_SECONDS", -1.0)
-        header = {"copies": [0, 1], "seeds": [3, 4], "options": [None, None], "lengths": [0, 1]}
-        answer = ask(connection, messages.REPLAY, header, np.array([2]).tobytes())
+        answer = ask(connection, messages.REPLAY, *pack_tree([(0, 3, None, np.zeros(0, int)), (1, 4, None, np.array([2]))]))
         assert answer.kind == messages.ALIVE  # one step, so one sign of life
         assert messages.receive(connection).header == [[0.0, 0], [1.0, 1]]
         assert rows.observations.tolist() == [[3, 0], [4, 1]]
