@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import torch_policy
 from inchworm.backends.numpy import distributions as numpy_distributions
 from inchworm.backends.numpy import gae as numpy_gae
 from inchworm.backends.numpy import loss as numpy_loss
@@ -22,7 +23,6 @@ from inchworm.backends.torch import distributions as torch_distributions
 from inchworm.backends.torch import gae as torch_gae
 from inchworm.backends.torch import loss as torch_loss
 from inchworm.backends.torch import network as torch_encoding
-from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.policy.layout import ActionLayout
@@ -68,13 +68,6 @@ def _numpy_log_prob_and_entropy(layout: ActionLayout, outputs: Any, log_std: Any
     return log_prob, numpy_distributions.entropy(layout, outputs, log_std, mask)
 
 
-def _torch_policy(spec: Any, weights: Any) -> TorchPolicy:
-    wide = weights["actor.head.weight"].dtype == np.float64
-    policy = TorchPolicy(spec).double() if wide else TorchPolicy(spec)
-    policy.set_weights(weights)
-    return policy
-
-
 class _NumpyLoss:
     """The NumPy loss, which reads flat samples and returns gradients too, as the other backends' losses: [L, N] in, terms out."""
 
@@ -103,7 +96,7 @@ TORCH = Backend(
     torch_loss,
     torch_distributions.log_prob_and_entropy,
     torch_encoding,
-    _torch_policy,
+    torch_policy,
 )
 TORCH_ON_DEVICE = replace(TORCH, name="torch on a device", compute_gae=torch_gae.gae_on_device)
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import torch_policy
+from doubles.toys import SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of
@@ -25,7 +27,8 @@ from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
-from inchworm.core.types import EndedEpisode, EnvStep, Minibatch
+from inchworm.core.types import Minibatch
+from inchworm.env.source import make_vector_env
 from inchworm.policy.memory import MemoryLayout
 from inchworm.policy.spec import PolicySpec
 
@@ -54,9 +57,7 @@ def lively(spec, seed=0, dtype=np.float64):
 def twins(spec, dtype=np.float64, seed=0):
     """The same policy in NumPy and in torch."""
     weights = lively(spec, seed, dtype)
-    learner = TorchPolicy(spec).double() if dtype == np.float64 else TorchPolicy(spec)
-    learner.set_weights(weights)
-    return NumpyPolicy(spec, weights), learner
+    return NumpyPolicy(spec, weights), torch_policy(spec, weights)
 
 
 def dense(weights, name, rows, activation=np.tanh):
@@ -207,49 +208,16 @@ def test_numpy_steps_as_torch_does(kind, place, shared):
         state, other, starts = one.state, two.state, rng.random(4) < 0.4
 
 
-class Scripted:
-    """Lanes whose observations are drawn and whose episodes end where a table [T, B] says: 0 continues, 1 terminated, 2 truncated."""
-
-    def __init__(self, spec, observations, lasts, ends):
-        self.observation_space, self.action_space = spec.observation_space, spec.action_space
-        self.num_lanes, self._ends, self._now = ends.shape[1], ends, 0
-        self._seen, self._lasts = observations, lasts
-
-    def _at(self, tree, time):
-        return optree.tree_map(lambda leaf: np.array(leaf[time]), tree)
-
-    def reset(self, seeds=None, indices=None):
-        return self._step(np.zeros(self.num_lanes, int), np.ones(self.num_lanes, bool))
-
-    def send(self, actions):
-        self._now += 1
-
-    def recv(self):
-        ends = self._ends[self._now - 1]
-        return self._step(ends, ends > 0)
-
-    def _step(self, ends, starts):
-        lasts = self._at(self._lasts, self._now)
-        ended = tuple(
-            EndedEpisode(int(lane), 0, optree.tree_map(lambda leaf, lane=lane: leaf[lane], lasts), {}) for lane in np.flatnonzero(ends)
-        )
-        valid = np.ones(self.num_lanes, bool)
-        rewards = np.arange(self.num_lanes, dtype=np.float32)
-        return EnvStep(self._at(self._seen, self._now), rewards, ends == 1, ends == 2, starts, valid, ended)
-
-    def close(self):
-        pass
-
-
 def collected(policy, case, space, length, *, steps=20, lanes=4, before=3, seed=0):
-    """A rollout with ends of every kind, after some steps that fill the memory."""
-    rng = np.random.default_rng(seed)
-    ends = np.where(rng.random((before + steps, lanes)) < 0.15, rng.integers(1, 3, (before + steps, lanes)), 0)
-    tables = [case.observations(space, (before + steps + 1, lanes), rng) for _ in range(2)]
-    collector = RolloutCollector(Scripted(policy.spec, *tables, ends), policy, seed=seed, sequence_length=length)
-    collector.collect(before)
-    rollout = collector.collect(steps)
-    assert rollout.episode_starts[1:].any()
+    """A rollout with ends of both kinds, in each lane at other rows, after some steps that fill the memory."""
+    lengths = itertools.cycle((3, 5, 8, 11))
+    mask = "key" if case.masked else None
+    with make_vector_env(lambda: SpacesEnv(space, case.action_space, next(lengths), mask), lanes, 0, seed=seed) as env:
+        collector = RolloutCollector(env, policy, seed=seed, sequence_length=length)
+        collector.collect(before)
+        rollout = collector.collect(steps)
+    assert rollout.terminated.any()
+    assert rollout.truncated.any()
     return rollout
 
 

@@ -150,9 +150,7 @@ def test_weights_travel_between_backends_unchanged(backend, case):
     weights["policy_version"] = np.array(17)
     policy = backend.policy(spec, weights)
     found = policy.get_weights()
-    assert found.keys() == weights.keys()
-    for name, array in weights.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    np.testing.assert_equal(found, weights)
     assert policy.policy_version == 17
     found["actor.head.bias"] += 1  # a copy: the policy keeps its own
     np.testing.assert_array_equal(policy.get_weights()["actor.head.bias"], weights["actor.head.bias"])
@@ -178,14 +176,9 @@ def test_statistics_move_alike(backend):
     np.testing.assert_allclose(weights["value_normalizer.var"], returns[~dead].astype(np.float64).var(), rtol=1e-12)
     assert weights["observation_normalizer.count"] == weights["value_normalizer.count"] == (~dead).sum() == 33
     # Bytes and one-hot entries are scaled already: a byte of 255 still is 1 for the network, whatever the statistics say.
-    center, inverse_std = _scaling(policy)
+    center, inverse_std = policy.statistics.observation_scale
     np.testing.assert_array_equal(center[2:], 0)
     np.testing.assert_array_equal(inverse_std[2:], 1)
-
-
-def _scaling(policy):
-    statistics = policy.statistics
-    return statistics.observation_scale
 
 
 def test_popart_keeps_values_in_reward_units(backend):

@@ -152,12 +152,8 @@ def test_actions_for_the_environment():
     np.testing.assert_allclose(squashed, [[0.46211716, 5.9901095], [1.0, 2.0]], rtol=1e-6)
     far = distributions.to_env(tanh, np.array([[1e30, -1e30]], np.float32))
     np.testing.assert_array_equal(far, [[1.0, 2.0]])
-
-
-def test_an_unbounded_box_is_left_alone_by_clipping():
-    layout = action_layout(spaces.Box(-np.inf, np.inf, (2,)), "clip")
-    values = np.array([[-1e20, 1e20]], np.float32)
-    np.testing.assert_array_equal(distributions.to_env(layout, values), values)
+    unbounded = action_layout(spaces.Box(-np.inf, np.inf, (2,)), "clip")
+    np.testing.assert_array_equal(distributions.to_env(unbounded, np.array([[-1e20, 1e20]], np.float32)), np.float32([[-1e20, 1e20]]))
 
 
 # Log-probs and entropies with their gradients
@@ -235,7 +231,9 @@ def test_gradients_are_differences(name, masked, entropy):
     # L = Σ log p · a + Σ H · b: its slope by any output or log std is (L(x + h) - L(x - h)) / 2h. None for b is b = 0.
     data, rng = Data(name, masked=masked), np.random.default_rng(3)
     a, b = rng.normal(size=N), rng.normal(size=N)
+    given = [array.copy() for array in (data.outputs, a, b)]
     d_outputs, d_log_std = data.terms().backward(a, b if entropy else None)
+    np.testing.assert_equal([data.outputs, a, b], given)  # they are only read
     assert d_outputs.shape == data.outputs.shape
     assert d_log_std.shape == data.log_std.shape
 
@@ -292,13 +290,3 @@ def test_logits_far_apart_stay_finite(dtype):
     slopes, _ = terms.backward(np.ones(2, dtype), np.ones(2, dtype))
     assert slopes.dtype == dtype
     np.testing.assert_allclose(slopes, [[0, -1], [0, 1]], atol=1e-6)
-
-
-def test_the_outputs_are_only_read():
-    data = Data("tuple", masked=True)
-    before = data.outputs.copy()
-    terms = data.terms()
-    given = np.ones(N), np.ones(N)
-    terms.backward(*given)
-    np.testing.assert_array_equal(data.outputs, before)
-    np.testing.assert_array_equal(given, np.ones((2, N)))
