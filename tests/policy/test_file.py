@@ -51,24 +51,12 @@ def test_equal_policies_make_equal_files(tmp_path):
     assert one.read_bytes() == two.read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["bit", "cut", "zeros", "empty", "text"])
-def test_a_damaged_file_is_refused(tmp_path, damage):
+def test_a_damaged_file_is_refused(tmp_path):
     path = save_policy(tmp_path / "policy.safetensors", SPEC, weights_of())
-    content = bytearray(path.read_bytes())
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        broken = bytearray(content)
-        place = int(rng.integers(len(broken)))
-        if damage == "bit":
-            broken[place] ^= 1 << int(rng.integers(8))
-        elif damage == "cut":
-            broken = broken[:place]
-        elif damage == "zeros":
-            broken[-40:] = bytes(40)
-            broken[place % 200] ^= 255
-        else:
-            broken = bytearray(b"" if damage == "empty" else b"not a policy at all")
-        path.write_bytes(broken)
+    content = path.read_bytes()
+    broken = [content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :] for place in range(3, len(content), 97)]
+    for damaged in (*broken, content[:-1], b"", b"not a policy at all"):
+        path.write_bytes(damaged)
         with pytest.raises(CorruptFileError, match=r"policy\.safetensors"):
             load_policy(path)
 

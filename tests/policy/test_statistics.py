@@ -211,8 +211,7 @@ def test_to_named_weights_and_back():
     named = statistics.to_weights()
     assert set(named) == {f"{kind}_normalizer.{name}" for kind in ("observation", "value") for name in ("mean", "var", "count")}
     other.from_weights(named)
-    for name, value in other.to_weights().items():
-        np.testing.assert_array_equal(value, named[name])
+    np.testing.assert_equal(other.to_weights(), named)
     named["observation_normalizer.mean"] += 1  # a copy
     assert (other.to_weights()["observation_normalizer.mean"] != named["observation_normalizer.mean"]).all()
 

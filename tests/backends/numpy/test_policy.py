@@ -92,16 +92,13 @@ def test_acting_and_evaluating_leave_statistics_alone():
     policy.act(rollout.observations[0], (), np.ones(2, bool), np.random.default_rng(0))
     policy.value(rollout.observations)
     policy.predict(np.zeros(2))
-    after = policy.get_weights()
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value)
+    np.testing.assert_equal(policy.get_weights(), before)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), SMALL)
     first, again, other = (fresh_weights(spec, seed) for seed in (1, 1, 2))
-    for name, value in first.items():
-        np.testing.assert_array_equal(again[name], value)
+    np.testing.assert_equal(again, first)
     assert (first["actor.0.weight"] != other["actor.0.weight"]).any()
 
 
@@ -142,16 +139,9 @@ def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
     observations = np.random.default_rng(1).uniform(-3, 3, (6, 7, 4)).astype(np.float32)  # [L, N, 4]
     steps = [policy.act(rows, (), np.ones(7, bool), np.random.default_rng(2)) for rows in observations]
     nothing = np.zeros((6, 7), np.float32)
-    minibatch = Minibatch(
-        observations=observations,
-        actions=np.stack([step.actions for step in steps]),
-        log_probs=nothing,
-        advantages=nothing,
-        returns=nothing,
-        values=nothing,
-        valid=nothing == 0,
-        episode_starts=nothing != 0,
-    )
+    zeros = dict.fromkeys(("log_probs", "advantages", "returns", "values"), nothing)
+    actions = np.stack([step.actions for step in steps])
+    minibatch = Minibatch(observations=observations, actions=actions, **zeros, valid=nothing == 0, episode_starts=nothing != 0)
     evaluation = policy.evaluate(minibatch)
     assert evaluation.log_probs.shape == evaluation.values.shape == (6, 7)
     np.testing.assert_allclose(evaluation.log_probs, np.stack([step.log_probs for step in steps]), rtol=0, atol=5e-6)

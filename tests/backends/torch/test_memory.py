@@ -72,9 +72,7 @@ def test_memory_goes_on_from_one_rollout_to_the_next(kind):
 def test_memory_recorded_more_often_teaches_the_same(kind):
     (policy, (_, often)), (_, (_, seldom)) = cartpole(kind, every=2), cartpole(kind, every=6)
     assert len(often.policy_state["hidden"]) == 12 > len(seldom.policy_state["hidden"]) == 4
-    one, two = (learned(policy, rollout, sequence_length=6)[0] for rollout in (often, seldom))
-    for name, value in one.items():
-        np.testing.assert_array_equal(value, two[name])
+    np.testing.assert_equal(*(learned(policy, rollout, sequence_length=6)[0] for rollout in (often, seldom)))
 
 
 def test_sequences_that_begin_where_nothing_was_recorded_are_refused():
@@ -130,8 +128,7 @@ def test_a_rollout_joined_selected_and_from_disk_teaches_the_same(tmp_path):
     again = both.select_lanes([3, 4, 5])
     expected = learned(policy, two)[0]
     for rollout in (again, Rollout.load(two.save(tmp_path / "rollout.safetensors")), Rollout.from_dict(two.to_dict())):
-        for name, value in learned(policy, rollout)[0].items():
-            np.testing.assert_array_equal(value, expected[name])
+        np.testing.assert_equal(learned(policy, rollout)[0], expected)
     assert learned(policy, both)[1]["ratio_error"] < 5e-5
 
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import nn
 
 from doubles.learners import TORCH
+from doubles.policies import Forgetful
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import acting_policy, compute_advantages, is_builtin
 from inchworm.backends.torch import policy as module
@@ -19,7 +20,6 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Policy
-from inchworm.core.types import Evaluation, PolicyStep
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
@@ -92,21 +92,19 @@ def test_the_critic_reads_fewer_rows_at_once_the_larger_they_are(monkeypatch):
 CONFIG = PPOConfig(update_epochs=4, num_minibatches=4, learning_rate=1e-2, ent_coef=0.0)
 
 
-def play(policy, seed, steps=32, lanes=8):
+def play(policy, seed, steps=32, lanes=8, see=lambda rows: rows):
     """A world of one step an episode: the observation is a sign, the right action (0 or 1) names it, the reward says so."""
     rng = np.random.default_rng(seed)
-    state, rows = policy.initial_state(lanes), []
+    columns = {name: [] for name in ("observations", "actions", "log_probs", "rewards")}
     for _ in range(steps):
         signs = rng.integers(0, 2, lanes)
-        observations = np.stack([2.0 * signs - 1, rng.normal(size=lanes)], -1).astype(np.float32)
-        step = policy.act(observations, state, np.ones(lanes, bool), rng)
-        state = step.state
-        rows.append((observations, step.actions, step.log_probs, (step.env_actions == signs).astype(np.float32)))
-    observations, actions, log_probs, rewards = (np.stack(column) for column in zip(*rows))
-    terminated = np.ones_like(rewards, bool)
-    return Rollout.from_dict(
-        {"observations": observations, "actions": actions, "log_probs": log_probs, "rewards": rewards, "terminated": terminated}
-    )
+        observations = see(np.stack([2.0 * signs - 1, rng.normal(size=lanes)], -1).astype(np.float32))
+        step = policy.act(observations, policy.initial_state(lanes), np.ones(lanes, bool), rng)
+        rewards = (step.env_actions == signs).astype(np.float32)
+        for column, array in zip(columns.values(), (observations, step.actions, step.log_probs, rewards)):
+            column.append(array)
+    data = {name: optree.tree_map(lambda *rows: np.stack(rows), *column) for name, column in columns.items()}
+    return Rollout.from_dict(data | {"terminated": np.ones((steps, lanes), bool)})
 
 
 class MyNetwork(Network):
@@ -196,69 +194,38 @@ def test_what_is_refused():
         TorchPolicy(SPEC, network=Network()).value(np.zeros((1, 1, 2), np.float32))
 
 
-class RawPolicy(nn.Module):
+class Raw(Forgetful):
     """The seven methods of the contract, without inheriting from this library."""
 
-    def __init__(self):
-        super().__init__()
-        self.policy_version = 0
-        self.actor = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-        self.critic = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-        self.rollouts_seen = 0
-
-    def initial_state(self, num_lanes):
-        return ()
-
-    def act(self, observations, state, episode_starts, rng, *, deterministic=False):
-        with torch.no_grad():
-            log_p = torch.log_softmax(self.actor(torch.as_tensor(observations)), -1).numpy()
-        if deterministic:
-            actions = log_p.argmax(-1)
-        else:
-            actions = (rng.random(len(log_p)) > np.exp(log_p[:, 0])).astype(np.int64)
-        return PolicyStep(actions, actions, log_p[np.arange(len(log_p)), actions], state)
-
-    def value(self, observations, state, episode_starts):
-        with torch.no_grad():
-            return self.critic(observations).squeeze(-1)
-
-    def evaluate(self, minibatch):
-        distribution = torch.distributions.Categorical(logits=self.actor(minibatch.observations))
-        values = self.critic(minibatch.observations).squeeze(-1)
-        return Evaluation(distribution.log_prob(minibatch.actions), distribution.entropy(), values, 1.0)
+    rollouts_seen = 0
 
     def update_statistics(self, rollout, returns):
         assert isinstance(rollout, Rollout)
         assert returns.shape == rollout.rewards.shape
         self.rollouts_seen += 1
 
-    def get_weights(self):
-        weights = {name: tensor.detach().numpy().copy() for name, tensor in self.state_dict().items()}
-        return {**weights, "policy_version": np.array(self.policy_version)}
 
-    def set_weights(self, weights):
-        self.policy_version = int(weights["policy_version"])
-        self.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items() if name != "policy_version"})
+def as_dict(rows):
+    return {"observation": np.pad(rows, ((0, 0), (0, 1))), "action_mask": np.ones((len(rows), 3), np.int8)}
 
 
 @pytest.mark.parametrize("clip_vloss", [False, True])
 def test_a_raw_module_that_keeps_the_contract_learns(clip_vloss):
-    torch.manual_seed(0)
-    policy = RawPolicy()
+    policy = Raw()
     assert isinstance(policy, Policy)
     learner = PPOOptimizer(policy, CONFIG.replace(clip_vloss=clip_vloss), device="cpu")
     for seed in range(6):
-        learner.update(play(policy, seed))
-    assert play(policy, 101).rewards.mean() > 0.9
+        learner.update(play(policy, seed, see=as_dict))
+    assert play(policy, 101, see=as_dict).rewards.mean() > 0.9
     assert policy.policy_version == policy.rollouts_seen == learner.updates == 6
-    other = RawPolicy()
+    other = Raw()
     other.set_weights(policy.get_weights())
-    assert play(other, 101).rewards.mean() == play(policy, 101).rewards.mean()
+    assert play(other, 101, see=as_dict).rewards.mean() == play(policy, 101, see=as_dict).rewards.mean()
 
 
 def test_advantages_of_a_raw_module_as_arrays():
-    policy = RawPolicy()
-    rollout = play(policy, 0, steps=4, lanes=2)
+    policy = Raw()
+    rollout = play(policy, 0, steps=4, lanes=2, see=as_dict)
     found = compute_advantages(policy, rollout, CONFIG)
     assert isinstance(found.values, np.ndarray)
     np.testing.assert_allclose(found.advantages, rollout.rewards - found.values, atol=1e-6)  # every row is terminal

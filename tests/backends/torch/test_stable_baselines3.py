@@ -5,12 +5,12 @@ Its value loss has no ½, so its vf_coef c is our 2c; it normalises advantages p
 
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.toys import SpacesEnv
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
@@ -20,7 +20,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
 pytest.importorskip("stable_baselines3")
-STEPS, LANES = 32, 4
+STEPS, LANES, SEEN = 32, 4, spaces.Box(-np.inf, np.inf, (5,))
 CONFIG = PPOConfig(
     learning_rate=3e-3, gamma=0.98, gae_lambda=0.9, clip_coef=0.2, vf_coef=1.0, ent_coef=0.01, update_epochs=1, num_minibatches=1,
     normalize_advantages="minibatch", rollout_steps=STEPS,
@@ -33,19 +33,6 @@ NAMES = {
     "critic.1": "mlp_extractor.value_net.2",
     "critic.head": "value_net",
 }
-
-
-class World(gym.Env):
-    """Only its spaces are needed."""
-
-    def __init__(self, action_space):
-        self.observation_space, self.action_space = spaces.Box(-np.inf, np.inf, (5,)), action_space
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(5, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(5, np.float32), 0.0, False, False, {}
 
 
 def peer_names():
@@ -65,14 +52,14 @@ def ours_and_theirs(action_space):
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     peer = PPO(
-        "MlpPolicy", DummyVecEnv([lambda: World(action_space)] * LANES), n_steps=STEPS, batch_size=STEPS * LANES, n_epochs=1,
+        "MlpPolicy", DummyVecEnv([lambda: SpacesEnv(SEEN, action_space)] * LANES), n_steps=STEPS, batch_size=STEPS * LANES, n_epochs=1,
         learning_rate=CONFIG.learning_rate, gamma=CONFIG.gamma, gae_lambda=CONFIG.gae_lambda, clip_range=CONFIG.clip_coef,
         vf_coef=CONFIG.vf_coef / 2, ent_coef=CONFIG.ent_coef, max_grad_norm=CONFIG.max_grad_norm, seed=1, device="cpu",
     )  # fmt: skip
     peer.set_logger(configure(None, []))
     with torch.no_grad():
         peer.policy.action_net.weight.mul_(100)  # from nearly uniform to a policy with opinions
-    spec = PolicySpec(spaces.Box(-np.inf, np.inf, (5,)), action_space, PolicyConfig())
+    spec = PolicySpec(SEEN, action_space, PolicyConfig())
     policy = TorchPolicy(spec)
     state = {name: tensor.numpy() for name, tensor in peer.policy.state_dict().items()}
     policy.set_weights({**policy.get_weights(), **copied(state, state)})
@@ -136,18 +123,9 @@ def test_one_update_is_the_same(action_space):
     values, log_probs, entropy = peer.policy.evaluate_actions(
         torch.from_numpy(flat.copy()), torch.from_numpy(rollout.actions.reshape(STEPS * LANES, *rollout.actions.shape[2:]).copy())
     )
-    found = policy.evaluate(
-        Minibatch(
-            observations=tensors.observations,
-            actions=tensors.actions,
-            log_probs=tensors.log_probs,
-            advantages=advantages.advantages,
-            returns=advantages.returns,
-            values=advantages.values,
-            valid=tensors.valid,
-            episode_starts=tensors.episode_starts,
-        )
-    )
+    fields = {name: tensors[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
+    fields |= {name: getattr(advantages, name) for name in ("advantages", "returns", "values")}
+    found = policy.evaluate(Minibatch(**fields))
     torch.testing.assert_close(found.values.reshape(-1), values.reshape(-1), rtol=0, atol=1e-5)
     torch.testing.assert_close(found.log_probs.reshape(-1), log_probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.entropy.reshape(-1), entropy, rtol=0, atol=1e-5)
