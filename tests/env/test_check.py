@@ -13,7 +13,8 @@ from doubles.toys import Counter, SpacesEnv
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY
-from inchworm.env.check import CheckReport, check_env
+from inchworm.core.types import CheckReport
+from inchworm.env.check import check_env
 from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
 needs_pettingzoo = pytest.mark.skipif(find_spec("pettingzoo") is None, reason="PettingZoo is not installed")
@@ -234,7 +235,7 @@ def test_a_given_environment_stays_open_and_a_made_one_is_closed():
 
 def test_reports_as_text():
     assert str(CheckReport()) == "the environment is ready for training"
-    assert str(CheckReport(("bad",), ("hm",))) == "1 problem(s) would break or spoil training\nproblem: bad\nnote: hm"
+    assert str(CheckReport(("bad",), ("hm",))) == "1 problem(s) would break or degrade training\nproblem: bad\nnote: hm"
 
 
 # ---- PettingZoo environments

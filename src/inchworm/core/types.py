@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -164,3 +164,23 @@ class UpdateStats(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self.metrics)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Result of `check_env` and `check_policy`: `problems` break or degrade training, `notes` are worth knowing."""
+
+    subject: ClassVar[str] = "environment"
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        wrong = f"{len(self.problems)} problem(s) would break or degrade training"
+        head = f"the {self.subject} is ready for training" if self.ok else wrong
+        return "\n".join([head, *(f"problem: {text}" for text in self.problems), *(f"note: {text}" for text in self.notes)])

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, InchwormError
 from inchworm.core.spaces import Space, leaf, leaves, path_name, split_mask
-from inchworm.core.types import Tree
+from inchworm.core.types import CheckReport, Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy
 from inchworm.env.make import make_env
@@ -36,14 +36,14 @@ _LARGE = 50.0
 
 
 class Findings:
-    """Problems, which break or spoil training, and notes, which are worth knowing."""
+    """Problems, which break or degrade training, and notes, which are worth knowing."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
 
     def problem(self, text: str) -> None:
-        """Add what would break or spoil training."""
+        """Add what would break or degrade training."""
         self.problems.append(text)
 
     def note(self, text: str) -> None:
@@ -145,23 +145,6 @@ def drive(copy: Copy, trace: Trace, steps: int, seed: int, actions: Sequence[Tre
         episodes += ended
         names = (*_SHOWN, "final_observations") if ended else _SHOWN
         trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in names})
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """What was found: `problems` break or spoil training, `notes` are worth knowing."""
-
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no problem."""
-        return not self.problems
-
-    def __str__(self) -> str:
-        head = "the environment is ready for training" if self.ok else f"{len(self.problems)} problem(s) would break or spoil training"
-        return "\n".join([head, *(f"problem: {text}" for text in self.problems), *(f"note: {text}" for text in self.notes)])
 
 
 def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 200, seed: int = 0) -> CheckReport:

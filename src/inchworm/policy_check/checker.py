@@ -15,7 +15,7 @@ from inchworm.backends.registry import acting_policy, get_backend, learning_thre
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.protocols import Actor, Policy, VectorEnv
-from inchworm.env.check import CheckReport
+from inchworm.core.types import CheckReport
 from inchworm.env.source import env_source
 from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check import acting, learning
@@ -31,9 +31,7 @@ _COPIES = 4
 class PolicyReport(CheckReport):
     """Result of `check_policy`: `problems` break or degrade training, `notes` are worth knowing."""
 
-    def __str__(self) -> str:
-        head = "the policy is ready for training" if self.ok else f"{len(self.problems)} problem(s) would break or degrade training"
-        return "\n".join([head, *(f"problem: {text}" for text in self.problems), *(f"note: {text}" for text in self.notes)])
+    subject = "policy"
 
 
 def check_policy(
