@@ -5,10 +5,27 @@ from typing import Any
 import numpy as np
 import optree
 
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.tracking.jsonl import METRICS
 from inchworm.train.trainer import PPOTrainer
 
+STEPS, LANES = 8, 2
+BATCH = STEPS * LANES
+SMALL = PolicyConfig(hidden_sizes=(8,))
 PARTS = ("weights", "learner", "collector", "state", "callbacks", "trackers")
+
+
+def small_config(
+    *, iterations: int = 6, policy: PolicyConfig = SMALL, ppo: PPOConfig | None = None, evaluation: EvalConfig | None = None, **run: Any
+) -> TrainingConfig:
+    """Iterations of 8 steps of 2 lanes with a small network; without evaluations unless they are asked for."""
+    return TrainingConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=LANES),
+        policy=policy,
+        ppo=ppo or PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
+        evaluation=evaluation or EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(**{"total_timesteps": iterations * BATCH, **run}),
+    )
 
 
 def bits(tree: Any) -> list[bytes]:

@@ -29,6 +29,21 @@ class _Toy(gym.Env):
         return _number(0.0)
 
 
+def watched(base):
+    """A subclass of an environment, and the list of its environments that are open."""
+    open_envs = []
+
+    class Watched(base):
+        def __init__(self):
+            super().__init__()
+            open_envs.append(self)
+
+        def close(self):
+            open_envs.remove(self)
+
+    return Watched, open_envs
+
+
 class ConstantReward(_Toy):
     """One step, observation 0, reward 1: V = 1. Tests the value head alone."""
 

@@ -1,6 +1,7 @@
 """Saving and restoring: saves that fail, background saves, the complete state of a run, and what a kill leaves."""
 
 import errno
+import functools
 import json
 import os
 import random
@@ -21,11 +22,11 @@ import torch
 from gymnasium import spaces
 
 from doubles.disk import failing, record_syncs
-from doubles.runs import bits, finish, outcome
+from doubles.runs import BATCH, LANES, SMALL, bits, finish, outcome, small_config
 from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm import PolicySpec
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import EvalConfig, PolicyConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
@@ -47,19 +48,7 @@ from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_pa
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
-STEPS, LANES = 8, 2
-BATCH = STEPS * LANES
-SMALL = PolicyConfig(hidden_sizes=(8,))
-
-
-def config(*, iterations: int = 6, evaluation: EvalConfig | None = None, **run: Any) -> TrainingConfig:
-    return TrainingConfig(
-        env=EnvConfig(id="CartPole-v1", num_envs=LANES),
-        policy=SMALL,
-        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
-        evaluation=evaluation or EvalConfig(interval=0, final_episodes=0),
-        run=RunConfig(**{"total_timesteps": iterations * BATCH, "checkpoint_interval": 2, "backend": "numpy", **run}),
-    )
+config = functools.partial(small_config, backend="numpy", checkpoint_interval=2)
 
 
 def trainer_for(run_dir: Path, env: Any = "CartPole-v1", settings: TrainingConfig | None = None, **more: Any) -> PPOTrainer:

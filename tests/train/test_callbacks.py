@@ -8,9 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from doubles.toys import ActionReward, Corridor
+from doubles.runs import BATCH, LANES, SMALL, STEPS, small_config
+from doubles.toys import ActionReward, Corridor, watched
 from doubles.trackers import Recorder
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import EvalConfig, PPOConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.file import load_policy
@@ -19,18 +20,6 @@ from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
-
-STEPS, LANES = 8, 2
-BATCH = STEPS * LANES
-
-
-def config(evaluation: EvalConfig, *, iterations: int, **run: Any) -> TrainingConfig:
-    return TrainingConfig(
-        env=EnvConfig(num_envs=LANES),
-        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, update_epochs=1),
-        evaluation=evaluation,
-        run=RunConfig(total_timesteps=iterations * BATCH, **run),
-    )
 
 
 class FakeEvaluator:
@@ -244,10 +233,10 @@ def test_an_evaluation_is_logged_whenever_it_comes() -> None:
 
 
 def test_evaluation_in_a_run_keeps_the_best_policy(tmp_path: Path) -> None:
-    quick = config(EvalConfig(interval=3, episodes=4, final_episodes=5, num_envs=2), iterations=20).replace(
-        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0), policy=PolicyConfig(hidden_sizes=(8,))
-    )
-    with PPOTrainer(quick.policy, ActionReward, quick, run_dir=tmp_path) as trainer:
+    scores = EvalConfig(interval=3, episodes=4, final_episodes=5, num_envs=2)
+    quick = PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)
+    config = small_config(iterations=20, ppo=quick, evaluation=scores)
+    with PPOTrainer(SMALL, ActionReward, config, run_dir=tmp_path) as trainer:
         history = trainer.train()
         state = trainer.state
     assert [entry["iteration"] for entry in state.evaluations] == [3, 6, 9, 12, 15, 18, 20]
@@ -267,17 +256,8 @@ def test_evaluation_in_a_run_keeps_the_best_policy(tmp_path: Path) -> None:
 
 
 def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:
-    open_worlds: list[int] = []
-
-    class Door(ActionReward):
-        def __init__(self) -> None:
-            super().__init__()
-            open_worlds.append(1)
-
-        def close(self) -> None:
-            open_worlds.pop()
-
-    with PPOTrainer("mlp", Door, config(EvalConfig(interval=1, final_episodes=2, num_envs=3), iterations=2)) as trainer:
+    door, open_worlds = watched(ActionReward)
+    with PPOTrainer("mlp", door, small_config(iterations=2, evaluation=EvalConfig(interval=1, final_episodes=2, num_envs=3))) as trainer:
         trainer.train()
         assert len(open_worlds) == LANES  # those that train
         trainer.evaluate(1)
@@ -287,7 +267,7 @@ def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:
 
 def test_an_environment_that_was_handed_over_is_trained_in_without_scores() -> None:
     env: gym.Env[Any, Any] = Corridor()
-    with PPOTrainer("mlp", env, config(EvalConfig(interval=1), iterations=2)) as trainer:
+    with PPOTrainer("mlp", env, small_config(iterations=2, evaluation=EvalConfig(interval=1))) as trainer:
         with pytest.warns(UserWarning, match=r"no evaluation during training.* pass PPOTrainer an id or a factory"):
             trainer.train()
         assert trainer.state.evaluations == []

@@ -1,10 +1,6 @@
 """Ctrl-C: once saves the last complete iteration and leaves, twice leaves at once; and the saved run resumes bit for bit."""
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -13,39 +9,27 @@ from typing import Any
 
 import pytest
 
-from doubles.runs import finish, outcome
+from doubles.runs import BATCH, SMALL, finish, outcome, small_config
 from doubles.toys import Corridor
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import EvalConfig
 from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train import callbacks as interrupt
 from inchworm.train.callbacks import BaseCallback, interruptible
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
-STEPS, LANES = 8, 2
-BATCH = STEPS * LANES
+
+def trainer_for(run_dir: Path | None, env: Any = Corridor, *, interval: int = 0, checkpoint_interval: int = 100) -> PPOTrainer:
+    evaluation = EvalConfig(interval=interval, final_episodes=0, num_envs=1, episodes=2)
+    return PPOTrainer(SMALL, env, small_config(evaluation=evaluation, checkpoint_interval=checkpoint_interval), run_dir=run_dir)
 
 
-def config(**evaluation: Any) -> TrainingConfig:
-    return TrainingConfig(
-        env=EnvConfig(num_envs=LANES),
-        policy=PolicyConfig(hidden_sizes=(8,)),
-        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
-        evaluation=EvalConfig(**{"interval": 0, "final_episodes": 0, "num_envs": 1, "episodes": 2, **evaluation}),
-        run=RunConfig(total_timesteps=6 * BATCH, checkpoint_interval=100),
-    )
+def undisturbed(tmp_path: Path, **options: Any) -> dict[str, Any]:
+    return finish(trainer_for(tmp_path / "undisturbed", **options))
 
 
-def trainer_for(run_dir: Path | None, env: Any = Corridor, **evaluation: Any) -> PPOTrainer:
-    return PPOTrainer(PolicyConfig(hidden_sizes=(8,)), env, config(**evaluation), run_dir=run_dir)
-
-
-def undisturbed(tmp_path: Path, **evaluation: Any) -> dict[str, Any]:
-    return finish(trainer_for(tmp_path / "undisturbed", **evaluation))
-
-
-def resumed(run_dir: Path, at: int, **evaluation: Any) -> dict[str, Any]:
-    with trainer_for(run_dir, **evaluation) as trainer:
+def resumed(run_dir: Path, at: int, **options: Any) -> dict[str, Any]:
+    with trainer_for(run_dir, **options) as trainer:
         trainer.load_checkpoint()
         assert trainer.state.iteration == at
         trainer.train()
@@ -187,20 +171,18 @@ def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) ->
                 stuck()
             return super().step(action)
 
-    scores = {"interval": 3, "final_episodes": 0}
-    with trainer_for(tmp_path / "run", StuckWhenScored, **scores) as trainer:
+    with trainer_for(tmp_path / "run", StuckWhenScored, interval=3) as trainer:
         trainer_is_made[0] = True
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
     assert newest(tmp_path / "run") == 2  # the third was not complete: its score is part of it
-    assert resumed(tmp_path / "run", 2, **scores) == undisturbed(tmp_path, **scores)
+    assert resumed(tmp_path / "run", 2, interval=3) == undisturbed(tmp_path, interval=3)
 
 
 def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e-9)  # the snapshot stays the one of the start
-    often = config().replace(run=config().run.replace(checkpoint_interval=1))
-    with PPOTrainer(config().policy, Corridor, often, run_dir=tmp_path) as trainer, pytest.raises(KeyboardInterrupt):
+    with trainer_for(tmp_path, checkpoint_interval=1) as trainer, pytest.raises(KeyboardInterrupt):
         trainer.train(callback=At(4, stuck))
     assert newest(tmp_path) == 3
 
@@ -230,52 +212,3 @@ def test_the_timer_does_not_outlive_the_run() -> None:
         [timer] = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
     timer.join(1.0)  # it would wait for seven seconds, and then interrupt whatever runs by then
     assert not timer.is_alive()
-
-
-# ---- from outside, as people do it
-
-SCRIPT = textwrap.dedent("""
-    import sys, time
-    from inchworm import PPOTrainer, TrainingConfig
-    from doubles.toys import Corridor
-
-    class Slow(Corridor):
-        def step(self, action):
-            time.sleep(0.001)
-            return super().step(action)
-
-    config = TrainingConfig.from_yaml(sys.argv[1])
-    with PPOTrainer(config.policy, Slow, config, run_dir=sys.argv[2]) as trainer:
-        trainer.train()
-""")
-
-
-@pytest.mark.slow
-def test_a_process_that_gets_a_sigint_saves_and_dies_of_it(tmp_path: Path) -> None:
-    (tmp_path / "long.yaml").write_text(config().replace(run=config().run.replace(total_timesteps=10**8)).to_yaml())
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "long.yaml"), str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where `doubles` is
-    deadline = time.monotonic() + 120
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            while len(read_rows(tmp_path / "run" / METRICS)) < 3:
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert process.returncode == -signal.SIGINT, err
-    at = newest(tmp_path / "run")
-    assert at == len(read_rows(tmp_path / "run" / METRICS)) >= 3  # every iteration that was complete
-    further = config().replace(run=config().run.replace(total_timesteps=(at + 3) * BATCH))
-    outcomes = []
-    for name in ("run", "undisturbed"):
-        with PPOTrainer(further.policy, Corridor, further, run_dir=tmp_path / name) as trainer:
-            if name == "run":
-                trainer.load_checkpoint()
-                assert trainer.state.iteration == at
-            trainer.train()
-            outcomes.append(outcome(trainer))
-    assert outcomes[0] == outcomes[1]

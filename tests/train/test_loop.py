@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from doubles.toys import ActionReward, Corridor, Counter, TruncatedForever
+from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, small_config
+from doubles.toys import ActionReward, Counter, watched
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import CollectConfig, EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.env.source import make_vector_env
@@ -28,21 +29,13 @@ from inchworm.train.loop import (
 )
 from inchworm.train.trainer import PPOTrainer, create_training_components, functional_training_loop
 
-STEPS, LANES = 8, 2
-BATCH = STEPS * LANES
-
-
-def config(*, total: int = 4 * BATCH, **run: Any) -> TrainingConfig:
-    return TrainingConfig(
-        env=EnvConfig(num_envs=LANES),
-        ppo=PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1, learning_rate=1e-2),
-        run=RunConfig(total_timesteps=total, **run),
-    )
+FAST = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1, learning_rate=1e-2)
+config = functools.partial(small_config, iterations=4, ppo=FAST)
 
 
 def policy_for(env: Any, *, seed: int = 0) -> TorchPolicy:
     one = make_vector_env(env, 1)
-    return TorchPolicy(PolicySpec(one.observation_space, one.action_space, PolicyConfig(hidden_sizes=(8,))), seed=seed)
+    return TorchPolicy(PolicySpec(one.observation_space, one.action_space, SMALL), seed=seed)
 
 
 class FakeCollector:
@@ -122,7 +115,7 @@ def test_an_iteration_is_collect_callbacks_learn_hand_over_in_this_order() -> No
     watchers = (Journal("first", journal), Journal("second", journal))
     loss = lambda: 0  # noqa: E731 - only its identity matters
     state = TrainingState()
-    run_training_loop(state, parts(journal, callbacks=watchers, losses=[loss], total=2 * BATCH), default_training_step)
+    run_training_loop(state, parts(journal, callbacks=watchers, losses=[loss], iterations=2), default_training_step)
     iterations = [
         [
             ("collect", STEPS),
@@ -145,7 +138,7 @@ def test_a_rollout_that_a_callback_returns_is_what_is_learned_from() -> None:
             return dataclasses.replace(rollout, rewards=rollout.rewards + 10)
 
     journal: list[Any] = []
-    run_training_loop(TrainingState(), parts(journal, callbacks=[Shaped(), Shaped()], total=BATCH), default_training_step)
+    run_training_loop(TrainingState(), parts(journal, callbacks=[Shaped(), Shaped()], iterations=1), default_training_step)
     [learned] = [entry[1] for entry in journal if entry[0] == "update"]
     assert np.array_equal(learned.rewards, rollouts()[0].rewards + 20)  # each callback saw what the one before it returned
 
@@ -167,13 +160,13 @@ def test_what_was_collected_counts_whatever_a_callback_makes_of_it() -> None:
 @pytest.mark.parametrize(
     ("run", "iterations"),
     [
-        ({"total": 3 * BATCH}, 3),
-        ({"total": 3 * BATCH - 1}, 3),  # the target is reached, not undershot
-        ({"total": 2 * BATCH + 1}, 3),
+        ({"total_timesteps": 3 * BATCH}, 3),
+        ({"total_timesteps": 3 * BATCH - 1}, 3),  # the target is reached, not undershot
+        ({"total_timesteps": 2 * BATCH + 1}, 3),
         ({"max_iterations": 2}, 2),
         ({"max_episodes": 4}, 1),  # 8 steps of episodes of 3: 2 a lane in the first rollout
         ({"max_episodes": 5}, 2),
-        ({"total": BATCH, "max_iterations": 3, "max_episodes": 50}, 1),
+        ({"total_timesteps": BATCH, "max_iterations": 3, "max_episodes": 50}, 1),
     ],
 )
 def test_stops_at_whatever_comes_first(run: dict[str, Any], iterations: int) -> None:
@@ -182,27 +175,17 @@ def test_stops_at_whatever_comes_first(run: dict[str, Any], iterations: int) -> 
     assert (state.iteration, state.env_steps) == (iterations, iterations * BATCH)
 
 
-@pytest.mark.parametrize("false", [False, np.bool_(False)])
-def test_a_callback_that_returns_false_stops_it_after_all_callbacks_ran(false: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "iterations"), [(None, 4), (True, 4), (0, 4), ("", 4), (np.bool_(True), 4), (np.bool_(False), 2), (False, 2)]
+)
+def test_only_false_stops_it_after_all_callbacks_ran(answer: Any, iterations: int) -> None:
     journal: list[Any] = []
-    stop = as_callback(lambda state, metrics: false if state.iteration == 2 else True)
+    stop = as_callback(lambda state, metrics: answer if state.iteration == 2 else True)
     state = TrainingState()
     run_training_loop(state, parts(journal, callbacks=[stop, Journal("later", journal)]), default_training_step)
-    assert state.iteration == 2
-    assert state.should_stop
-    assert [entry[1:3] for entry in journal if entry[0] == "later" and entry[1] != "rollout"] == [
-        ("start", 0),
-        ("iteration", 1),
-        ("iteration", 2),
-        ("end", 2),
-    ]
-
-
-@pytest.mark.parametrize(("answer", "iterations"), [(None, 4), (True, 4), (0, 4), ("", 4), (np.bool_(True), 4), (np.bool_(False), 1)])
-def test_nothing_but_false_stops_it(answer: Any, iterations: int) -> None:
-    state = TrainingState()
-    run_training_loop(state, parts([], callbacks=[as_callback(lambda state, metrics: answer)]), default_training_step)
-    assert state.iteration == iterations
+    assert (state.iteration, state.should_stop) == (iterations, iterations == 2)
+    calls = [entry[1:3] for entry in journal if entry[0] == "later" and entry[1] != "rollout"]
+    assert calls == [("start", 0), *(("iteration", number) for number in range(1, iterations + 1)), ("end", iterations)]
 
 
 @pytest.mark.parametrize("moment", ["on_train_start", "on_rollout", "on_iteration", "on_train_end"])
@@ -306,48 +289,22 @@ def test_the_clock_is_kept_apart_by_name() -> None:
 
 def test_functional_training_loop_trains_a_toy_from_its_parts() -> None:
     policy = policy_for(ActionReward)
-    quick = config(total=40 * BATCH).replace(
-        ppo=PPOConfig(rollout_steps=STEPS, update_epochs=4, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)
-    )
-    state = functional_training_loop(quick, policy, ActionReward)
+    quick = PPOConfig(rollout_steps=STEPS, update_epochs=4, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)
+    state = functional_training_loop(config(iterations=40, ppo=quick), policy, ActionReward)
     assert state.iteration == 40
     assert state.episodes == state.env_steps == 40 * BATCH  # episodes of one step
     assert policy.policy_version == 40
-    first, last = state.history["iteration_episodes"], state.history["mean_reward"][-1]
-    assert first[0] == BATCH
-    assert last > 0.9  # a coin earns 0, the best policy 1
+    assert state.history["iteration_episodes"][0] == BATCH
+    assert state.history["mean_reward"][-1] > 0.9  # a coin earns 0, the best policy 1
 
 
 def test_functional_and_trainer_give_the_same_bits() -> None:
-    weights = []
-    for seed_again in range(2):
-        del seed_again
-        policy = policy_for("CartPole-v1", seed=3)
-        functional_training_loop(config(seed=3).replace(env=EnvConfig(id="CartPole-v1", num_envs=LANES)), policy)
-        weights.append(policy.get_weights())
-    with PPOTrainer(policy_for("CartPole-v1", seed=3), "CartPole-v1", config(seed=3)) as trainer:
+    policies = [policy_for("CartPole-v1", seed=3) for _ in range(3)]
+    for policy in policies[:2]:
+        functional_training_loop(config(seed=3), policy)
+    with PPOTrainer(policies[2], "CartPole-v1", config(seed=3)) as trainer:
         trainer.train()
-        weights.append(trainer.policy.get_weights())
-    for name, value in weights[0].items():
-        assert value.tobytes() == weights[1][name].tobytes() == weights[2][name].tobytes(), name
-
-
-def test_the_configs_threads_are_used_and_then_put_back() -> None:
-    """Threads change last bits, so they are the config's wherever the run is started from."""
-    import torch
-
-    before, seen = torch.get_num_threads(), list[int]()
-
-    def look(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
-        seen.append(torch.get_num_threads())
-        return {}
-
-    torch.set_num_threads(3)
-    for threads in (1, 2, 0):  # 0 leaves them as they are
-        functional_training_loop(config(max_iterations=1, threads=threads), policy_for("CartPole-v1"), step_fn=look)
-    assert seen == [1, 2, 3]
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(before)
+    assert bits(policies[0].get_weights()) == bits(policies[1].get_weights()) == bits(policies[2].get_weights())
 
 
 def test_a_step_function_may_wrap_the_default_one() -> None:
@@ -376,86 +333,26 @@ def test_a_step_function_may_replace_the_default_one() -> None:
         state.env_steps += rollout.num_valid
         return {"reward": float(rollout.rewards.sum())}
 
-    state = functional_training_loop(config(total=20), policy, env, step_fn=collect_only)
+    state = functional_training_loop(config(total_timesteps=20), policy, env, step_fn=collect_only)
     # 5 steps of 2 lanes: rewards 1 2 3 1 2 and, going on, 3 1 2 3 1
     assert state.history["reward"] == [18, 20]
     assert all(np.array_equal(before[name], value) for name, value in policy.get_weights().items())
 
 
-def test_custom_losses_reach_the_learner_and_are_logged_by_name() -> None:
-    def pull_values_to_five(values: Any) -> Any:
-        return ((values - 5.0) ** 2).mean()
-
-    def nothing(policy: Any, obs: Any, actions: Any, rewards: Any, values: Any, advantages: Any) -> Any:
-        assert (obs.shape[:2], actions.shape) == (rewards.shape, advantages.shape)
-        return 0.0 * values.sum()
-
-    pulled = config(total=60 * BATCH).replace(ppo=PPOConfig(rollout_steps=STEPS, learning_rate=3e-2, vf_coef=0.0, num_minibatches=1))
-    policy = policy_for(TruncatedForever)
-    state = functional_training_loop(pulled, policy, TruncatedForever, custom_losses=[pull_values_to_five, nothing])
-    assert float(policy.value(np.zeros((1, 1, 1), np.float32))[0, 0]) == pytest.approx(5.0, abs=0.1)
-    losses = state.history["loss/pull_values_to_five"]
-    assert losses[0] > 20 > 0.1 > losses[-1]
-    assert set(state.history["loss/nothing"]) == {0.0}
-    assert state.history["grad_norm/pull_values_to_five"][0] > 0
-
-
 def test_the_environments_are_closed_whatever_happens() -> None:
-    closed: list[int] = []
-
-    class Door(Counter):
-        def close(self) -> None:
-            closed.append(1)
-
     def fail(state: Any, components: Any) -> dict[str, float]:
         raise ZeroDivisionError
 
+    door, open_doors = watched(Counter)
     with pytest.raises(ZeroDivisionError):
-        functional_training_loop(config(), policy_for(Door), Door, step_fn=fail)
-    assert len(closed) >= LANES
-
-
-def test_a_policy_that_cannot_learn_leaves_no_environment_open() -> None:
-    standing: list[int] = []
-
-    class Door(Counter):
-        def __init__(self) -> None:
-            standing.append(1)
-            super().__init__()
-
-        def close(self) -> None:
-            standing.pop()
-
+        functional_training_loop(config(), policy_for(Counter), door, step_fn=fail)
     with pytest.raises(ConfigError, match="FakePolicy"):
-        create_training_components(config(), FakePolicy(), Door)  # type: ignore[arg-type]
-    assert not standing
+        create_training_components(config(), FakePolicy(), door)  # type: ignore[arg-type]
+    assert not open_doors
 
 
-def test_the_components_work_alone() -> None:
-    env = functools.partial(Corridor, 3)
-    policy = policy_for(env)
-    made = create_training_components(config(seed=4).replace(collect=CollectConfig(max_replay_steps=7)), policy, env)
-    rollout = made.collector.collect(12)
-    before = policy.get_weights()
-    stats = made.learner.update(rollout)
-    made.collector.set_weights(policy.get_weights())
-    again = made.collector.collect(3)
-    assert (rollout.num_lanes, again.num_steps) == (LANES, 3)
-    assert math.isfinite(stats["loss"])
-    assert any(not np.array_equal(before[name], value) for name, value in policy.get_weights().items())
-    assert again.policy_version.tolist() == [1, 1]
-    assert made.learner.total_timesteps == config().run.total_timesteps
-    made.collector.close()
-
-
-def test_the_config_names_the_environment_by_default() -> None:
+def test_components_from_the_config_alone() -> None:
     made = create_training_components(config(), policy_for("CartPole-v1"))
     assert made.collector.collect(2).observations.shape == (2, LANES, 4)
+    assert made.learner.total_timesteps == 4 * BATCH
     made.collector.close()
-
-
-def test_the_state_that_is_saved_is_what_cannot_be_read_off_elsewhere() -> None:
-    state = TrainingState(iteration=7, best_score=1.5, env_steps=3)
-    other = TrainingState()
-    other.load_state_dict(state.state_dict())
-    assert (other.iteration, other.best_score) == (7, 1.5)
