@@ -22,6 +22,14 @@ def config_in(directory: Path, name: str | None = None, env: str = "CartPole-v1"
     return TrainingConfig.from_dict({"env": {"id": env}, "ppo": ppo, "run": {"name": name, "directory": str(directory / "runs")}})
 
 
+@pytest.fixture
+def mine(tmp_path: Path) -> TrainingConfig:
+    """The config of a run that exists, named `mine`."""
+    config = config_in(tmp_path, "mine")
+    create_run(config).close()
+    return config
+
+
 def with_run(config: TrainingConfig, **changes: object) -> TrainingConfig:
     return config.replace(run=config.run.replace(**changes))
 
@@ -47,35 +55,28 @@ def test_names_stay_within_the_directory_whatever_the_environment_is_called(tmp_
         assert run.name.startswith(f"{stem}-2")
 
 
-def test_a_given_name_continues_that_run(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
-    with create_run(config) as again:
+def test_a_given_name_continues_that_run(tmp_path: Path, mine: TrainingConfig) -> None:
+    with create_run(mine) as again:
         assert again.continued
         assert again.path == tmp_path / "runs" / "mine"
 
 
-def test_another_config_is_refused_with_the_differences(tmp_path: Path) -> None:
-    create_run(config_in(tmp_path, "mine")).close()
+def test_another_config_is_refused_with_the_differences(tmp_path: Path, mine: TrainingConfig) -> None:
     other = config_in(tmp_path, "mine", gamma=0.9, minibatch_size=64)
     with pytest.raises(ConfigError, match=r"ppo\.gamma: 0\.99 → 0\.9, ppo\.minibatch_size: None → 64; leave it unchanged"):
         create_run(other)
-    create_run(config_in(tmp_path, "mine")).close()  # the refusal left neither the lock nor a changed config behind
+    create_run(mine).close()  # the refusal left neither the lock nor a changed config behind
 
 
-def test_fields_that_do_not_touch_the_past_may_change_and_are_kept(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
-    longer = with_run(config, total_timesteps=200_000, keep_checkpoints=5)
+def test_fields_that_do_not_touch_the_past_may_change_and_are_kept(tmp_path: Path, mine: TrainingConfig) -> None:
+    longer = with_run(mine, total_timesteps=200_000, keep_checkpoints=5)
     create_run(longer).close()
     assert open_run(tmp_path / "runs" / "mine").config == longer
 
 
-def test_another_thread_count_continues_with_a_warning(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
+def test_another_thread_count_continues_with_a_warning(mine: TrainingConfig) -> None:
     with pytest.warns(NotExactWarning, match=r"run\.threads: 1 → 2: continuing; results will no longer be bit-identical"):
-        create_run(with_run(config, threads=2)).close()
+        create_run(with_run(mine, threads=2)).close()
 
 
 def test_other_versions_continue_with_a_warning_each(tmp_path: Path) -> None:
@@ -120,8 +121,7 @@ def test_a_second_trainer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
     create_run(config).close()
 
 
-def test_the_lock_of_a_killed_trainer_counts_no_more(tmp_path: Path) -> None:
-    create_run(config_in(tmp_path, "mine")).close()
+def test_the_lock_of_a_killed_trainer_counts_no_more(tmp_path: Path, mine: TrainingConfig) -> None:
     path = tmp_path / "runs" / "mine" / "lock"
     code = (
         f"import fcntl, os, time; f = open({str(path)!r}, 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print('locked', flush=True); time.sleep(60)"
@@ -130,13 +130,12 @@ def test_the_lock_of_a_killed_trainer_counts_no_more(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(InchwormError, match="in use"):
-            create_run(config_in(tmp_path, "mine"))
+            create_run(mine)
         holder.kill()
-    create_run(config_in(tmp_path, "mine")).close()
+    create_run(mine).close()
 
 
-def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_run(config_in(tmp_path, "mine")).close()
+def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, mine: TrainingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "runs/mine", tmp_path / "runs" / "mine"):
         assert open_run(name).path.resolve() == tmp_path / "runs" / "mine"
@@ -190,33 +189,27 @@ def test_versions_that_cannot_be_found_are_recorded_as_missing(monkeypatch: pyte
     assert found["cpu"] == platform.machine()
 
 
-def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
+def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path, mine: TrainingConfig) -> None:
     path = tmp_path / "runs" / "mine"
     (path / "checkpoints" / ".tmp-half").mkdir(parents=True)
     (path / "checkpoints" / ".tmp-half" / "state.json").write_text("{")
     (path / ".tmp-policy").write_text("half")
-    create_run(config).close()
+    create_run(mine).close()
     assert sorted(entry.name for entry in path.rglob("*")) == ["checkpoints", "config.yaml", "lock", "versions.json"]
 
 
-def test_checkpoints_behind_a_link_are_refused(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
+def test_checkpoints_behind_a_link_are_refused(tmp_path: Path, mine: TrainingConfig) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / ".tmp-of-another").write_text("x")
     (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
     with pytest.raises(InchwormError, match="checkpoints is a symbolic link"):
-        create_run(config)
+        create_run(mine)
     assert (elsewhere / ".tmp-of-another").exists()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"numpy": 1', "[]", "\udcff", None])
-def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str | None) -> None:
-    config = config_in(tmp_path, "mine")
-    create_run(config).close()
+def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, mine: TrainingConfig, text: str | None) -> None:
     path = tmp_path / "runs" / "mine" / "versions.json"
     path.unlink()
     if text is None:
@@ -224,7 +217,7 @@ def test_a_strange_record_of_versions_is_a_warning(tmp_path: Path, text: str | N
     else:
         path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.warns(NotExactWarning, match=r"cannot compare versions: .*versions\.json"):
-        create_run(config).close()
+        create_run(mine).close()
 
 
 @pytest.mark.parametrize("name", ["1e5", "12", "1_0", "0x1f", "true", "null", "1:30", "2001-01-01", "-1e-3"])

@@ -41,10 +41,9 @@ from inchworm.run.saver import (
     SaveThread,
     check_state,
     process_facts,
-    states_of,
 )
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
-from inchworm.train.callbacks import BaseCallback, FunctionCallback, stateful_parts
+from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
 
@@ -63,29 +62,21 @@ def steps(run_dir: Path) -> list[int]:
 
 
 class FullDisk:
-    """The functions that write refuse while it is full; what each of them was asked for is counted."""
+    """A function that refuses to write after some iterations, and counts its refusals. As a callback it runs before their saves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int, *points: tuple[Any, str]) -> None:
-        self.code, self.full, self.asked = code, False, 0
-        for owner, name in points:
-            monkeypatch.setattr(owner, name, self._guarded(getattr(owner, name)))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int, owner: Any, name: str, *iterations: int) -> None:
+        self.code, self.function, self.iterations = code, getattr(owner, name), iterations
+        self.full, self.asked = False, 0
+        monkeypatch.setattr(owner, name, self.write)
 
-    def _guarded(self, function: Any) -> Any:
-        def guarded(*arguments: Any, **options: Any) -> Any:
-            if self.full:
-                self.asked += 1
-                raise OSError(self.code, os.strerror(self.code))
-            return function(*arguments, **options)
+    def write(self, *arguments: Any, **options: Any) -> Any:
+        if self.full:
+            self.asked += 1
+            raise OSError(self.code, os.strerror(self.code))
+        return self.function(*arguments, **options)
 
-        return guarded
-
-    def during(self, *iterations: int) -> Callable[[TrainingState, Mapping[str, float]], None]:
-        """A callback that makes the disk full after these iterations; it runs before their saves."""
-
-        def fill(state: TrainingState, metrics: Mapping[str, float]) -> None:
-            self.full = state.iteration in iterations
-
-        return fill
+    def __call__(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        self.full = state.iteration in self.iterations
 
 
 @pytest.mark.parametrize(
@@ -101,12 +92,12 @@ class FullDisk:
 def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
 ) -> None:
-    disk = FullDisk(monkeypatch, code, (checkpoint_module, point))
+    disk = FullDisk(monkeypatch, code, checkpoint_module, point, 4, 5, 6)
     there: list[tuple[int, list[int]]] = []
 
     def watch(state: TrainingState, metrics: Mapping[str, float]) -> None:
         there.append((state.iteration, steps(tmp_path)))
-        disk.full = 4 <= state.iteration <= 6  # before the save of that iteration
+        disk(state, metrics)
 
     with trainer_for(tmp_path, settings=config(iterations=9, checkpoint_interval=4)) as trainer:
         with pytest.warns(UserWarning, match="a save failed") as caught:
@@ -128,10 +119,10 @@ def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
 @pytest.mark.parametrize("ratio", [BACKGROUND_RATIO, 0], ids=["in this thread", "in the background"])
 def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", ratio)
-    disk = FullDisk(monkeypatch, errno.ENOSPC, (checkpoint_module, "write_synced"))
+    disk = FullDisk(monkeypatch, errno.ENOSPC, checkpoint_module, "write_synced", 5, 6)
     with trainer_for(tmp_path) as trainer, pytest.warns(UserWarning, match="a save failed"):  # noqa: PT031
         with pytest.raises(InchwormError, match=r"the last save of the run failed.*\[Errno 28\].*step-000000000006"):
-            trainer.train(callback=disk.during(5, 6))
+            trainer.train(callback=disk)
         left = steps(tmp_path)
         assert left == [2, 4] or (ratio == 0 and left == [2])  # in the background the save of 4 may still be under way
         disk.full = False
@@ -141,12 +132,12 @@ def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error(tmp_path: P
 
 
 def test_rows_wait_and_no_checkpoint_is_newer_than_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FullDisk(monkeypatch, errno.ENOSPC, (os, "write"))
+    disk = FullDisk(monkeypatch, errno.ENOSPC, os, "write", 3, 4, 5)
     there: list[tuple[int, list[int], int]] = []
 
     def watch(state: TrainingState, metrics: Mapping[str, float]) -> None:
         there.append((state.iteration, steps(tmp_path), len(read_rows(tmp_path / METRICS))))
-        disk.full = 3 <= state.iteration <= 5
+        disk(state, metrics)
 
     with trainer_for(tmp_path, settings=config(iterations=8)) as trainer, pytest.warns(UserWarning, match=r"metrics\.jsonl"):
         trainer.train(callback=watch)
@@ -261,9 +252,9 @@ def test_a_run_saved_in_the_background_resumes_bit_for_bit(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("background")
 def test_a_save_that_fails_in_the_background_is_reported_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FullDisk(monkeypatch, errno.ENOSPC, (checkpoint_module, "write_synced"))
+    disk = FullDisk(monkeypatch, errno.ENOSPC, checkpoint_module, "write_synced", 4, 5, 6)
     with pytest.warns(UserWarning, match="a save failed") as caught:
-        finish(trainer_for(tmp_path, settings=config(iterations=10)), callback=disk.during(4, 5, 6))
+        finish(trainer_for(tmp_path, settings=config(iterations=10)), callback=disk)
     assert len([warning for warning in caught if "a save failed" in str(warning.message)]) == 1
     assert steps(tmp_path) == [8, 10]
 
@@ -352,20 +343,14 @@ class Patience(BaseCallback):
 
 
 class Counting:
-    """The same as a mere callable."""
+    """The same rule as a callable object."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        rule = Patience(5)
+        self.ask, self.state_dict, self.load_state_dict = rule.on_iteration, rule.state_dict, rule.load_state_dict
 
     def __call__(self, state: TrainingState, metrics: Mapping[str, float]) -> bool:
-        self.calls += 1
-        return self.calls < 5
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.calls = state["calls"]
+        return self.ask(state, metrics)
 
 
 @pytest.mark.parametrize("where", ["trainer", "train", "callable"])
@@ -549,14 +534,6 @@ def test_a_checkpoint_of_the_previous_format_resumes(tmp_path: Path) -> None:
     assert finish(trainer_for(tmp_path / "parts"), resume=True)[METRICS] == whole[METRICS]
 
 
-def test_what_a_checkpoint_is_bound_to_is_what_may_not_change(tmp_path: Path) -> None:
-    with trainer_for(tmp_path) as trainer:
-        recorded = trainer.full_state()["config"]
-    assert "total_timesteps" not in recorded["run"]
-    assert recorded["run"]["seed"] == 0
-    assert recorded["ppo"]["gamma"] == 0.99
-
-
 def other_manifest(run_dir: Path, **changes: Any) -> None:
     path = TrainingCheckpointer(run_dir / "checkpoints").all()[-1] / "manifest.json"
     manifest = json.loads(path.read_text())["manifest"]
@@ -639,16 +616,6 @@ def test_a_factory_of_another_name_resumes(tmp_path: Path) -> None:
     with trainer_for(tmp_path, the_same_corridor) as trainer:
         trainer.load_checkpoint()
         assert trainer.state.iteration == 2
-
-
-def test_a_checkpoint_records_what_was_chosen_not_what_was_asked(tmp_path: Path) -> None:
-    asked = config(backend="torch")
-    asked = asked.replace(ppo=asked.ppo.replace(compile="auto"))
-    with trainer_for(tmp_path, settings=asked) as trainer:
-        path = trainer.save_checkpoint()
-        assert trainer.config.ppo.compile != "auto"
-        recorded = TrainingCheckpointer(path.parent).load().state["config"]
-        assert recorded["ppo"]["compile"] == trainer.config.ppo.compile
 
 
 # ---- the thread that saves
@@ -742,13 +709,6 @@ def test_the_thread_takes_no_signal() -> None:
 
 
 # ---- the state of callbacks, and of checkpoints of earlier versions
-
-
-def test_only_stateful_callbacks_are_saved_with_their_place_and_name() -> None:
-    parts = stateful_parts([BaseCallback(), Patience(1), FunctionCallback(lambda state, metrics: None), FunctionCallback(Counting())])
-    first, second = states_of(parts)
-    assert (first["place"], first["name"], first["state"]["calls"]) == (1, "Patience", 0)
-    assert second == {"place": 3, "name": "Counting", "state": {"calls": 0}}
 
 
 def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:

@@ -1,5 +1,4 @@
 import errno
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,15 @@ def rows_to(directory: Path, *iterations: int) -> JsonlTracker:
     return tracker
 
 
-def test_a_row_holds_counters_first_and_then_metrics_by_name(tmp_path: Path) -> None:
+def test_a_row_holds_counters_first_and_then_metrics_by_name_with_timing_apart(tmp_path: Path) -> None:
     tracker: Tracker = JsonlTracker(tmp_path)
-    tracker.log({"loss": 0.5, "iteration": 3.0, "entropy": 1.0, "episodes": 12}, 300)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"iteration": 3, "env_steps": 300, "entropy": 1.0, "episodes": 12, "loss": 0.5}\n'
+    tracker.log({"loss": 0.5, "iteration": 3.0, "entropy": float("nan"), "episodes": 12, "a": float("-inf")}, 300)
+    row = '{"iteration": 3, "env_steps": 300, "a": null, "entropy": null, "episodes": 12, "loss": 0.5}\n'  # null: not finite
+    assert (tmp_path / "metrics.jsonl").read_text() == row
     assert not (tmp_path / "timing.jsonl").exists()
-
-
-def test_what_the_clock_decides_goes_to_its_own_file(tmp_path: Path) -> None:
-    rows_to(tmp_path, 1).close()
-    assert read_rows(tmp_path / "metrics.jsonl") == [{"iteration": 1, "env_steps": 100, "loss": 0.5}]
-    assert read_rows(tmp_path / "timing.jsonl") == [{"iteration": 1, "env_steps": 100, "seconds": 0.25}]
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
-    JsonlTracker(tmp_path).log({"a": float("nan"), "b": float("-inf"), "c": 1.5}, 1)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"env_steps": 1, "a": None, "b": None, "c": 1.5}
+    tracker.log({"timing/seconds": 0.25, "iteration": 3.0}, 300)
+    assert read_rows(tmp_path / "timing.jsonl") == [{"iteration": 3, "env_steps": 300, "seconds": 0.25}]
+    assert (tmp_path / "metrics.jsonl").read_text() == row
 
 
 def test_every_row_is_on_disk_at_once_and_later_trackers_append(tmp_path: Path) -> None:
@@ -58,8 +50,9 @@ def test_a_resumed_file_equals_an_undisturbed_one(tmp_path: Path) -> None:
 
 
 def test_a_row_cut_short_by_a_kill_is_dropped(tmp_path: Path) -> None:
-    rows_to(tmp_path, 1, 2).close()
     path = tmp_path / "metrics.jsonl"
+    assert read_rows(path) == []  # no file, no rows
+    rows_to(tmp_path, 1, 2).close()
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"iteration": 3, "env_')
     assert [row["iteration"] for row in read_rows(path)] == [1, 2]
@@ -76,11 +69,6 @@ def test_the_config_is_written_unless_there_is_one(tmp_path: Path) -> None:
     tracker.log_params({"ppo": {"gamma": 0.5}})
     tracker.log_artifact(tmp_path / "policy.safetensors")
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"ppo": {"gamma": 0.9}}
-
-
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "metrics.jsonl") == []
-    JsonlTracker(tmp_path).truncate_after(0)
 
 
 def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
@@ -100,12 +88,18 @@ def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
 
 def test_syncing_reaches_both_files_and_a_new_name_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = record_syncs(monkeypatch)
-    tracker = rows_to(tmp_path, 1)
+    tracker = rows_to(tmp_path)
+    tracker.sync()
+    assert synced == []  # no file yet
+    tracker = rows_to(tmp_path / "new", 1)
     tracker.flush()
     tracker.sync()
-    assert synced == ["metrics.jsonl", "timing.jsonl", tmp_path.name]
+    assert synced == ["metrics.jsonl", "timing.jsonl", "new"]
     tracker.sync()
     assert synced[3:] == ["metrics.jsonl", "timing.jsonl"]
+    monkeypatch.setattr(module.os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match=r"Input/output error while syncing: .*metrics\.jsonl"):
+        tracker.sync()
 
 
 # ---- rows
@@ -211,14 +205,3 @@ def test_rows_are_counted_with_those_of_before(tmp_path: Path) -> None:
     file.append(b"three\n")
     assert file.count == 3
     assert (tmp_path / "rows").read_bytes() == b"one\ntwo\nthree\n"
-
-
-def test_syncing_says_whether_the_name_is_new_and_names_the_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = RowFile(tmp_path / "rows")
-    assert not file.sync()  # nothing there
-    file.append(b"one\n")
-    assert file.sync()
-    assert not file.sync()
-    monkeypatch.setattr(module.os, "fsync", failing(errno.EIO))
-    with pytest.raises(OSError, match=r"Input/output error while syncing: .*rows"):
-        file.sync()

@@ -127,8 +127,5 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
     refused("does not learn a central critic", ConfigError, lambda: PPOTrainer(CENTRAL, WORLD, PPO, num_envs=2, backend="numpy").learner)
     with make_vector_env(WORLD, 2, global_state=True) as env:
         refused("set policy.central_critic=true, create it without global_state", ConfigError, lambda: PPOTrainer("mlp", env, PPO))
-        refused("made for the global state space", InchwormError, lambda: PPOTrainer(wrong_world(env), env, PPO))
-
-
-def wrong_world(env: Any) -> PolicySpec:
-    return PolicySpec(env.observation_space, env.action_space, CENTRAL, spaces.Box(-1, 1, (7,)))
+        other = PolicySpec(env.observation_space, env.action_space, CENTRAL, spaces.Box(-1, 1, (7,)))
+        refused("made for the global state space", InchwormError, lambda: PPOTrainer(other, env, PPO))

@@ -19,7 +19,6 @@ from inchworm.train.trainer import PPOTrainer, create_training_components
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")
 
-KINDS = ("lstm", "gru")
 STEPS, LANES = 14, 4
 PPO = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=2, learning_rate=1e-2, sequence_length=5)  # 14 = 5 + 5 + 4
 
@@ -44,16 +43,14 @@ def ran(whole: TrainingConfig, directory: Path, *, resume: bool = False) -> dict
         return {**outcome(trainer), "collector": bits(memory)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_and_resumed_is_the_undisturbed_run_bit_for_bit_with_any_workers(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "workers"), [("lstm", 2), ("gru", 1)])
+def test_killed_and_resumed_is_the_undisturbed_run_bit_for_bit_with_any_workers(kind: str, workers: int, tmp_path: Path) -> None:
     expected = ran(config(kind), tmp_path / "whole")
-    for workers in (1, 2):
-        directory = tmp_path / f"{workers}"
-        ran(config(kind, workers, iterations=2), directory)
-        assert ran(config(kind, workers), directory, resume=True) == expected
+    ran(config(kind, workers, iterations=2), tmp_path / "parts")
+    assert ran(config(kind, workers), tmp_path / "parts", resume=True) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_name_is_enough(kind: str, tmp_path: Path) -> None:
     with PPOTrainer(kind, "CartPole-v1", PPOConfig(rollout_steps=40, num_minibatches=2), num_envs=2, seed=1) as trainer:
         rollout = trainer.collect_rollouts()

@@ -238,7 +238,7 @@ def test_the_env_config_is_put_around_what_was_given(given: str) -> None:
 
 
 def test_arguments_cannot_reach_an_environment_that_is_made() -> None:
-    with pytest.raises(EnvError, match=r"env.kwargs=\{'size': 3\} cannot reach"):
+    with pytest.raises(EnvError, match=r"env.kwargs=\{'size': 3\} cannot reach an environment that is made already"):
         PPOTrainer("mlp", CartPoleEnv(), TrainingConfig(env=EnvConfig(kwargs={"size": 3}), ppo=PPOConfig(rollout_steps=8)))
     with pytest.raises(ConfigError, match=r"env\.num_workers=2, but an environment instance stays in this process"):
         PPOTrainer("mlp", CartPoleEnv(), TrainingConfig(env=EnvConfig(num_envs=2, num_workers=2), ppo=PPOConfig(rollout_steps=8)))
