@@ -259,9 +259,10 @@ class Saver:
     def full_state(self) -> dict[str, Any]:
         """The complete state of the training, as plain data and arrays."""
         parts = self._parts
+        config = parts.config() if self._takes_lock or self._run is None else self._run.config  # `learn` may change a given run's for once
         binding = {  # fields that may change on resume are not recorded
             section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
-            for section, fields in parts.config().to_dict().items()
+            for section, fields in config.to_dict().items()
         }
         return {
             "format": FORMAT,
