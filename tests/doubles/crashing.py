@@ -136,11 +136,11 @@ def play(env, steps, disturb=lambda env, moment, number: None):
     for number in range(steps):
         if number % 7 == 3:
             disturb(env, "options", number)
-            env.set_reset_options({"bonus": number}, indices=[number % env.num_lanes])
+            env.set_reset_options({"bonus": number}, indices=[number % env.num_envs])
             taken.append(frozen(env.reset(indices=())) if number % 2 else taken[-1])
         if number % 11 == 5:
             disturb(env, "reset", number)
-            taken.append(frozen(env.reset(indices=[number % env.num_lanes])))
+            taken.append(frozen(env.reset(indices=[number % env.num_envs])))
         actions = random_actions(env, taken[-1], rng)
         disturb(env, "idle", number)
         env.send(actions)

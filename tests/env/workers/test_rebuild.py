@@ -27,12 +27,13 @@ from doubles.crashing import (
     sleeps,
     workers,
 )
-from doubles.stepping import assert_equal_steps, assert_equal_trees, frozen, random_actions, run
+from doubles.stepping import assert_equal_steps, continue_run, frozen, random_actions, run
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
-from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
-from inchworm.env.step_arrays import map_tree, open_shared
+from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
+from inchworm.env.step_arrays import open_shared
 from inchworm.env.workers.rebuild import RestartBudget
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
 
@@ -41,31 +42,35 @@ MOMENTS = {"new": [0], "idle": [0, 17, 40], "sent": [1, 20, 41], "options": [3, 
 
 
 @functools.cache
-def undisturbed(steps=STEPS):
-    with InProcessVectorEnv(World, LANES, seed=3) as env:
-        return play(env, steps)
+def undisturbed(make=World, **options):
+    """A run without faults; that of `World` has ends of both kinds."""
+    with InProcessVectorEnv(make, LANES, seed=3, **options) as env:
+        steps = play(env, STEPS)
+    assert sum(len(step.ended) for step in steps) > 20
+    if make is World:
+        assert any(step.terminated.any() for step in steps)
+        assert any(step.truncated.any() for step in steps)
+    return steps
 
 
 def restarts_of(seen):
     return [str(warning.message) for warning in seen if issubclass(warning.category, WorkerRestartWarning)]
 
 
-def check(make, workers=2, helped=False, disturb=lambda env, moment, number: None, restarts=1, **options):
+def killing(moment, workers):
+    """A disturbance of `play`: some worker is killed at each of the MOMENTS of a kind."""
+    return lambda env, now, number: kill(env, number % workers) if now == moment and number in MOMENTS[moment] else None
+
+
+def check(make, workers=2, helped=False, disturb=lambda env, moment, number: None, restarts=1, expected=None, **options):
     """Play with faults; every step must be that of the undisturbed run. `restarts` is how many there must be."""
+    expected = expected or undisturbed()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         with WorkerVectorEnv(make, LANES, workers, help_workers=helped, seed=3, **options) as env:
-            assert_equal_steps(play(env, STEPS, disturb), undisturbed())
+            assert_equal_steps(play(env, STEPS, disturb), expected)
     assert len(restarts_of(seen)) == restarts
     return restarts_of(seen)
-
-
-def test_the_run_has_ends_of_both_kinds():
-    steps = undisturbed()
-    assert sum(len(step.ended) for step in steps) > 20
-    assert any(step.terminated.any() for step in steps)
-    assert any(step.truncated.any() for step in steps)
-    assert sum(step.episode_starts.all() for step in steps) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,15 +88,21 @@ def test_the_run_has_ends_of_both_kinds():
 )
 def test_a_worker_that_is_killed_at_any_moment_changes_nothing(moment, workers, helped):
     """Three deaths each; those before the first reset have nothing to replay."""
-
-    def disturb(env, now, number):
-        if now == moment and number in MOMENTS[moment]:
-            kill(env, number % workers)
-
-    texts = check(World, workers, helped, disturb, restarts=len(MOMENTS[moment]))
+    texts = check(World, workers, helped, killing(moment, workers), restarts=len(MOMENTS[moment]))
     assert all("was killed by SIGKILL" in text and "it was replaced in" in text for text in texts)
     if moment != "reset":  # where the only copy of a worker may be the one that is reset
         assert all(("replaying" in text) == (moment != "new") for text in texts)
+
+
+@pytest.mark.parametrize("moment", ["idle", "sent", "options", "reset"])
+@pytest.mark.parametrize("plan", [DEATHS, JOINS])
+def test_a_death_changes_nothing_for_a_team(plan, moment):
+    """Killed with agents dead, just gone and just joined in the worker's copies."""
+    pytest.importorskip("pettingzoo")
+    team = functools.partial(Comings, plan, masks="info")
+    expected = undisturbed(team, global_state=True)
+    texts = check(team, 2, False, killing(moment, 2), restarts=len(MOMENTS[moment]), expected=expected, global_state=True)
+    assert all("(lanes 0 to 5)" in text or "(lanes 6 to 11)" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +161,7 @@ def test_all_workers_may_die_at_once():
 def test_a_worker_without_a_part_in_an_exchange_is_replaced_too():
     """Lane 0 is worker 0's; a reset of lane 3 alone notices its death all the same."""
     with WorkerVectorEnv(World, LANES, 4, seed=3) as env, InProcessVectorEnv(World, LANES, seed=3) as reference:
-        step, _ = (frozen(each.reset()) for each in (env, reference))
-        rng = np.random.default_rng(0)
-        for _ in range(5):
-            actions = random_actions(env, step, rng)
-            step, _ = (frozen(each.step(actions)) for each in (env, reference))
+        run(env, 5), run(reference, 5)
         kill(env, 0)
         slow = workers(env)[3].process
         os.kill(slow.pid, 19)  # SIGSTOP, so that worker 0 is looked at before worker 3 answers
@@ -163,9 +170,7 @@ def test_a_worker_without_a_part_in_an_exchange_is_replaced_too():
         with pytest.warns(WorkerRestartWarning, match="env worker 0 "):
             assert_equal_steps([frozen(env.reset(indices=[3]))], [frozen(reference.reset(indices=[3]))])
         timer.join()
-        actions = random_actions(env, env.reset(indices=()), rng)
-        reference.reset(indices=())
-        assert_equal_steps([frozen(env.step(actions))], [frozen(reference.step(actions))])
+        assert_equal_steps(continue_run(env, 1), continue_run(reference, 1))
 
 
 def test_a_rebuild_between_steps_leaves_the_last_step_readable():
@@ -194,14 +199,10 @@ def test_a_rebuild_between_steps_leaves_the_last_step_readable():
 @pytest.mark.parametrize("moment", ["options", "replay", "play"])
 def test_a_saved_state_is_loaded_although_workers_die(tmp_path, moment):
     with InProcessVectorEnv(World, LANES, seed=3) as env:
-        step = play(env, 30)[-1]
+        play(env, 30)
         env.set_reset_options({"bonus": 4}, indices=[1])
         state = env.state_dict()
-        rng = np.random.default_rng(2)
-        expected = []
-        for _ in range(20):
-            step = frozen(env.step(random_actions(env, step, rng)))
-            expected.append(step)
+        expected = continue_run(env, 20)
     faults = [("step", 0, is_killed)] if moment == "replay" else []
     with WorkerVectorEnv(faulty(tmp_path, *faults), LANES, 2, seed=3) as env:
         if moment == "play":  # the copies are in other episodes than the saved ones
@@ -210,32 +211,7 @@ def test_a_saved_state_is_loaded_although_workers_die(tmp_path, moment):
             kill(env, 1)
         with pytest.warns(WorkerRestartWarning):
             env.load_state_dict(state)
-        step = env.reset(indices=())
-        rng = np.random.default_rng(2)
-        for other in expected:
-            step = frozen(env.step(random_actions(env, step, rng)))
-            assert_equal_steps([step], [other])
-
-
-@pytest.mark.filterwarnings("ignore::inchworm.core.errors.WorkerRestartWarning")
-def test_another_vector_env_may_have_a_step_in_progress():
-    first, second = (WorkerVectorEnv(World, 2, 1, seed=3, first_copy=copy) for copy in (0, 2))
-    halves = (first, lambda rows: rows[:2]), (second, lambda rows: rows[2:])
-    with first, second, InProcessVectorEnv(World, LANES, seed=3) as reference:
-        rng = np.random.default_rng(0)
-        step = frozen(reference.reset())
-        first.reset(), second.reset()
-        for number in range(20):
-            actions = random_actions(reference, step, rng)
-            step = frozen(reference.step(actions))
-            for env, half in halves:
-                env.send(map_tree(half, actions))
-            if number == 11:
-                kill(first, 0)
-            for env, half in halves:
-                got = env.recv()
-                np.testing.assert_array_equal(got.rewards, half(step.rewards))
-                assert_equal_trees(got.observations, map_tree(half, step.observations))
+        assert_equal_steps(continue_run(env, 20), expected)
 
 
 def test_kills_at_random_moments_change_nothing():
@@ -262,41 +238,6 @@ def test_kills_at_random_moments_change_nothing():
             assert_equal_steps(steps, undisturbed())
         killer.join()
     assert len(restarts_of(seen)) == 5
-
-
-# ---- teams
-
-
-@pytest.mark.parametrize("moment", ["idle", "sent", "reset", "options"])
-def test_a_death_changes_nothing_for_a_team(moment):
-    """Killed at every kind of moment, with agents dead, just gone and just joined in the worker's copies."""
-    from inchworm.worlds import toys
-
-    for plan, at in ((toys.DEATHS, 3), (toys.JOINS, 2), (toys.JOINS, 7)):
-        make = functools.partial(toys.Comings, plan, masks="info")
-        with InProcessVectorEnv(make, 3, seed=3, global_state=True) as env:
-            expected = run(env, 14)
-        with WorkerVectorEnv(make, 3, 2, seed=3, global_state=True) as env, warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            rng = np.random.default_rng(0)
-            taken = [frozen(env.reset())]
-            for number in range(14):
-                actions, now = random_actions(env, taken[-1], rng), moment if number == at else None
-                if now in ("idle", "options", "reset"):
-                    kill(env, 1)
-                if now == "options":
-                    env.set_reset_options(None)
-                if now == "reset":
-                    again = frozen(env.reset(indices=()))
-                    assert again.valid.tolist() == taken[-1].valid.tolist()
-                    assert again.episode_starts.tolist() == taken[-1].episode_starts.tolist()
-                env.send(actions)
-                if now == "sent":
-                    kill(env, 0)
-                taken.append(frozen(env.recv()))
-            assert_equal_steps(taken, expected)
-        (text,) = restarts_of(seen)
-        assert ("(lanes 0 to 2)" if moment == "sent" else "(lanes 3 to 8)") in text
 
 
 # ---- what cannot be rebuilt
@@ -422,15 +363,6 @@ def test_a_worker_that_dies_at_every_start_ends_in_an_error():
         with pytest.raises(WorkerError, match=words):
             WorkerVectorEnv(exits, 2, 1, worker_restarts=3)
     assert len(restarts_of(seen)) == 3
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", Counter])
-def test_no_restarts_at_all(env):
-    with make_vector_env(env, 2, 2, worker_restarts=0) as env:
-        env.reset()
-        kill(env, 1)
-        with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL.*because env.worker_restarts=0"):
-            env.step(np.zeros(2, int))
 
 
 def test_old_restarts_are_forgotten_but_not_those_of_one_exchange(monkeypatch):
