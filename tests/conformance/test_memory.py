@@ -16,14 +16,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from doubles.learners import torch_policy
+from doubles.learners import tensors, torch_policy
 from doubles.toys import SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of
 from inchworm.backends.torch.memory import Memory as TorchMemory
 from inchworm.backends.torch.memory import Past
-from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
@@ -223,9 +222,9 @@ def collected(policy, case, space, length, *, steps=20, lanes=4, before=3, seed=
 
 def ratio_error(learner, rollout, length):
     """The largest difference of log-probs, over the rollout cut into sequences."""
-    tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
-    advantages = compute_advantages(learner, tensors, PPOConfig(sequence_length=length))
-    minibatch = sequences_of(tensors, advantages, length, successors=False)
+    held = tensors(rollout)
+    advantages = compute_advantages(learner, held, PPOConfig(sequence_length=length))
+    minibatch = sequences_of(held, advantages, length, successors=False)
     with torch.no_grad():
         said = learner.evaluate(minibatch)
     valid = minibatch.valid

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
 from inchworm.backends.torch.learner import PPOOptimizer
+from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.spaces import MASK_KEY
@@ -100,3 +101,8 @@ def some_legal(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     legal = rng.random(mask.shape) < 0.5
     legal[..., ::2] = True
     return legal.astype(mask.dtype)
+
+
+def tensors(rollout: Rollout) -> Rollout:
+    """The rollout with torch tensors for arrays."""
+    return rollout.map(lambda array: to_tensor(array, "cpu"))

@@ -91,22 +91,9 @@ def test_observation_spaces_that_are_refused():
         (spaces.Dict({"b": spaces.MultiBinary(2)}), spaces.Dict({"a": spaces.Discrete(2)}), "has no part a for the action of that name"),
         (spaces.MultiBinary(2), spaces.Dict({"a": spaces.Discrete(2)}), "has no part a"),
         (spaces.Tuple([]), spaces.Tuple([spaces.Discrete(2)]), "has no part 0"),
+        (spaces.MultiBinary(3), BOX, r"the key action_mask, but the action space .* has no discrete part; rename it"),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(mask, action_space, words):
     with pytest.raises(SpaceError, match=words):
         PolicySpec(spaces.Dict({"x": BOX, "action_mask": mask}), action_space, PolicyConfig())
-
-
-def test_masks_that_fit():
-    mask = spaces.Dict({"a": spaces.MultiBinary(5)})
-    action_space = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": BOX})
-    spec = PolicySpec(spaces.Dict({"x": BOX, "action_mask": mask}), action_space, PolicyConfig())
-    assert spec.observations.has_mask
-    assert spec.observations.size == 2
-
-
-def test_a_mask_needs_something_to_mask():
-    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
-    with pytest.raises(SpaceError, match=r"the key action_mask, but the action space .* has no discrete part; rename it"):
-        PolicySpec(space, spaces.Box(-1, 1, (1,)), PolicyConfig())

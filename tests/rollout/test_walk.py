@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.learners import tensors
 from doubles.toys import Counter, SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import compute_advantages
-from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
@@ -19,8 +19,6 @@ from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.train.trainer import PPOTrainer
-
-GAMMA_LAMBDA = PPOConfig(gamma=0.9, gae_lambda=0.8)
 
 
 def counted(num_steps: int = 14, lanes: int = 3, *, length: int = 4, truncate: bool = True, seed: int = 0) -> tuple[Rollout, NumpyPolicy]:
@@ -60,9 +58,9 @@ def test_the_value_of_the_true_successor_by_hand() -> None:
 
 def ratio_error(policy: TorchPolicy, rollout: Rollout) -> float:
     """The largest difference between the learner's log-probs and those recorded while acting."""
-    tensors = rollout.map(lambda array: to_tensor(array, "cpu"))
-    fields = {name: tensors[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
-    minibatch = Minibatch(**fields, advantages=tensors.rewards, returns=tensors.rewards, values=tensors.rewards)
+    held = tensors(rollout)
+    fields = {name: held[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
+    minibatch = Minibatch(**fields, advantages=held.rewards, returns=held.rewards, values=held.rewards)
     return float(np.abs(policy.evaluate(minibatch).log_probs.detach().numpy() - rollout.log_probs).max())
 
 

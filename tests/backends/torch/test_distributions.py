@@ -1,4 +1,4 @@
-"""The torch distributions: other libraries' densities, and gradients that stay finite and are 0 where masked."""
+"""The torch distributions: gradients that stay finite and are 0 where masked."""
 
 from __future__ import annotations
 
@@ -7,30 +7,6 @@ from gymnasium import spaces
 
 from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
 from inchworm.policy.layout import action_layout
-
-
-def test_against_torch_distributions():
-    torch.manual_seed(0)
-    layout = action_layout(spaces.Tuple([spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,))]), "clip")
-    outputs, log_std = torch.randn(5, layout.num_outputs, dtype=torch.float64), torch.tensor([-0.3, 0.2], dtype=torch.float64)
-    choices, gaussians = torch.stack([torch.randint(n, (5,)) for n in (4, 2, 3)], -1), torch.randn(5, 2, dtype=torch.float64)
-    parts = [torch.distributions.Categorical(logits=outputs[:, group]) for group in layout.groups]
-    normal = torch.distributions.Normal(outputs[:, 9:], log_std.exp())
-    log_p, entropy = log_prob_and_entropy(layout, outputs, log_std, None, choices, gaussians)
-    expected = sum(part.log_prob(choices[:, index]) for index, part in enumerate(parts)) + normal.log_prob(gaussians).sum(-1)
-    torch.testing.assert_close(log_p, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(entropy, sum(part.entropy() for part in parts) + normal.entropy().sum(-1), rtol=0, atol=1e-12)
-
-
-def test_tanh_against_a_transformed_distribution():
-    torch.manual_seed(0)
-    layout = action_layout(spaces.Box(-1, 1, (3,)), "tanh")
-    means, log_std = torch.randn(6, 3, dtype=torch.float64), torch.tensor([-0.5, 0.0, 0.3], dtype=torch.float64)
-    normal = torch.distributions.Normal(means, log_std.exp())
-    squashed = torch.distributions.TransformedDistribution(normal, torch.distributions.TanhTransform())
-    u = normal.sample()
-    log_p, _ = log_prob_and_entropy(layout, means, log_std, None, torch.zeros(6, 0, dtype=torch.long), u)
-    torch.testing.assert_close(log_p, squashed.log_prob(u.tanh()).sum(-1), rtol=0, atol=1e-9)
 
 
 def test_the_slope_of_tanh_has_finite_gradients_everywhere():

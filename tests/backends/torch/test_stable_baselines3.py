@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from doubles.learners import tensors
 from doubles.toys import SpacesEnv
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import PPOOptimizer
@@ -111,9 +112,9 @@ def test_one_update_is_the_same(action_space):
     policy, peer = ours_and_theirs(action_space)
     rollout = rollout_of(policy)
     fill(peer, rollout)
-    tensors = rollout.map(lambda array: torch.from_numpy(array.astype(np.int64) if array.dtype == np.uint64 else array.copy()))
+    held = tensors(rollout)
 
-    advantages = compute_advantages(policy, tensors, CONFIG)
+    advantages = compute_advantages(policy, held, CONFIG)
     buffer = peer.rollout_buffer
     np.testing.assert_allclose(advantages.values, buffer.values, atol=1e-5)
     np.testing.assert_allclose(advantages.advantages, buffer.advantages, atol=1e-5)
@@ -123,7 +124,7 @@ def test_one_update_is_the_same(action_space):
     values, log_probs, entropy = peer.policy.evaluate_actions(
         torch.from_numpy(flat.copy()), torch.from_numpy(rollout.actions.reshape(STEPS * LANES, *rollout.actions.shape[2:]).copy())
     )
-    fields = {name: tensors[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
+    fields = {name: held[name] for name in ("observations", "actions", "log_probs", "valid", "episode_starts")}
     fields |= {name: getattr(advantages, name) for name in ("advantages", "returns", "values")}
     found = policy.evaluate(Minibatch(**fields))
     torch.testing.assert_close(found.values.reshape(-1), values.reshape(-1), rtol=0, atol=1e-5)
