@@ -1,6 +1,5 @@
 """Learning, against answers that are known: each world has a value or a best action that a broken learner does not reach."""
 
-import dataclasses
 from typing import Any
 
 import gymnasium as gym
@@ -12,10 +11,8 @@ from doubles.toys import ActionReward, ConstantReward, ContextualReward, Corrido
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.registry import config_for
-from inchworm.rollout.rollout import Rollout
-from inchworm.train.callbacks import BaseCallback
-from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
+from inchworm.worlds.toys import MemoryCorridor, MixedMemoryCorridor
 
 LANES, STEPS = 8, 16
 QUICK = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=4, learning_rate=1e-2, ent_coef=0.0, vf_coef=1.0, gamma=0.9)
@@ -62,15 +59,6 @@ FOREVER = QUICK.replace(gamma=0.8, learning_rate=2e-2)
 def test_a_truncation_is_not_a_termination(gae_lambda: float) -> None:
     trainer = trained(TruncatedForever, 60, ppo=FOREVER.replace(gae_lambda=gae_lambda))
     assert values(trainer, 0.0) == pytest.approx([5.0], rel=0.03)
-
-
-def test_a_truncation_taken_for_a_termination_would_show() -> None:
-    class Confused(BaseCallback):
-        def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
-            return dataclasses.replace(rollout, terminated=rollout.truncated, truncated=np.zeros_like(rollout.truncated))
-
-    trainer = trained(TruncatedForever, 60, ppo=FOREVER, callbacks=[Confused()])
-    assert values(trainer, 0.0)[0] < 3.36
 
 
 # ---- probes of the actor
@@ -207,6 +195,45 @@ def test_convolutions_tell_left_from_right() -> None:
     gentle = QUICK.replace(learning_rate=5e-3)
     trainer = trained(Side, 40, ppo=gentle, kind="cnn", cnn_filters=((8, 3, 1), (8, 3, 2)), cnn_features=16)
     assert trainer.evaluate(50).mean_return > 0.9  # a blind one earns 0
+
+
+# ---- memory: a cue at the start, a choice at the end, nothing in between
+
+RECALL = PPOConfig(
+    rollout_steps=63, sequence_length=63, num_minibatches=4, update_epochs=4, learning_rate=3e-3, ent_coef=0.01, gamma=0.99, gae_lambda=0.95
+)
+"""A rollout is three whole episodes of the corridor of 20 in each lane, and one sequence."""
+
+
+def success(env: Any, kind: str, steps: int, *, seed: int = 0, ppo: PPOConfig = RECALL) -> float:
+    """The share of right turns in 200 greedy episodes after training; training stops early once 100 episodes in a row went right."""
+
+    def solved(state: Any, metrics: Any) -> bool:
+        del state, metrics
+        recent = [episode.info["is_success"] for episode in trainer.collector.recent]
+        return not (len(recent) == 100 and np.mean(recent) >= 0.99)
+
+    policy = PolicyConfig(kind=kind, hidden_sizes=(32,), memory_size=32, log_std_init=-1.0)  # type: ignore[arg-type]
+    with PPOTrainer(policy, env, ppo, num_envs=16, seed=seed) as trainer:
+        trainer.train(steps, callback=solved)
+        rate = trainer.evaluate(200).success_rate
+    assert rate is not None
+    return rate
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_cue_is_remembered_over_a_few_steps(kind: str) -> None:
+    assert success(lambda: MemoryCorridor(5), kind, 20_000) >= 0.95  # without memory 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [MemoryCorridor, MixedMemoryCorridor])
+def test_a_cue_is_remembered_over_20_steps(env: Any) -> None:
+    assert success(env, "lstm", 60_000) >= 0.95
+
+
+def test_without_memory_it_is_chance() -> None:
+    assert success(lambda: MemoryCorridor(5), "mlp", 20_000) == pytest.approx(0.5, abs=0.14)  # 4 standard errors of 200 fair coins
 
 
 # ---- whole tasks

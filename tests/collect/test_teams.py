@@ -194,6 +194,3 @@ def test_a_global_state_that_is_not_finite_stops_the_run():
         collector = RolloutCollector(make_vector_env(kind, 2, global_state=True), Memory())
         with pytest.raises(BadNumberError, match=words):
             collector.collect(8)
-
-
-# ---- credit

@@ -103,12 +103,8 @@ def test_a_failed_rating_is_recorded_and_training_continues(tmp_path):
 
 
 def test_a_ladders_metrics_are_logged():
-    callback = LadderCallback(lambda: {"opponent/skill": 0.3})
     state = at(1)
-    callback.on_train_start(state)
-    callback.on_rollout(state, None)
-    callback.on_iteration(state, state.metrics)
-    callback.on_train_end(state)
+    LadderCallback(lambda: {"opponent/skill": 0.3}).on_iteration(state, state.metrics)
     assert state.metrics == {"opponent/skill": 0.3}
 
 
@@ -299,9 +295,9 @@ def test_workers_change_no_bit_of_self_play():
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize("policy", [{}, {"kind": "gru", "memory_size": 6}])
-def test_self_play_resumes_bit_for_bit(policy, tmp_path):
+def test_self_play_resumes_bit_for_bit(tmp_path):
     """Past selves, their memory, the opponent of each copy, and the ratings are restored."""
+    policy = {"kind": "gru", "memory_size": 6}
     whole = train(tmp_path / "whole", skirmish_config("self_play", policy=policy))
     train(tmp_path / "half", skirmish_config("self_play", policy=policy, iterations=2))
     rest = train(tmp_path / "half", skirmish_config("self_play", policy=policy))
