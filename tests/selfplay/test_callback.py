@@ -9,7 +9,6 @@ import pytest
 
 from doubles.teams import SPEC, Always, Teams
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.cli.main import main
 from inchworm.collect.actors import RandomActor
 from inchworm.collect.opponents import OpponentVectorEnv
 from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
@@ -323,16 +322,3 @@ def test_evaluation_is_the_same_each_time_and_from_both_sides():
         actor = env.opponent.actor(env.opponent.name)
         first, second = (evaluator.evaluate(actor, 4, deterministic=False) for _ in range(2))
     assert first.returns.tolist() == second.returns.tolist()
-
-
-def test_the_command_line_trains_against_past_selves(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    kwargs = "{units: [scout], max_steps: 10, wall_pairs: 0}"
-    flags = ["--opponent.mode", "self_play", "--opponent.rating-interval", "1", "--opponent.rating-episodes", "2", "--run.name", "duel"]
-    sizes = ["--num-envs", "2", "--num-workers", "0", "--ppo.rollout-steps", "8", "--ppo.num-minibatches", "1", "--run.max-iterations", "2"]
-    assert main(["train", "Skirmish-v0", *flags, *sizes, "--env.kwargs", kwargs, "--evaluation.final-episodes", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert "rating" in shown
-    assert (tmp_path / "runs" / "duel" / "ratings.html").exists()
-    assert main(["train", "CartPole-v1", "--opponent.mode", "random", "--num-workers", "0"]) != 0
-    assert "needs an environment with two teams" in capsys.readouterr().err
