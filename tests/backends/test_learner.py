@@ -1,13 +1,22 @@
-"""The parts of an update that every backend shares."""
+"""The parts of an update that every backend shares, and the losses of users: what they get, how they are logged, what is refused."""
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
+from doubles.learners import NUMPY, SIDES, TORCH, collect, parameters
 from inchworm.backends.learner import explained_variance, schedule_factor, summary
+from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError
+from inchworm.rollout.rollout import Rollout
 
 
 def test_means_are_over_the_steps_that_were_taken():
@@ -41,3 +50,327 @@ def test_explained_variance_by_hand():
 )
 def test_schedules_by_hand(kind, progress, factor):
     assert schedule_factor(kind, progress) == pytest.approx(factor, abs=1e-15)
+
+
+# Losses of users: in NumPy they return their gradients, torch derives them
+
+WHOLE = PPOConfig(update_epochs=1, num_minibatches=1, normalize_advantages="off", max_grad_norm=None)
+SEVERAL = PPOConfig(learning_rate=1e-2, update_epochs=2, num_minibatches=5, normalize_advantages="minibatch")
+HYBRID = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)])
+
+
+@pytest.fixture(params=SIDES, ids=lambda side: side.name)
+def side(request):
+    return request.param
+
+
+def numpy_pull(policy):
+    """100 times the first bias of the actor's head, plus 7."""
+    bias = policy.get_weights()["actor.head.bias"]
+    return 100 * bias[0] + 7, {"actor.head.bias": np.array([100.0, 0, 0])}
+
+
+def torch_pull(policy):
+    return 100 * policy.network.actor["head"].bias[0] + 7
+
+
+def nothing(side, values):
+    """A loss of 0."""
+    return side.answer(0.0, 0.0, values)
+
+
+class InNumpy:
+    """Each loss with its gradients, by hand. Their means are over valid samples, so that micro-batches add up."""
+
+    @staticmethod
+    def by_values(values, returns, valid):
+        # Σ (V - R)³ / n: slope 3 (V - R)² / n
+        off = (values - returns) * valid
+        return (off**3).sum() / valid.sum(), {"values": 3 * off**2 / valid.sum()}
+
+    @staticmethod
+    def by_log_probs(log_probs, advantages, valid):
+        # -Σ A log p / n
+        return -(log_probs * advantages * valid).sum() / valid.sum(), {"log_probs": -advantages * valid / valid.sum()}
+
+    @staticmethod
+    def by_entropy(entropy, valid):
+        # Σ (H - 1)² / n
+        return ((entropy - 1) ** 2 * valid).sum() / valid.sum(), {"entropy": 2 * (entropy - 1) * valid / valid.sum()}
+
+    @staticmethod
+    def by_all(log_probs, entropy, values, valid):
+        # Σ log p · H · V / n: three slopes at once
+        slopes = {"log_probs": entropy * values, "entropy": log_probs * values, "values": log_probs * entropy}
+        value = (log_probs * entropy * values * valid).sum() / valid.sum()
+        return value, {name: slope * valid / valid.sum() for name, slope in slopes.items()}
+
+    @staticmethod
+    def by_weights(policy):
+        # ½ Σ w² of the actor's first layer, and 3 Σ log_std
+        weights = policy.get_weights()
+        first, log_std = weights["actor.0.weight"], weights["log_std"]
+        return 0.5 * (first**2).sum() + 3 * log_std.sum(), {"actor.0.weight": first, "log_std": np.full(log_std.shape, 3.0)}
+
+    @staticmethod
+    def by_both(values, policy, valid):
+        # The mean value and the critic's last bias: a gradient through the network and one past it, to the same weight
+        bias = policy.get_weights()["critic.head.bias"]
+        value = (values * valid).sum() / valid.sum() + 2 * (bias**2).sum()
+        return value, {"values": valid / valid.sum(), "critic.head.bias": 4 * bias}
+
+
+def without_gradients(loss):
+    """The same loss where torch derives the gradients."""
+
+    @functools.wraps(loss)
+    def value(*given):
+        return loss(*given)[0]
+
+    return value
+
+
+class InTorch:
+    by_values, by_log_probs, by_entropy, by_all = (
+        staticmethod(without_gradients(loss)) for loss in (InNumpy.by_values, InNumpy.by_log_probs, InNumpy.by_entropy, InNumpy.by_all)
+    )
+
+    @staticmethod
+    def by_weights(policy):
+        return 0.5 * policy.network.actor["0"].weight.square().sum() + 3 * policy.log_std.sum()
+
+    @staticmethod
+    def by_both(values, policy, valid):
+        return (values * valid).sum() / valid.sum() + 2 * policy.network.critic["head"].bias.square().sum()
+
+
+LOSSES = ("by_values", "by_log_probs", "by_entropy", "by_all", "by_weights", "by_both")
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("names", [*[(name,) for name in LOSSES], LOSSES], ids="+".join)
+def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
+    spec = NUMPY.policy(action_space=HYBRID, action_bounds="tanh", normalize_values=True).spec
+    weights, rng = fresh_weights(spec, 0), np.random.default_rng(7)
+    weights |= {name: rng.normal(0, 0.5, shape) for name, shape in spec.layers.items()}
+    policy, theirs = (side.policy_of(spec, weights) for side in SIDES)
+    learners = [side.learner(one, SEVERAL.replace(gradient_accumulation=pieces)) for side, one in zip(SIDES, (policy, theirs))]
+    for seed in range(3):
+        rollout = collect(policy, seed=seed)
+        valid = rollout.valid.copy()
+        valid[3:6, 1] = False
+        rollout = replace(rollout, valid=valid)
+        stats = [learner.update(rollout, [getattr(kind, name) for name in names]) for learner, kind in zip(learners, (InNumpy, InTorch))]
+        assert stats[0].keys() == stats[1].keys()
+        for name in stats[0]:
+            assert stats[0][name] == pytest.approx(stats[1][name], rel=1e-9, abs=1e-9), name
+        for name, weight in theirs.get_weights().items():
+            np.testing.assert_allclose(policy.get_weights()[name], weight, rtol=0, atol=1e-10, err_msg=name)
+    for name in names:
+        assert stats[0][f"grad_norm/{name}"] > 1e-3
+
+
+def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side):
+    # 100 times the actor's first bias in addition to PPO's own loss: its norm is 100, and Adam's first step moves it by the rate.
+    def pull(policy):
+        return (numpy_pull if side is NUMPY else torch_pull)(policy)
+
+    policy = side.policy()
+    rollout = collect(policy)
+    plain = side.learner(side.policy(), WHOLE).update(rollout)
+    stats = side.learner(policy, WHOLE).update(rollout, [pull])
+    assert stats["loss/pull"] == 7
+    assert stats["loss"] == pytest.approx(plain["loss"] + 7, abs=1e-5)
+    assert stats["grad_norm/pull"] == pytest.approx(100)
+    assert stats["grad_norm"] == pytest.approx(100, rel=0.02)
+    assert stats["grad_norm"] != pytest.approx(100, rel=1e-7)  # PPO's own is in it
+    assert policy.get_weights()["actor.head.bias"][0] == pytest.approx(-3e-4, rel=1e-2)
+
+
+def test_what_a_loss_gets(side):
+    seen = {}
+
+    def my_loss(policy, obs, actions, rewards, values, advantages, minibatch, evaluation, log_probs, entropy):
+        seen.update(locals())
+        return side.answer(float(torch.as_tensor(values).detach().square().mean()), 0.0, values)
+
+    policy = side.policy()
+    rollout, reference = collect(policy), NumpyPolicy(policy.spec, policy.get_weights())
+    stats = side.learner(policy, WHOLE).update(rollout, [my_loss])
+    assert seen["policy"] is policy
+    arrays = {
+        name: torch.as_tensor(seen[name]).detach().numpy() for name in ("obs", "actions", "rewards", "log_probs", "entropy", "values")
+    }
+    order, expected = np.argsort(arrays["rewards"].reshape(-1)), np.argsort(rollout.rewards.reshape(-1))
+    np.testing.assert_array_equal(arrays["obs"].reshape(-1, 3)[order], rollout.observations.reshape(-1, 3)[expected])
+    np.testing.assert_array_equal(arrays["actions"].reshape(-1)[order], rollout.actions.reshape(-1)[expected])
+    np.testing.assert_allclose(arrays["log_probs"].reshape(-1)[order], rollout.log_probs.reshape(-1)[expected], atol=1e-5)
+    for name in ("log_probs", "entropy", "values"):
+        assert arrays[name].shape == (1, 36)
+        assert seen[name] is getattr(seen["evaluation"], name)
+    np.testing.assert_allclose(arrays["values"][0], reference.value(arrays["obs"])[0], atol=1e-5)
+    assert seen["minibatch"].valid.all()
+    assert seen["minibatch"].next_observations == ()  # made on demand only
+    assert seen["evaluation"].value_scale == 1
+    assert stats["loss/my_loss"] == pytest.approx((arrays["values"] ** 2).mean(), rel=1e-6)
+
+
+def test_sequences_keep_their_shape(side):
+    shapes = []
+
+    def my_loss(values, minibatch):
+        shapes.append((values.shape, minibatch.observations.shape, minibatch.valid.shape))
+        return nothing(side, values)
+
+    policy = side.policy()
+    config = PPOConfig(update_epochs=1, num_minibatches=2, sequence_length=4, gradient_accumulation=2)
+    side.learner(policy, config).update(collect(policy), [my_loss])
+    # 12 / 4 · 3 = 9 sequences, in minibatches of 5 and of 4 and padding, each in parts of 2 and 3
+    assert sorted(shapes) == [((4, n), (4, n, 3), (4, n)) for n in (2, 2, 3, 3)]
+
+
+def test_the_policy_that_a_loss_sees_is_the_current_one():
+    biases = []
+
+    def watch(policy, evaluation, minibatch):
+        np.testing.assert_allclose(policy.evaluate(minibatch).values, evaluation.values, atol=1e-5)
+        biases.append(policy.get_weights()["actor.head.bias"].copy())
+        return 0.0, {}
+
+    policy = NUMPY.policy()
+    NUMPY.learner(policy, PPOConfig(learning_rate=1e-2, update_epochs=1, num_minibatches=4)).update(collect(policy), [watch])
+    assert len(biases) == 4
+    assert len({bias.tobytes() for bias in biases}) == 4  # each step moves it
+    assert (policy.get_weights()["actor.head.bias"] != biases[-1]).any()
+
+
+def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
+    def fails(policy, values):
+        seen.append(parameters(policy))
+        if len(seen) == 3:
+            raise ZeroDivisionError
+        return 0.0, {}
+
+    seen = []
+    policy = NUMPY.policy()
+    before = parameters(policy)
+    with pytest.raises(ZeroDivisionError):
+        NUMPY.learner(policy, SEVERAL).update(collect(policy), [fails])
+    np.testing.assert_array_equal(parameters(policy), seen[-1])
+    assert (parameters(policy) != before).any()
+
+
+def numbered():
+    """obs of row (t, b) is 10 t + b; the true successor of row t is 1000 + t at cuts, else the next row's."""
+    steps, lanes = 6, 2
+    number = (10 * np.arange(steps)[:, None] + np.arange(lanes)).astype(np.float32)
+    observations = np.stack([number] * 3, -1)
+    successors = 1000 + np.stack([number] * 3, -1)
+    successors[:-1] = observations[1:]
+    truncated, terminated = np.zeros((steps, lanes), bool), np.zeros((steps, lanes), bool)
+    truncated[2, 0] = terminated[3, 1] = True
+    successors[2, 0] = 1020.0
+    data = {
+        "observations": observations / 100,
+        "actions": np.zeros((steps, lanes), np.int64),
+        "log_probs": np.full((steps, lanes), np.log(1 / 3), np.float32),
+        "rewards": number,
+        "terminated": terminated,
+        "truncated": truncated,
+        "next_observations": successors / 100,
+    }
+    return Rollout.from_dict(data), successors
+
+
+@pytest.mark.parametrize(("length", "pieces"), [(1, 1), (1, 3), (4, 2)])
+def test_next_observations_are_the_true_successors(side, length, pieces):
+    rollout, successors = numbered()
+    found = {}
+
+    def curiosity(next_observations, rewards, values):
+        for row, reward in zip(next_observations.reshape(-1, 3), rewards.reshape(-1)):
+            found[int(reward)] = float(row[0] * 100)
+        return nothing(side, values)
+
+    config = WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)
+    side.learner(side.policy(), config).update(rollout, [curiosity])
+    for t in range(6):
+        for b in range(2):
+            if not rollout.terminated[t, b]:  # nothing follows a terminated row
+                assert found[10 * t + b] == pytest.approx(float(successors[t, b, 0]), abs=1e-3), (t, b)
+    assert found[20] == pytest.approx(1020, abs=1e-3)  # the truncated row: what came before the reset, not the next episode
+    assert found[50] == pytest.approx(1050, abs=1e-3)  # and the lane's last row
+
+
+def test_names_of_partials_and_objects(side):
+    def scaled(values, weight=1.0):
+        assert weight == 2
+        return nothing(side, values)
+
+    class Penalty:
+        def __call__(self, log_probs):
+            return nothing(side, log_probs)
+
+    policy = side.policy()
+    stats = side.learner(policy, WHOLE).update(collect(policy), [functools.partial(scaled, weight=2.0), Penalty()])
+    assert (stats["loss/scaled"], stats["loss/Penalty"]) == (0, 0)
+
+
+def test_arguments_and_names_are_checked_before_anything_moves(side):
+    policy = side.policy()
+    learner, rollout = side.learner(policy, WHOLE), collect(policy)
+
+    def asks(observation):
+        return nothing(side, observation)
+
+    with pytest.raises(ConfigError, match="the custom loss asks asks for 'observation'; a loss may ask for policy, minibatch"):
+        learner.update(rollout, [asks])
+    with pytest.raises(ConfigError, match="two custom losses are called numpy_pull"):
+        learner.update(rollout, [numpy_pull, numpy_pull])
+    assert learner.updates == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(lambda values: values, r"returned \(1, 36\); it must return a scalar tensor"), (lambda values: 1.0, "returned float")],
+)
+def test_in_torch_a_loss_must_return_a_scalar_tensor(answer, words):
+    def my_loss(values):
+        return answer(values)
+
+    policy = TORCH.policy()
+    with pytest.raises(ConfigError, match=f"the custom loss my_loss {words}"):
+        TORCH.learner(policy, WHOLE).update(collect(policy), [my_loss])
+
+
+def refusal(answer):
+    def my_loss(values):
+        return answer
+
+    policy = NUMPY.policy()
+    before = policy.get_weights()
+    with pytest.raises(ConfigError) as caught:
+        NUMPY.learner(policy, WHOLE).update(collect(policy), [my_loss])
+    np.testing.assert_equal(policy.get_weights(), before)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [1.0, torch.zeros(()), None, (1.0,), (1.0, {}, {}), (1.0, np.zeros((1, 36))), (np.zeros(2), {}), [1.0, {}]], ids=repr
+)
+def test_a_loss_that_returns_something_else_is_refused(answer):
+    message = refusal(answer)
+    assert message.startswith(
+        "with --backend numpy the custom loss my_loss must return (value, gradients), gradients by log_probs, entropy"
+    )
+    assert "[1, 36]" in message
+    assert message.endswith("NumPy cannot derive them itself; or use --backend torch")
+
+
+def test_gradients_by_unknown_names_and_of_wrong_shapes_are_refused():
+    message = refusal((1.0, {"advantages": np.zeros((1, 36))}))
+    assert (
+        "the custom loss my_loss returned a gradient by 'advantages'; valid names are log_probs, entropy, values, actor.0.weight" in message
+    )
+    assert refusal((1.0, {"values": np.zeros(36)})).endswith("a gradient by values of shape (36,), not (1, 36)")
+    assert refusal((1.0, {"actor.head.bias": 2.0})).endswith("by actor.head.bias of shape (), not (3,)")

@@ -217,6 +217,7 @@ def test_an_empty_rollout_is_zeros_and_changes_nothing(side, empty):
     before, learner = parameters(policy), side.learner(policy)
     stats = learner.update(rollout, [my_loss])
     assert all(stats[name] == 0.0 for name in (*TERMS, "grad_norm", "loss/my_loss"))
+    assert stats["learning_rate"] == CONFIG.learning_rate
     np.testing.assert_array_equal(parameters(policy), before)
     assert (policy.policy_version, learner.updates) == (0, 0)
 
@@ -359,6 +360,7 @@ def test_garbage_in_dead_rows_changes_nothing(side, normalization):
         np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.filterwarnings("error")  # nor does a ratio there count
 def test_dead_rows_may_hold_what_their_space_does_not(side):
     space = spaces.MultiDiscrete([2, 3], start=[4, -9])
     policy = side.policy(spaces.Discrete(3, start=5), space)
@@ -366,9 +368,7 @@ def test_dead_rows_may_hold_what_their_space_does_not(side):
     valid = rollout.valid.copy()
     valid[6:, 2] = False
     dead = {"observations": np.where(valid, rollout.observations, 0), "actions": np.where(valid[..., None], rollout.actions, 0)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nor does a ratio there count
-        stats = side.learner(policy).update(replace(rollout, valid=valid, log_probs=np.where(valid, rollout.log_probs, -20), **dead))
+    stats = side.learner(policy).update(replace(rollout, valid=valid, log_probs=np.where(valid, rollout.log_probs, -20), **dead))
     assert stats["skipped_steps"] == 0
     assert stats["ratio_error"] < 5e-5
 
