@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -85,36 +86,37 @@ def test_every_field_is_documented(section: str) -> None:
     assert all(docs.values())
 
 
+def must(cls: type[ConfigBase], be: str, **values: Any) -> list[tuple[type[ConfigBase], dict[str, Any], str]]:
+    """Cases of values that are refused, each with the same words."""
+    section = next(name for name, each in SECTIONS.items() if each is cls)
+    return [(cls, {name: value}, f"^{section}.{name}={re.escape(repr(value))} must be {be}$") for name, value in values.items()]
+
+
+INF, NAN, LARGE = float("inf"), float("nan"), 2**63
 REFUSED = [
-    (PPOConfig, {"gamma": 1.5}, "ppo.gamma=1.5 must be 1 or less$"),
-    (PPOConfig, {"gae_lambda": -0.1}, "ppo.gae_lambda=-0.1 must be 0 or more$"),
-    (PPOConfig, {"learning_rate": -1.0}, "ppo.learning_rate=-1.0 must be 0 or more"),
-    (PPOConfig, {"max_grad_norm": 0.0}, "ppo.max_grad_norm=0.0 must be above 0"),
-    (PPOConfig, {"adam_eps": 0.0}, "ppo.adam_eps=0.0 must be above 0"),
-    (PPOConfig, {"rollout_steps": 0}, "ppo.rollout_steps=0 must be 1 or more"),
+    *must(PPOConfig, "0 or more", gae_lambda=-0.1, learning_rate=-1.0, max_staleness=-1),
+    *must(PPOConfig, "1 or less", gamma=1.5),
+    *must(PPOConfig, "above 0", max_grad_norm=0.0, adam_eps=0.0),
+    *must(PPOConfig, "1 or more", rollout_steps=0),
+    *must(PPOConfig, "a finite number", gamma=NAN, clip_coef=INF),
+    *must(PPOConfig, "a number", gamma="0.9"),
+    *must(PPOConfig, "an integer", update_epochs=True, rollout_steps=2.0),
+    *must(PPOConfig, "an integer, or 'auto'", sequence_length="long"),
+    *must(PPOConfig, "true or false", clip_vloss=1),
+    *must(PPOConfig, "'batch', 'minibatch' or 'off'", normalize_advantages="yes"),
+    (PPOConfig, {"gamma": "x", "gae_lambda": 2}, "^ppo.gamma='x' must be a number; ppo.gae_lambda=2 must be 1 or less$"),
     (PPOConfig, {"rollout_steps": 8, "sequence_length": 9}, r"ppo.sequence_length=9 is longer than a rollout \(ppo.rollout_steps=8\)"),
     (PPOConfig, {"num_minibatches": 4, "minibatch_size": 4}, "ppo.num_minibatches=4 and ppo.minibatch_size=4 exclude each other"),
-    (PPOConfig, {"max_staleness": -1}, "ppo.max_staleness=-1 must be 0 or more"),
-    (PPOConfig, {"gamma": "0.9"}, "ppo.gamma='0.9' must be a number$"),
-    (PPOConfig, {"gamma": float("nan")}, "ppo.gamma=nan must be a finite number"),
-    (PPOConfig, {"clip_coef": float("inf")}, "ppo.clip_coef=inf must be a finite number"),
-    (PPOConfig, {"update_epochs": True}, "ppo.update_epochs=True must be an integer"),
-    (PPOConfig, {"update_epochs": 2.0}, "ppo.update_epochs=2.0 must be an integer"),
-    (PPOConfig, {"clip_vloss": 1}, "ppo.clip_vloss=1 must be true or false"),
-    (PPOConfig, {"normalize_advantages": "yes"}, "ppo.normalize_advantages='yes' must be 'batch', 'minibatch' or 'off'"),
-    (PPOConfig, {"sequence_length": "long"}, "^ppo.sequence_length='long' must be an integer, or 'auto'$"),
-    (PPOConfig, {"gamma": "x", "gae_lambda": 2}, "^ppo.gamma='x' must be a number; ppo.gae_lambda=2 must be 1 or less$"),
     (PPOConfig, {"clip_vlos": 0.1}, r"unknown config key ppo.clip_vlos; did you mean ppo.clip_vloss\?"),
     (PPOConfig, {"zzzzzzzz": 0.1}, "known names: learning_rate"),
-    (EnvConfig, {"num_envs": 0}, "env.num_envs=0 must be 1 or more"),
-    (EnvConfig, {"num_envs": 10**9}, "env.num_envs=1000000000 must be 1000000 or less"),
+    *must(EnvConfig, "1 or more", num_envs=0),
+    *must(EnvConfig, "1000000 or less", num_envs=10**9, worker_timeout=1e308),
+    *must(EnvConfig, "1000 or less", frame_stack=10**9),
+    *must(EnvConfig, "9223372036854775807 or less", max_episode_steps=LARGE),
+    *must(EnvConfig, "above 0", worker_timeout=0.0),
+    *must(EnvConfig, "0 or more, or 'auto'", num_workers=-1),
     (EnvConfig, {"num_envs": 2, "num_workers": 3}, "env.num_workers=3 is more than env.num_envs=2; use 2 workers or fewer"),
-    (EnvConfig, {"num_workers": -1}, "env.num_workers=-1 must be 0 or more, or 'auto'"),
     (EnvConfig, {"num_envs": 2, "num_workers": 2, "help_workers": True}, "env.help_workers needs env.num_workers from 1 to 1, not 2"),
-    (EnvConfig, {"worker_timeout": 0.0}, "env.worker_timeout=0.0 must be above 0"),
-    (EnvConfig, {"worker_timeout": 1e308}, r"env.worker_timeout=1e\+308 must be 1000000 or less"),
-    (EnvConfig, {"max_episode_steps": 2**63}, r"env.max_episode_steps=\d+ must be 9223372036854775807 or less"),
-    (EnvConfig, {"frame_stack": 10**9}, "env.frame_stack=1000000000 must be 1000 or less"),
     (EnvConfig, {"id": " "}, "env.id is empty"),
     (EnvConfig, {"id": "CartPole-v1\nrun: {}"}, r"env\.id=.* has unprintable characters"),
     (EnvConfig, {"kwargs": {"when": {1, 2}}}, "env.kwargs.when is set; a config holds plain data"),
@@ -124,22 +126,21 @@ REFUSED = [
     (EnvConfig, {"wrappers": [{"kwargs": {}}]}, r"env.wrappers\[0\].name is missing"),
     (WrapperConfig, {"name": 3}, "env.wrappers.name=3 must be text"),
     (WrapperConfig, {"name": "ClipReward", "kwargs": {"f": len}}, "env.wrappers: ClipReward: kwargs.f is builtin_function"),
-    (PolicyConfig, {"hidden_sizes": 64}, "policy.hidden_sizes=64 must be a list"),
-    (PolicyConfig, {"hidden_sizes": {64}}, r"policy.hidden_sizes=\{64\} must be a list"),
+    *must(PolicyConfig, "a list", hidden_sizes=64, cnn_filters={64}),
+    *must(PolicyConfig, "5 or less", log_std_init=6.0),
+    *must(PolicyConfig, "above 0", observation_clip=0.0),
     (PolicyConfig, {"hidden_sizes": [64, "a"]}, r"policy.hidden_sizes\[1\]='a' must be an integer"),
     (PolicyConfig, {"hidden_sizes": (64, 0)}, r"policy.hidden_sizes\[1\]=0 must be 1 or more"),
     (PolicyConfig, {"hidden_sizes": (10**30,)}, r"policy.hidden_sizes\[0\]=10+ must be 1000000 or less"),
     (PolicyConfig, {"cnn_filters": ((1, 0, 1),)}, r"policy.cnn_filters\[0\]\[1\]=0 must be 1 or more"),
     (PolicyConfig, {"cnn_filters": [[1, 2]]}, r"policy.cnn_filters\[0\]\[2\] is missing"),
     (PolicyConfig, {"cnn_filters": [[1, 2, 3, 4]]}, r"policy.cnn_filters\[0\]=.* must be a list of 3"),
-    (PolicyConfig, {"log_std_init": 6.0}, "policy.log_std_init=6.0 must be 5 or less"),
-    (PolicyConfig, {"observation_clip": 0.0}, "policy.observation_clip=0.0 must be above 0"),
-    (CollectConfig, {"max_replay_steps": -1}, "collect.max_replay_steps=-1 must be 0 or more"),
-    (EvalConfig, {"episodes": 0}, "evaluation.episodes=0 must be 1 or more"),
-    (EvalConfig, {"interval": "x"}, "evaluation.interval='x' must be an integer"),
-    (RunConfig, {"keep_checkpoints": 1}, "run.keep_checkpoints=1 must be 2 or more"),
-    (RunConfig, {"seed": -1}, "run.seed=-1 must be 0 or more"),
-    (RunConfig, {"threads": 100_000}, "run.threads=100000 must be 1024 or less"),
+    *must(CollectConfig, "0 or more", max_replay_steps=-1),
+    *must(EvalConfig, "1 or more", episodes=0),
+    *must(EvalConfig, "an integer", interval="x"),
+    *must(RunConfig, "2 or more", keep_checkpoints=1),
+    *must(RunConfig, "0 or more", seed=-1),
+    *must(RunConfig, "1024 or less", threads=100_000),
     (RunConfig, {"total_timesteps": 10**400}, r"run.total_timesteps=1000+\.\.\. must be 9223372036854775807 or less"),
     (RunConfig, {"name": "../x"}, "run.name='../x' is not a valid name"),
     (RunConfig, {"backend": 1.5}, "run.backend=1.5 is not known; use numpy or torch"),
@@ -152,8 +153,8 @@ REFUSED = [
     (TrainingConfig, {"ppo": {3: 4}}, "unknown config key ppo.3"),
     (
         TrainingConfig,
-        {"env": {"wrappers": [{"name": "X", "kwrgs": {}}]}},
-        r"unknown config key env.wrappers\[0\].kwrgs; did you mean env.wrappers\[0\].kwargs",
+        {"env": {"wrappers": [{"name": "X", "kwrgs": 1}]}},
+        r"unknown config key env.wrappers\[0\].kwrgs; did you mean .*kwargs",
     ),
     (TrainingConfig, {"policy": {"kind": "gru"}, "run": {"backend": "numpy"}}, "policy.kind=gru can be trained only with torch"),
 ]

@@ -17,21 +17,16 @@ def test_known_values_never_change():
     assert make_stream(0, "sampling").integers(0, 2**32, 3).tolist() == [2933657506, 2356639638, 685283500]
 
 
-def test_seeds_fit_an_environment():
-    seeds = [episode_seed(5, copy, episode) for copy in range(20) for episode in range(50)]
-    assert all(0 <= seed < 2**31 for seed in seeds)
-    assert len(set(seeds)) == 1000
-
-
 @pytest.mark.parametrize("other", [(1, "a", 0), (0, "b", 0), (0, "a", 1), (0, "a"), (0, "a", 0, 0)])
 def test_seed_purpose_and_counters_all_matter(other):
     assert derive_seed(0, "a", 0) != derive_seed(*other)
     assert make_stream(0, "a", 0).random() != make_stream(*other).random()
 
 
-def test_copies_and_episodes_are_not_interchangeable():
-    assert episode_seed(0, 1, 2) != episode_seed(0, 2, 1)
-    assert episode_seed(0, 1, 12) != episode_seed(0, 11, 2)
+def test_seeds_fit_an_environment_and_copies_and_episodes_are_not_interchangeable():
+    seeds = [episode_seed(5, copy, episode) for copy in range(20) for episode in range(50)]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert len(set(seeds)) == 1000
 
 
 def test_a_stream_does_not_depend_on_what_others_drew():

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -61,20 +61,13 @@ def test_round_trip(tmp_path):
         assert arrays[name].dtype == array.dtype.newbyteorder("=")
         assert arrays[name].shape == array.shape
         assert arrays[name].tobytes() == array.astype(array.dtype.newbyteorder("=")).tobytes()  # NaN and -0.0 too
+    assert read(write(tmp_path / "empty", {})) == ({}, {"a": [1, None]})
 
 
-def test_it_is_a_safetensors_file_that_others_read(tmp_path):
-    loaded = load_file(write(tmp_path / "x"))
-    np.testing.assert_array_equal(loaded["float32"], sample()["float32"])
-
-
-def test_equal_content_makes_equal_bytes(tmp_path):
+def test_equal_content_makes_equal_bytes_that_others_read(tmp_path):
     backwards = dict(reversed(sample().items()))
     assert write(tmp_path / "x").read_bytes() == write(tmp_path / "y", backwards).read_bytes()
-
-
-def test_no_arrays_at_all(tmp_path):
-    assert read(write(tmp_path / "x", {})) == ({}, {"a": [1, None]})
+    np.testing.assert_array_equal(load_file(tmp_path / "x")["float32"], sample()["float32"])
 
 
 def test_load_save_to_the_same_path_and_keep_using_what_was_loaded(tmp_path):
@@ -86,27 +79,24 @@ def test_load_save_to_the_same_path_and_keep_using_what_was_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arrays, error, words",
+    "content, error, words",
     [
-        ({"x": np.array([None])}, TypeError, "object"),
-        ({"x": np.array(["a"])}, TypeError, "<U1"),
-        ({"x": np.array([1j])}, TypeError, "complex128"),
-        ({"x": [1.0]}, TypeError, "list"),
-        ({"a\0b": np.ones(1)}, TypeError, "NUL"),
-        ({"\ud800": np.ones(1)}, TypeError, "array name"),
-        ({3: np.ones(1)}, TypeError, "must be text"),
-        ({"__metadata__": np.ones(1)}, ValueError, "reserves that name"),
+        ({"arrays": {"x": np.array([None])}}, TypeError, "object"),
+        ({"arrays": {"x": np.array(["a"])}}, TypeError, "<U1"),
+        ({"arrays": {"x": np.array([1j])}}, TypeError, "complex128"),
+        ({"arrays": {"x": [1.0]}}, TypeError, "list"),
+        ({"arrays": {"a\0b": np.ones(1)}}, TypeError, "NUL"),
+        ({"arrays": {"\ud800": np.ones(1)}}, TypeError, "array name"),
+        ({"arrays": {3: np.ones(1)}}, TypeError, "must be text"),
+        ({"arrays": {"__metadata__": np.ones(1)}}, ValueError, "reserves that name"),
+        ({"header": {"a": float("nan")}}, ValueError, "JSON"),
+        ({"header": {"a": [[]] * 300_000}}, ValueError, "save in smaller pieces"),
     ],
 )
-def test_what_a_file_cannot_hold(tmp_path, arrays, error, words):
+def test_what_a_file_cannot_hold(tmp_path, content, error, words):
     with pytest.raises(error, match=words):
-        write(tmp_path / "x", arrays)
+        write(tmp_path / "x", **content)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_headers_are_json_without_nan(tmp_path):
-    with pytest.raises(ValueError):
-        write(tmp_path / "x", header={"a": float("nan")})
 
 
 def test_wrong_kind_and_newer_version(tmp_path):
@@ -124,15 +114,10 @@ def test_missing_files_are_the_systems_business(tmp_path):
         read(tmp_path)
 
 
-def test_files_of_others_are_refused(tmp_path):
+def test_a_safetensors_file_of_others_is_refused(tmp_path):
     save_file({"x": np.ones(3)}, tmp_path / "foreign", metadata={"format": "pt"})
-    (tmp_path / "empty").touch()
-    (tmp_path / "short").write_bytes(b"\x01\x00\x00")
-    (tmp_path / "text").write_text("a pickle or a poem, it does not matter which")
-    (tmp_path / "zip").write_bytes(b"PK\x03\x04" + bytes(100))
-    for name in ("foreign", "empty", "short", "text", "zip"):
-        with pytest.raises(CorruptFileError, match=name):
-            read(tmp_path / name)
+    with pytest.raises(CorruptFileError, match="foreign"):
+        read(tmp_path / "foreign")
 
 
 def test_a_header_length_beyond_the_file_is_refused_before_anything_is_parsed(tmp_path):
@@ -159,11 +144,14 @@ def crafted(entry: dict | None = None, tensors: str = "", raw: str | None = None
 
 
 def test_the_crafted_form_is_the_real_one(tmp_path):
-    (tmp_path / "x").write_bytes(signed(crafted()))
-    assert read(tmp_path / "x") == ({}, {})
-    whole = signed(crafted(tensors=',"t":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}'), b"\x05\x06")
-    (tmp_path / "x").write_bytes(whole)
-    assert read(tmp_path / "x")[0]["t"].tolist() == [5, 6]
+    path, tensor = tmp_path / "x", ',"t":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}'
+    path.write_bytes(signed(crafted()))
+    assert read(path) == ({}, {})
+    path.write_bytes(signed(crafted(tensors=tensor), b"\x01\x00"))
+    assert read(path)[0]["t"].tolist() == [True, False]
+    path.write_bytes(signed(crafted(tensors=tensor), b"\x01\x07"))
+    with pytest.raises(CorruptFileError, match="t holds a byte that is neither true nor false"):
+        read(path)
 
 
 HOSTILE = {
@@ -210,6 +198,9 @@ def test_damage_at_every_byte_is_noticed(tmp_path):
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
+@example(b"")
+@example(b"\x01\x00\x00")
+@example(b"a pickle or a poem, it does not matter which")
 def test_arbitrary_bytes(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "arbitrary"
     path.write_bytes(content)
@@ -269,30 +260,20 @@ def test_a_limit_is_the_most_that_is_read(tmp_path):
         read_bytes(tmp_path / "x", limit=4)
 
 
-def test_json_of_too_many_values_is_neither_read_nor_written(tmp_path):
+def test_json_of_too_many_values_is_not_read():
     text = '{"a":[' + "[]," * 300_000 + "[]]}"  # 300,000 commas, as many brackets, and a few
     assert json_pieces(text) == 600_003
     with pytest.raises(ValueError, match="more than 500,000 values"):
         read_json(text)
-    with pytest.raises(ValueError, match="save in smaller pieces"):
-        write(tmp_path / "x", header={"a": [[]] * 300_000})
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bool_is_one_of_two_bytes(tmp_path):
-    tensor = ',"t":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}'
-    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x00"))
-    assert read(tmp_path / "x")[0]["t"].tolist() == [True, False]
-    (tmp_path / "x").write_bytes(signed(crafted(tensors=tensor), b"\x01\x07"))
-    with pytest.raises(CorruptFileError, match="t holds a byte that is neither true nor false"):
-        read(tmp_path / "x")
+WRONG_DATA = [KeyError("k"), IndexError(), TypeError(), AttributeError(), OverflowError(), AssertionError(), RecursionError()]
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("k"), IndexError(), TypeError(), AttributeError(), OverflowError(), AssertionError(), RecursionError()]
-)
-def test_whatever_wrong_data_lead_to_is_one_error(error):
-    with pytest.raises(CorruptFileError, match=f"the file x: {type(error).__name__}"), untrusted("the file x"):
+@pytest.mark.parametrize("error", [*WRONG_DATA, ConfigError("set it"), OSError("disk")])
+def test_wrong_data_is_one_error_unless_it_is_to_be_kept_or_of_the_machine(error):
+    kind, message = (CorruptFileError, f"the file x: {type(error).__name__}") if error in WRONG_DATA else (type(error), f"^{error}$")
+    with pytest.raises(kind, match=message), untrusted("the file x", keep=(ConfigError,)):
         raise error
 
 
@@ -304,9 +285,3 @@ def test_new_directories_are_synced_in_those_above_them(tmp_path, monkeypatch):
     synced.clear()
     make_directory(tmp_path / "a" / "b")
     assert not synced
-
-
-@pytest.mark.parametrize("error", [ConfigError("set it"), OSError("disk")])
-def test_errors_to_keep_and_errors_of_the_machine_stay_what_they_are(error):
-    with pytest.raises(type(error), match=f"^{error}$"), untrusted("a file", keep=(ConfigError,)):
-        raise error

@@ -75,32 +75,15 @@ def test_what_a_file_cannot_hold(tree, words):
 
 
 @pytest.mark.parametrize(
-    "structure",
+    "structure, words",
     [
-        {"array": "y"},
-        {"what": 1},
-        {"dict": 3},
-        {"dict": {}, "list": []},
-        {},
-        [],
-        {"list": 3},
-        {"float": "x"},
-        {"float": None},
-        {"array": []},
+        *((broken, "structure does not fit") for broken in ({"array": "y"}, {"what": 1}, {"dict": 3}, {"dict": {}, "list": []}, {}, [])),
+        *(({kind: content}, "structure does not fit") for kind, content in (("list", 3), ("float", "x"), ("float", None), ("array", []))),
+        ({"float": 10**400}, "OverflowError"),
+        ({"list": []}, r"does not name the arrays \['x'\]"),  # every array is used exactly once
+        ({"list": [{"array": "x"}, {"array": "x"}]}, "structure does not fit"),
     ],
 )
-def test_broken_structures(structure):
-    with pytest.raises(CorruptFileError, match="structure does not fit"):
+def test_broken_structures(structure, words):
+    with pytest.raises(CorruptFileError, match=words):
         unflatten_tree({"x": np.ones(1)}, structure)
-
-
-def test_every_array_is_used_exactly_once():
-    with pytest.raises(CorruptFileError, match=r"does not name the arrays \['x'\]"):
-        unflatten_tree({"x": np.ones(1)}, {"list": []})
-    with pytest.raises(CorruptFileError):
-        unflatten_tree({"x": np.ones(1)}, {"list": [{"array": "x"}, {"array": "x"}]})
-
-
-def test_a_number_beyond_floats_is_damage():
-    with pytest.raises(CorruptFileError, match="OverflowError"):
-        unflatten_tree({}, {"float": 10**400})
