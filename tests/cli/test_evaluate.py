@@ -24,19 +24,13 @@ from inchworm.worlds.replay import load_replay
 from inchworm.worlds.skirmish import SkirmishConfig, SkirmishVectorEnv
 
 
-def test_by_default_the_score_is_that_of_the_final_evaluation(cli: Any, run: Path) -> None:
-    result = cli("evaluate", "small", "--json")
-    assert result.code == 0, result.err
-    stats = json.loads(result.out)
+def test_by_default_the_score_is_that_of_the_final_evaluation_in_one_line(cli: Any, run: Path) -> None:
+    stats = json.loads(cli("evaluate", "small", "--json").out)
     assert (stats["episodes"], stats["deterministic"]) == (3, True)
     assert stats["mean_return"] == read_rows(run / "metrics.jsonl")[-1]["evaluation/mean_return"]
-
-
-def test_the_score_is_one_line_by_path_or_by_name(cli: Any, run: Path) -> None:
-    by_name, by_path = cli("evaluate", "small", "--episodes", 4), cli("evaluate", run, "--episodes", 4, "--last")
-    assert by_name.code == by_path.code == 0
+    by_name, by_path = cli("evaluate", "small"), cli("evaluate", run, "--last")
     assert by_name.out.startswith("runs/small/policy.safetensors: mean return ")
-    assert "4 greedy episodes" in by_name.out
+    assert "3 greedy episodes" in by_name.out
     assert by_name.out.split(": ")[1] == by_path.out.split(": ")[1]
     assert len(by_name.out.splitlines()) == 1
 
@@ -140,21 +134,15 @@ def test_a_match_of_two_runs(cli: Any) -> None:
     expected = play_match(policy("a"), policy("b"), WORLD, 6)
     assert result.out == f"runs/a/policy.safetensors against runs/b/policy.safetensors in Skirmish-v0: {expected}\n"
     assert " of 6 greedy episodes), health margin " in result.out
-
-
-@pytest.mark.usefixtures("skirmish")
-def test_everything_as_json_sampled_with_another_seed(cli: Any) -> None:
     result = cli("match", "a", "heuristic:0.5", "--episodes", 4, "--sampled", "--seed", 3, "--num-envs", 2, "--json", "--quiet")
     rules = SkirmishConfig.from_dict(RULES)
-    expected, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.5, deterministic=False, seed=3, num_envs=2)
-    assert json.loads(result.out) == {**expected.to_dict(), "players": ["runs/a/policy.safetensors", "heuristic:0.5"]}
+    sampled, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.5, deterministic=False, seed=3, num_envs=2)
+    assert json.loads(result.out) == {**sampled.to_dict(), "players": ["runs/a/policy.safetensors", "heuristic:0.5"]}
 
 
 @pytest.mark.usefixtures("skirmish")
-def test_players_without_a_run_need_an_environment(cli: Any) -> None:
-    without = cli("match", "heuristic", "random", "--episodes", 4)
-    assert without.code == 2
-    assert "such as --env Skirmish-v0" in without.err
+def test_players_without_a_run_need_an_environment(cli: Any, refused: Any) -> None:
+    refused("such as --env Skirmish-v0", "match", "heuristic", "random", "--episodes", 4)
     flags = ["--episodes", 4, "--env", "Skirmish-v0", "--kwargs", json.dumps(RULES), "--save-replay", "games/first.json", "--quiet"]
     result = cli("match", "heuristic", "runs/a/policy.safetensors", *flags)
     assert result.code == 0, result.err
@@ -233,13 +221,15 @@ def test_a_suite_with_opponents(cli: Any) -> None:
 # progress
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_gets_a_bar_and_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     terminal = Terminal(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    with progress("episodes", 4, terminal=terminal) as show:
+    with progress("episodes", 4, terminal=terminal) as show, progress("episodes", 4, quiet=True) as show_nothing:
         show(3)
+        show_nothing(3)
     assert "episodes" in out.getvalue()
     assert "3/4" in out.getvalue()
+    assert capsys.readouterr().err == ""
 
 
 def test_elsewhere_a_line_is_printed_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +240,3 @@ def test_elsewhere_a_line_is_printed_from_time_to_time(monkeypatch: pytest.Monke
         for now in (1.0, 9.0, 11.0, 12.0, 22.0):  # lines are at least ten seconds apart
             show(int(now * 100))
     assert out.getvalue() == "episodes 1,100/4,000\nepisodes 2,200/4,000\n"
-
-
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress("episodes", 4, quiet=True) as show:
-        show(1)
-    assert capsys.readouterr().err == ""

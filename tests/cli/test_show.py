@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from doubles.replays import hostile_replay, small_replay
+from doubles.replays import small_replay
 from inchworm.cli import show as command
 from inchworm.cli.show import commented_yaml
 from inchworm.config.sections import EnvConfig, TrainingConfig
@@ -24,19 +24,15 @@ from inchworm.worlds.replay import replay_page, save_replay
 def test_what_is_printed_is_what_train_would_use(cli: Any, tmp_path: Path, env: str) -> None:
     result = cli("config", env)
     assert (result.code, result.err) == (0, "")
+    tuned = env == "CartPole-v1"
+    assert result.out.startswith(
+        "# the preset of CartPole-v1, which reaches 500" if tuned else "# Taxi-v3 has no preset: these are the defaults"
+    )
+    assert f"  gamma: {0.98 if tuned else 0.99}  # Discount of the next step's value." in result.out.splitlines()
     (tmp_path / "printed.yaml").write_text(result.out)
     assert TrainingConfig.from_yaml(tmp_path / "printed.yaml") == config_for(env)
     assert cli("config", "--config", "printed.yaml").out == result.out
-
-
-def test_every_field_has_its_comment() -> None:
-    assert "  gamma: 0.98  # Discount of the next step's value." in commented_yaml(config_for("CartPole-v1")).splitlines()
-
-
-def test_the_first_line_names_the_source_of_the_values(cli: Any) -> None:
-    assert commented_yaml(config_for("CartPole-v1")).startswith("# the preset of CartPole-v1")
-    assert cli("config", "CartPole-v1", "--ppo.gamma=0.5").out.startswith("# the preset of CartPole-v1, changed\n")
-    assert cli("config", "Taxi-v3").out.startswith("# Taxi-v3 has no preset: these are the defaults\n")
+    assert tuned == cli("config", env, "--ppo.gamma=0.5").out.startswith("# the preset of CartPole-v1, changed\n")
 
 
 def test_nested_values_are_read_back(tmp_path: Path) -> None:
@@ -79,8 +75,7 @@ def test_the_page_is_written_next_to_the_file_and_opened(cli: Any, game: Path, o
 
 
 def test_out_and_no_open(cli: Any, game: Path, opened: list[str]) -> None:
-    result = cli("replay", "game.json", "--no-open", "--out", "pages/one.html")
-    assert (result.code, result.out) == (0, "pages/one.html\n")
+    assert cli("replay", "game.json", "--no-open", "--out", "pages/one.html").out == "pages/one.html\n"
     assert (game.parent / "pages" / "one.html").read_text(encoding="utf-8") == replay_page(small_replay())
     assert opened == []
     assert not game.with_suffix(".html").exists()
@@ -109,13 +104,13 @@ def test_another_page_is_not_replaced(cli: Any, game: Path, opened: list[str]) -
     other.mkdir()
     assert cli("replay", "game.json").code == 2
     other.rmdir()
-    os.mkfifo(other)  # must not be waited for
+    os.mkfifo(other)  # must not block
     assert cli("replay", "game.json").code == 2
     assert opened == []
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_where_nothing_can_be_written_the_page_goes_to_a_temporary_directory(
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_where_nothing_may_be_written_the_page_goes_to_a_temporary_directory(
     number: int, cli: Any, game: Path, opened: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(path: Path, text: str) -> Path:
@@ -127,20 +122,14 @@ def test_where_nothing_can_be_written_the_page_goes_to_a_temporary_directory(
     monkeypatch.setattr(command.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     result = cli("replay", "game.json")
+    if number == errno.ENOSPC:  # a full disk is reported
+        assert (result.code, result.err) == (1, "inchworm: [Errno 28] No space left on device: 'game.html'\n")
+        return
     assert result.code == 0
     page = Path(result.out.strip())
     assert page.parent.parent == tmp_path / "temporary"
     assert page.read_text(encoding="utf-8") == replay_page(small_replay())
     assert opened == [page.as_uri()]
-
-
-def test_a_full_disk_is_reported(cli: Any, game: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr(command, "write_atomically", full)
-    result = cli("replay", "game.json")
-    assert (result.code, result.err) == (1, "inchworm: [Errno 28] No space left on device: 'game.html'\n")
 
 
 @pytest.mark.parametrize(
@@ -162,11 +151,3 @@ def test_what_is_wrong_is_one_line(arguments: list[str], code: int, words: str, 
     refused(words, "replay", *arguments, code=code)
     assert opened == []
     assert not list(game.parent.glob("*.html"))
-
-
-def test_names_in_a_file_do_not_become_paths(cli: Any, tmp_path: Path, opened: list[str]) -> None:
-    replay = hostile_replay()
-    replay["world"]["game"] = "../../elsewhere"
-    save_replay(tmp_path / "game.json", replay)
-    assert cli("replay", "game.json").out == "game.html\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["game.html", "game.json"]

@@ -115,7 +115,9 @@ def several(cli: Any) -> TrainingConfig:
     return config
 
 
-def test_several_policies_are_evaluated_from_their_checkpoint(cli: Any, several: TrainingConfig) -> None:
+def test_several_policies_are_evaluated_from_their_checkpoint_and_trained_in_python(
+    cli: Any, refused: Any, several: TrainingConfig
+) -> None:
     result = cli("evaluate", "pair", "--episodes", 4, "--json")
     assert result.code == 0, result.err
     parts = {name: load_policy(f"runs/pair/policy-{name}.safetensors") for name in ("left", "right")}
@@ -126,10 +128,6 @@ def test_several_policies_are_evaluated_from_their_checkpoint(cli: Any, several:
     assert cli("evaluate", "pair", "--best", "--episodes", 2, "--quiet").code == 0
     assert cli("evaluate", "pair", "--opponent", "pair", "--episodes", 2, "--quiet").code == 0
     assert cli("match", "heuristic", "pair", "--episodes", 2, "--quiet").code == 0
-    assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
-
-
-def test_several_policies_are_trained_and_checked_in_python(cli: Any, refused: Any, several: TrainingConfig) -> None:
     assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
     for words in (["resume", "pair"], ["learn", "pair", "r.st"]):
         refused("runs/pair trains several policies (left, right), which commands do not support; continue in Python", *words)
