@@ -220,7 +220,7 @@ def test_what_envpool_cannot_do_is_rejected(envpool):
     with pytest.raises(EnvError, match="batch_size = num_envs"):
         EnvPoolWorld(Pool(4, [0] * 4, batch_size=2))
     for changes in ({"atari": True}, {"frame_stack": 2}, {"wrappers": (WrapperConfig(name="ClipReward"),)}):
-        with pytest.raises(EnvError, match="EnvPool's own business"):
+        with pytest.raises(EnvError, match="are left to EnvPool"):
             make_vector_env(EnvConfig(id="envpool:CartPole-v1", **changes))
 
 
@@ -341,8 +341,8 @@ def test_wrappers_whose_statistics_cross_episodes_are_named():
     around = gym.wrappers.vector.NormalizeReward(vector())
     inside = vector(lambda: gym.wrappers.NormalizeObservation(cartpole()))
     for env, words in (
-        (around, "wrapper NormalizeReward cross.*policy.normalize_values=true"),
-        (inside, "wrapper NormalizeObservation cross.*policy.normalize_observations=true"),
+        (around, "wrapper NormalizeReward is not saved.*policy.normalize_values=true"),
+        (inside, "wrapper NormalizeObservation is not saved.*policy.normalize_observations=true"),
     ):
         (why,) = make_vector_env(env).inexact
         assert re.search(words, why)

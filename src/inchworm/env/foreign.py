@@ -6,7 +6,7 @@ They step all copies in one call. Here resets happen in the step in which an epi
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, zeros
 from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
-from inchworm.env.restore import KeepsState, Restore, StateKeeper, wrapper_chain
+from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import brief, make_put
@@ -56,35 +56,25 @@ class BatchedWorld(Protocol):
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:
         """Begin episodes in some lanes: their first observations [len(lanes), *obs]."""
-        ...
 
     def start(self, actions: Tree) -> None:
         """Begin a step."""
-        ...
 
     def finish(self) -> Moved:
         """Wait for it."""
-        ...
 
     def close(self) -> None:
         """Release everything."""
-        ...
 
 
 def scatter(values: Tree, rows: Tree, lanes: Sequence[int]) -> None:
     """Put values [n, *leaf] into the rows of n lanes."""
-    if isinstance(rows, dict):
-        for key, part in rows.items():
-            scatter(values[key], part, lanes)
-    elif isinstance(rows, tuple):
-        for value, part in zip(values, rows):
-            scatter(value, part, lanes)
-    else:
-        rows[list(lanes)] = values
+    for value, row in zip(tree_leaves(values), tree_leaves(rows)):
+        row[list(lanes)] = value
 
 
 def lane_numbers(info: Mapping[str, Any], lane: int) -> dict[str, float]:
-    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, who has it."""
+    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, which lanes have it."""
     numbers = {}
     for key, value in info.items():
         has = info.get(f"_{key}")
@@ -161,7 +151,7 @@ class BatchedEngine(Engine):
             scatter(first, self.rows.observations, chosen)
 
     def start(self) -> None:
-        """Begin a step with the actions that stand in the rows."""
+        """Begin a step with the actions in the rows."""
         self._world.start(map_tree(np.copy, self.rows.actions))
 
     def finish(self) -> list[Ended]:
@@ -186,45 +176,43 @@ class BatchedEngine(Engine):
             self._options[lane] = value
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
-        """Bring copies to where their episodes stood, all at once.
+        """Replay episodes in their copies, all at once.
 
-        They move together, so each episode begins as many steps late as it is shorter than the longest; till then its copy
+        They move together, so each episode begins as many steps late as it is shorter than the longest; before that its copy
         plays an episode whose results are dropped.
         """
         lengths = {job.copy: len(tree_leaves(job.actions)[0]) for job in jobs}
         longest = max(lengths.values(), default=0)
         results = {job.copy: (0.0, 0) for job in jobs}
-        lost: set[int] = set()  # copies whose episode ended on the way
-        rng = np.random.default_rng(0)  # no stream of the run: these actions are taken back by a reset
+        lost: set[int] = set()  # copies whose episode ended early
+        rng = np.random.default_rng(0)  # not a stream of the run: a reset discards what these actions do
+        action_rows, own = tree_leaves(self.rows.actions), {job.copy: (job.seed, job.options) for job in jobs}
+
+        def begin(lanes: Sequence[int]) -> None:
+            """Begin the episodes that are replayed, and any in copies without one."""
+            begun = [own.get(lane, (0, self._options[lane])) for lane in lanes]
+            self._begin(lanes, [seed for seed, _ in begun], [options for _, options in begun])
+
         if longest:
-            self._begin_anew(range(self._lanes), jobs)
+            begin(range(self._lanes))
         for now in range(longest):
-            self._begin_anew([job.copy for job in jobs if longest - lengths[job.copy] == now], jobs)
+            begin([copy for copy, length in lengths.items() if longest - length == now])
             running = [job for job in jobs if longest - lengths[job.copy] <= now and job.copy not in lost]
-            self._choose({job.copy: [part[now - longest + lengths[job.copy]] for part in tree_leaves(job.actions)] for job in running}, rng)
+            for job in running:
+                for row, part in zip(action_rows, tree_leaves(job.actions)):
+                    row[job.copy] = part[now - longest + lengths[job.copy]]
+            moving = {job.copy for job in running}
+            waiting = [lane for lane in range(self._lanes) if lane not in moving]
+            put_legal_actions(self.action_space, self.rows.observations, rng, self.rows.actions, waiting)
             self.start()
             _, over = self._land()
-            for job in running:
-                total, taken = results[job.copy]
-                results[job.copy] = (total, taken) if job.copy in over else (total + float(self.rows.rewards[job.copy]), taken + 1)
-            lost.update(job.copy for job in running if job.copy in over)
-            self._begin_anew(over, jobs)
-        self._begin_anew([lane for lane, length in lengths.items() if length == 0], jobs)
+            for copy in moving.difference(over):
+                total, taken = results[copy]
+                results[copy] = total + float(self.rows.rewards[copy]), taken + 1
+            lost |= moving.intersection(over)
+            begin(over)
+        begin([copy for copy, length in lengths.items() if length == 0])
         return [results[job.copy] for job in jobs]
-
-    def _begin_anew(self, lanes: Sequence[int], jobs: Sequence[Replay]) -> None:
-        """Begin the episodes that are replayed; copies without one begin any."""
-        own = {job.copy: (job.seed, job.options) for job in jobs}
-        begun = [own.get(lane, (0, self._options[lane])) for lane in lanes]
-        self._begin(lanes, [seed for seed, _ in begun], [options for _, options in begun])
-
-    def _choose(self, actions: dict[int, list[Any]], rng: np.random.Generator) -> None:
-        """Put the given actions into the rows, and legal ones for the copies that wait."""
-        for lane, parts in actions.items():
-            for row, part in zip(tree_leaves(self.rows.actions), parts):
-                row[lane] = part
-        waiting = [lane for lane in range(self._lanes) if lane not in actions]
-        put_legal_actions(self.action_space, self.rows.observations, rng, self.rows.actions, waiting)
 
     def get_states(self) -> list[dict[str, Any]]:
         """The state of all copies, as that of the first."""
@@ -262,8 +250,10 @@ class GymnasiumVectorWorld:
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.num_lanes = env.num_envs
         self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # else all copies draw from one stream
-        self.state_keeper = None if self.takes_seeds else _find_state_keeper(env)
-        self.inexact = _statistics_across_episodes(env)
+        self.state_keeper = None if self.takes_seeds else find_state_keeper(env)
+        layers = [*wrapper_chain(env), *(wrapper_chain(env.unwrapped.envs[0]) if isinstance(env.unwrapped, SyncVectorEnv) else ())]
+        names = [type(layer).__name__ for layer in layers if type(layer).__module__.startswith("gymnasium.wrappers")]
+        self.inexact = [f"the wrapper {name} is not saved: {REFUSED_WRAPPERS[name]}" for name in names if name in REFUSED_WRAPPERS]
         if not self.takes_seeds and self.state_keeper is None:
             self.inexact.append(
                 f"{type(env.unwrapped).__name__} has no get_state and set_state, and its episodes cannot be given seeds: "
@@ -302,44 +292,6 @@ class GymnasiumVectorWorld:
         self._env.close()
 
 
-_CROSSES_EPISODES = {
-    "NormalizeObservation": "policy.normalize_observations=true",
-    "NormalizeReward": "policy.normalize_values=true",
-}
-"""Gymnasium's wrappers whose statistics cross episodes, and what replaces them here."""
-
-
-def _statistics_across_episodes(env: GymVectorEnv) -> list[str]:
-    """A sentence for each of Gymnasium's wrappers whose statistics cross episodes and are not saved."""
-    layers: list[Any] = list(_vector_layers(env))
-    if isinstance(layers[-1], SyncVectorEnv):
-        layers += wrapper_chain(layers[-1].envs[0])
-    names = [type(layer).__name__ for layer in layers if type(layer).__module__.startswith("gymnasium.wrappers")]
-    return [
-        f"the statistics of the wrapper {name} cross episodes and are not saved; set {_CROSSES_EPISODES[name]} instead"
-        for name in names
-        if name in _CROSSES_EPISODES
-    ]
-
-
-def _find_state_keeper(env: GymVectorEnv) -> StateKeeper | None:
-    """The outermost layer with `get_state` and `set_state`; Gymnasium's own wrappers around it have no state that matters."""
-    for layer in _vector_layers(env):
-        if isinstance(layer, KeepsState):
-            return StateKeeper(layer, ())
-        if not type(layer).__module__.startswith("gymnasium.wrappers.vector"):
-            return None
-    return None
-
-
-def _vector_layers(env: Any) -> Iterator[Any]:
-    """The vector env with its wrappers, outermost first."""
-    while isinstance(env, gym.vector.VectorWrapper):
-        yield env
-        env = env.env
-    yield env
-
-
 class EnvPoolWorld:
     """An EnvPool with Gymnasium's interface. Every lane has its own random stream, from which its episodes are drawn."""
 
@@ -375,7 +327,7 @@ class EnvPoolWorld:
         return Moved(map_tree(lambda array: array[order], observations), rewards[order], terminated[order], truncated[order], numbers)
 
     def close(self) -> None:
-        """Let EnvPool's threads go."""
+        """End EnvPool's threads."""
         self._pool.close()
 
 
@@ -395,9 +347,7 @@ def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, m
 def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:
     """EnvPool's copies of `envpool:Name`; `env.num_workers` is its number of threads. A lane's stream is the same in any layout."""
     if config.wrappers or config.atari or config.frame_stack > 1:
-        raise EnvError(
-            f"env.id={config.id!r}: wrappers, atari and frame_stack are EnvPool's own business; use env.kwargs, such as stack_num"
-        )
+        raise EnvError(f"env.id={config.id!r}: wrappers, atari and frame_stack are left to EnvPool; use env.kwargs, such as stack_num")
     try:
         envpool = importlib.import_module("envpool")
     except ImportError as error:

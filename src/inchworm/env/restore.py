@@ -36,11 +36,9 @@ class KeepsState(Protocol):
 
     def get_state(self) -> Any:
         """Return the state."""
-        ...
 
     def set_state(self, state: Any) -> None:
         """Continue from a state."""
-        ...
 
 
 _PASS_ON = (
@@ -57,7 +55,7 @@ _PASS_ON = (
     wrappers.ReshapeObservation,
     wrappers.ResizeObservation,
 )
-"""Wrappers without a state of their own. A time limit has its count, which is saved here."""
+"""Wrappers without state. A time limit has its count, which is saved here."""
 
 
 class Restore(NamedTuple):
@@ -103,23 +101,23 @@ def refuse_stateful_wrappers(env: Env) -> None:
             raise EnvError(f"the wrapper {type(wrapper).__name__} is refused: {reason}")
 
 
-def wrapper_chain(env: Env) -> Iterator[Env]:
-    """The environment with its wrappers, outermost first, the world itself last."""
-    while isinstance(env, gym.Wrapper):
+def wrapper_chain(env: Any) -> Iterator[Any]:
+    """The environment or vector env with its wrappers, outermost first, the world itself last."""
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         yield env
         env = env.env
     yield env
 
 
-def find_state_keeper(env: Env) -> StateKeeper | None:
-    """The outermost layer with `get_state` and `set_state`, if no wrapper around it has a state of its own."""
+def find_state_keeper(env: Any) -> StateKeeper | None:
+    """The outermost layer with `get_state` and `set_state`, if no wrapper around it has a state that matters."""
     limits: list[wrappers.TimeLimit[Any, Any]] = []
     for layer in wrapper_chain(env):
         if isinstance(layer, KeepsState):
             return StateKeeper(layer, limits) if accepts(layer.get_state) and accepts(layer.set_state, None) else None
         if type(layer) is wrappers.TimeLimit:
             limits.append(layer)
-        elif type(layer) not in _PASS_ON:
+        elif type(layer) not in _PASS_ON and not type(layer).__module__.startswith("gymnasium.wrappers.vector"):
             return None
     return None
 

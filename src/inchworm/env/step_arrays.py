@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Where the lanes of B lanes in E copies write a step, and where they read what to do."""
+    """Where B lanes in E copies write a step, and where they read what to do."""
 
     observations: Tree
     """[B, *obs] what to act on next."""
@@ -63,21 +63,6 @@ class StepRows:
         return len(self.rewards) // max(1, len(self.seeds))
 
 
-class _Arena:
-    """Hands out arrays of zeros one after another, from a buffer or, without one, from ordinary memory."""
-
-    def __init__(self, buffer: mmap.mmap | None) -> None:
-        self.buffer, self.size = buffer, 0
-
-    def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        start = -(-self.size // _ALIGNMENT) * _ALIGNMENT
-        count = int(np.prod(shape))
-        self.size = start + count * np.dtype(dtype).itemsize
-        if self.buffer is None or count == 0:
-            return np.zeros(shape, dtype)
-        return np.frombuffer(self.buffer, dtype, count, start).reshape(shape)
-
-
 def allocate_rows(
     observation_space: Space,
     action_space: Space,
@@ -91,30 +76,39 @@ def allocate_rows(
 
     `num_lanes` is a multiple of `num_copies`: a copy's lanes are adjacent.
     """
-    arena = _Arena(buffer)
+    size = 0
+
+    def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """The next array of zeros, from the buffer or, without one, from ordinary memory."""
+        nonlocal size
+        start, count = -(-size // _ALIGNMENT) * _ALIGNMENT, int(np.prod(shape))
+        size = start + count * np.dtype(dtype).itemsize
+        if buffer is None or count == 0:
+            return np.zeros(shape, dtype)
+        return np.frombuffer(buffer, dtype, count, start).reshape(shape)
 
     def batch(space: Space, count: int = num_lanes) -> Tree:
-        return build_tree(space, lambda _, leaf: arena.take((count, *leaf_shape(leaf)), leaf_dtype(leaf)))
+        return build_tree(space, lambda _, leaf: take((count, *leaf_shape(leaf)), leaf_dtype(leaf)))
 
+    lanes, copies, shared = (num_lanes,), (num_copies,), global_state_space
     single = num_lanes == num_copies  # then an agent is alive for its copy's whole episode, and these flags need not be shared
-    shared = global_state_space
     rows = StepRows(
         observations=batch(observation_space),
         final_observations=batch(observation_space),
         actions=batch(action_space),
-        rewards=arena.take((num_lanes,), np.float32),
-        terminated=arena.take((num_lanes,), np.bool_),
-        truncated=arena.take((num_lanes,), np.bool_),
-        seeds=arena.take((num_copies,), np.int64),
-        next_seeds=arena.take((num_copies,), np.int64),
-        valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
-        joined=np.zeros(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
-        final_valid=np.ones(num_lanes, np.bool_) if single else arena.take((num_lanes,), np.bool_),
+        rewards=take(lanes, np.float32),
+        terminated=take(lanes, np.bool_),
+        truncated=take(lanes, np.bool_),
+        seeds=take(copies, np.int64),
+        next_seeds=take(copies, np.int64),
+        valid=np.ones(lanes, np.bool_) if single else take(lanes, np.bool_),
+        joined=np.zeros(lanes, np.bool_) if single else take(lanes, np.bool_),
+        final_valid=np.ones(lanes, np.bool_) if single else take(lanes, np.bool_),
         global_state=() if shared is None else batch(shared, num_copies),
         final_global_state=() if shared is None else batch(shared, num_copies),
         global_state_space=shared,
     )
-    return rows, arena.size
+    return rows, size
 
 
 def open_shared(size: int) -> int:

@@ -52,46 +52,34 @@ def brief(value: Any) -> str:
 def make_writer(space: Space, path: Path = ()) -> Write:
     """The function that checks one value of `space` and writes it into its row."""
     if isinstance(space, spaces.Dict):
-        return _dict_writer(space, path)
+        by_key = [(key, make_writer(inner, (*path, key))) for key, inner in space.spaces.items()]
+        keys = set(space.spaces)
+
+        def write_dict(value: Any, rows: Any, lane: int) -> None:
+            if not isinstance(value, dict | Mapping):
+                raise refusal(path, f"must be a dict with the keys {sorted(keys)}", value)
+            if value.keys() != keys:
+                raise refusal(path, f"has the keys {sorted(map(str, value.keys()))}, but its space has {sorted(keys)}")
+            for key, put in by_key:
+                put(value[key], rows[key], lane)
+
+        return write_dict
     if isinstance(space, spaces.Tuple):
-        return _tuple_writer(space, path)
+        by_index = [make_writer(inner, (*path, index)) for index, inner in enumerate(space.spaces)]
+
+        def write_tuple(value: Any, rows: Any, lane: int) -> None:
+            if not isinstance(value, tuple | list) or len(value) != len(by_index):
+                raise refusal(path, f"must be a tuple of {len(by_index)} values", value)
+            for put, part, part_rows in zip(by_index, value, rows):
+                put(part, part_rows, lane)
+
+        return write_tuple
     list(leaves(space, path))  # refuses kinds of spaces that are not supported
-    if isinstance(space, spaces.Discrete):
-        return _discrete_writer(space, path)
-    return _array_writer(space, path)
-
-
-def _dict_writer(space: spaces.Dict, path: Path) -> Write:
-    parts = [(key, make_writer(inner, (*path, key))) for key, inner in space.spaces.items()]
-    keys = set(space.spaces)
-
-    def write(value: Any, rows: Any, lane: int) -> None:
-        if not isinstance(value, dict | Mapping):
-            raise refusal(path, f"must be a dict with the keys {sorted(keys)}", value)
-        if value.keys() != keys:
-            raise refusal(path, f"has the keys {sorted(map(str, value.keys()))}, but its space has {sorted(keys)}")
-        for key, put in parts:
-            put(value[key], rows[key], lane)
-
-    return write
-
-
-def _tuple_writer(space: spaces.Tuple[Any], path: Path) -> Write:
-    parts = [make_writer(inner, (*path, index)) for index, inner in enumerate(space.spaces)]
-
-    def write(value: Any, rows: Any, lane: int) -> None:
-        if not isinstance(value, tuple | list) or len(value) != len(parts):
-            raise refusal(path, f"must be a tuple of {len(parts)} values", value)
-        for put, part, part_rows in zip(parts, value, rows):
-            put(part, part_rows, lane)
-
-    return write
-
-
-def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
+    if not isinstance(space, spaces.Discrete):
+        return _array_writer(space, path)
     low, high = int(space.start), int(space.start + space.n)
 
-    def write(value: Any, rows: Any, lane: int) -> None:
+    def write_choice(value: Any, rows: Any, lane: int) -> None:
         if type(value) is not int:
             scalar = isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "iu"
             if not scalar and not isinstance(value, np.integer):
@@ -101,12 +89,13 @@ def _discrete_writer(space: spaces.Discrete, path: Path) -> Write:
             raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
-    return write
+    return write_choice
 
 
 def _array_writer(space: Space, path: Path) -> Write:
+    """The writer of a leaf that is an array: it brings an array of nearly the right dtype to that of the space, or refuses it."""
     shape, dtype = leaf_shape(space), leaf_dtype(space)
-    adapt = _Adapter(space, path)
+    warned = False
     low = high = None
     if isinstance(space, spaces.MultiDiscrete):
         low, high = space.start, space.start + space.nvec  # of each part
@@ -122,42 +111,33 @@ def _array_writer(space: Space, path: Path) -> Write:
             raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
-    return write
-
-
-class _Adapter:
-    """Brings an array of nearly the right type to the promised one, or refuses it."""
-
-    def __init__(self, space: Space, path: Path) -> None:
-        self.path, self.shape, self.dtype = path, leaf_shape(space), leaf_dtype(space)
-        self.takes_bool = isinstance(space, spaces.MultiBinary)
-        self.warned = False
-
-    def __call__(self, value: Any) -> np.ndarray:
-        number = self.shape == () and isinstance(value, float | int)
-        if not isinstance(value, np.ndarray | np.generic) and not number:
-            raise refusal(self.path, f"must be a NumPy array of shape {self.shape} and dtype {self.dtype}", value)
-        array = np.asarray(value, self.dtype if type(value) is float and self.dtype.kind == "f" else None)
-        if array.shape != self.shape:
-            raise refusal(self.path, f"has shape {array.shape}, but its space has {self.shape}", value)
-        if array.dtype == self.dtype:
+    def adapt(value: Any) -> np.ndarray:
+        nonlocal warned
+        if not isinstance(value, np.ndarray | np.generic) and not (shape == () and isinstance(value, float | int)):
+            raise refusal(path, f"must be a NumPy array of shape {shape} and dtype {dtype}", value)
+        array = np.asarray(value, dtype if type(value) is float and dtype.kind == "f" else None)
+        if array.shape != shape:
+            raise refusal(path, f"has shape {array.shape}, but its space has {shape}", value)
+        if array.dtype == dtype:
             return array
-        given, promised = _KINDS.get(array.dtype.kind), _KINDS.get(self.dtype.kind)
-        if given is None or (given != promised and not (given == "boolean" and self.takes_bool)):
-            raise refusal(self.path, f"has dtype {array.dtype}, but its space has {self.dtype}", array)
+        given, promised = _KINDS.get(array.dtype.kind), _KINDS.get(dtype.kind)
+        if given is None or (given != promised and not (given == "boolean" and isinstance(space, spaces.MultiBinary))):
+            raise refusal(path, f"has dtype {array.dtype}, but its space has {dtype}", array)
         with np.errstate(over="ignore"):  # a float that is too large becomes infinite, and that stops the run
-            cast = array.astype(self.dtype)
+            cast = array.astype(dtype)
         if promised == "integer" and not np.array_equal(cast, array):
-            raise refusal(self.path, f"has dtype {array.dtype} and values that {self.dtype} cannot hold", array)
-        if not self.warned and not np.can_cast(array.dtype, self.dtype, "safe"):
-            self.warned = True
+            raise refusal(path, f"has dtype {array.dtype} and values that {dtype} cannot hold", array)
+        if not warned and not np.can_cast(array.dtype, dtype, "safe"):
+            warned = True
             warnings.warn(
-                f"{path_name(self.path)} comes as {array.dtype}, but its space has {self.dtype}: it is cast at every step; "
-                f"let the environment return {self.dtype}",
+                f"{path_name(path)} comes as {array.dtype}, but its space has {dtype}: it is cast at every step; "
+                f"let the environment return {dtype}",
                 CastWarning,
                 stacklevel=2,
             )
         return cast
+
+    return write
 
 
 def real_scalar(reward: Any) -> float:

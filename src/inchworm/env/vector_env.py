@@ -53,27 +53,22 @@ class Engine(Protocol):
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes in some copies and write their first observations into the rows."""
-        ...
 
     @property
     def start(self) -> Callable[[], None] | None:
         """Begin a step with the actions in the rows; None where `finish` takes the whole step."""
-        ...
 
     def finish(self) -> list[Ended]:
         """Wait for the step: its results are in the rows; where an episode ended, the next has begun with its `next_seeds`.
 
         Returns all lanes of the copies whose episode ended; an agent that leaves earlier ends no episode.
         """
-        ...
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """Set the reset options of some copies, from their next reset on."""
-        ...
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay episodes in their copies: (return, steps) of each; fewer steps if one ended early."""
-        ...
 
     def get_states(self) -> list[dict[str, Any]]:
         """For each copy {"state": …}, {"why": why not}, or nothing if it has no get_state; an empty list if none has."""
@@ -85,7 +80,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything."""
-        ...
 
 
 class LaneVectorEnv:
