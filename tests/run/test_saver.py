@@ -274,9 +274,9 @@ def test_the_best_by_evaluation_is_kept_also_off_the_interval(tmp_path: Path, mo
     with trainer_for(tmp_path, settings=settings) as trainer:
         trainer.train()
         assert (trainer.state.best_score, trainer.state.best_iteration) == (5.0, 2)
-    keeper = TrainingCheckpointer(tmp_path / "checkpoints")
+    checkpoints = TrainingCheckpointer(tmp_path / "checkpoints")
     assert steps(tmp_path) == [2, 8, 9]
-    best = keeper.best()
+    best = checkpoints.best()
     assert best is not None
     assert best.name == "step-000000000002"
     manifest = json.loads((best / "manifest.json").read_text())["manifest"]
@@ -492,11 +492,11 @@ def test_the_random_generators_of_the_process_are_restored(tmp_path: Path, backe
 
 def damage(run_dir: Path, change: Any) -> None:
     """Change the state of the newest checkpoint, with all checksums in order."""
-    keeper = TrainingCheckpointer(run_dir / "checkpoints")
-    checkpoint = keeper.load()
+    checkpoints = TrainingCheckpointer(run_dir / "checkpoints")
+    checkpoint = checkpoints.load()
     change(checkpoint.state)
     shutil.rmtree(checkpoint.path)
-    keeper.save(checkpoint.step, checkpoint.state)
+    checkpoints.save(checkpoint.step, checkpoint.state)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -152,18 +153,17 @@ def test_what_was_learned_is_safe_before_the_long_evaluation_at_the_end() -> Non
 
 @pytest.mark.parametrize(("interval", "iterations", "saved"), [(2, 5, [2, 4, 5]), (2, 4, [2, 4]), (0, 3, [3]), (7, 3, [3])])
 def test_saves_at_intervals_and_at_the_end_and_nothing_twice(interval: int, iterations: int, saved: list[int]) -> None:
-    got: list[int] = []
-    state = TrainingState()
-    live(CheckpointCallback(lambda: got.append(state.iteration), interval), iterations, state)
+    got, saver, state = list[int](), Mock(), TrainingState()
+    saver.save_in_background.side_effect = lambda: got.append(state.iteration)
+    live(CheckpointCallback(saver, interval), iterations, state)
     assert got == saved
 
 
 def test_saves_again_if_the_last_evaluation_was_the_best() -> None:
     """The file of the best policy has changed, so the checkpoint must know its score, or a worse one would replace it later."""
-    got: list[float | None] = []
-    state = TrainingState(best_score=1.0)
-    callback = CheckpointCallback(lambda: got.append(state.best_score), 1)
-    state.iteration = 1
+    got, saver, state = list[float | None](), Mock(), TrainingState(iteration=1, best_score=1.0)
+    saver.save_in_background.side_effect = lambda: got.append(state.best_score)
+    callback = CheckpointCallback(saver, 1)
     callback.on_iteration(state, {})
     callback.on_train_end(state)
     assert got == [1.0]

@@ -16,7 +16,7 @@ from inchworm.config.sections import EvalConfig
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.run.saver import last_save
+from inchworm.run.saver import Saver, last_save
 from inchworm.train.loop import TrainingState
 
 SNAPSHOT_SHARE = 0.0025
@@ -64,12 +64,11 @@ class EvaluateCallback(BaseCallback):
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
         self._before_final = before_final
 
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Evaluate if it is due; the scores are added to the iteration's metrics."""
         del metrics
         if self._config.interval and state.iteration % self._config.interval == 0:
             self._evaluate(state, self._config.episodes)
-        return None
 
     def on_train_end(self, state: TrainingState) -> None:
         """Run the final evaluation, once, unless the run was interrupted."""
@@ -100,53 +99,39 @@ class CheckpointCallback(BaseCallback):
     A save that fails is a warning and is retried after the next iteration; only the last one must succeed.
     """
 
-    def __init__(
-        self,
-        save: Callable[[], object],
-        interval: int,
-        *,
-        keep_best: bool = False,
-        finalize: Callable[[bool], object] = bool,
-        check_all_written: Callable[[], object] = bool,
-    ) -> None:
-        """`finalize(wait)` raises the error of an earlier background save, and waits for it if asked to.
-
-        `check_all_written` is called at the end and raises if anything could not be written by then.
-        """
-        self._save, self._interval, self._keep_best, self._finalize = save, interval, keep_best, finalize
-        self._check_all_written = check_all_written
+    def __init__(self, saver: Saver, interval: int, *, keep_best: bool = False) -> None:
+        self._saver, self._interval, self._keep_best = saver, interval, keep_best
         self._saved: tuple[object, ...] | None = None
         self._failed = False
 
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Save if it is due, or if the last save failed."""
         del metrics
-        self._warn_on_error(self._finalize, False)
+        self._warn_on_error(self._saver.finalize, False)
         is_best = self._keep_best and state.best_iteration == state.iteration
         if self._failed or is_best or (self._interval and state.iteration % self._interval == 0):
             self._warn_on_error(self._save_once, state)
-        return None
 
     def flush(self, state: TrainingState) -> None:
         """Save what has not been saved yet, before something long begins."""
         self._warn_on_error(self._save_once, state)
-        self._warn_on_error(self._finalize, True)
+        self._warn_on_error(self._saver.finalize, True)
 
     def on_train_end(self, state: TrainingState) -> None:
         """Save what has not been saved yet; this save must succeed."""
         state.ended = not state.interrupted
-        self._warn_on_error(self._finalize, True)
+        self._warn_on_error(self._saver.finalize, True)
         with last_save():
             self._save_once(state)
-            self._finalize(True)
-            self._check_all_written()
+            self._saver.finalize(True)
+            self._saver.check_all_written()
 
     def _save_once(self, state: TrainingState) -> None:
         # The final evaluation may have found the best policy so far, and the checkpoint must record that it was taken.
         now = (state.iteration, state.best_score, state.scored, state.stopped)
         if self._saved != now:
-            self._warn_on_error(self._finalize, True)
-            self._save()
+            self._warn_on_error(self._saver.finalize, True)
+            self._saver.save_in_background()
             self._saved, self._failed = now, False
 
     def _warn_on_error(self, part: Callable[[Any], object], argument: Any) -> None:
@@ -175,12 +160,11 @@ class SnapshotCallback(BaseCallback):
         del state
         self._take()
 
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Keep this iteration if the last snapshot is old."""
         del state, metrics
         if time.monotonic() > self._due_at:
             self._take()
-        return None
 
     def _take(self) -> None:
         began = time.monotonic()
@@ -201,11 +185,10 @@ class TrackCallback(BaseCallback):
         """Ignore evaluations of earlier calls."""
         self._logged_evaluations = len(state.evaluations)
 
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Log the row if it is due or contains an evaluation."""
         if state.iteration % self._interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._log(state, metrics)
-        return None
 
     def on_train_end(self, state: TrainingState) -> None:
         """Log the final evaluation, if there was one."""

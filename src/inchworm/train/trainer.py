@@ -313,13 +313,7 @@ class PPOTrainer:
     def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback]) -> list[Callback]:
         """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
         run, saver, callbacks = config.run, self.saver, list[Callback]()
-        checkpoints = CheckpointCallback(
-            saver.save_in_background,
-            run.checkpoint_interval,
-            keep_best=run.keep_best,
-            finalize=saver.finalize,
-            check_all_written=saver.check_all_written,
-        )
+        checkpoints = CheckpointCallback(saver, run.checkpoint_interval, keep_best=run.keep_best)
         saves = self.run_dir is not None
         scored = config.evaluation.interval or config.evaluation.final_episodes
         if scored and self.evaluator is None:
