@@ -22,11 +22,12 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers.auto import WorkerChoice
+from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
 from inchworm.train import resolve as choices
 from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, resolve_choices
-from inchworm.train.trainer import PPOTrainer
+from inchworm.train.trainer import PPOTrainer, create_training_components
 
 CARTPOLE = gym.make("CartPole-v1")
 SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(8,), activation="relu"))
@@ -113,6 +114,33 @@ def test_cnn_by_name() -> None:
         assert trainer.config.policy.kind == "cnn"
         assert trainer.collector.policy is trainer.policy  # convolutions act where they learn
         assert trainer.collect_rollouts(2).observations.dtype == np.uint8
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memory_by_name(kind: str, tmp_path: Path) -> None:
+    with PPOTrainer(kind, "CartPole-v1", PPOConfig(rollout_steps=40, num_minibatches=2), num_envs=2, seed=1) as trainer:
+        rollout = trainer.collect_rollouts()
+        assert rollout.policy_state["hidden"].shape == (2, 2, 1, 64)  # at rows 0 and 32: never every row, never none
+        assert trainer.learn(rollout)["ratio_error"] < 5e-5
+        assert isinstance(trainer.collector.policy, NumpyPolicy)  # NumPy acts, torch learns
+        assert trainer.evaluate(episodes=2).mean_return > 0
+        path = trainer.save_policy(tmp_path / "policy.safetensors")
+        assert load_policy(path).spec.config.kind == kind
+
+
+@pytest.mark.parametrize(("length", "recorded"), [(5, 3), (1, 14), ("auto", 1)])  # 14 = 5 + 5 + 4; auto is never 1
+def test_memory_is_recorded_where_sequences_begin(length: Any, recorded: int) -> None:
+    config = small_config(ppo=PPOConfig(rollout_steps=14, sequence_length=length))
+    with PPOTrainer("gru", "CartPole-v1", config) as trainer:
+        assert len(trainer.collect_rollouts().policy_state["hidden"]) == recorded
+    components = create_training_components(config, "gru")
+    assert len(components.collector.collect(14).policy_state["hidden"]) == recorded
+    components.collector.close()
+
+
+def test_memory_needs_torch() -> None:
+    with pytest.raises(ConfigError, match=r"policy.kind=lstm can be trained only with torch.*run.backend=torch"):
+        PPOTrainer("lstm", "CartPole-v1", backend="numpy")
 
 
 def test_an_actor_that_is_not_a_policy_can_collect_but_not_learn() -> None:

@@ -29,6 +29,7 @@ from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer, functional_training_loop
+from inchworm.worlds.toys import DEATHS, JOINS, comings
 
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")  # the policy that acts is the one that learns
 
@@ -245,33 +246,42 @@ def test_the_configs_threads_are_used_and_then_restored() -> None:
 # ---- checkpoints
 
 
-EXACT = {
-    "plain": (SMALL, PPO),
-    "normalised, scheduled": (
-        SMALL.replace(normalize_observations=True, normalize_values=True),
-        PPO.replace(learning_rate_schedule="linear", clip_schedule="cosine", ent_schedule="linear"),
-    ),
+NORMALISED = SMALL.replace(normalize_observations=True, normalize_values=True, memory_size=6)
+LSTM, GRU = NORMALISED.replace(kind="lstm", memory_layers=2), NORMALISED.replace(kind="gru")
+SEQUENCES = PPO.replace(sequence_length=3)  # 8 = 3 + 3 + 2
+SCHEDULED = PPO.replace(learning_rate_schedule="linear", clip_schedule="cosine", ent_schedule="linear")
+EXACT: dict[str, tuple[PolicyConfig, PPOConfig, Any, int]] = {  # with the number of workers of the resumed run
+    "plain": (SMALL, PPO, "CartPole-v1", 0),
+    "normalised, scheduled": (NORMALISED, SCHEDULED, "CartPole-v1", 0),
+    "lstm": (LSTM, SEQUENCES, "CartPole-v1", 2),
+    "gru": (GRU, SEQUENCES, "CartPole-v1", 1),
+    "team": (NORMALISED, PPO, functools.partial(comings, plan=DEATHS, masks="info"), 0),
+    "team, lstm": (LSTM, SEQUENCES, functools.partial(comings, plan=JOINS, masks="info"), 0),
+    "central critic": (GRU.replace(central_critic=True), SEQUENCES, functools.partial(comings, plan=JOINS, masks="key"), 0),
 }
 
 
-@pytest.mark.parametrize("kind", EXACT)
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize(("kind", "stop"), [("plain", 1), ("normalised, scheduled", 1), *((kind, 3) for kind in EXACT)])
 def test_stopped_and_resumed_is_the_undisturbed_run_bit_for_bit(kind: str, stop: int, tmp_path: Path) -> None:
-    policy, ppo = EXACT[kind]
-    whole = config(policy=policy, ppo=ppo, evaluation=EvalConfig(interval=2, episodes=2, final_episodes=0, num_envs=2))
-    with PPOTrainer(policy, "CartPole-v1", whole, run_dir=tmp_path / "whole") as trainer:
+    policy, ppo, env, workers = EXACT[kind]
+    scores = EvalConfig(interval=2, episodes=2, final_episodes=0, num_envs=2)
+    whole = config(iterations=20, policy=policy, ppo=ppo, evaluation=scores, max_iterations=6)
+    with PPOTrainer(policy, env, whole, run_dir=tmp_path / "whole") as trainer:
         trainer.train()
         undisturbed = trainer.full_state()
-    cut_short = whole.replace(run=whole.run.replace(max_iterations=stop))
-    finish(PPOTrainer(policy, "CartPole-v1", cut_short, run_dir=tmp_path / "parts"))
-    with PPOTrainer(policy, "CartPole-v1", whole, run_dir=tmp_path / "parts") as trainer:
+    whole = whole.replace(env=whole.env.replace(num_workers=workers))
+    with PPOTrainer(policy, env, whole.replace(run=whole.run.replace(max_iterations=stop)), run_dir=tmp_path / "parts") as trainer:
+        trainer.train()
+        steps = trainer.total_timesteps
+    with PPOTrainer(policy, env, whole, run_dir=tmp_path / "parts") as trainer:
         trainer.load_checkpoint()
-        assert (trainer.state.iteration, trainer.total_timesteps, trainer.state.env_steps) == (stop, stop * BATCH, stop * BATCH)
+        assert (trainer.state.iteration, trainer.total_timesteps, trainer.state.env_steps) == (stop, steps, steps)
         assert trainer.n_updates == trainer.policy.policy_version == stop
         trainer.train()
         resumed = trainer.full_state()
-    for part in ("weights", "learner", "collector", "state", "config"):
+    for part in ("weights", "learner", "state", "config", *(() if workers else ("collector",))):  # workers save their state apart
         assert bits(undisturbed[part]) == bits(resumed[part]), part
+    assert bits(undisturbed["collector"]["policy_state"]) == bits(resumed["collector"]["policy_state"])
     for name in (METRICS, "policy.safetensors", "best_policy.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
     assert len(read_rows(tmp_path / "parts" / METRICS)) == len(read_rows(tmp_path / "parts" / TIMING)) == 6

@@ -83,12 +83,11 @@ class TrainingComponents:
 StepFunction = Callable[[TrainingState, TrainingComponents], Mapping[str, float]]
 
 
-def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction, *, run: RunConfig | None = None) -> None:
+def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
     """Iterate until the run is done. `state` is up to date whatever ends the loop."""
-    run = run or components.config.run
     for callback in components.callbacks:
         callback.on_train_start(state)
-    while not is_done(state, run):
+    while not is_done(state, components.config.run):
         began, steps_before = time.perf_counter(), state.env_steps
         state.metrics = dict(step_fn(state, components))
         state.iteration += 1

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 import gymnasium as gym
@@ -307,7 +306,7 @@ class PPOTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback]) -> list[Callback]:
