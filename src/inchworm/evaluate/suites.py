@@ -183,6 +183,7 @@ def load_suites(path: str | Path, *, env: str | None = None) -> dict[str, tuple[
 
 
 def _read_entry(entry: Any, where: str) -> Simulation:
+    """Read an entry, check its fields, and fill in its default name."""
     if isinstance(entry, Simulation):
         fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     else:
@@ -203,12 +204,8 @@ def _read_entry(entry: Any, where: str) -> Simulation:
             env = EnvConfig.from_dict(env)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return _check_entry(Simulation(**{**fields, "env": env}), where)
-
-
-def _check_entry(simulation: Simulation, where: str) -> Simulation:
-    """Check the fields of an entry; fill in its default name."""
-    env, opponent, episodes, limits = simulation.env, simulation.opponent, simulation.episodes, simulation.score_range
+    simulation = Simulation(**{**fields, "env": env})
+    opponent, episodes, limits = simulation.opponent, simulation.episodes, simulation.score_range
     if type(episodes) is not int or episodes < 1:
         raise ConfigError(f"{where}: episodes={episodes!r:.80} must be 1 or more")
     if opponent is not None and episodes % 2:

@@ -13,9 +13,8 @@ from inchworm.core.spaces import MASK_KEY, Space
 from inchworm.core.types import Array
 from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
-from inchworm.worlds.skirmish.sight import TEAMS
 from inchworm.worlds.skirmish.state import TIME, Layout, observation_space, state_space
-from inchworm.worlds.skirmish.world import SkirmishWorld, episode_infos
+from inchworm.worlds.skirmish.world import TEAMS, SkirmishWorld
 
 try:
     from pettingzoo import ParallelEnv
@@ -100,11 +99,7 @@ class SkirmishParallelEnv(ParallelEnv):  # type: ignore[misc]
         reason = int(state.reasons[0])
         alive = dict(zip(self.possible_agents, state.alive[..., 0].reshape(-1).tolist()))
         rewards = dict(zip(self.possible_agents, self.world.rewards().reshape(-1).tolist()))
-        infos = (
-            dict(zip(self.possible_agents, episode_infos(self.config, state, 0)))
-            if reason
-            else {agent: {} for agent in self.possible_agents}
-        )
+        infos = dict(zip(self.possible_agents, self.world.episode_infos(0))) if reason else {agent: {} for agent in self.possible_agents}
         receivers = self.possible_agents if self._after_death else acted
         result = (
             self._observations(),

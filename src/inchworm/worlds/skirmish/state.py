@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,41 +41,16 @@ COMPONENTS = ("damage", "hurt", "kill", "death", "zone", "win")
 """The named parts of the reward."""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """Columns of the observation of a team of `size` units."""
+    """Columns of the observation of a team of `size` units, and the choices of a unit."""
 
-    size: int
-
-    @property
-    def kind(self) -> slice:
-        """The own class, one of `CLASSES`."""
-        return slice(len(OWN), len(OWN) + len(CLASSES))
-
-    @property
-    def rays(self) -> slice:
-        """The free distance in each of `DIRECTIONS`."""
-        return slice(self.kind.stop, self.kind.stop + len(DIRECTIONS))
-
-    @property
-    def allies(self) -> slice:
-        """[len(ALLY), size] flattened."""
-        return slice(self.rays.stop, self.rays.stop + len(ALLY) * self.size)
-
-    @property
-    def enemies(self) -> slice:
-        """[len(ENEMY), size] flattened."""
-        return slice(self.allies.stop, self.allies.stop + len(ENEMY) * self.size)
-
-    @property
-    def width(self) -> int:
-        """The length of an observation."""
-        return int(self.enemies.stop)
-
-    @property
-    def choices(self) -> tuple[int, int, int]:
-        """(moves, turns, attacks): 0 is staying, not turning, not attacking."""
-        return MOVES, TURNS, 1 + self.size
+    def __init__(self, size: int) -> None:
+        widths = (len(OWN), len(CLASSES), len(DIRECTIONS), len(ALLY) * size, len(ENEMY) * size)
+        ends = list(accumulate(widths))
+        # the own class as one of `CLASSES`; the free distance in each of `DIRECTIONS`; [len(ALLY), size] and [len(ENEMY), size] flattened
+        _, self.kind, self.rays, self.allies, self.enemies = (slice(end - width, end) for width, end in zip(widths, ends))
+        self.width = ends[-1]
+        self.choices = MOVES, TURNS, 1 + size  # moves, turns, attacks: 0 is staying, not turning, not attacking
 
 
 def action_space(config: SkirmishConfig) -> Space:

@@ -15,7 +15,7 @@ from inchworm.env.vector_env import Engine, LaneVectorEnv
 from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.state import TIME, action_space, observation_space, state_space
-from inchworm.worlds.skirmish.world import SkirmishWorld, episode_infos
+from inchworm.worlds.skirmish.world import SkirmishWorld
 
 
 class NextGames:
@@ -110,7 +110,7 @@ class SkirmishEngine(Engine):
         rows.final_valid[lanes] = rows.valid[lanes] & rows.truncated[lanes]
         if self._global_state:
             rows.final_global_state[arenas] = rows.global_state[arenas]
-        infos = [info for arena in arenas for info in episode_infos(self.config, state, arena)]
+        infos = [info for arena in arenas for info in self.world.episode_infos(arena)]
         self._begin(arenas, rows.next_seeds[arenas].tolist())
         return list(zip(lanes.tolist(), infos))
 

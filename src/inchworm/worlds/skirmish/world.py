@@ -15,7 +15,7 @@ import numpy as np
 from inchworm.core.errors import EnvError
 from inchworm.core.types import Array
 from inchworm.worlds.skirmish.config import HEADINGS, SkirmishConfig
-from inchworm.worlds.skirmish.sight import Observer, Sightings, describe_arena, frame_of_arena, global_states
+from inchworm.worlds.skirmish.sight import Observer, Sightings
 from inchworm.worlds.skirmish.state import (
     COMPONENTS,
     DIRECTIONS,
@@ -24,6 +24,7 @@ from inchworm.worlds.skirmish.state import (
     NO_TEAM,
     REASONS,
     TIME,
+    UNIT_STATE,
     ArenaState,
     Layout,
     draw_spawns,
@@ -91,13 +92,10 @@ class Rewards:
             parts[WIN] = 0.0
         state.reward_sums += parts
 
-    @staticmethod
-    def total(state: ArenaState) -> Array:
-        """[2, n, E] f32: the sum of the components, in their order."""
-        total = state.rewards[0] + state.rewards[1]
-        for part in state.rewards[2:]:
-            total += part
-        return total
+
+TEAMS = ("blue", "red")
+STEP_SECONDS = 0.2
+"""How long a step takes in a replay."""
 
 
 class SkirmishWorld:
@@ -200,40 +198,100 @@ class SkirmishWorld:
         return dealt, lost, kills
 
     def rewards(self) -> Array:
-        """[2, n, E] f32: the rewards of the last step."""
-        return self._rewards.total(self.state)
+        """[2, n, E] f32: the rewards of the last step, the sum of their components in their order."""
+        first, second, *others = self.state.rewards
+        total = first + second
+        for part in others:
+            total += part
+        return total
+
+    def episode_infos(self, arena: int) -> list[dict[str, float]]:
+        """Return the final info of each unit, the first team's units first.
+
+        win is 1, 0, or 0.5 for a draw; hp_margin the mean share of health left in the own team minus the enemy's (0 for dead units);
+        zone_score and enemy_zone_score in steps; one of ended_elimination, ended_zone and ended_time is 1; reward/<component> are sums
+        over the game.
+        """
+        config, state = self.config, self.state
+        winner, reason = int(state.winners[arena]), int(state.reasons[arena])
+        blue, red = (
+            sum(left / kind.health for left, kind in zip(health, config.classes)) / config.team_size
+            for health in state.health[..., arena].tolist()
+        )
+        scores = state.scores[:, arena].tolist()
+        sums = state.reward_sums[..., arena].reshape(len(COMPONENTS), -1).T.tolist()
+        ended = {f"ended_{name}": float(reason == index) for index, name in enumerate(REASONS) if name}
+        infos = []
+        for unit, parts in enumerate(sums):
+            team = unit // config.team_size
+            info = {"win": 0.5 if winner == NO_TEAM else float(winner == team), "hp_margin": (red - blue) if team else (blue - red)}
+            info |= {"zone_score": scores[team], "enemy_zone_score": scores[1 - team], **ended}
+            infos.append(info | {f"reward/{name}": part for name, part in zip(COMPONENTS, parts)})
+        return infos
 
     def global_state(self, out: Array) -> None:
-        """Write the global state of every arena into [E, S]: see `state_space`."""
-        global_states(self.config, self.state, out)
+        """Write [E, S]: every unit's `UNIT_STATE` (dead ones as zeros), clock, scores, holder, and the walls of the left half."""
+        config, state = self.config, self.state
+        size, arenas = config.team_size, state.steps.shape[-1]
+        units = np.empty((len(UNIT_STATE), 2, size, arenas), np.float32)
+        edge = np.array([config.width / 2, config.height / 2], np.float32)
+        units[:4] = np.concatenate([state.places / edge[:, None, None, None], state.facings])
+        np.negative(units[:4, 1], out=units[:4, 1])
+        full = np.array([[kind.health, kind.cooldown] for kind in config.classes], np.float32).T[:, None, :, None]
+        units[4:6] = np.stack([state.health, state.cooldowns]) / full
+        units[6] = 1.0
+        np.copyto(units, np.float32(0.0), where=~state.alive)
+        width = units[:, :, :, 0].size
+        out[:, :width] = units.reshape(width, arenas).T
+        scores = state.scores / np.float32(config.zone_target)
+        holder = state.holds[0].astype(np.float32) - state.holds[1]
+        out[:, width : width + 4] = np.stack([np.float32(1.0) - state.steps / np.float32(config.max_steps), *scores, holder], 1)
+        left = state.walls[:, :, : config.wall_pairs] / edge[:, None, None]  # [2, 2, pairs, E]
+        out[:, width + 4 :] = left.reshape(-1, arenas).T
 
     def describe(self, arena: int) -> dict[str, Any]:
-        """Describe an arena for a replay: what does not change during a game."""
-        return describe_arena(self.config, self.state, arena)
+        """Describe for a replay what does not change during a game; (0, 0) is the lower left corner."""
+        config, state = self.config, self.state
+        middle = np.array([config.width / 2, config.height / 2])
+        centres, halves = state.walls[..., arena].astype(np.float64)  # [2 (x, y), W]
+        corners = np.concatenate([middle[:, None] + centres - halves, middle[:, None] + centres + halves])
+        units = [
+            {
+                "team": team,
+                "kind": name,
+                "max_health": kind.health,
+                "radius": kind.radius,
+                "range": kind.reach,
+                "arc": math.radians(kind.arc),
+            }
+            for team in range(2)
+            for name, kind in zip(config.units, config.classes)
+        ]
+        return {
+            "game": "Skirmish-v0",
+            "width": config.width,
+            "height": config.height,
+            "walls": corners.T.tolist(),
+            "zone": {"x": config.width / 2, "y": config.height / 2, "radius": config.zone_radius},
+            "teams": list(TEAMS),
+            "units": units,
+            "max_steps": config.max_steps,
+            "step_seconds": STEP_SECONDS,
+        }
 
     def frame(self, arena: int) -> dict[str, Any]:
-        """Describe an arena's current state as one frame of a replay."""
-        return frame_of_arena(self.config, self.state, arena)
-
-
-def episode_infos(config: SkirmishConfig, state: ArenaState, arena: int) -> list[dict[str, float]]:
-    """Return the final info of each unit, the first team's units first.
-
-    win is 1, 0, or 0.5 for a draw; hp_margin the mean share of health left in the own team minus the enemy's (0 for dead units); zone_score
-    and enemy_zone_score in steps; one of ended_elimination, ended_zone and ended_time is 1; reward/<component> are sums over the game.
-    """
-    winner, reason = int(state.winners[arena]), int(state.reasons[arena])
-    blue, red = (
-        sum(left / kind.health for left, kind in zip(health, config.classes)) / config.team_size
-        for health in state.health[..., arena].tolist()
-    )
-    scores = state.scores[:, arena].tolist()
-    sums = state.reward_sums[..., arena].reshape(len(COMPONENTS), -1).T.tolist()
-    ended = {f"ended_{name}": float(reason == index) for index, name in enumerate(REASONS) if name}
-    infos = []
-    for unit, parts in enumerate(sums):
-        team = unit // config.team_size
-        info = {"win": 0.5 if winner == NO_TEAM else float(winner == team), "hp_margin": (red - blue) if team else (blue - red)}
-        info |= {"zone_score": scores[team], "enemy_zone_score": scores[1 - team], **ended}
-        infos.append(info | {f"reward/{name}": part for name, part in zip(COMPONENTS, parts)})
-    return infos
+        """Describe units, scores and shots after the last step as one frame of a replay."""
+        config, state = self.config, self.state
+        size = config.team_size
+        units, shots = [], []
+        for team, sign in enumerate((1.0, -1.0)):
+            for unit in range(size):
+                x, y = (sign * float(state.places[axis, team, unit, arena]) for axis in range(2))
+                heading = (int(state.headings[team, unit, arena]) + team * HEADINGS // 2) % HEADINGS
+                facing = 2.0 * math.pi * heading / HEADINGS
+                rest = [float(state.health[team, unit, arena]), float(state.cooldowns[team, unit, arena])]
+                units.append([x + config.width / 2, y + config.height / 2, facing, *rest])
+                target = int(state.shots[team, unit, arena])
+                if target:
+                    shots.append([team * size + unit, (1 - team) * size + target - 1, int(state.hits[team, unit, arena])])
+        return {"units": units, "score": state.scores[:, arena].tolist(), "shots": shots}
