@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import SpaceError
-from inchworm.core.spaces import MASK_KEY, Path, Space, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, path_name, split_mask
+from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, path_name, split_mask
 from inchworm.core.types import Array, Tree
 
 
@@ -106,7 +106,7 @@ class ActionLayout:
                 dimension += part.width
             dtype = part.sampled_dtype if sampled else part.dtype
             pieces[part.path] = values.reshape(*leading, *part.shape).astype(dtype, copy=False)
-        return _rebuild(self.space, pieces, ())
+        return build_tree(self.space, lambda path, _: pieces[path])
 
     def mask_leaves(self, mask: Tree) -> list[Array]:
         """The mask arrays of the categorical parts, in order."""
@@ -141,14 +141,6 @@ def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
     return ActionPart(path=path, kind="categorical", shape=shape, dtype=dtype, sizes=mask_sizes(space), starts=starts)
 
 
-def _rebuild(space: Space, pieces: dict[Path, np.ndarray], path: Path) -> Tree:
-    if isinstance(space, spaces.Dict):
-        return {key: _rebuild(space.spaces[key], pieces, (*path, key)) for key in sorted(space.spaces)}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_rebuild(inner, pieces, (*path, index)) for index, inner in enumerate(space.spaces))
-    return pieces[path]
-
-
 def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
     """Raise if a mask in the observation space does not fit the action space."""
     _, mask = split_mask(observation_space)
@@ -160,9 +152,7 @@ def check_mask_space(observation_space: Space, layout: ActionLayout) -> None:
         if part.kind != "categorical":
             continue
         try:
-            found: Any = mask
-            for key in part.path:
-                found = found[key]
+            found = leaf(mask, part.path)
         except (KeyError, IndexError, TypeError):
             raise SpaceError(f"the observation's {MASK_KEY} has no part {path_name(part.path)} for the action of that name") from None
         size = int(np.prod(leaf_shape(found)))
