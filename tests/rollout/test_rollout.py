@@ -111,24 +111,6 @@ def test_map_reaches_every_array():
     assert_equal(tensors.map(lambda tensor: tensor.numpy()), rollout)
 
 
-def test_successor_observations():
-    # Lane 0: row 0 continues, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
-    # Lane 1: row 0 terminated: its successor is the next row, which must not be used.
-    observations = np.array([[1.0, 10], [2, 20], [3, 30]])
-    rollout = Rollout.from_dict(
-        data(
-            observations=observations,
-            terminated=np.array([[0, 1], [0, 0], [0, 0]], bool),
-            truncated=np.array([[0, 0], [1, 0], [0, 0]], bool),
-            cut_rows=[[1, 0], [2, 0], [2, 1]],
-            cut_observations=[71.0, 72.0, 73.0],
-        )
-    )
-    np.testing.assert_array_equal(successor_observations(rollout), [[2, 20], [71, 30], [72, 73]])
-    np.testing.assert_array_equal(rollout.observations, observations)
-    assert successor_observations(Rollout.from_dict(data(steps=0))).shape == (0, 2, 2)
-
-
 # from_dict
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from inchworm.core.errors import RolloutError
 from inchworm.rollout.fake import create_fake_rollout
+from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
     fill_invalid_rows,
     insert_reset_rows,
@@ -22,6 +23,7 @@ from inchworm.rollout.sequences import (
     sequence_states,
     split_into_sequences,
     split_valid,
+    successor_observations,
 )
 
 
@@ -154,6 +156,19 @@ def test_the_number_of_reset_rows_is_round(resets, added):
     starts = np.zeros((200, 1), np.bool_)
     starts[1 : resets + 1] = True
     assert insert_reset_rows(starts).depth == 200 + added
+
+
+def test_successors_are_the_next_rows_and_at_cuts_the_true_ones():
+    # Lane 0: row 0 continues, row 1 is truncated with successor 71, row 2 is the last, with successor 72.
+    # Lane 1: row 0 terminated: its successor is the next row, which must not be used.
+    observations = np.array([[1.0, 10], [2, 20], [3, 30]])
+    zeros = dict.fromkeys(("actions", "log_probs", "rewards"), np.zeros((3, 2), np.float32))
+    flags = {"terminated": np.array([[0, 1], [0, 0], [0, 0]], bool), "truncated": np.array([[0, 0], [1, 0], [0, 0]], bool)}
+    cuts = {"cut_rows": [[1, 0], [2, 0], [2, 1]], "cut_observations": [71.0, 72.0, 73.0]}
+    rollout = Rollout.from_dict({"observations": observations, **zeros, **flags, **cuts})
+    np.testing.assert_array_equal(successor_observations(rollout), [[2, 20], [71, 30], [72, 73]])
+    np.testing.assert_array_equal(rollout.observations, observations)
+    assert successor_observations(create_fake_rollout(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), 0, 2)).shape == (0, 2, 2)
 
 
 # ---- invalid rows
