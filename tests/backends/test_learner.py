@@ -84,7 +84,7 @@ class InNumpy:
 
     @staticmethod
     def by_values(values, returns, valid):
-        # Σ (V - R)³ / n: slope 3 (V - R)² / n
+        # Σ (V - R)³ / n: gradient 3 (V - R)² / n
         off = (values - returns) * valid
         return (off**3).sum() / valid.sum(), {"values": 3 * off**2 / valid.sum()}
 
@@ -100,10 +100,10 @@ class InNumpy:
 
     @staticmethod
     def by_all(log_probs, entropy, values, valid):
-        # Σ log p · H · V / n: three slopes at once
-        slopes = {"log_probs": entropy * values, "entropy": log_probs * values, "values": log_probs * entropy}
+        # Σ log p · H · V / n: three gradients at once
+        gradients = {"log_probs": entropy * values, "entropy": log_probs * values, "values": log_probs * entropy}
         value = (log_probs * entropy * values * valid).sum() / valid.sum()
-        return value, {name: slope * valid / valid.sum() for name, slope in slopes.items()}
+        return value, {name: gradient * valid / valid.sum() for name, gradient in gradients.items()}
 
     @staticmethod
     def by_weights(policy):

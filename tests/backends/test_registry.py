@@ -1,4 +1,4 @@
-"""The one place that chooses a backend: who acts, who learns, and on how many threads."""
+"""The backend registry: which policy acts, which learner learns, and on how many threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A central critic, the same in every backend: what it reads, what it does not, and whom it credits."""
+"""A central critic, the same in every backend: what it reads, what it does not, and which agents get credit."""
 
 from __future__ import annotations
 

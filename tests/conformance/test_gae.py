@@ -32,7 +32,7 @@ def written_out(rewards, values, next_values, terminated, truncated, gamma, gae_
 
 
 def test_by_hand(gae_backend):
-    # gamma 0.5, lambda 0.5; rows 0, 1 go on, row 1 is truncated in lane 1, row 2 is terminated in lane 0.
+    # gamma 0.5, lambda 0.5; rows 0, 1 continue, row 1 is truncated in lane 1, row 2 is terminated in lane 0.
     # lane 0: delta = 1 + 0.5*4 - 2 = 1,  2 + 0.5*6 - 4 = 1,  3 - 6 = -3
     #         A_2 = -3,  A_1 = 1 + 0.25*-3 = 0.25,  A_0 = 1 + 0.25*0.25 = 1.0625
     # lane 1: delta = 1 + 0.5*4 - 2 = 1,  2 + 0.5*100 - 4 = 48 (V of the true successor), 3 + 0.5*2 - 6 = -2
@@ -69,7 +69,7 @@ def test_every_combination_of_flags_of_three_steps(gae_backend):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_what_stands_behind_a_terminated_row_is_never_looked_at(gae_backend):
+def test_nothing_after_a_terminated_row_is_read(gae_backend):
     # A = 1 - 0 = 1 in row 0; row 1: 1 + 0.5 * 2 = 2.
     found = run(gae_backend, np.float32, [[1], [1]], [[0], [0]], [[np.nan], [2]], [[1], [0]], [[0], [0]], 0.5, 1.0)
     np.testing.assert_array_equal(found, [[1], [2]])
@@ -90,7 +90,7 @@ class SumCritic:
 
 @pytest.mark.parametrize("compute_advantages", [numpy_backend.compute_advantages, torch_backend.compute_advantages], ids=["numpy", "torch"])
 def test_the_critic_gets_the_memory_of_the_first_row_and_of_each_cut(compute_advantages):
-    # Two lanes, three rows: observations 1, 2, 4 and 3, 5, 7; row 1 of lane 0 is truncated before 8; the ends go on to 16 and 9.
+    # Two lanes, three rows: observations 1, 2, 4 and 3, 5, 7; row 1 of lane 0 is truncated before 8; the last rows continue with 16 and 9.
     # Memory is 10 and 1000 at the start, and 20, 30, 2000 at the cuts.
     flags = np.zeros((3, 2), bool)
     truncated, starts = flags.copy(), flags.copy()

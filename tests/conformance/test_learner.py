@@ -76,7 +76,7 @@ def side_by_side(spec, config, dtype, *, updates=2, observations=None, change=la
     """Both learners through the same updates from the same weights; each rollout is made by the first's policy of then."""
     weights = fresh_weights(spec, 3)
     rng = np.random.default_rng(4)
-    for name, shape in spec.layers.items():  # the fresh action head is nearly 0: this policy has opinions
+    for name, shape in spec.layers.items():  # the fresh action head is nearly 0: make the policy far from uniform
         weights[name] = (weights[name] + rng.normal(0, 0.2, shape)).astype(dtype)
     policies = [side.policy_of(spec, weights) for side in SIDES]
     learners = [side.learner(policy, config, seed=1) for side, policy in zip(SIDES, policies)]
@@ -308,7 +308,7 @@ def test_every_valid_sample_exactly_once_an_epoch(side, options):
         for returns in (rows["returns"], rows["advantages"] + rows["values"]):  # every row is terminal
             np.testing.assert_allclose(returns, found, atol=1e-4)
         assert (rows["terminated"] & rows["episode_starts"]).all()
-        assert (np.diff(np.asarray(minibatch.rewards), axis=0)[alive[1:] & alive[:-1]] == 3).all()  # sequences go on in time
+        assert (np.diff(np.asarray(minibatch.rewards), axis=0)[alive[1:] & alive[:-1]] == 3).all()  # time continues within a sequence
         numbers += found.tolist()
         orders.append(tuple(found.tolist()))
     assert [sorted(numbers[start : start + 19]) for start in (0, 19, 38)] == [sorted(set(range(21)) - {0, 14})] * 3
@@ -383,7 +383,7 @@ def test_staleness_is_reported_and_bounded(side):
     with pytest.raises(RolloutError, match=r"2 updates old, more than ppo.max_staleness=1"):
         learner.update(old)
     assert (policy.policy_version, learner.updates) == (2, 2)
-    unknown = replace(old, weights_fingerprint=np.zeros(3, np.uint64))  # says nothing of who acted
+    unknown = replace(old, weights_fingerprint=np.zeros(3, np.uint64))  # it is unknown which weights acted
     assert learner.update(unknown)["staleness"] == 0.0
 
 
@@ -420,7 +420,7 @@ def test_the_epochs_end_where_the_policy_has_moved_far_enough(side):
 
 @dataclass
 class Flaw:
-    """A custom loss that spoils the minibatches whose number is in `bad`, in the way that `how` says."""
+    """A custom loss that spoils the minibatches whose number is in `bad`, in the way `how`."""
 
     side: Side
     bad: frozenset[int]
@@ -447,7 +447,7 @@ def test_a_bad_minibatch_moves_neither_weights_nor_moments(side, how):
     assert stats["skipped_steps"] == 1
     assert all(np.isfinite(list(stats.values())))
     learner.update(collect(policy, seed=2))
-    assert (parameters(policy) != before).any()  # and on it goes
+    assert (parameters(policy) != before).any()
     assert np.isfinite(parameters(policy)).all()
 
 

@@ -90,7 +90,7 @@ def test_approx_kl_is_the_k3_estimator(backend):
 
 
 def test_only_valid_rows_count(backend):
-    # Two valid rows of four: the sums are divided by 2, whatever stands in the others.
+    # Two valid rows of four: the sums are divided by 2, whatever the others hold.
     evaluation, minibatch = make(
         log_probs=[0.1, 50.0, 0.1, -50.0], advantages=[1.0, 9.0, 3.0, -9.0], values=[1.0, 99.0, 3.0, 99.0],
         entropy=[1.0, 7.0, 2.0, 7.0], valid=[1, 0, 1, 0],

@@ -43,7 +43,7 @@ def spec_of(kind, *, layers=1, place="after", observation_space=None, action_spa
     return PolicySpec(observation_space or spaces.Box(-2, 2, (3,)), action_space or spaces.Discrete(3), config)
 
 
-def lively(spec, seed=0, dtype=np.float64):
+def random_weights(spec, seed=0, dtype=np.float64):
     """Weights of a policy whose outputs depend on what it remembers: no bias is zero, and the heads are wide."""
     rng = np.random.default_rng(seed)
     fresh = NumpyPolicy(spec, seed=seed).get_weights()
@@ -55,7 +55,7 @@ def lively(spec, seed=0, dtype=np.float64):
 
 def twins(spec, dtype=np.float64, seed=0):
     """The same policy in NumPy and in torch."""
-    weights = lively(spec, seed, dtype)
+    weights = random_weights(spec, seed, dtype)
     return NumpyPolicy(spec, weights), torch_policy(spec, weights)
 
 
@@ -83,7 +83,7 @@ def torchs_own(spec, weights, inputs):
 @pytest.mark.parametrize(("kind", "layers"), list(itertools.product(KINDS, (1, 2, 3))))
 def test_a_policy_is_torchs_own_module_between_dense_layers(kind, layers, place, shared):
     spec = spec_of(kind, layers=layers, place=place, shared_trunk=shared)
-    weights = lively(spec)
+    weights = random_weights(spec)
     observations = np.random.default_rng(1).standard_normal((4, 2, 3)).astype(np.float32)
     rows = observations.astype(np.float64)
     if place == "after":  # encoded -> hidden layers -> memory -> heads
@@ -226,10 +226,10 @@ def ratio_error(learner, rollout, length):
     advantages = compute_advantages(learner, held, PPOConfig(sequence_length=length))
     minibatch = sequences_of(held, advantages, length, successors=False)
     with torch.no_grad():
-        said = learner.evaluate(minibatch)
+        evaluation = learner.evaluate(minibatch)
     valid = minibatch.valid
-    assert float((said.values - minibatch.values)[valid].abs().max()) < 1e-4  # the first look was at the same sequences
-    return float((said.log_probs - minibatch.log_probs)[valid].abs().max()), minibatch, said
+    assert float((evaluation.values - minibatch.values)[valid].abs().max()) < 1e-4  # the critic pass read the same sequences
+    return float((evaluation.log_probs - minibatch.log_probs)[valid].abs().max()), minibatch, evaluation
 
 
 @pytest.mark.parametrize("case", ["discrete", "discrete+mask", "box_clip", "dict_mix+mask", "nested+mask"], indirect=True)
@@ -247,11 +247,11 @@ def test_the_ratio_is_1(kind, case):
         )
         actor, learner = twins(spec, np.float32)
         rollout = collected(actor, case, space, length)
-        error, minibatch, said = ratio_error(learner, rollout, min(length, rollout.num_steps))
+        error, minibatch, evaluation = ratio_error(learner, rollout, min(length, rollout.num_steps))
         assert error < 5e-5
         reference = actor.evaluate(as_arrays(minibatch))
-        np.testing.assert_allclose(reference.log_probs, said.log_probs.numpy(), atol=5e-5)
-        np.testing.assert_allclose(reference.values, said.values.numpy(), atol=1e-4)
+        np.testing.assert_allclose(reference.log_probs, evaluation.log_probs.numpy(), atol=5e-5)
+        np.testing.assert_allclose(reference.values, evaluation.values.numpy(), atol=1e-4)
 
 
 def as_arrays(minibatch):
@@ -267,10 +267,10 @@ def test_in_float64_the_ratio_is_1_to_1e_10(kind, case):
     for length in (1, 7, 20):
         rollout = collected(actor, case, spec.observation_space, length)
         assert rollout.policy_state["hidden"].dtype == np.float64
-        _, minibatch, said = ratio_error(learner, rollout, length)
-        reference = actor.evaluate(as_arrays(minibatch))  # a rollout keeps log-probs in float32: NumPy says them again
-        np.testing.assert_allclose(reference.log_probs, said.log_probs.numpy(), atol=1e-10)
-        np.testing.assert_allclose(reference.values, said.values.numpy(), atol=1e-10)
+        _, minibatch, evaluation = ratio_error(learner, rollout, length)
+        reference = actor.evaluate(as_arrays(minibatch))  # a rollout keeps log-probs in float32: NumPy computes them again
+        np.testing.assert_allclose(reference.log_probs, evaluation.log_probs.numpy(), atol=1e-10)
+        np.testing.assert_allclose(reference.values, evaluation.values.numpy(), atol=1e-10)
 
 
 @DISCRETE
@@ -323,9 +323,9 @@ def test_the_gradient_reaches_back_to_the_first_row_and_not_beyond_a_reset(kind)
         memory = learner.network.memory
         state = {name: torch.zeros((1, 2, SIZE), dtype=torch.float64) for name in memory.layout.names}
         memory_rows = torch.cat([rows, rows], -1)[..., :6]  # the trunk is 6 wide
-        slope = torch.autograd.grad(over(memory, memory_rows, state, starts)[-1].sum(), rows)[0]  # [6, 1, 3]
-        assert (float(slope[0].abs().max()) > 1e-6) is reaches
-        assert float(slope[-1].abs().max()) > 1e-3
+        gradient = torch.autograd.grad(over(memory, memory_rows, state, starts)[-1].sum(), rows)[0]  # [6, 1, 3]
+        assert (float(gradient[0].abs().max()) > 1e-6) is reaches
+        assert float(gradient[-1].abs().max()) > 1e-3
 
 
 @DISCRETE
@@ -334,7 +334,7 @@ def test_every_parameter_of_the_memory_has_a_gradient(kind, case):
     spec = spec_of(kind, layers=2, action_space=case.action_space)
     actor, learner = twins(spec, np.float32)
     _, minibatch, _ = ratio_error(learner, collected(actor, case, spec.observation_space, 5), 5)
-    said = learner.evaluate(minibatch)
-    (said.log_probs.sum() + said.values.sum()).backward()
+    evaluation = learner.evaluate(minibatch)
+    (evaluation.log_probs.sum() + evaluation.values.sum()).backward()
     for name, parameter in learner.network.memory.named_parameters():
         assert float(parameter.grad.abs().max()) > 1e-4, name

@@ -77,7 +77,7 @@ class Party(Comings):
 
 
 def twins(env: Any, kind: str, layers: int, **options: Any) -> tuple[NumpyPolicy, TorchPolicy]:
-    """The same policy, who acts and who learns, with outputs that depend on what it saw and remembers."""
+    """The same policy twice, to act and to learn, with outputs that depend on what it saw and remembers."""
     config = PolicyConfig(kind=kind, hidden_sizes=(6,), memory_size=5, memory_layers=layers, **options)  # type: ignore[arg-type]
     learner = TorchPolicy(PolicySpec(env.observation_space, env.action_space, config), seed=3)
     weights = learner.get_weights()

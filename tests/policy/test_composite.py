@@ -1,4 +1,4 @@
-"""Several policies as one: who acts where, whose memory is whose, and what is refused."""
+"""Several policies as one: which part acts in which lane, with which memory, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mlp(seed: int = 0, **config: Any) -> NumpyPolicy:
 
 
 class Counter:
-    """An actor whose memory counts the steps of its lane's episode, and whose action says who it is and what it remembers."""
+    """An actor whose memory counts the steps of its lane's episode, and whose action contains its mark and what it remembers."""
 
     def __init__(self, mark: float) -> None:
         self.mark = mark
@@ -125,7 +125,7 @@ def test_a_part_may_be_a_mere_actor() -> None:
 
 
 def with_memory(rollout: Rollout) -> Rollout:
-    """A rollout whose memory says the lane and whose: x at 100 + lane, y at 200 + lane."""
+    """A rollout whose memory identifies part and lane: x at 100 + lane, y at 200 + lane."""
     lanes = np.arange(rollout.num_lanes, dtype=float)
     state = {name: np.tile(base + lanes, (rollout.num_steps, 1)) for name, base in (("x", 100), ("y", 200))}
     cut = {name: base + rollout.cut_rows[:, 1].astype(float) for name, base in (("x", 100), ("y", 200))}

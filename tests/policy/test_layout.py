@@ -1,4 +1,4 @@
-"""Layouts: where each part of an observation and of an action stands, and which spaces are refused."""
+"""Layouts: the place of each part of an observation and of an action, and which spaces are refused."""
 
 from __future__ import annotations
 

@@ -127,6 +127,6 @@ def test_images_need_torch():
 @pytest.mark.parametrize(
     ("given", "steps", "expected"), [("auto", 512, 32), ("auto", 20, 20), (1, 512, 1), (48, 512, 48), (512, 512, 512), (48, 20, 20)]
 )
-def test_sequences_are_never_left_at_1_unless_somebody_says_so(given, steps, expected):
+def test_sequences_have_1_row_only_where_the_config_asks_for_it(given, steps, expected):
     assert PPOConfig(sequence_length=given).sequence_length_for(steps, memory=True) == expected
     assert PPOConfig(sequence_length="auto").sequence_length_for(steps, memory=False) == 1

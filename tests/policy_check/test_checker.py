@@ -190,7 +190,7 @@ class Wide(Network):
         return self.critic(observations).squeeze(-1)
 
 
-def brought(**options: Any) -> TorchPolicy:
+def user_network(**options: Any) -> TorchPolicy:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         network = Wide(**options)
@@ -198,15 +198,15 @@ def brought(**options: Any) -> TorchPolicy:
     return TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()), network=network)
 
 
-def test_a_brought_network_passes() -> None:
-    report = check_policy(brought(), "CartPole-v1")
+def test_a_users_network_passes() -> None:
+    report = check_policy(user_network(), "CartPole-v1")
     assert report.ok, str(report)
     assert report.notes == ()
 
 
 @pytest.mark.parametrize("options", [{"dropout": 0.5}, {"batch_norm": True}], ids=["dropout", "batch_norm"])
 def test_layers_that_are_on_while_learning_are_noted(options: dict[str, Any]) -> None:
-    report = check_policy(brought(**options), "CartPole-v1")
+    report = check_policy(user_network(**options), "CartPole-v1")
     assert report.ok, str(report)
     assert any("while gradients are on" in note for note in report.notes)
 

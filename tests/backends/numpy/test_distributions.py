@@ -51,7 +51,7 @@ SAMPLED = {
 
 
 def plainly_sampled(layout, outputs, log_std, mask, rng):
-    """`sample`, as one would write it down: for each lane and each group the first choice whose cumulative weight is above u · total."""
+    """`sample`, written plainly: for each lane and each group the first choice whose cumulative weight is above u · total."""
     uniforms = rng.random((len(outputs), len(layout.groups))) if layout.groups else None
     logits = distributions.mask_logits(outputs[:, : layout.num_logits], mask)
     choices = np.zeros((len(outputs), len(layout.groups)), np.int64)
@@ -233,7 +233,7 @@ def test_two_choices_by_hand():
 
 
 def test_a_gaussian_by_hand():
-    # mean 1, std 2, action 4: z = 1.5; log p = -1.125 - ln 2 - ½ ln 2π; slopes z / std = 0.75 and z² - 1 = 1.25; H's slope by s is 1.
+    # mean 1, std 2, action 4: z = 1.5; log p = -1.125 - ln 2 - ½ ln 2π; gradients z / std = 0.75 and z² - 1 = 1.25; H's slope by s is 1.
     layout = action_layout(spaces.Box(-9, 9, (1,)), "clip")
     terms = ActionTerms(layout, np.array([[1.0]]), np.log([2.0]), None, np.zeros((0, 1), np.int64), np.array([[4.0]]))
     assert terms.log_probs[0] == pytest.approx(-1.125 - math.log(2) - 0.5 * math.log(2 * math.pi), abs=1e-12)
@@ -253,6 +253,6 @@ def test_logits_far_apart_stay_finite(dtype):
     np.testing.assert_array_equal(terms.entropy, [0, 0])
     np.testing.assert_allclose(distributions.log_prob(layout, outputs.T, NO_STD, None, np.array([[0], [1]]), np.zeros((2, 0))), [0, -1000])
     np.testing.assert_array_equal(distributions.entropy(layout, outputs.T, NO_STD, None), [0, 0])
-    slopes, _ = terms.backward(np.ones(2, dtype), np.ones(2, dtype))
-    assert slopes.dtype == dtype
-    np.testing.assert_allclose(slopes, [[0, -1], [0, 1]], atol=1e-6)
+    gradients, _ = terms.backward(np.ones(2, dtype), np.ones(2, dtype))
+    assert gradients.dtype == dtype
+    np.testing.assert_allclose(gradients, [[0, -1], [0, 1]], atol=1e-6)

@@ -1,4 +1,4 @@
-"""What the conformance suite leaves of NumPy's loss: a clipped value whose sum is rounded."""
+"""What the conformance suite does not test of NumPy's loss: a clipped value whose sum is rounded."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def test_a_value_within_reach_moves_however_its_sum_is_rounded(dtype):
     old = values + rng.uniform(-0.19, 0.19, values.shape).astype(dtype)
     held = old + (values - old)
     assert (np.square(held - returns) > np.square(values - returns)).sum() > 20  # it does happen
-    said = Evaluation(values, values, values, dtype(1))
-    _, gradient = value_errors(said, returns, old, LossCoefficients(0.2, 0.7, 0.3, True))
+    evaluation = Evaluation(values, values, values, dtype(1))
+    _, gradient = value_errors(evaluation, returns, old, LossCoefficients(0.2, 0.7, 0.3, True))
     np.testing.assert_allclose(gradient, values - returns, rtol=1e-3, atol=1e-6)

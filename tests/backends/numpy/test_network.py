@@ -1,4 +1,4 @@
-"""Backpropagation against differences: a dense network's gradient, every parameter of it, beside a forward pass written plainly."""
+"""Backpropagation compared with finite differences for every parameter, and the forward pass with one written plainly."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ def test_a_pass_is_made_once_for_each_number_of_rows():
     # Arrays are used again, and other rows in between change no bit.
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 3, 3))
-    slopes = rng.normal(size=(4, 3)), rng.normal(size=3)
+    gradients = rng.normal(size=(4, 3)), rng.normal(size=3)
     results = []
     for between in (False, True):
         if between:
             network.over(3).forward(second)
-            network.over(3).backward(*slopes)
+            network.over(3).backward(*gradients)
         outputs, values = network.over(3).forward(first)
-        network.over(3).backward(*slopes)
+        network.over(3).backward(*gradients)
         results.append((outputs.copy(), values.copy(), network.gradient.copy()))
     for one, other in zip(*results):
         np.testing.assert_array_equal(one, other)
@@ -138,8 +138,8 @@ def test_a_gradient_takes_the_place_of_the_last_one():
     network = network_of(spec_of((5,), shared_trunk=True))
     rng = np.random.default_rng(0)
     network.over(2).forward(rng.normal(size=(2, 3)))
-    slopes = rng.normal(size=(4, 2)), rng.normal(size=2)
-    network.over(2).backward(*slopes)
+    gradients = rng.normal(size=(4, 2)), rng.normal(size=2)
+    network.over(2).backward(*gradients)
     once = network.gradient.copy()
-    network.over(2).backward(*slopes)
+    network.over(2).backward(*gradients)
     np.testing.assert_array_equal(network.gradient, once)

@@ -162,7 +162,7 @@ def test_each_kind_by_hand():
     np.testing.assert_array_equal(encode(spaces.MultiBinary(3), np.array([[1, 0, 1]], np.int8)), [[1, 0, 1]])
     np.testing.assert_array_equal(encode(spaces.Box(-9, 9, (2, 2)), np.array([[[1.0, 2], [3, 4]]], np.float32)), [[1, 2, 3, 4]])
     np.testing.assert_allclose(encode(spaces.Box(0, 255, (2,), np.uint8), np.array([[255, 51]], np.uint8)), [[1, 0.2]], rtol=1e-6)
-    # Bytes that are no image (another range) are numbers.
+    # Bytes of another range are not an image but numbers.
     np.testing.assert_array_equal(encode(spaces.Box(0, 9, (2,), np.uint8), np.array([[9, 3]], np.uint8)), [[9, 3]])
 
 

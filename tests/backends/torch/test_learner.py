@@ -120,7 +120,7 @@ def test_parameters_of_two_dtypes_need_an_optimizer_of_theirs():
         TORCH.learner(policy)
 
 
-def test_who_can_be_learned():
+def test_which_policies_can_be_learned():
     policy = TORCH.policy()
     with pytest.raises(ConfigError, match=r"torch.nn.Module policies, not NumpyPolicy"):
         PPOOptimizer(NumpyPolicy(policy.spec))
@@ -230,7 +230,7 @@ def test_images_with_a_normaliser():
         learner = TORCH.learner(policy)
         rollout = create_fake_rollout(observation_space, policy.spec.action_space, 8, 2)
         assert learner.update(rollout)["warm_up"] == 1
-        stats = learner.update(rollout)  # made-up log-probs, by nobody's weights: no warning of them
+        stats = learner.update(rollout)  # made-up log-probs of unknown weights: no warning
         assert all(np.isfinite(list(stats.values())))
 
 

@@ -102,7 +102,7 @@ def test_the_value_normaliser_does_not_move_values(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_of_a_rollout_are_those_of_one_row_after_another(kind):
-    """Sequences with the recorded memory, beside the whole rollout from its first memory: with the weights that acted, the same."""
+    """Sequences with the recorded memory give the values of the whole rollout from its first memory."""
     policy, (_, rollout) = cartpole(kind)
     found = compute_advantages(policy, rollout, PPOConfig(sequence_length=5))
     first = {name: torch.from_numpy(np.array(leaf[0])) for name, leaf in rollout.policy_state.items()}
@@ -181,5 +181,5 @@ def test_what_is_forgotten_is_forgotten_to_the_last_bit(kind, layers, dtype):
     empty = {name: torch.zeros_like(leaf) for name, leaf in state.items()}
     alone = features_of(memory, rows[4:], empty, starts[:3])
     np.testing.assert_allclose(found.detach(), alone.detach(), rtol=0, atol=1e-7 if dtype == torch.float32 else 1e-15)
-    (slope,) = torch.autograd.grad(found.sum(), rows)
-    assert slope[:4].abs().max() == 0 < slope[4:].abs().min()
+    (gradient,) = torch.autograd.grad(found.sum(), rows)
+    assert gradient[:4].abs().max() == 0 < gradient[4:].abs().min()

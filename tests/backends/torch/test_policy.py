@@ -93,7 +93,7 @@ CONFIG = PPOConfig(update_epochs=4, num_minibatches=4, learning_rate=1e-2, ent_c
 
 
 def play(policy, seed, steps=32, lanes=8, see=lambda rows: rows):
-    """A world of one step an episode: the observation is a sign, the right action (0 or 1) names it, the reward says so."""
+    """A world of one step an episode: the observation is a sign, the action 0 or 1 that names it earns 1."""
     rng = np.random.default_rng(seed)
     columns = {name: [] for name in ("observations", "actions", "log_probs", "rewards")}
     for _ in range(steps):

@@ -59,7 +59,7 @@ def ours_and_theirs(action_space):
     )  # fmt: skip
     peer.set_logger(configure(None, []))
     with torch.no_grad():
-        peer.policy.action_net.weight.mul_(100)  # from nearly uniform to a policy with opinions
+        peer.policy.action_net.weight.mul_(100)  # so that the policy is far from uniform
     spec = PolicySpec(SEEN, action_space, PolicyConfig())
     policy = TorchPolicy(spec)
     state = {name: tensor.numpy() for name, tensor in peer.policy.state_dict().items()}
