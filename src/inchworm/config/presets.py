@@ -6,6 +6,7 @@ The value loss includes a factor of ½, so `vf_coef=1.0` equals 0.5 in trainers 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 
@@ -42,33 +43,41 @@ _CARTPOLE = PPOConfig(
     minibatch_size=128,
 )
 
-_MUJOCO = PPOConfig(
-    learning_rate=3e-4,
-    learning_rate_schedule="linear",
-    gamma=0.99,
-    gae_lambda=0.95,
-    vf_coef=1.0,
-    ent_coef=0.0,
-    update_epochs=10,
-    rollout_steps=2048,
-    minibatch_size=64,
-    normalize_advantages="minibatch",
-)
+
 _NORMALIZED = PolicyConfig(normalize_observations=True, normalize_values=True)
 
 
-def _mujoco(env_id: str) -> TrainingConfig:
-    return TrainingConfig(
-        env=EnvConfig(id=env_id, num_envs=1),
-        policy=_NORMALIZED,
-        ppo=_MUJOCO,
-        evaluation=EvalConfig(interval=25, episodes=10, final_episodes=20),
-        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=25),
+def _tuned(
+    env_id: str,
+    score: str,
+    *,
+    num_envs: int,
+    run: RunConfig,
+    policy: PolicyConfig | None = None,
+    episodes: tuple[int, int] = (20, 100),
+    **ppo: Any,
+) -> Preset:
+    """A preset with the settings that most environments share; it is evaluated whenever it is saved."""
+    config = TrainingConfig(
+        env=EnvConfig(id=env_id, num_envs=num_envs),
+        policy=policy or PolicyConfig(),
+        ppo=PPOConfig(vf_coef=1.0, minibatch_size=64, normalize_advantages="minibatch", **ppo),
+        evaluation=EvalConfig(interval=run.checkpoint_interval, episodes=episodes[0], final_episodes=episodes[1]),
+        run=run,
     )
+    return Preset(config, score)
 
 
-PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(
+def _mujoco(env_id: str, score: str) -> Preset:
+    return _tuned(
+        env_id, score, num_envs=1, policy=_NORMALIZED, learning_rate=3e-4, learning_rate_schedule="linear", gamma=0.99, gae_lambda=0.95,
+        ent_coef=0.0, update_epochs=10, rollout_steps=2048, episodes=(10, 20),
+        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=25),
+    )  # fmt: skip
+
+
+_ALL = (
+    Preset(
         TrainingConfig(
             env=EnvConfig(id="CartPole-v1", num_envs=8),
             ppo=_CARTPOLE,
@@ -77,57 +86,30 @@ PRESETS: dict[str, Preset] = {
         ),
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
-    "Acrobot-v1": Preset(
-        TrainingConfig(
-            env=EnvConfig(id="Acrobot-v1", num_envs=16),
-            ppo=PPOConfig(
-                learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, vf_coef=1.0, ent_coef=0.0, update_epochs=4,
-                rollout_steps=256, minibatch_size=64, normalize_advantages="minibatch",
-            ),
-            evaluation=EvalConfig(interval=10),
-            run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=10),
-        ),
-        score="-84.9 ± 2.9 after 102,400 steps, seeds 0 to 4",
+    _tuned(
+        "Acrobot-v1", "-84.9 ± 2.9 after 102,400 steps, seeds 0 to 4", num_envs=16,
+        learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, update_epochs=4, rollout_steps=256,
+        run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=10),
     ),
-    "MountainCar-v0": Preset(
-        TrainingConfig(
-            env=EnvConfig(id="MountainCar-v0", num_envs=16),
-            policy=_NORMALIZED,
-            ppo=PPOConfig(
-                learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, vf_coef=1.0, ent_coef=0.0, update_epochs=4,
-                rollout_steps=16, minibatch_size=64, normalize_advantages="minibatch",
-            ),
-            evaluation=EvalConfig(interval=200),
-            run=RunConfig(backend="numpy", total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
-        ),
-        score="-110.0 after 1,000,192 steps, seed 0",
+    _tuned(
+        "MountainCar-v0", "-110.0 after 1,000,192 steps, seed 0", num_envs=16, policy=_NORMALIZED,
+        learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
+        run=RunConfig(backend="numpy", total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
     ),
-    "Pendulum-v1": Preset(
-        TrainingConfig(
-            env=EnvConfig(id="Pendulum-v1", num_envs=4),
-            ppo=PPOConfig(
-                learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, vf_coef=1.0, ent_coef=0.0, update_epochs=10,
-                rollout_steps=1024, minibatch_size=64, normalize_advantages="minibatch",
-            ),
-            evaluation=EvalConfig(interval=5),
-            run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=5),
-        ),
-        score="-174.1 ± 24.3 after 102,400 steps, seeds 0 to 4",
+    _tuned(
+        "Pendulum-v1", "-174.1 ± 24.3 after 102,400 steps, seeds 0 to 4", num_envs=4,
+        learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, ent_coef=0.0, update_epochs=10, rollout_steps=1024,
+        run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=5),
     ),
-    "LunarLander-v3": Preset(
-        TrainingConfig(
-            env=EnvConfig(id="LunarLander-v3", num_envs=16),
-            ppo=PPOConfig(
-                learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, vf_coef=1.0, ent_coef=0.01, update_epochs=4,
-                rollout_steps=1024, minibatch_size=64, normalize_advantages="minibatch",
-            ),
-            evaluation=EvalConfig(interval=5),
-            run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
-        ),
-        score="247.6 after 1,015,808 steps, seed 0",
+    _tuned(
+        "LunarLander-v3", "247.6 after 1,015,808 steps, seed 0", num_envs=16,
+        learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, update_epochs=4, rollout_steps=1024,
+        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
     ),
-    "HalfCheetah-v5": Preset(_mujoco("HalfCheetah-v5"), score="1863 after 1,001,472 steps, seed 0"),
-    "Hopper-v5": Preset(_mujoco("Hopper-v5"), score="3247 after 1,001,472 steps, seed 0"),
-    "Walker2d-v5": Preset(_mujoco("Walker2d-v5"), score="2936 after 1,001,472 steps, seed 0"),
-}  # fmt: skip
+    _mujoco("HalfCheetah-v5", "1863 after 1,001,472 steps, seed 0"),
+    _mujoco("Hopper-v5", "3247 after 1,001,472 steps, seed 0"),
+    _mujoco("Walker2d-v5", "2936 after 1,001,472 steps, seed 0"),
+)  # fmt: skip
+
+PRESETS: dict[str, Preset] = {preset.config.env.id: preset for preset in _ALL}
 """Tuned configs by environment id. Worlds that come with their own preset have it in their description: see `find_preset`."""

@@ -367,13 +367,8 @@ class TrainingConfig(ConfigBase):
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:
     """Refuse minibatches that a rollout of `num_lanes` lanes cannot fill; the number of lanes is known once the environment is made."""
     batch = ppo.rollout_steps * num_lanes
+    rollout = f"({num_lanes} lanes x {ppo.rollout_steps} steps = {batch}); use {batch} or fewer"
     if ppo.minibatch_size is not None and ppo.minibatch_size > batch:
-        raise ConfigError(
-            f"ppo.minibatch_size={ppo.minibatch_size} is larger than the rollout ({num_lanes} lanes x "
-            f"{ppo.rollout_steps} steps = {batch}); use {batch} or fewer, or more env.num_envs"
-        )
+        raise ConfigError(f"ppo.minibatch_size={ppo.minibatch_size} is larger than the rollout {rollout}, or more env.num_envs")
     if ppo.num_minibatches is not None and ppo.num_minibatches > batch:
-        raise ConfigError(
-            f"ppo.num_minibatches={ppo.num_minibatches} is more than the samples of a rollout ({num_lanes} lanes x "
-            f"{ppo.rollout_steps} steps = {batch}); use {batch} or fewer"
-        )
+        raise ConfigError(f"ppo.num_minibatches={ppo.num_minibatches} is more than the samples of a rollout {rollout}")

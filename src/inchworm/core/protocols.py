@@ -125,8 +125,22 @@ class VectorEnv(Protocol):
         """Release everything, in bounded time; safe to call twice."""
 
 
-class Collector(Protocol):
-    """Collects rollouts: acts, steps, writes rows. Never learns, never runs the critic."""
+@runtime_checkable
+class Stateful(Protocol):
+    """Something with state that the run depends on, such as a callback with a stop rule's count. Saved with every checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, as plain data and arrays."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class Collector(Stateful, Protocol):
+    """Collects rollouts: acts, steps, writes rows. Never learns, never runs the critic.
+
+    Its state is the observation, memory, sampling stream, counters and the environments' state.
+    """
 
     def collect(self, num_steps: int) -> Rollout:
         """The next `num_steps` steps of every lane, continuing where the last call stopped."""
@@ -134,18 +148,12 @@ class Collector(Protocol):
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Act with these weights from the next `collect` on."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Observation, memory, sampling stream, counters and the environments' state."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
     def close(self) -> None:
         """Close the environments."""
 
 
-class Learner(Protocol):
-    """Updates a policy from rollouts."""
+class Learner(Stateful, Protocol):
+    """Updates a policy from rollouts. Its state is that of the optimiser, the shuffle stream and the schedules."""
 
     updates: int
     """How many rollouts it has learned from."""
@@ -154,12 +162,6 @@ class Learner(Protocol):
 
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Any] = ()) -> UpdateStats:
         """Some epochs of gradient steps; the rollout is read, never written."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Optimiser state, shuffle stream and schedules."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 class Callback(Protocol):
@@ -208,17 +210,6 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Flush and release everything."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A callback or tracker with state that the run depends on, such as a stop rule's count. Saved with every checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state, as plain data and arrays."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 class ReadsGlobalState(Protocol):
