@@ -37,7 +37,7 @@ _TESTS = {
     "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",
     "policy/memory.py": "policy/test_memory.py conformance/test_memory.py",
     "backends/numpy/memory.py": "conformance/test_memory.py policy/test_memory.py",
-    "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_memory.py",
+    "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_trainer.py",
     "backends/numpy/policy.py": "conformance/test_central.py policy/test_spec.py",
     "backends/torch/network.py": "conformance/test_central.py backends/torch/test_network.py backends/torch/test_learner.py",
     "backends/composite.py": "backends/test_composite.py policy/test_composite.py",

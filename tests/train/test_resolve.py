@@ -130,7 +130,7 @@ def test_memory_by_name(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("length", "recorded"), [(5, 3), (1, 14), ("auto", 1)])  # 14 = 5 + 5 + 4; auto is never 1
 def test_memory_is_recorded_where_sequences_begin(length: Any, recorded: int) -> None:
-    config = small_config(ppo=PPOConfig(rollout_steps=14, sequence_length=length))
+    config = small_config(policy=PolicyConfig(kind="gru", memory_size=6), ppo=PPOConfig(rollout_steps=14, sequence_length=length))
     with PPOTrainer("gru", "CartPole-v1", config) as trainer:
         assert len(trainer.collect_rollouts().policy_state["hidden"]) == recorded
     components = create_training_components(config, "gru")
