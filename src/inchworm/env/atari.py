@@ -1,7 +1,7 @@
 """Atari games with the usual preprocessing; an episode begins from its seed without loading the game again.
 
 The frames are those of Gymnasium's `AtariPreprocessing` (no-op starts of 1 to 30 frames, each action for four frames, the larger of the
-last two pictures, 84 x 84 grey, a lost life ends the episode), bit for bit, and so are the games: what differs is the time they take.
+last two pictures, 84 x 84 grey, a lost life ends the episode), bit for bit, and so are the games; only the time they take differs.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PoweredOn:
     the machine clean: a state saved after the reset would save its time too, but does not hold all of the picture chip, and not the action
     that may be repeated.
 
-    This is not taken on trust: what is made for the seed of a second load must be that load's state. It never is if loading draws numbers
+    This is verified: what is made for the seed of a second load must be that load's state. It never is if loading draws numbers
     (in a few games it does: they play some frames, and the seed decides how), nor if an emulator saves in another format; then the game
     is loaded for every episode.
     """
@@ -137,17 +137,19 @@ class PoweredOn:
     def restore(self, seed: int) -> None:
         """Bring the machine to where loading with this seed, which has been set, brings it; `ale.reset_game` must follow."""
         if self._is_right and self._saved is not None:
-            self._game.ale.restoreState(_state(_reseeded(self._saved, seed)))
+            from ale_py import ALEState
+
+            state: Any = ALEState.__new__(ALEState)
+            state.__setstate__(_reseeded(self._saved, seed))
+            self._game.ale.restoreState(state)
             return
         self._game.load_game()
         if self._is_right is None:
-            self._learn(seed, self._game.ale.cloneState(include_rng=True).serialize())
-
-    def _learn(self, seed: int, loaded: bytes) -> None:
-        if self._saved is None:
-            self._saved, self._first_seed = loaded, seed
-        elif seed != self._first_seed:
-            self._is_right = _reseeded(self._saved, seed) == loaded
+            loaded = self._game.ale.cloneState(include_rng=True).serialize()
+            if self._saved is None:
+                self._saved, self._first_seed = loaded, seed
+            elif seed != self._first_seed:
+                self._is_right = _reseeded(self._saved, seed) == loaded
 
 
 def _reseeded(saved: bytes, seed: int) -> bytes:
@@ -172,11 +174,3 @@ def _generator(seed: int) -> bytes:
 
 def _number(value: int) -> bytes:
     return value.to_bytes(4, "little")
-
-
-def _state(content: bytes) -> Any:
-    from ale_py import ALEState
-
-    state: Any = ALEState.__new__(ALEState)
-    state.__setstate__(content)
-    return state

@@ -51,17 +51,17 @@ class Findings:
         self.notes.append(text)
 
     def attempt(self, what: str, action: Callable[[], Any]) -> Any:
-        """The action's result; an exception becomes a problem that says where it happened."""
+        """The action's result; an exception becomes a problem, with the place where it was raised."""
         try:
             return action()
         except InchwormError as error:
-            self.problem(str(error))
+            self.problems.append(str(error))
         except Exception as error:  # an environment may raise anything, and all of it is worth reporting
             place = error.__traceback__
             while place is not None and place.tb_next is not None:
                 place = place.tb_next
             at = f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else ""
-            self.problem(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}")
+            self.problems.append(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}")
         return None
 
 
@@ -70,7 +70,7 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
     try:
         inspect.signature(env.unwrapped.reset).bind(seed=0, options=None)
     except TypeError:
-        found.problem("reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)")
+        found.problems.append("reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)")
         return False
     except ValueError:  # some built-in callables have no signature
         pass
@@ -78,19 +78,19 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
 
 
 def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
-    """Whether an observation is finite and within its bounds; `when` says which it is."""
+    """Whether an observation is finite and within its bounds; `when` names it in messages."""
     for path, space in leaves(seen):
         value = leaf(tree, path)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
-            found.problem(f"{path_name(path)} {when} has values that are not finite: {np.asarray(value).ravel()[:8]}")
+            found.problems.append(f"{path_name(path)} {when} has values that are not finite: {np.asarray(value).ravel()[:8]}")
             return False
         if isinstance(space, spaces.Box):
             outside = (value < space.low) | (value > space.high)
             if outside.any():
-                found.problem(f"{path_name(path)} {when} leaves its bounds: {value[outside].ravel()[:4]} is outside {space}")
+                found.problems.append(f"{path_name(path)} {when} leaves its bounds: {value[outside].ravel()[:4]} is outside {space}")
                 return False
             if value.dtype.kind == "f" and value.size and np.abs(value).max() > _LARGE:
-                found.note(f"{path_name(path)} has values beyond {_LARGE:g}: policy.normalize_observations=true will help")
+                found.notes.append(f"{path_name(path)} has values beyond {_LARGE:g}: policy.normalize_observations=true will help")
     return True
 
 
@@ -155,7 +155,7 @@ def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 20
         _check(env, steps, seed, found)
     for warning in caught:
         if issubclass(warning.category, CastWarning):
-            found.problem(str(warning.message))
+            found.problems.append(str(warning.message))
     return CheckReport(tuple(dict.fromkeys(found.problems)), tuple(dict.fromkeys(found.notes)))
 
 
@@ -187,7 +187,7 @@ def _copy_of(env: Any, found: Findings) -> Copy:
         copy.env.state()
     except NotImplementedError:
         return copy
-    found.note("state() gives a global state: policy.central_critic=true lets the critic read it")
+    found.notes.append("state() gives a global state: policy.central_critic=true lets the critic read it")
     return TeamCopy(as_team(env), 0, global_state=True)
 
 
@@ -196,7 +196,7 @@ def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: in
     for path, part in leaves(copy.action_space):
         if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
             which = f"the action{f' {path_name(path)}' if path else ''}"
-            found.note(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
+            found.notes.append(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
     trace = Trace()
     found.attempt("stepping", lambda: drive(copy, trace, steps, seed))
     _check_values(copy, trace, found)
@@ -222,7 +222,7 @@ def _check_values(copy: Copy, trace: Trace, found: Findings) -> None:
     for step, row in enumerate(trace.rows):
         wrong = row["rewards"][~np.isfinite(row["rewards"])]
         if wrong.size:
-            found.problem(f"the reward at step {step} is {wrong[0]}")
+            found.problems.append(f"the reward at step {step} is {wrong[0]}")
             return
         for place in range(copy.num_lanes):
             when = f"of {copy.agents[place]} at step {step}" if isinstance(copy, TeamCopy) else f"at step {step}"
@@ -242,22 +242,24 @@ def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
     rows, taken = trace.rows, len(trace.actions)
     ends = [step for step, row in enumerate(rows) if "final_observations" in row]
     if not ends and not any(isinstance(wrapper, gym.wrappers.TimeLimit) for wrapper in wrapper_chain(copy.env)):
-        found.note(f"no episode ended within {taken} random steps; set env.max_episode_steps if there is no time limit")
+        found.notes.append(f"no episode ended within {taken} random steps; set env.max_episode_steps if there is no time limit")
     if isinstance(copy, TeamCopy):
         running = [(rows[step - 1]["valid"], rows[step]["valid"]) for step in range(1, len(rows)) if step not in ends]
         if any((before & ~after).any() for before, after in running):
-            found.note("agents leave before their episode ends: their lanes are invalid from then on, and count in nothing")
+            found.notes.append("agents leave before their episode ends: their lanes are invalid from then on, and count in nothing")
         if any(row["joined"].any() for row in rows):
-            found.note("agents join running episodes: their lanes are invalid before")
+            found.notes.append("agents join running episodes: their lanes are invalid before")
         never = [agent for place, agent in enumerate(copy.agents) if not any(row["valid"][place] for row in rows)]
         if never:
-            found.note(f"{', '.join(map(str, never))} of possible_agents were never alive in {taken} random steps")
+            found.notes.append(f"{', '.join(map(str, never))} of possible_agents were never alive in {taken} random steps")
         return
     for step in ends:
         info = copy.env.infos[step] or {} if isinstance(copy.env, Spy) else {}
         names = [name for name in ("final_observation", "final_obs", "terminal_observation") if name in info]
         if names:
-            found.problem(f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one")
+            found.problems.append(
+                f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one"
+            )
             return
     # An environment that resets itself returns the next episode's first observation where the last one belongs.
     opens = [0, *ends]  # the rows whose observation opens an episode
@@ -265,18 +267,18 @@ def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
     longer = [start for start, end in zip(opens, ends) if end - start > 1]
     moves = any(not _same(rows[start + 1]["observations"], rows[start]["observations"]) for start in longer)
     if len(ends) > 1 and all(alike) and moves:
-        found.problem(
+        found.problems.append(
             "the last observation of every episode equals its first: does step() reset the environment? It must return the last one"
         )
 
 
-def _compare(trace: Trace, other: Trace, who: str, found: Findings) -> None:
+def _compare(trace: Trace, other: Trace, which: str, found: Findings) -> None:
     """Report the first difference between two traces of the same actions."""
     for step, (one, two) in enumerate(zip(trace.rows, other.rows)):
         for name, shown in one.items():
             if name not in two or not _same(shown, two[name]):
-                found.problem(
-                    f"not deterministic: {who}, reset with the same seed, gave different {name.replace('_', ' ')} at step {step} under "
+                found.problems.append(
+                    f"not deterministic: {which}, reset with the same seed, gave different {name.replace('_', ' ')} at step {step} under "
                     "the same actions; draw all random numbers from self.np_random, after super().reset(seed=seed)"
                 )
                 return

@@ -12,7 +12,7 @@ import numpy as np
 
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.seeding import episode_seed
-from inchworm.core.spaces import Space, build_tree, leaves
+from inchworm.core.spaces import Space, build_tree
 from inchworm.core.types import Array, Tree
 from inchworm.env.step_arrays import StepRows, tree_leaves
 
@@ -93,7 +93,7 @@ def team_sums(rewards: Array, num_copies: int) -> Array:
 
 
 class RunningReturns:
-    """The returns of E running episodes. Rewards are buffered and summed once in a while, which is cheaper than a sum per step."""
+    """The returns of E running episodes. Rewards are buffered and summed every 64 steps, which is cheaper than a sum per step."""
 
     _EVERY = 64
 
@@ -197,27 +197,24 @@ class EpisodeLedger:
 
     def state_dict(self, observation_hashes: Sequence[str]) -> dict[str, Any]:
         """Every copy's episode as plain data, and the actions of all copies concatenated, an array for each leaf."""
-        lengths = [int(length) for length in self.lengths]
-        kept = [length <= self._limit and self._log.holds(int(start)) for length, start in zip(lengths, self.starts)]
-        returns = self._returns.sums()
-        copies = [
-            {
-                "episode": self.episodes[copy],
-                "seed": int(self._rows.seeds[copy]),
-                "options": self.options[copy],
-                "next_options": self.next_options[copy],
-                "length": lengths[copy],
-                "episode_return": float(returns[copy]),
-                "replayable": kept[copy],
-                "observation_hash": observation_hashes[copy],
-            }
-            for copy in range(self.num_copies)
-        ]
-        width = self.lanes_per_copy
-        whole = [
-            self._log.since(int(self.starts[copy]) if kept[copy] else self._log.now, slice(copy * width, (copy + 1) * width))
-            for copy in range(self.num_copies)
-        ]
+        returns, now = self._returns.sums(), self._log.now
+        copies, whole = [], []
+        for copy, start in enumerate(self.starts.tolist()):
+            kept = now - start <= self._limit and self._log.holds(start)
+            lanes = slice(copy * self.lanes_per_copy, (copy + 1) * self.lanes_per_copy)
+            whole.append(self._log.since(start if kept else now, lanes))
+            copies.append(
+                {
+                    "episode": self.episodes[copy],
+                    "seed": int(self._rows.seeds[copy]),
+                    "options": self.options[copy],
+                    "next_options": self.next_options[copy],
+                    "length": now - start,
+                    "episode_return": float(returns[copy]),
+                    "replayable": kept,
+                    "observation_hash": observation_hashes[copy],
+                }
+            )
         actions = {f"part{leaf}": np.concatenate(parts) for leaf, parts in enumerate(zip(*whole))}
         return {"seed": self.seed, "first_copy": self.first_copy, "copies": copies, "actions": actions}
 
@@ -231,7 +228,7 @@ class EpisodeLedger:
             self._rows.seeds[index] = int(copy["seed"])
             self._derive_next_seed(index)
             self._returns.sums()[index] = float(copy["episode_return"])
-        parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(list(leaves(self._action_space))))]
+        parts = [np.asarray(state["actions"][f"part{leaf}"]) for leaf in range(len(tree_leaves(self._rows.actions)))]
         lengths = [copy["length"] if copy["replayable"] else 0 for copy in copies]
         if any(len(part) != sum(lengths) for part in parts):
             raise EnvError(f"the saved environments need {sum(lengths)} actions, but {[len(part) for part in parts]} were saved")
@@ -246,8 +243,8 @@ class EpisodeLedger:
 
     def _as_tree(self, parts: Sequence[np.ndarray]) -> Tree:
         """Leaves in their order as a tree in the structure of the action space."""
-        order = {path: part for (path, _), part in zip(leaves(self._action_space), parts)}
-        return build_tree(self._action_space, lambda path, _: order[path])
+        ordered = iter(parts)
+        return build_tree(self._action_space, lambda *_: next(ordered))
 
 
 def plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:

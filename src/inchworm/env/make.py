@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -26,14 +26,8 @@ if TYPE_CHECKING:
     from inchworm.config.sections import EnvConfig, WrapperConfig
 
 
-def recreate_world(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Make a BipedalWalker deterministic, given its seed; return other environments as they are."""
-    is_walker = type(env.unwrapped).__module__ == "gymnasium.envs.box2d.bipedal_walker"
-    return RecreatedWorld(env) if is_walker else env
-
-
 class RecreatedWorld(gym.Wrapper[Any, Any, Any, Any]):
-    """A Box2D environment whose world is created at each reset."""
+    """A BipedalWalker whose Box2D world is created at each reset, so that an episode depends only on its seed."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode in a new Box2D world."""
@@ -84,7 +78,7 @@ def make_env(config: EnvConfig) -> Env:
 
 def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
     """One environment from a factory, with the config's arguments, limit and wrappers."""
-    try:  # before it is called: a `TypeError` from inside it is its own
+    try:  # before it is called: a `TypeError` from inside it is not about the arguments
         signature = inspect.signature(factory)
         try:
             signature.bind(**config.kwargs)
@@ -116,7 +110,8 @@ def add_wrappers(env: Env, config: EnvConfig) -> Env:
                 "put PettingZoo's or SuperSuit's wrappers around the environment in your own factory"
             )
         return env
-    env = recreate_world(env)
+    if type(env.unwrapped).__module__ == "gymnasium.envs.box2d.bipedal_walker":
+        env = RecreatedWorld(env)
     if config.atari:
         try:
             env = atari.preprocess(env)
@@ -173,14 +168,17 @@ def _import(module_name: str, name: str) -> Any:
 
 
 def _make_registered(config: EnvConfig) -> Env:
-    limits: dict[str, Any] = {} if config.atari else {"max_episode_steps": config.max_episode_steps}
-    if config.atari:
-        limits["frameskip"] = 1
+    limits: dict[str, Any] = {"frameskip": 1} if config.atari else {"max_episode_steps": config.max_episode_steps}
     try:
         # Gymnasium's passive checker is left out: every value is checked when it is written into the rows.
         env = gym.make(config.id, disable_env_checker=True, **limits, **config.kwargs)
     except gym.error.DependencyNotInstalled as error:
-        _missing_dependency(config.id, error)
+        spec = gym.registry.get(config.id)
+        entry = str(spec.entry_point) if spec is not None else ""
+        for extra in ("box2d", "mujoco"):
+            if extra in entry:
+                raise MissingExtraError(f'{config.id} needs the {extra} extra; type: pip install "inchworm[{extra}]"') from error
+        raise MissingExtraError(f"{config.id} needs a package that is not installed: {error}") from error
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
         hint = _did_you_mean(config.id.rpartition(":")[2], gym.registry)
         raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
@@ -217,15 +215,6 @@ def _wrap(env: Env, config: WrapperConfig) -> Env:
     except Exception as error:  # a wrapper checks its arguments with any error type
         raise ConfigError(f"env.wrappers: {config.name} could not be made with {brief(config.kwargs)}: {error}") from error
     return wrapped
-
-
-def _missing_dependency(name: str, error: Exception) -> NoReturn:
-    spec = gym.registry.get(name)
-    entry = str(spec.entry_point) if spec is not None else ""
-    for extra in ("box2d", "mujoco"):
-        if extra in entry or extra in str(error).lower():
-            raise MissingExtraError(f'{name} needs the {extra} extra; type: pip install "inchworm[{extra}]"') from error
-    raise MissingExtraError(f"{name} needs a package that is not installed: {error}") from error
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

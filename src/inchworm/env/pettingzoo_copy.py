@@ -1,4 +1,4 @@
-"""Step 1 of 9: the world moves. One copy of a PettingZoo environment is k adjacent lanes, one for each possible agent.
+"""Step 1 of 9: the environment steps. One copy of a PettingZoo environment is k adjacent lanes, one for each possible agent.
 
 Agents may die, join and return. `valid` marks the lanes with a living agent; any other lane shows a legal observation, and its action
 is ignored. The copy's episode ends for all lanes at once, when no agent is left or the time is up, and the next begins in the same step.
@@ -34,7 +34,7 @@ class Team:
 
     env: Any
     max_steps: int | None = None
-    """Truncate every agent after so many steps of an episode."""
+    """Truncate every agent after this number of steps of an episode."""
 
     @property
     def unwrapped(self) -> Any:
@@ -148,7 +148,7 @@ def state_space(env: Any, first: Any) -> Space:
 
 
 def make_clip(space: Space) -> Callable[[Any], Any]:
-    """The function that brings an action of the lanes' common space into an agent's own bounds."""
+    """The function that clips an action of the lanes' common space to an agent's own bounds."""
     if isinstance(space, spaces.Dict):
         by_key = {key: make_clip(inner) for key, inner in space.spaces.items()}
         return lambda action: {key: clip(action[key]) for key, clip in by_key.items()}
@@ -226,7 +226,7 @@ class TeamCopy:
         """Begin an episode and write its first observations."""
         self.seed, self._steps = seed, 0
         observations, infos = self._reset_env(seed, options)
-        self._alive = self._living()
+        self._alive = self._alive_now()
         if not self._alive:
             raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
         self._just_left: list[int] = []  # places whose agents' last observations are shown
@@ -254,7 +254,7 @@ class TeamCopy:
         chosen = ((place, actions[place], self._clips[place]) for place in self._alive)
         result = self.env.step({self.agents[place]: action if clip is None else clip(action) for place, action, clip in chosen})
         observations, flags, infos = self._read_step(result)
-        living = self._living()
+        living = self._alive_now()
         for place, done in flags.items():
             if any(done) and place in living:
                 raise EnvError(
@@ -307,12 +307,12 @@ class TeamCopy:
             flags[place] = terminated, truncated and not terminated  # both mean that the world ended for the agent
         return observations, flags, infos
 
-    def _living(self) -> list[int]:
-        """The places of the agents that live now, in their order."""
+    def _alive_now(self) -> list[int]:
+        """The places of the agents in `env.agents`, in their order."""
         agents = list(self.env.agents)
-        strange = [agent for agent in agents if agent not in self._place]
-        if strange or len(set(agents)) < len(agents):
-            why = f"names {strange[0]!r}, which is not in possible_agents {self.agents}" if strange else f"names an agent twice: {agents}"
+        unknown = [agent for agent in agents if agent not in self._place]
+        if unknown or len(set(agents)) < len(agents):
+            why = f"names {unknown[0]!r}, which is not in possible_agents {self.agents}" if unknown else f"names an agent twice: {agents}"
             raise EnvError(f"{self.where()}: env.agents {why}")
         return sorted(self._place[agent] for agent in agents)
 

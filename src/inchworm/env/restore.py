@@ -81,9 +81,9 @@ class StateKeeper:
             arrays, structure = flatten_tree({"env": self._env.get_state(), "elapsed": [limit._elapsed_steps for limit in self._limits]})
         except (TypeError, ValueError) as error:
             return {"why": f"get_state of {type(self._env).__name__} gave what a file cannot hold: {error}"}
-        strange = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
-        if strange:
-            return {"why": f"get_state of {type(self._env).__name__} gave arrays that are not of numbers: {strange}"}
+        invalid = [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]
+        if invalid:
+            return {"why": f"get_state of {type(self._env).__name__} gave arrays that are not of numbers: {invalid}"}
         return {"state": unflatten_tree({name: array.copy() for name, array in arrays.items()}, structure)}
 
     def set(self, state: Mapping[str, Any]) -> None:

@@ -153,16 +153,12 @@ def make_vector_env(
     if source.is_instance:
         if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
             raise EnvError(
-                f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were asked for; "
+                f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were requested; "
                 "give its id or a factory, so that it can be made several times"
             )
         return InProcessVectorEnv(lambda: given, 1, global_state=global_state, **options)
-    overrides = {
-        "num_envs": num_envs,
-        "num_workers": num_workers,
-        "worker_timeout": worker_timeout,
-        "worker_restarts": worker_restarts,
-    }
+    overrides: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers}
+    overrides |= {"worker_timeout": worker_timeout, "worker_restarts": worker_restarts}
     config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
     config = config.replace(**{name: value for name, value in overrides.items() if value is not None})
     if source.is_config and config.id.startswith(ENVPOOL):
