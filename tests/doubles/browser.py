@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
 import shutil
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--disable-breakpad",
-    "--mute-audio",
-    "--hide-scrollbars",
-    "--remote-debugging-pipe",
-]
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update
+--disable-sync --disable-dev-shm-usage --disable-extensions --disable-breakpad --mute-audio --hide-scrollbars --remote-debugging-pipe"""
 PATIENCE = 120.0
 """Seconds for any one answer; the machine may be busy."""
 
@@ -41,15 +27,20 @@ class Browser:
     """One process and one tab. `events` holds everything that the tab reports: console, exceptions, requests."""
 
     def __init__(self, program: str, directory: Path) -> None:
-        to_read, self._write = _pipe()
-        self._read, to_write = _pipe()
-        log = os.open(directory / "browser.log", os.O_WRONLY | os.O_CREAT)
-        moves = [(os.POSIX_SPAWN_DUP2, to_read, 3), (os.POSIX_SPAWN_DUP2, to_write, 4)]
-        moves += [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]
-        command = [program, *FLAGS, f"--user-data-dir={directory / 'profile'}", "about:blank"]
-        self._pid = os.posix_spawn(program, command, {**os.environ, "HOME": str(directory)}, file_actions=moves, setpgroup=0)
-        for end in (to_read, to_write, log):
-            os.close(end)
+        to_read, self._write = os.pipe()
+        self._read, to_write = os.pipe()
+        moves = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'  # the protocol's descriptors
+        command = ["bash", "-c", moves, program, *FLAGS.split(), f"--user-data-dir={directory / 'profile'}", "about:blank"]
+        with (directory / "browser.log").open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                pass_fds=(to_read, to_write),
+                env={**os.environ, "HOME": str(directory)},
+                start_new_session=True,
+            )
+        os.close(to_read), os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []
 
@@ -149,22 +140,9 @@ class Browser:
         """End the process that was started, and those that it started."""
         with suppress(OSError):
             os.close(self._write)  # the browser exits when the pipe is closed
-        deadline = time.monotonic() + 5
-        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-                break
-            time.sleep(0.02)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
         with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         os.close(self._read)
-
-
-def _pipe() -> tuple[int, int]:
-    """A pipe whose ends are no numbers below 10: moving one to 3 or 4 must not close the other."""
-    low = os.pipe()
-    reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
-    for end in low:
-        os.close(end)
-    return reading, writing

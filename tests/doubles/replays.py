@@ -41,40 +41,30 @@ def small_replay() -> dict[str, Any]:
 
 
 def long_replay(steps: int = 150, size: int = 3) -> dict[str, Any]:
-    """A game of `size` against `size` that looks like one: the teams close in, circle the zone, shoot and fall."""
+    """A game of `size` against `size` that looks like one: the teams close in, circle the zone and shoot in turn until red is dead."""
     kinds = ({"kind": "scout", "max_health": 60.0, "radius": 0.5, "range": 7.0, "arc": 1.6},
              {"kind": "soldier", "max_health": 100.0, "radius": 0.6, "range": 6.0, "arc": 1.2},
              {"kind": "heavy", "max_health": 160.0, "radius": 0.8, "range": 5.0, "arc": 2.2})  # fmt: skip
     units = [{"team": team, **kinds[number % 3]} for team in (0, 1) for number in range(size)]
-    world = {**small_replay()["world"], "width": 32.0, "height": 24.0, "units": units, "max_steps": max(steps, 1), "step_seconds": 0.1}
-    world |= {"walls": [[8, 4, 9, 10], [23, 14, 24, 20], [14, 18, 18, 19], [14, 5, 18, 6]], "zone": {"x": 16, "y": 12, "radius": 3.5}}
-    health = [float(unit["max_health"]) for unit in units]
-    score = [0.0, 0.0]
-    frames = [_frame(step, units, health, score, size) for step in range(steps + 1)]
-    result = {"winner": 0, "reason": "time"}
-    meta = {"seed": 7, "players": ["policy", "heuristic"], "date": "2026-01-01"}
-    return {"format": "inchworm-replay", "version": 1, "world": world, "meta": meta, "frames": frames, "result": result}
-
-
-def _frame(step: int, units: list[dict[str, Any]], health: list[float], score: list[float], size: int) -> dict[str, Any]:
-    rows, shots = [], []
-    for index, unit in enumerate(units):
-        side = 1 if unit["team"] == 0 else -1
-        closing = max(2.5, 13 - 0.14 * step)
-        turn = 0.02 * step + 0.5 * (index % size) - 0.5
-        x, y = 16 - side * closing * math.cos(turn), 12 - side * closing * math.sin(turn)
-        target = (index + size + step // 25) % size + (size if unit["team"] == 0 else 0)
-        cooldown = (step + 3 * index) % 9
-        if health[index] > 0 and cooldown == 8 and step > 45 and health[target] > 0:
-            hit = int((step + index) % 3 != 0)
-            shots.append([index, target, hit])
-            health[target] = max(0.0, health[target] - hit * (14.0 if side == 1 else 9.5))
-        rows.append([round(x, 3), round(y, 3), round(math.atan2(12 - y, 16 - x), 3), 0.0, float(cooldown)])
-    for row, left in zip(rows, health):
-        row[3] = round(left, 2)
-    if step > 90:
-        score[0 if step > 110 or step < 100 else 1] += 1.0
-    return {"units": rows, "score": list(score), "shots": shots}
+    replay = small_replay()
+    replay["world"] |= {"width": 32.0, "height": 24.0, "units": units, "max_steps": max(steps, 1), "step_seconds": 0.1}
+    replay["world"] |= {"walls": [[8, 4, 9, 10], [23, 14, 24, 20], [14, 18, 18, 19], [14, 5, 18, 6]]}
+    replay["world"] |= {"zone": {"x": 16, "y": 12, "radius": 3.5}}
+    replay["meta"], replay["result"] = (
+        {"seed": 7, "players": ["policy", "heuristic"], "date": "2026-01-01"},
+        {"winner": 0, "reason": "time"},
+    )
+    replay["frames"] = []
+    for step in range(steps + 1):
+        rows, distance = [], max(2.5, 13 - 0.14 * step)
+        for index, unit in enumerate(units):
+            side, turn = 1 - 2 * unit["team"], 0.02 * step + 0.5 * (index % size) - 0.5
+            x, y = 16 - side * distance * math.cos(turn), 12 - side * distance * math.sin(turn)
+            health = max(0.0, unit["max_health"] - unit["team"] * max(0, step - 45))
+            rows.append([round(x, 3), round(y, 3), round(math.atan2(12 - y, 16 - x), 3), health, float((step + 3 * index) % 9)])
+        shots = [[step % size, size + step % size, step % 2]] if step > 45 and rows[size + step % size][3] > 0 else []
+        replay["frames"].append({"units": rows, "score": [max(0.0, step - 90.0), 0.0], "shots": shots})
+    return replay
 
 
 def hostile_replay() -> dict[str, Any]:

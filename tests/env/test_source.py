@@ -6,13 +6,15 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from doubles.duel import DuelVectorEnv
 from doubles.toys import Corridor
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError
+from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import EnvSource, InProcessVectorEnv, env_source, make_vector_env
+from inchworm.worlds.cartpole import NativeCartPole
 
 
 def cartpole():
@@ -88,3 +90,38 @@ def test_a_source_makes_the_vector_env_of_what_was_given():
     actions = np.zeros(2, np.int64)
     assert not env.step(actions).truncated.any()
     assert env.step(actions).truncated.all()
+
+
+def test_the_number_of_copies():
+    for source in ("doubles.toys:Corridor", EnvConfig(id="doubles.toys:Corridor"), Corridor):
+        env = make_vector_env(source, 2)
+        assert isinstance(env, InProcessVectorEnv)
+        assert (env.num_lanes, env.num_envs) == (2, 2)
+        assert env.action_space == spaces.Discrete(2)
+        assert make_vector_env(env) is env
+    assert make_vector_env(Corridor).num_lanes == 8
+    assert make_vector_env(EnvConfig(id="doubles.toys:Corridor", num_envs=5)).num_lanes == 5
+    assert make_vector_env(EnvConfig(id="doubles.toys:Corridor", num_envs=5), 2, 0).num_lanes == 2
+    with pytest.raises(ConfigError, match="num_envs=0"):
+        make_vector_env(Corridor, 0)
+    with pytest.raises(ConfigError, match="num_workers=9 is more than"):
+        make_vector_env(EnvConfig(num_workers=2), 8, 9)
+
+
+def test_one_environment_is_one_lane():
+    instance = Corridor()
+    env = make_vector_env(instance)
+    assert env.num_lanes == 1
+    for wrong in ({"num_envs": 2}, {"num_workers": 1}):
+        with pytest.raises(EnvError, match="one environment is one lane in this process"):
+            make_vector_env(instance, **wrong)
+
+
+def test_native_is_chosen_where_it_pays():
+    def kind(**changes):
+        return type(make_vector_env(EnvConfig(**{"id": "CartPole-v1", "num_envs": 8, **changes})))
+
+    assert kind() is NativeCartPole
+    assert kind(num_envs=1) is NativeCartPole
+    for plain in ({"native": False}, {"kwargs": {"sutton_barto_reward": True}}, {"frame_stack": 2}, {"id": "Acrobot-v1"}):
+        assert kind(**plain) is InProcessVectorEnv

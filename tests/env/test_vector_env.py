@@ -6,15 +6,12 @@ import weakref
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from doubles.stepping import assert_equal_steps, continue_run
 from doubles.toys import Corridor, Counter
-from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import ConfigError, EnvError, SpaceError
+from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.seeding import episode_seed
-from inchworm.env.source import InProcessVectorEnv, make_vector_env
-from inchworm.worlds.cartpole import NativeCartPole
+from inchworm.env.source import make_vector_env
 
 
 def counters(num_envs=3, length=4, **kwargs):
@@ -23,31 +20,6 @@ def counters(num_envs=3, length=4, **kwargs):
 
 def act(env, value=0):
     return env.step(np.full(env.num_lanes, value))
-
-
-def test_ids_configs_and_factories_are_accepted():
-    for source in ("doubles.toys:Counter", EnvConfig(id="doubles.toys:Counter"), Counter):
-        env = make_vector_env(source, 2)
-        assert isinstance(env, InProcessVectorEnv)
-        assert (env.num_lanes, env.num_envs) == (2, 2)
-        assert env.action_space == spaces.Discrete(3)
-        assert make_vector_env(env) is env
-    assert make_vector_env(Counter).num_lanes == 8
-    assert make_vector_env(EnvConfig(id="doubles.toys:Counter", num_envs=5)).num_lanes == 5
-    assert make_vector_env(EnvConfig(id="doubles.toys:Counter", num_envs=5), 2, 0).num_lanes == 2
-    with pytest.raises(ConfigError, match="num_envs=0"):
-        make_vector_env(Counter, 0)
-    with pytest.raises(ConfigError, match="num_workers=9 is more than"):
-        make_vector_env(EnvConfig(num_workers=2), 8, 9)
-
-
-def test_one_environment_is_one_lane():
-    instance = Counter()
-    env = make_vector_env(instance)
-    assert env.num_lanes == 1
-    for wrong in ({"num_envs": 2}, {"num_workers": 1}):
-        with pytest.raises(EnvError, match="one environment is one lane in this process"):
-            make_vector_env(instance, **wrong)
 
 
 def test_seeds_depend_on_run_copy_and_episode():
@@ -162,8 +134,7 @@ def test_an_environment_cannot_change_the_options_of_others():
 
     env = make_vector_env(Greedy, 2)
     env.set_reset_options({"seen": []})
-    env.reset()
-    env.reset()
+    env.reset(), env.reset()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, 130])
@@ -284,13 +255,3 @@ def test_states_of_other_numbers_of_copies_or_actions_are_rejected():
     state["actions"]["part0"] = np.zeros(5, int)
     with pytest.raises(EnvError, match="need 1 actions"):
         env.load_state_dict(state)
-
-
-def test_native_is_chosen_where_it_pays():
-    def kind(**changes):
-        return type(make_vector_env(EnvConfig(**{"id": "CartPole-v1", "num_envs": 8, **changes})))
-
-    assert kind() is NativeCartPole
-    assert kind(num_envs=1) is NativeCartPole
-    for plain in ({"native": False}, {"kwargs": {"sutton_barto_reward": True}}, {"frame_stack": 2}, {"id": "Acrobot-v1"}):
-        assert kind(**plain) is InProcessVectorEnv
