@@ -1,6 +1,7 @@
 """An environment whose replays are exact only if everything is, faults that it has once at a given moment, and killed workers."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -98,28 +99,15 @@ def faulty(directory, *faults, **lengths):
     return lambda: Faulty(World(**lengths), directory, faults)
 
 
-def is_killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def exits():
-    os._exit(3)
-
-
-def raises_system_exit():
-    sys.exit("enough")
-
-
-def segfaults():
-    ctypes.string_at(0)
+is_killed = functools.partial(signal.raise_signal, signal.SIGKILL)
+exits = functools.partial(os._exit, 3)
+raises_system_exit = functools.partial(sys.exit, "enough")
+segfaults = functools.partial(ctypes.string_at, 0)
+sleeps = functools.partial(time.sleep, 600)
 
 
 def runs_out_of_memory():
     raise MemoryError("no more")
-
-
-def sleeps():
-    time.sleep(600)
 
 
 def ignores_sigterm():

@@ -125,6 +125,10 @@ def given(method: str, change: Callable[..., tuple[Any, ...]]) -> type[Careful]:
     return type("Changed", (Careful,), {method: lambda self, *args: getattr(Careful, method)(self, *change(*args))})
 
 
+def unmasked(observations: Any) -> Any:
+    return {**observations, "action_mask": torch.ones_like(observations["action_mask"])}
+
+
 WrongShape = returning("choose", lambda step: replace(step, log_probs=step.log_probs[:, None]))
 Outside = returning("choose", lambda step: replace(step, env_actions=step.actions + 1))
 OtherState = returning("choose", lambda step: replace(step, state={"memory": step.state}))
@@ -133,6 +137,8 @@ AlwaysSamples = given("choose", lambda logs, after, rng, _: (logs, after, rng, F
 NeverFed = given("choose", lambda logs, after, *rest: (logs, np.zeros_like(after), *rest))  # act returns the memory that it was given
 
 WrongEvaluation = returning("evaluate", lambda said: replace(said, values=said.values[..., None], log_probs=said.log_probs.detach()))
+Raising = returning("evaluate", lambda _: {}["features"])
+EvaluatesUnmasked = given("evaluate", lambda minibatch: (replace(minibatch, observations=unmasked(minibatch.observations)),))
 OtherTemperature = returning("evaluate", lambda said: replace(said, log_probs=1.01 * said.log_probs))
 InfiniteGradient = returning("evaluate", lambda said: replace(said, values=said.values + 0 * torch.sqrt(0 * said.values)))
 DropsOutInEvaluate = returning("evaluate", lambda said: replace(said, log_probs=dropout(said.log_probs, 0.5)))
@@ -150,6 +156,27 @@ LearnsFromNothing = given("over", lambda seen, state, starts: (seen, torch.zeros
 LearnsOverEnds = given("over", lambda seen, state, starts: (seen, state, torch.zeros_like(starts)))  # forgets in acting only
 
 
+NeverRead = given(  # remembers, but acts on the observation alone
+    "logits", lambda seen, _: (seen, nn.functional.pad(seen["observation"], (0, WIDTH - SIZE)))
+)
+MixesLanes = given("read", lambda seen, *rest: ({**seen, "observation": seen["observation"] - 0.5 * seen["observation"].mean(0)}, *rest))
+ListOfWeights = returning("get_weights", lambda weights: list(weights.values()))
+
+
+def losing(name: str) -> type[Careful]:
+    """A policy whose weights lack one tensor."""
+
+    def set_weights(self: Careful, weights: Mapping[str, np.ndarray]) -> None:
+        self.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()}, strict=False)
+
+    lacking = returning("get_weights", lambda weights: {kept: value for kept, value in weights.items() if kept != name})
+    return type("Losing", (lacking,), {"set_weights": set_weights})
+
+
+LosesBuffer = losing("center")
+LosesParameter = losing("actor.bias")
+
+
 class NotAnInt(Careful):
     def __init__(self) -> None:
         super().__init__()
@@ -161,11 +188,6 @@ class Scribbler(Careful):
         state *= ~np.asarray(episode_starts)[:, None]
         observations["observation"] *= 2
         return super().act(observations, state, episode_starts, rng, deterministic=deterministic)
-
-
-class Raising(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        raise KeyError("features")
 
 
 class GlobalNoise(Careful):
@@ -197,18 +219,6 @@ class MasksAfterwards(Careful):
         return replace(step, log_probs=free[np.arange(len(free)), step.actions])
 
 
-class EvaluatesUnmasked(Careful):
-    def evaluate(self, minibatch: Any) -> Evaluation:
-        every = {**minibatch.observations, "action_mask": torch.ones_like(minibatch.observations["action_mask"])}
-        return super().evaluate(replace(minibatch, observations=every))
-
-
-class MixesLanes(Careful):
-    def read(self, observations: Any, state: Tensor, starts: Tensor) -> Tensor:
-        seen = observations["observation"]
-        return super().read({**observations, "observation": seen - 0.5 * seen.mean(0)}, state, starts)
-
-
 class MixesLearning(Careful):
     def evaluate(self, minibatch: Any) -> Evaluation:
         answer = super().evaluate(minibatch)
@@ -217,14 +227,6 @@ class MixesLearning(Careful):
     def value(self, observations: Any, state: Any, episode_starts: Any) -> Tensor:
         values = super().value(observations, state, episode_starts)
         return values - 0.5 * values.mean(1, keepdim=True)
-
-
-class NeverRead(Careful):
-    """Remembers, but acts on the observation alone."""
-
-    def logits(self, observations: Any, features: Tensor) -> Tensor:
-        seen = observations["observation"]
-        return super().logits(observations, nn.functional.pad(seen, (0, WIDTH - SIZE)))
 
 
 class LearnsWithoutMemory(Careful):
@@ -255,24 +257,6 @@ class ZeroHead(Careful):
 class SharesWeights(Careful):
     def get_weights(self) -> dict[str, np.ndarray]:
         return {name: value.detach().numpy() for name, value in self.state_dict().items()}
-
-
-class LosesBuffer(Careful):
-    def get_weights(self) -> dict[str, np.ndarray]:
-        return {name: value for name, value in super().get_weights().items() if name != "center"}
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        self.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()}, strict=False)
-
-
-class LosesParameter(LosesBuffer):
-    def get_weights(self) -> dict[str, np.ndarray]:
-        return {name: value for name, value in Careful.get_weights(self).items() if name != "actor.bias"}
-
-
-class ListOfWeights(Careful):
-    def get_weights(self) -> Any:
-        return list(super().get_weights().values())
 
 
 class BlindCritic(Careful):

@@ -13,12 +13,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from doubles.runs import outcome
 from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, run
-from doubles.vector import CartPoles, Hybrid, Kept, Moody, Unsayable
 from inchworm import PPOConfig, PPOTrainer
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.protocols import VectorEnv
-from inchworm.core.seeding import derive_seed
+from inchworm.core.seeding import derive_seed, restore_stream, stream_state
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.env.foreign import BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
 from inchworm.env.source import make_vector_env
@@ -269,6 +268,50 @@ def test_results_without_one_value_per_lane_are_rejected(change, message):
 # ---- restoring copies that have their own seeds
 
 
+class Hybrid(gym.Env):
+    """A world with a mask, a tuple of actions and random ends: the position is a sum of what was done and drawn."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-1e9, 1e9, (2,), np.float64), "action_mask": spaces.Tuple([spaces.MultiBinary(3)])})
+    action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)])
+
+    def observe(self):
+        mask = np.ones(3, np.int8)
+        mask[int(abs(self.x[0] * 10)) % 3] = 0
+        self.mask = mask
+        return {"x": self.x.copy(), "action_mask": (mask,)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = self.np_random.normal(size=2) + (options or {}).get("shift", 0.0)
+        return self.observe(), {}
+
+    def step(self, action):
+        assert self.mask[action[0]], "an action that the mask forbids"
+        self.x = self.x + action[1] * (1 + action[0]) + self.np_random.normal(size=2)
+        return self.observe(), float(self.x.sum()), bool(self.np_random.random() < 0.08), False, {}
+
+
+class Moody(gym.Env):
+    """A world that draws from a stream that no seed governs, in the copies that are marked."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+    moods = np.random.default_rng(0)
+
+    def __init__(self, moody, ends=False):
+        self.moody, self.ends = moody, ends
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.x = 0, self.np_random.random(1)
+        return self.x, {}
+
+    def step(self, action):
+        self.t += 1
+        self.x = (self.x + action + (self.moods.random(1) if self.moody else 0.1)) % 1.0
+        return self.x, 1.0, self.ends and self.t == 3, False, {}
+
+
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("steps", [0, 1, 24, 25, 67])
 def test_a_restored_state_continues_bit_identically(kind, steps):
@@ -351,6 +394,36 @@ def test_wrappers_whose_statistics_cross_episodes_are_named():
 # ---- restoring vector envs whose copies draw from one stream
 
 
+class Kept(gym.vector.VectorEnv):
+    """A vector env with a simulator behind it, and get_state and set_state."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
+    single_observation_space = spaces.Box(-1e9, 1e9, (1,), np.float64)
+    single_action_space = spaces.Discrete(3)
+    num_envs = 2
+
+    def __init__(self):
+        self.simulator = types.SimpleNamespace(x=None, bonus=0)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        fresh = self.np_random.normal(size=(2, 1))
+        self.simulator.x = fresh if options is None else np.where(options["reset_mask"][:, None], fresh, self.simulator.x)
+        return self.simulator.x.copy(), {}
+
+    def step(self, actions):
+        simulator = self.simulator
+        simulator.x, simulator.bonus = simulator.x + actions[:, None] + self.np_random.normal(size=(2, 1)), simulator.bonus + 1
+        return simulator.x.copy(), np.full(2, float(simulator.bonus)), simulator.x[:, 0] > 6, np.zeros(2, bool), {}
+
+    def get_state(self):
+        return {"x": self.simulator.x, "bonus": self.simulator.bonus, "stream": stream_state(self.np_random)}
+
+    def set_state(self, state):
+        self.simulator.x, self.simulator.bonus = np.array(state["x"]), state["bonus"]
+        self.np_random = restore_stream(state["stream"])
+
+
 def through_a_file(state):
     arrays, structure = flatten_tree(state)
     return unflatten_tree({name: array.copy() for name, array in arrays.items()}, structure)
@@ -371,7 +444,7 @@ def test_a_vector_env_with_get_state_is_restored_by_it(make, steps):
     assert_equal_steps(ours, theirs)
     assert ours[0].episode_starts.all() == (steps == 0)
     with pytest.raises(EnvError, match="2 copies were saved by get_state, but"):
-        make_vector_env(CartPoles(2)).load_state_dict(state)
+        make_vector_env(Streamed()).load_state_dict(state)
 
 
 def test_a_vector_env_without_get_state_is_marked_inexact_and_starts_new_episodes():
@@ -379,25 +452,25 @@ def test_a_vector_env_without_get_state_is_marked_inexact_and_starts_new_episode
         """May have a state: nothing is known about it."""
 
     assert len(make_vector_env(Wrapped(Kept())).inexact) == 1
-    env, fresh = make_vector_env(CartPoles(2)), make_vector_env(CartPoles(2))
-    assert "CartPoles has no get_state and set_state" in env.inexact[0]
+    env, fresh = make_vector_env(Streamed()), make_vector_env(Streamed())
+    assert "Streamed has no get_state and set_state" in env.inexact[0]
     run(env, 5)
     with pytest.warns(UserWarning, match=r"lanes 0, 1 could not be restored \(its state was not saved.*starting new episodes"):
         fresh.load_state_dict(through_a_file(env.state_dict()))
     assert fresh.reset(indices=()).episode_starts.all()
     assert len(fresh.inexact) == 2
-    again = make_vector_env(CartPoles(2))
+    again = make_vector_env(Streamed())
     with pytest.warns(UserWarning, match="could not be restored"):
         again.load_state_dict(through_a_file(fresh.state_dict()))
     assert again.inexact == fresh.inexact  # the run's history, restored with it
-    unstarted = make_vector_env(CartPoles(2))
-    unstarted.load_state_dict(through_a_file(make_vector_env(CartPoles(2)).state_dict()))  # nothing to restore
+    unstarted = make_vector_env(Streamed())
+    unstarted.load_state_dict(through_a_file(make_vector_env(Streamed()).state_dict()))  # nothing to restore
     with pytest.raises(EnvError, match="not been reset"):
         unstarted.step(np.zeros(2, np.int64))
 
 
 def test_a_state_that_a_file_cannot_hold_is_reported():
-    env = make_vector_env(Unsayable())
+    env = make_vector_env(type("Unsayable", (Kept,), {"get_state": lambda self: {"simulator": self.simulator}})())
     env.reset()
     with pytest.warns(UserWarning, match=r"get_state of Unsayable gave what a file cannot hold.*it cannot be restored"):
         env.state_dict()

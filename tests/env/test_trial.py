@@ -1,5 +1,6 @@
 """Tests of env/trial.py and of its use by train/resolve.py: an environment that cannot be resumed exactly is found at the start."""
 
+import functools
 import os
 import time
 import warnings
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.crashing import FickleTeam
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.env import trial
 from inchworm.env.source import make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.train.resolve import resolve_env
+from inchworm.worlds.toys import Comings
 
 
 class Walk(gym.Env):
@@ -192,30 +195,14 @@ def test_ctrl_c_stops_the_trial_and_closes_all():
     assert Pressed.made == Pressed.closed == 3  # two that would have trained, one for the trial
 
 
-def test_a_team_is_tried_like_any_environment():
-    from inchworm.worlds import toys
+def test_a_team_is_tried_like_any_environment(tmp_path):
+    pytest.importorskip("pettingzoo")
 
-    class RandomState(toys.Comings):
-        drawn = np.random.default_rng(0)
-
+    class RandomState(Comings):
         def state(self):
-            return super().state() + self.drawn.random()
+            return super().state() + OwnStream.stream.random()
 
-    class OtherLater(toys.Comings):
-        """Deterministic except for which agents are present in later episodes."""
-
-        resets = 0
-
-        def reset(self, seed=None, options=None):
-            self.resets += 1
-            self.plan = [list(stays) for stays in (toys.JOINS if self.resets > 3 else toys.DEATHS)]
-            return super().reset(seed, options)
-
-    for kind, shared, flawed in (
-        (toys.Comings, True, False),
-        (toys.Comings, False, False),
-        (RandomState, True, True),
-        (OtherLater, False, True),
-    ):
-        why = try_resume(lambda kind=kind, shared=shared: make_vector_env(kind, 1, 0, global_state=shared), "it")
-        assert (why is not None) == flawed, (kind, why)
+    fickle = functools.partial(FickleTeam, tmp_path / "made")
+    for make, shared, flawed in ((Comings, True, False), (Comings, False, False), (RandomState, True, True), (fickle, False, True)):
+        why = try_resume(lambda make=make, shared=shared: make_vector_env(make, 1, 0, global_state=shared), "it")
+        assert (why is not None) == flawed, (make, why)

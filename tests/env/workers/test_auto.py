@@ -115,12 +115,6 @@ def test_answers_that_need_no_measuring(monkeypatch):
         assert choose_num_workers(config, env, cores=cores) == WorkerChoice(workers, words)
 
 
-def test_a_team_is_treated_like_any_environment(clock):
-    team = pytest.importorskip("inchworm.worlds.toys").Comings
-    assert choose_num_workers(EnvConfig(num_envs=2), team, cores=2).num_workers == 0  # takes no time by this clock
-    assert choose_num_workers(EnvConfig(num_envs=1), team()).reason == "no worker processes: an environment instance stays in this process"
-
-
 def test_configs_and_factories_are_measured(clock):
     assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
     assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0  # takes no time by this clock
