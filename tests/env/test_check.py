@@ -1,5 +1,6 @@
 """Tests of env/check.py: what breaks training is found and explained, and sound environments pass."""
 
+import functools
 import itertools
 import re
 from importlib.util import find_spec
@@ -65,53 +66,82 @@ def test_sound_masks_pass(mask):
     assert report.ok, str(report)
 
 
+def sees(see):
+    return broken(see=see)
+
+
+def steps(result):
+    return broken(step=lambda self, action: result(self))
+
+
+def cannot(self):
+    raise OSError("no display")
+
+
+def counts_on(self):
+    """State that crosses episodes."""
+    self.total = getattr(self, "total", 0) + 1
+    return np.full(2, self.total / 1000, np.float32)
+
+
+class Resets(World):
+    """Resets itself in `step`."""
+
+    def see(self):
+        return np.full(2, self.steps, np.float32)
+
+    def step(self, action):
+        self.steps = (self.steps + 1) % 5
+        return self.see(), 1.0, self.steps == 0, False, {"final_observation": 1} if self.tells and self.steps == 0 else {}
+
+    tells = False
+
+
+TEXT = World()
+TEXT.action_space = spaces.Text(4)
+DIFFERENT = itertools.count(2)
+
+
 @pytest.mark.parametrize(
-    ("see", "words"),
+    ("env", "words"),
     [
-        (lambda self: np.zeros(3, np.float32), r"lane 0, step 0 .*observation has shape \(3,\), but its space has \(2,\)"),
-        (lambda self: np.zeros(2), "comes as float64, but its space has float32"),
-        (lambda self: np.zeros(2, int), "has dtype int64"),
-        (lambda self: np.full(2, 11, np.float32), r"observation at step 0 leaves its bounds: \[11. 11.\]"),
-        (lambda self: np.full(2, self.steps, np.float32) / (self.steps != 3), "observation at step 3 .*not finite"),
-        (lambda self: {"a": 1}, "must be a NumPy array"),
-        (lambda self: self.np_random.nowhere, "AttributeError.*nowhere"),
+        (sees(lambda self: np.zeros(3, np.float32)), r"lane 0, step 0 .*observation has shape \(3,\), but its space has \(2,\)"),
+        (sees(lambda self: np.zeros(2)), "comes as float64, but its space has float32"),
+        (sees(lambda self: np.zeros(2, int)), "has dtype int64"),
+        (sees(lambda self: np.full(2, 11, np.float32)), r"observation at step 0 leaves its bounds: \[11. 11.\]"),
+        (sees(lambda self: np.full(2, self.steps, np.float32) / (self.steps != 3)), "observation at step 3 .*not finite"),
+        (sees(lambda self: {"a": 1}), "must be a NumPy array"),
+        (sees(lambda self: self.np_random.nowhere), "AttributeError.*nowhere"),
+        (sees(counts_on), "not deterministic"),
+        (steps(lambda self: (self.see(), np.ones(1), False, False, {})), "reward must be one real number"),
+        (steps(lambda self: (self.see(), np.nan, False, False, {})), "the reward at step 1 is nan"),
+        (steps(lambda self: (self.see(), 1.0, False, {})), "step must return the 5 values"),
+        (steps(lambda self: (self.see(), 1.0, 0, 0, {})), "terminated must be one bool"),
+        (steps(lambda self: 1 / 0), r"stepping raised ZeroDivisionError: division by zero at .*test_check.py:\d+"),
+        (broken(reset=lambda self: World.reset(self)), "reset must accept the keywords seed and options"),
+        (broken(reset=lambda self, seed=None: World.reset(self, seed=seed)), "reset must accept the keywords seed and options"),
+        (broken(reset=lambda self, *, seed=None, options=None: World.reset(self)[0]), r"reset must return \(observation, info\)"),
+        (broken(__init__=cannot), "making the environment raised OSError: no display"),
+        (broken(close=cannot), "closing raised OSError: no display"),
+        (broken(action_masks=lambda self: np.zeros(3, bool)), "no legal action"),
+        (broken(action_masks=lambda self: np.ones(4, bool)), r"need \(3,\)"),
+        (broken(reset=lambda self, **given: (World.reset(self, **given)[0], {MASK_KEY: np.ones(3, bool)})), "action_mask missing"),
+        (Resets, r"does step\(\) reset the environment\?"),
+        (broken(Resets, tells=True), r"resets itself: info\['final_observation'\] at step 5"),
+        (lambda: wrappers.Autoreset(World()), "true final observation"),
+        (lambda: wrappers.NormalizeObservation(World()), "policy.normalize_observations"),
+        (lambda: wrappers.NormalizeReward(World()), "policy.normalize_values"),
+        (lambda: wrappers.TransformReward(World(), functools.partial(max, float(next(DIFFERENT)))), "not deterministic: a fresh copy"),
+        (TEXT, "Text spaces are not supported"),
+        ("CartPole-v11", "did you mean CartPole-v1"),
     ],
 )
-def test_observations_that_lie(see, words):
+def test_what_would_break_training_is_named(env, words):
     with np.errstate(all="ignore"):
-        assert re.search(words, only_problem(broken(see=see)))
+        assert re.search(words, only_problem(env))
 
 
-@pytest.mark.parametrize(
-    ("result", "words"),
-    [
-        (lambda self: (self.see(), np.ones(1), False, False, {}), "reward must be one real number"),
-        (lambda self: (self.see(), np.nan, False, False, {}), "the reward at step 1 is nan"),
-        (lambda self: (self.see(), 1.0, False, {}), "step must return the 5 values"),
-        (lambda self: (self.see(), 1.0, 0, 0, {}), "terminated must be one bool"),
-        (lambda self: 1 / 0, r"stepping raised ZeroDivisionError: division by zero at .*test_check.py:\d+"),
-    ],
-)
-def test_steps_that_break(result, words):
-    assert re.search(words, only_problem(broken(step=lambda self, action: result(self))))
-
-
-def test_resets_that_break():
-    no_seed = broken(reset=lambda self: World.reset(self))
-    no_options = broken(reset=lambda self, seed=None: World.reset(self, seed=seed))
-    for kind in (no_seed, no_options):
-        assert "reset must accept the keywords seed and options" in only_problem(kind)
-    no_info = broken(reset=lambda self, *, seed=None, options=None: World.reset(self, seed=seed)[0])
-    assert "reset must return (observation, info)" in only_problem(no_info)
-
-
-def test_a_world_that_cannot_be_made_or_closed():
-    def refuse(self):
-        raise OSError("no display")
-
-    assert "making the environment raised OSError: no display" in only_problem(broken(__init__=refuse))
-    assert "closing raised OSError: no display" in check_env(broken(close=refuse)).problems[0]
-    assert "did you mean CartPole-v1" in only_problem("CartPole-v11")
+def test_anything_but_an_environment_is_rejected():
     with pytest.raises(EnvError, match="an environment must be an id"):
         check_env(7)
 
@@ -125,68 +155,6 @@ def test_chance_that_ignores_the_seed():
     assert "different rewards at step 1" in check_env(rewards).problems[0]
     ends = broken(step=lambda self, action: (np.zeros(2, np.float32), 0.0, bool(chance.random() < 0.5), False, {}))
     assert "at step" in check_env(ends).problems[0]
-
-
-def test_copies_that_differ_from_each_other():
-    made = []
-
-    def make():
-        made.append(1)
-        env, shift = World(), len(made)
-        env.see = lambda: World.see(env) + np.float32(shift / 100)
-        return env
-
-    assert "not deterministic: a fresh copy" in only_problem(make)
-
-
-def test_state_that_crosses_episodes_is_not_deterministic():
-    def see(self):
-        self.total += 1
-        return np.full(2, self.total / 1000, np.float32)
-
-    assert "not deterministic" in only_problem(broken(total=0, see=see))
-
-
-def test_worlds_that_reset_themselves():
-    class Resets(World):
-        def see(self):
-            return np.full(2, self.steps, np.float32)
-
-        def step(self, action):
-            self.steps = (self.steps + 1) % 5
-            return self.see(), 1.0, self.steps == 0, False, {}
-
-    assert "does step() reset the environment?" in only_problem(Resets)
-
-    class Tells(Resets):
-        def step(self, action):
-            observation, reward, over, cut, info = super().step(action)
-            return observation, reward, over, cut, {"final_observation": 1} if over else info
-
-    assert "resets itself: info['final_observation'] at step 5" in only_problem(Tells)
-    assert "true final observation" in only_problem(lambda: wrappers.Autoreset(World()))
-
-
-def test_wrappers_whose_state_crosses_episodes():
-    assert "policy.normalize_observations" in only_problem(lambda: wrappers.NormalizeObservation(World()))
-    assert "policy.normalize_values" in only_problem(lambda: wrappers.NormalizeReward(World()))
-
-
-def test_unsupported_spaces():
-    env = World()
-    env.action_space = spaces.Text(4)
-    assert "Text spaces are not supported" in only_problem(env)
-
-
-@pytest.mark.parametrize(("mask", "words"), [(np.zeros(3, bool), "no legal action"), (np.ones(4, bool), "need (3,)")])
-def test_masks_that_break(mask, words):
-    assert words in only_problem(broken(action_masks=lambda self: mask))
-
-    class Infos(World):
-        def reset(self, **kwargs):
-            return super().reset(**kwargs)[0], {MASK_KEY: np.ones(3, bool)}
-
-    assert "action_mask missing" in only_problem(Infos)
 
 
 def test_notes():
