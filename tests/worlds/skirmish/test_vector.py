@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,14 +78,18 @@ def test_swapping_the_teams_changes_nothing_but_their_names() -> None:
     assert (one.state.health[BLUE] != one.state.health[RED]).any()
 
 
-def play(env: Any, steps: int, seed: int = 0, skill: float = 0.6) -> list[EnvStep]:
-    """Steps as copies, with players that meet and shoot."""
-    player, rng = HeuristicPolicy(SkirmishConfig(**SHORT), skill), np.random.default_rng(seed)
-    step, taken = env.reset(), []
+def player(skill: float) -> Callable[[EnvStep], np.ndarray]:
+    """The actions of players that meet and shoot."""
+    policy, rng = HeuristicPolicy(SkirmishConfig(**SHORT), skill), np.random.default_rng(0)
+    return lambda step: policy.act(step.observations, (), step.episode_starts, rng).env_actions
+
+
+def play(env: Any, steps: int, act: Callable[[EnvStep], np.ndarray] | None = None) -> list[EnvStep]:
+    """The first step and `steps` more, as copies."""
+    act, taken = act or player(0.6), [frozen(env.reset())]
     for _ in range(steps):
-        taken.append(frozen(step))
-        step = env.step(player.act(step.observations, (), step.episode_starts, rng).env_actions)
-    return [*taken, frozen(step)]
+        taken.append(frozen(env.step(act(taken[-1]))))
+    return taken
 
 
 @pytest.mark.parametrize("global_state", [False, True])
@@ -120,7 +125,7 @@ def test_the_id_is_stepped_natively_unless_something_is_put_around_it() -> None:
 @pytest.mark.parametrize("global_state", [False, True])
 def test_flags_and_validity_of_the_dead(global_state: bool) -> None:
     with SkirmishVectorEnv(SHORT, 8, seed=2, global_state=global_state) as env:
-        steps = play(env, 120, skill=0.8)
+        steps = play(env, 120, player(0.8))
     width, seen_deaths = 6, 0
     for before, after in itertools.pairwise(steps):
         ended = {ended.lane // width for ended in after.ended}
@@ -144,7 +149,7 @@ def test_flags_and_validity_of_the_dead(global_state: bool) -> None:
 
 def test_every_ended_lane_tells_the_same_game() -> None:
     with SkirmishVectorEnv({"max_steps": 60, "zone_target": 15}, 16, seed=3) as env:
-        steps = play(env, 200, skill=0.8)
+        steps = play(env, 200, player(0.8))
     games = [ended for step in steps for ended in step.ended]
     assert len(games) >= 6 * 20
     ways = dict.fromkeys(("ended_elimination", "ended_zone", "ended_time"), 0.0)
@@ -195,18 +200,16 @@ def test_observations_stay_in_their_space() -> None:
 
 
 def test_a_saved_env_is_restored_with_the_same_bits() -> None:
-    player, rng = HeuristicPolicy(SkirmishConfig(**SHORT), 0.7), np.random.default_rng(0)
+    act = player(0.7)
     with SkirmishVectorEnv(SHORT, 4, seed=9, global_state=True) as env, SkirmishVectorEnv(SHORT, 4, global_state=True) as other:
-        step = env.reset()
-        for _ in range(55):
-            step = env.step(player.act(step.observations, (), step.episode_starts, rng).env_actions)
+        step = play(env, 55, act)[-1]
         other.load_state_dict(env.state_dict())
         assert other.exact
         again = other.reset(indices=())
         assert np.array_equal(again.observations["observation"], step.observations["observation"])
         assert np.array_equal(again.valid, step.valid)
         for _ in range(60):
-            actions = player.act(step.observations, (), step.episode_starts, rng).env_actions
+            actions = act(step)
             step = frozen(env.step(actions))
             assert_equal_steps([step], [other.step(actions)])
         assert [other.frame(copy) for copy in range(4)] == [env.frame(copy) for copy in range(4)]
@@ -214,19 +217,14 @@ def test_a_saved_env_is_restored_with_the_same_bits() -> None:
 
 def test_a_game_saved_natively_continues_in_pettingzoo_arenas() -> None:
     pytest.importorskip("pettingzoo")
-    config = EnvConfig(id="Skirmish-v0", num_envs=2, kwargs=SHORT)
-    player, rng = HeuristicPolicy(SkirmishConfig(**SHORT), 0.9), np.random.default_rng(0)
-    env, other = make_vector_env(config, seed=4), make_vector_env(config.replace(native=False))
-    step = env.reset()
-    for _ in range(36):
-        step = env.step(player.act(step.observations, (), step.episode_starts, rng).env_actions)
-    assert not step.valid.all(), "some unit is dead"
-    other.load_state_dict(env.state_dict())
-    assert other.exact  # type: ignore[attr-defined]
-    actions = player.act(step.observations, (), step.episode_starts, rng).env_actions
-    assert_equal_steps([env.step(actions)], [other.step(actions)])
-    env.close()
-    other.close()
+    config, act = EnvConfig(id="Skirmish-v0", num_envs=2, kwargs=SHORT), player(0.9)
+    with make_vector_env(config, seed=4) as env, make_vector_env(config.replace(native=False)) as other:  # type: ignore[attr-defined]
+        step = play(env, 36, act)[-1]
+        assert not step.valid.all(), "some unit is dead"
+        other.load_state_dict(env.state_dict())
+        assert other.exact
+        actions = act(step)
+        assert_equal_steps([env.step(actions)], [other.step(actions)])
 
 
 def test_describe_gives_plain_data() -> None:
