@@ -448,50 +448,36 @@ def test_after_half_a_step_the_next_collect_begins_new_episodes(what: str) -> No
 # ---- the same seed gives the same rollout, however the copies are stepped
 
 
-def layouts(env: Any, copies: int) -> list[tuple[str, Any]]:
-    in_process = env.replace(native=False) if isinstance(env, EnvConfig) else env
-    made = [("in-process", make_vector_env(in_process, copies, 0, seed=9)), ("as chosen", make_vector_env(env, copies, seed=9))]
-    return made + [(f"{workers} workers", make_vector_env(in_process, copies, workers, seed=9)) for workers in (1, 2, 4)]
+MASKED = functools.partial(
+    SpacesEnv,
+    spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(4, start=-1)}),
+    spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 2.0, (2,), np.float32)]),
+    mask="info",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("env", "steps"),
-    [
-        (EnvConfig(id="CartPole-v1"), 60),
-        (
-            functools.partial(
-                SpacesEnv,
-                spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(4, start=-1)}),
-                spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 2.0, (2,), np.float32)]),
-                mask="info",
-            ),
-            17,
-        ),
-    ],
-    ids=["CartPole-v1", "masked dict world with hybrid actions"],
-)
-def test_workers_do_not_change_a_bit(env: Any, steps: int) -> None:
-    reference: list[Rollout] = []
-    for name, vector_env in layouts(env, 4):
-        with vector_env:
-            collector = RolloutCollector(vector_env, NumpyPolicy(spec_of(vector_env), seed=2), seed=9)
-            rollouts = [collector.collect(steps), collector.collect(steps)]
-        reference = reference or rollouts
-        for one, other in zip(reference, rollouts, strict=True):
-            try:
-                assert_equal(one, other)
-            except AssertionError as error:
-                raise AssertionError(f"{name}: {error}") from error
-    assert reference[0].episodes  # and so resets are among what was compared
-    assert len(np.unique(reference[1].log_probs)) > 10
+def test_workers_do_not_change_a_bit_of_a_masked_dict_world_with_hybrid_actions() -> None:
+    found: list[list[Rollout]] = []
+    for workers in (0, 1, 3):
+        with make_vector_env(MASKED, 4, workers, seed=9) as env:  # type: ignore[attr-defined]
+            collector = RolloutCollector(env, NumpyPolicy(spec_of(env), seed=2), seed=9)
+            found.append([collector.collect(17), collector.collect(17)])
+    for rollouts in found[1:]:
+        assert_equal(found[0][0], rollouts[0])
+        assert_equal(found[0][1], rollouts[1])
+    assert found[0][0].episodes  # and so resets are among what was compared
+    assert len(np.unique(found[0][1].log_probs)) > 10
 
 
 # ---- options, and saving in the middle
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("env", [EnvConfig(id="CartPole-v1"), functools.partial(Counter, 7, truncate=True)], ids=["CartPole-v1", "Counter"])
+@pytest.mark.parametrize(
+    ("env", "workers"),
+    [(EnvConfig(id="CartPole-v1"), 0), pytest.param(functools.partial(Counter, 7, truncate=True), 2, marks=pytest.mark.slow)],
+    ids=["CartPole-v1", "Counter with workers"],
+)
 def test_a_collector_resumes_bit_for_bit_from_its_saved_state(env: Any, workers: int) -> None:
     def collector() -> RolloutCollector:
         vector_env = make_vector_env(env, 4, workers, seed=1)

@@ -84,10 +84,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "negative cooldown": (put("frames.1.units.0.4", -0.5), "a cooldown is -0.5"),
     "three scores": (put("frames.0.score", [0, 0, 0]), "frames[0].score has 3 entries; there must be 2"),
     "a score that is null": (put("frames.0.score.1", None), "frames[0].score is None"),
-    "a shooter who is not there": (
-        put("frames.1.shots.0.0", 2),
-        "frames[1].shots: the shooter is 2; it must be an integer from 0 to 1",
-    ),
+    "a shooter who is not there": (put("frames.1.shots.0.0", 2), "frames[1].shots: the shooter is 2; it must be an integer from 0 to 1"),
     "half a target": (put("frames.1.shots.0.1", 0.5), "the target is 0.5"),
     "a hit that is true": (put("frames.1.shots.0.2", True), "hit is True"),
     "65 shots": (put("frames.1.shots", [[0, 1, 1]] * 65), "frames[1].shots has 65 entries; there must be 0 to 64"),
