@@ -240,6 +240,7 @@ def test_the_replay_is_the_first_game_with_its_last_moment() -> None:
 def test_a_game_that_is_still_running_is_no_replay() -> None:
     recorded = RecordedVectorEnv(SkirmishVectorEnv(RULES, 2), ("a", "b"))
     recorded.reset([1, 2])
+    recorded.step(np.zeros((recorded.num_lanes, 3), np.int64))
     with pytest.raises(RuntimeError, match="has not ended"):
         recorded.replay()
 
