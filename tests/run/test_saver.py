@@ -79,16 +79,7 @@ class FullDisk:
         self.full = state.iteration in self.iterations
 
 
-@pytest.mark.parametrize(
-    ("point", "code"),
-    [
-        ("write_tensor_file", errno.ENOSPC),
-        ("write_tensor_file", errno.EDQUOT),
-        ("write_synced", errno.EIO),
-        ("write_synced", errno.EACCES),
-        ("sync_directory", errno.EROFS),
-    ],
-)
+@pytest.mark.parametrize(("point", "code"), [("write_tensor_file", errno.ENOSPC), ("write_synced", errno.EIO)])
 def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
 ) -> None:
@@ -508,7 +499,6 @@ def damage(run_dir: Path, change: Any) -> None:
         (lambda state: state.update(more=1), "not a trainer checkpoint"),
         (lambda state: state["state"].update(iteration=1), "of iteration 2 holds the state of iteration 1"),
         (lambda state: state["spec"]["config"].update(activation="relu"), "a different network"),
-        (lambda state: state["config"]["ppo"].update(gamma=0.5), r"ppo\.gamma: 0\.5 → 0\.99"),
     ],
 )
 def test_a_state_that_is_not_this_runs_is_refused(tmp_path: Path, change: Any, words: str) -> None:

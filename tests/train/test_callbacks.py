@@ -1,7 +1,6 @@
 """Callbacks of a run: evaluating, keeping the best, saving, logging."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,14 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from doubles.runs import BATCH, LANES, SMALL, STEPS, small_config
+from doubles.runs import BATCH, LANES, small_config
 from doubles.toys import ActionReward, Corridor, watched
 from doubles.trackers import Recorder
-from inchworm.config.sections import EvalConfig, PPOConfig
-from inchworm.evaluate.evaluator import evaluate_policy
+from inchworm.config.sections import EvalConfig
 from inchworm.evaluate.stats import EvalStats
-from inchworm.policy.file import load_policy
-from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import TrainingState
@@ -230,29 +226,6 @@ def test_an_evaluation_is_logged_whenever_it_comes() -> None:
 
 
 # ---- all of it, in a trainer
-
-
-def test_evaluation_in_a_run_keeps_the_best_policy(tmp_path: Path) -> None:
-    scores = EvalConfig(interval=3, episodes=4, final_episodes=5, num_envs=2)
-    quick = PPOConfig(rollout_steps=STEPS, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)
-    config = small_config(iterations=20, ppo=quick, evaluation=scores)
-    with PPOTrainer(SMALL, ActionReward, config, run_dir=tmp_path) as trainer:
-        history = trainer.train()
-        state = trainer.state
-    assert [entry["iteration"] for entry in state.evaluations] == [3, 6, 9, 12, 15, 18, 20]
-    assert [entry["episodes"] for entry in state.evaluations] == [4] * 6 + [5]
-    assert state.best_score == 1.0
-    best = load_policy(tmp_path / "best_policy.safetensors")
-    assert evaluate_policy(best, ActionReward, 20).mean_return == 1.0
-    # It is the first that was so good, not the last.
-    first = next(entry["iteration"] for entry in state.evaluations if entry["mean_return"] == 1.0)
-    assert best.policy_version == first
-    assert [np.isnan(value) for value in history["evaluation/mean_return"]] == [(k + 1) % 3 != 0 for k in range(20)]
-    rows = read_rows(tmp_path / METRICS)
-    assert [row["iteration"] for row in rows] == [*range(1, 21), 20]
-    assert rows[-1].keys() == {"iteration", "env_steps"} | {name for name in rows[-1] if name.startswith("evaluation/")}
-    assert rows[-1]["evaluation/mean_return"] == 1.0
-    assert [row["iteration"] for row in rows[:-1] if "evaluation/mean_return" in row] == [3, 6, 9, 12, 15, 18]
 
 
 def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:

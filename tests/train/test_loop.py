@@ -38,40 +38,29 @@ def policy_for(env: Any, *, seed: int = 0) -> TorchPolicy:
     return TorchPolicy(PolicySpec(one.observation_space, one.action_space, SMALL), seed=seed)
 
 
-class FakeCollector:
-    """Counts, and hands out rollouts that were collected before."""
+class FakeParts:
+    """Collector, learner and policy in one: returns rollouts that were collected before, and records its calls."""
 
-    def __init__(self, rollouts: list[Rollout], journal: list[Any]) -> None:
-        self.rollouts, self.journal = rollouts, journal
-
-    def collect(self, num_steps: int) -> Rollout:
-        self.journal.append(("collect", num_steps))
-        return self.rollouts.pop(0)
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        self.journal.append(("set_weights", weights["tag"]))
-
-
-class FakeLearner:
     updates = 0
     total_timesteps: int | None = None
 
     def __init__(self, journal: list[Any]) -> None:
-        self.journal = journal
+        self.rollouts, self.journal = list(rollouts()), journal
+
+    def collect(self, num_steps: int) -> Rollout:
+        self.journal.append(("collect", num_steps))
+        return self.rollouts.pop(0)
 
     def update(self, rollout: Any, custom_loss_fns: Any = ()) -> UpdateStats:
         self.updates += 1
         self.journal.append(("update", rollout, tuple(custom_loss_fns)))
         return UpdateStats({"loss": float(self.updates), "policy_loss": 0.5, "value_loss": 0.25, "entropy": 0.125})
 
-
-class FakePolicy:
-    def __init__(self) -> None:
-        self.version = 0
-
     def get_weights(self) -> dict[str, Any]:
-        self.version += 1
-        return {"tag": self.version}
+        return {"tag": self.updates}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        self.journal.append(("set_weights", weights["tag"]))
 
 
 class Journal(BaseCallback):
@@ -102,9 +91,8 @@ def rollouts(count: int = 6, length: int = 3) -> tuple[Rollout, ...]:
 
 
 def parts(journal: list[Any], *, callbacks: Any = (), losses: Any = (), **run: Any) -> TrainingComponents:
-    fake: Any = FakePolicy()
-    collector = FakeCollector(list(rollouts()), journal)
-    return TrainingComponents(config(**run), fake, collector, FakeLearner(journal), tuple(losses), tuple(callbacks))
+    fake: Any = FakeParts(journal)
+    return TrainingComponents(config(**run), fake, fake, fake, tuple(losses), tuple(callbacks))
 
 
 # ---- what an iteration is
@@ -346,8 +334,8 @@ def test_the_environments_are_closed_whatever_happens() -> None:
     door, open_doors = watched(Counter)
     with pytest.raises(ZeroDivisionError):
         functional_training_loop(config(), policy_for(Counter), door, step_fn=fail)
-    with pytest.raises(ConfigError, match="FakePolicy"):
-        create_training_components(config(), FakePolicy(), door)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="FakeParts"):
+        create_training_components(config(), FakeParts([]), door)  # type: ignore[arg-type]
     assert not open_doors
 
 

@@ -7,21 +7,11 @@ from typing import Any
 
 import pytest
 
-from inchworm import PPOTrainer, TrainingConfig
+from doubles.runs import STEPS, bits, small_config
+from inchworm import EvalConfig, PPOTrainer
 from inchworm.train import profile as module
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.profile import SECTIONS, Profile, table_text
-
-CONFIG = {
-    "ppo": {"rollout_steps": 16, "update_epochs": 2, "num_minibatches": 2},
-    "env": {"num_envs": 2},
-    "run": {"total_timesteps": 96, "checkpoint_interval": 1},
-    "evaluation": {"interval": 2, "episodes": 1, "final_episodes": 1},
-}
-
-
-def config(backend: str) -> TrainingConfig:
-    return TrainingConfig.from_dict(CONFIG | {"run": {**CONFIG["run"], "backend": backend}})
 
 
 class Clock:
@@ -81,15 +71,18 @@ def test_a_run_adds_up_and_is_not_changed_by_being_watched(backend: str, tmp_pat
         def on_iteration(self, state: Any, metrics: Any) -> None:
             time.sleep(0.01)
 
+    scores = EvalConfig(interval=2, episodes=1, final_episodes=1)
+    config = small_config(iterations=3, evaluation=scores, checkpoint_interval=1, backend=backend)
+
     def weights(profile: Profile | None, name: str) -> Any:
-        with PPOTrainer("mlp", "CartPole-v1", config(backend), callbacks=[Slow()], run_dir=tmp_path / name) as trainer:
+        with PPOTrainer("mlp", "CartPole-v1", config, callbacks=[Slow()], run_dir=tmp_path / name) as trainer:
             trainer.learner  # noqa: B018 - made before the clock starts
             began = time.perf_counter()
             trainer.train(profile=profile)
             whole.append(time.perf_counter() - began)
             assert "collect" not in vars(trainer.collector)  # its own methods again
             assert "act" not in vars(trainer.collector.policy)
-            return {name: value.tobytes() for name, value in trainer.policy.get_weights().items()}
+            return bits(trainer.policy.get_weights())
 
     profile, whole = Profile(), []
     watched = weights(profile, "a")
@@ -100,7 +93,7 @@ def test_a_run_adds_up_and_is_not_changed_by_being_watched(backend: str, tmp_pat
     assert 0.0 < sum(profile.seconds.values()) < whole[0]
     assert profile.seconds["callbacks"] >= 0.03  # 3 iterations of 10 ms
     calls = {name: count for name, _, _, count in rows}
-    assert calls["act"] == 3 * 16
-    assert calls["env"] == 2 * 3 * 16 + 1  # send and recv, and the first reset
+    assert calls["act"] == 3 * STEPS
+    assert calls["env"] == 2 * 3 * STEPS + 1  # send and recv, and the first reset
     assert table_text(rows)[-1][0] == "all"
     assert table_text(rows)[-1][2] == "100.0%"
