@@ -9,16 +9,8 @@ import pytest
 
 from inchworm.cli.main import main
 
-SMALL = [
-    "--env.num-envs=2",
-    "--ppo.rollout-steps=32",
-    "--ppo.minibatch-size=64",
-    "--ppo.update-epochs=1",
-    "--run.total-timesteps=256",
-    "--evaluation.final-episodes=3",
-    "--evaluation.num-envs=2",
-    "--run.checkpoint-interval=2",
-]
+SMALL = ["--env.num-envs=2", "--ppo.rollout-steps=32", "--ppo.minibatch-size=64", "--ppo.update-epochs=1", "--run.total-timesteps=256"]
+SMALL += ["--run.checkpoint-interval=2", "--evaluation.final-episodes=3", "--evaluation.num-envs=2"]
 """Four iterations of 64 steps."""
 
 

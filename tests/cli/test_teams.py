@@ -58,13 +58,9 @@ def test_a_rollout_is_collected_as_in_training_with_the_runs_opponent(cli: Any, 
     assert cli("collect", "team", "--out", "t.st", "--steps", 12, "--seed", 1, "--quiet").code == 0
     one, other = Rollout.load("s.st"), Rollout.load("t.st")
     assert all(np.array_equal(one.observations[key], other.observations[key]) for key in one.observations)
-
-
-def test_self_play_collects_against_the_policy_as_it_is(cli: Any) -> None:
-    modes = ["--opponent.mode", "self_play", "--opponent.rating-interval", "0"]
+    modes = ["--opponent.mode", "self_play", "--opponent.rating-interval", "0"]  # then the opponent is the policy as it is
     assert cli("train", "Skirmish-v0", *SMALL, *modes, "--run.name", "selves", "--quiet").code == 0
-    result = cli("collect", "selves", "--out", "r.st")
-    assert result.code == 0, result.err
+    assert cli("collect", "selves", "--out", "r.st").code == 0
     assert Rollout.load("r.st").num_lanes == 8
 
 

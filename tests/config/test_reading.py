@@ -22,15 +22,12 @@ def test_numbers_as_people_write_them(text: str, number: float) -> None:
     assert isinstance(load_yaml(text), float)
 
 
-def test_text_that_only_looks_like_a_number_stays_text() -> None:
-    assert load_yaml("[e5, 1e, 1e5x]") == ["e5", "1e", "1e5x"]
-
-
 @given(st.text(max_size=12) | st.from_regex(r"\A[-+]?[0-9_.]{1,4}[eE][-+]?[0-9]{1,2}\Z"))
 def test_text_in_a_config_stays_text(text: str) -> None:
     data = {"a": text, "list": [text, 1e-05, 1e5, 7, None, True]}
     if text.isprintable():
         assert load_yaml(dump_yaml(data)) == data
+    assert load_yaml("[e5, 1e, 1e5x]") == ["e5", "1e", "1e5x"]  # which only look like numbers
 
 
 @pytest.mark.parametrize(
@@ -75,17 +72,14 @@ def test_missing_files_and_pipes(tmp_path: Path) -> None:
             TrainingConfig.from_yaml(path)
 
 
-@pytest.mark.parametrize("name", ["a", "run 1", "CartPole-v1_2.5", "ü", "x" * 120, "ä" * 120])
-def test_valid_names(name: str) -> None:
-    check_name(name, "run.name")
-
-
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "/abs", "a/b", "a\\b", "a\0b", "x" * 121, " x", "x ", ".hidden", "x.", "a\nb", "a\x7f", "漢" * 100]
 )
 def test_names_that_would_leave_their_directory_or_do_not_fit(name: str) -> None:
     with pytest.raises(ConfigError, match=r"run\.name=.* is not a valid name"):
         check_name(name, "run.name")
+    for valid in ("a", "run 1", "CartPole-v1_2.5", "ü", "x" * 120, "ä" * 120):
+        check_name(valid, "run.name")
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800"])
