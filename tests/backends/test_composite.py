@@ -207,6 +207,7 @@ def test_advantages_are_each_critics_own() -> None:
         own = compute_advantages(policy.learned[name], rollout.select_lanes(lanes), PPO)
         for field in ("values", "next_values", "advantages", "returns"):
             np.testing.assert_array_equal(getattr(whole, field)[:, lanes], getattr(own, field))
+            assert getattr(whole, field).dtype == getattr(own, field).dtype
 
 
 def test_parts_learn_in_numpy_and_a_profile_sees_inside_every_part() -> None:

@@ -123,7 +123,13 @@ def test_the_actor_never_sees_the_world(backend: Any, kind: str) -> None:
     assert {name: spec.layers[name] for name in actor} == {name: plain.layers[name] for name in actor}  # nor has it another network
 
 
-def test_without_a_global_state_it_says_so(backend: Any) -> None:
+def test_rows_are_valid_where_nothing_else_is_given(backend: Any) -> None:
+    given, policy = data() | {"valid": np.ones((L, N), bool)}, backend.policy(spec_of("mlp"), weights_of(spec_of("mlp")))
+    observations, starts, world = (backend.tree(given[name]) for name in ("observations", "episode_starts", "global_state"))
+    np.testing.assert_array_equal(backend.numpy(policy.value(observations, (), starts, world)), values_of(backend, policy, given))
+
+
+def test_a_missing_global_state_is_reported(backend: Any) -> None:
     given, policy = data(), backend.policy(spec_of("mlp"), weights_of(spec_of("mlp")))
     with pytest.raises(RolloutError, match=r"central_critic needs a global state, and there is none.*global_state=True"):
         policy.value(backend.tree(given["observations"]), (), backend.array(given["episode_starts"]))
