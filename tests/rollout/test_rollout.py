@@ -213,76 +213,69 @@ def test_empty_rollouts_are_legal(shape):
 
 T32 = np.zeros((3, 2))
 REJECTED = {
-    "missing": (lambda d: d.pop("actions"), "lacks actions; required are observations"),
-    "typo": (lambda d: d.update(log_prob=T32), "unknown rollout key 'log_prob'; did you mean log_probs?"),
-    "obs": (lambda d: d.update(obs=T32), "did you mean observations"),
-    "dones": (lambda d: d.update(dones=T32), "give terminated"),
-    "masks": (lambda d: d.update(action_masks=T32), 'key "action_mask" of observations'),
-    "unknown": (lambda d: d.update(qqqqqq=T32), "known keys: observations"),
-    "float flags": (lambda d: d.update(terminated=np.ones((3, 2))), r"terminated: got float64\[3, 2\], expected bool.*use bool"),
-    "int flags": (lambda d: d.update(terminated=np.ones((3, 2), np.uint8)), r"terminated: got uint8\[3, 2\].*use bool"),
-    "int log-probs": (lambda d: d.update(log_probs=np.ones((3, 2), int)), r"log_probs: got int64\[3, 2\], expected float32\[T, B\]"),
-    "bool rewards": (lambda d: d.update(rewards=np.ones((3, 2), bool)), "rewards: got bool"),
-    "objects": (lambda d: d.update(actions=np.full((3, 2), None)), r"actions: got object\[3, 2\]"),
-    "text": (lambda d: d.update(observations=np.full((3, 2), "x")), "observations: got <U1"),
-    "ragged": (lambda d: d.update(rewards=[[1.0], [1.0, 2.0]]), "rewards: cannot be read as an array"),
-    "one axis": (lambda d: d.update(rewards=np.ones(3)), r"rewards: got float32\[3\].*rewards\[:, None\]"),
-    "three axes": (lambda d: d.update(rewards=np.ones((3, 2, 1))), r"rewards: got float32\[3, 2, 1\], expected float32\[T, B\]$"),
-    "log-prob shape": (lambda d: d.update(log_probs=np.ones((3, 1))), r"log_probs: got float32\[3, 1\], expected float32\[3, 2\]"),
-    "flag shape": (lambda d: d.update(terminated=np.ones((2, 2), bool)), r"terminated: got bool\[2, 2\], expected bool\[3, 2\]"),
-    "valid shape": (lambda d: d.update(valid=np.ones((2, 2), bool)), r"valid: got bool\[2, 2\], expected bool\[3, 2\]"),
-    "obs shape": (
-        lambda d: d.update(observations=np.ones((2, 2, 2))),
-        r"observations: got float64\[2, 2, 2\], expected numbers\[3, 2, …\]",
-    ),
-    "leaf shape": (lambda d: d.update(actions={"x": np.ones((3, 1))}), r"actions\.x: got float64\[3, 1\]"),
-    "empty tree": (lambda d: d.update(actions=()), "actions: contains no array"),
-    "tree keys": (lambda d: d.update(actions={1: T32}), "keys of a tree must be text"),
-    "successors": (lambda d: d.update(terminated=np.zeros((3, 2), bool)), "add next_observations"),
-    "truncation": (lambda d: d.update(truncated=np.eye(3, 2, dtype=bool)), "add next_observations"),
-    "next shape": (
-        lambda d: d.update(next_observations=np.ones((2, 2, 2))),
-        r"next_observations: got float64\[2, 2, 2\], expected numbers\[3, 2",
-    ),
-    "next tree": (
-        lambda d: d.update(next_observations={"x": np.ones((3, 2, 2))}),
-        r"cut_observations: its tree .* differs from that of obs",
-    ),
+    "typo": ({"log_prob": T32}, "unknown rollout key 'log_prob'; did you mean log_probs?"),
+    "obs": ({"obs": T32}, "did you mean observations"),
+    "dones": ({"dones": T32}, "give terminated"),
+    "masks": ({"action_masks": T32}, 'key "action_mask" of observations'),
+    "unknown": ({"qqqqqq": T32}, "known keys: observations"),
+    "float flags": ({"terminated": np.ones((3, 2))}, r"terminated: got float64\[3, 2\], expected bool.*use bool"),
+    "int flags": ({"terminated": np.ones((3, 2), np.uint8)}, r"terminated: got uint8\[3, 2\].*use bool"),
+    "int log-probs": ({"log_probs": np.ones((3, 2), int)}, r"log_probs: got int64\[3, 2\], expected float32\[T, B\]"),
+    "bool rewards": ({"rewards": np.ones((3, 2), bool)}, "rewards: got bool"),
+    "objects": ({"actions": np.full((3, 2), None)}, r"actions: got object\[3, 2\]"),
+    "text": ({"observations": np.full((3, 2), "x")}, "observations: got <U1"),
+    "ragged": ({"rewards": [[1.0], [1.0, 2.0]]}, "rewards: cannot be read as an array"),
+    "one axis": ({"rewards": np.ones(3)}, r"rewards: got float32\[3\].*rewards\[:, None\]"),
+    "three axes": ({"rewards": np.ones((3, 2, 1))}, r"rewards: got float32\[3, 2, 1\], expected float32\[T, B\]$"),
+    "log-prob shape": ({"log_probs": np.ones((3, 1))}, r"log_probs: got float32\[3, 1\], expected float32\[3, 2\]"),
+    "flag shape": ({"terminated": np.ones((2, 2), bool)}, r"terminated: got bool\[2, 2\], expected bool\[3, 2\]"),
+    "valid shape": ({"valid": np.ones((2, 2), bool)}, r"valid: got bool\[2, 2\], expected bool\[3, 2\]"),
+    "obs shape": ({"observations": np.ones((2, 2, 2))}, r"observations: got float64\[2, 2, 2\], expected numbers\[3, 2, …\]"),
+    "leaf shape": ({"actions": {"x": np.ones((3, 1))}}, r"actions\.x: got float64\[3, 1\]"),
+    "empty tree": ({"actions": ()}, "actions: contains no array"),
+    "tree keys": ({"actions": {1: T32}}, "keys of a tree must be text"),
+    "successors": ({"terminated": np.zeros((3, 2), bool)}, "add next_observations"),
+    "truncation": ({"truncated": np.eye(3, 2, dtype=bool)}, "add next_observations"),
+    "next shape": ({"next_observations": np.ones((2, 2, 2))}, r"next_observations: got float64\[2, 2, 2\], expected numbers\[3, 2"),
+    "next tree": ({"next_observations": {"x": np.ones((3, 2, 2))}}, r"cut_observations: its tree .* differs from that of obs"),
     "next dtype": (
-        lambda d: d.update(next_observations=np.ones((3, 2, 2)), observations=np.ones((3, 2, 2), np.uint8)),
+        {"next_observations": np.ones((3, 2, 2)), "observations": np.ones((3, 2, 2), np.uint8)},
         r"cut_observations: got float64\[2, 2\], expected uint8\[2, 2\]",
     ),
-    "twice": (lambda d: d.update(next_observations=T32, cut_rows=T32), "hold the same data"),
-    "cut rows alone": (lambda d: d.update(cut_rows=T32.astype(int)), "has cut_rows but lacks cut_observations"),
-    "cuts alone": (lambda d: d.update(cut_observations=T32), "has cut_observations but lacks cut_rows"),
-    "cut dtype": (lambda d: d.update(cut_rows=T32, cut_observations=T32), r"cut_rows: got float64\[3, 2\], expected int32\[K, 2\]"),
-    "cut missing": (lambda d: d.update(cut_rows=[[2, 0]], cut_observations=np.ones((1, 2), "f")), r"cut_rows: \(t=2, b=1\) is missing"),
+    "twice": ({"next_observations": T32, "cut_rows": T32}, "hold the same data"),
+    "cut rows alone": ({"cut_rows": T32.astype(int)}, "has cut_rows but lacks cut_observations"),
+    "cuts alone": ({"cut_observations": T32}, "has cut_observations but lacks cut_rows"),
+    "cut dtype": ({"cut_rows": T32, "cut_observations": T32}, r"cut_rows: got float64\[3, 2\], expected int32\[K, 2\]"),
+    "cut missing": ({"cut_rows": [[2, 0]], "cut_observations": np.ones((1, 2), "f")}, r"cut_rows: \(t=2, b=1\) is missing"),
     "cut doubled": (
-        lambda d: d.update(cut_rows=[[2, 0], [2, 0], [2, 1]], cut_observations=np.ones((3, 2), "f")),
+        {"cut_rows": [[2, 0], [2, 0], [2, 1]], "cut_observations": np.ones((3, 2), "f")},
         r"cut_rows: \(t=2, b=0\) is listed twice",
     ),
-    "cut outside": (lambda d: d.update(cut_rows=[[2, 2]], cut_observations=np.ones((1, 2), "f")), "outside the rollout of 3 steps"),
-    "cut count": (lambda d: d.update(cut_rows=[[2, 0], [2, 1]], cut_observations=np.ones((1, 2))), "one row for each of cut_rows"),
-    "version": (lambda d: d.update(policy_version=np.ones(3, int)), r"policy_version: got int64\[3\], expected int32\[2\] or one number"),
-    "memory lanes": (lambda d: d.update(policy_state=np.ones((3, 5))), r"policy_state: got float64\[3, 5\], expected numbers\[T/S, 2"),
-    "memory cuts": (lambda d: d.update(policy_state=np.ones((3, 2))), "cut_state: its tree"),
-    "global state": (lambda d: d.update(global_state=np.ones((3, 3))), "3 env copies do not divide 2 lanes"),
-    "context": (lambda d: d.update(context=np.ones((3, 2))), r"context: expected \(table"),
-    "context index": (lambda d: d.update(context=(np.ones(2), np.full((3, 2), 2))), "integers from 0 to 1"),
-    "episode lane": (lambda d: d.update(episodes=[EpisodeRecord(1.0, 1, 2, 0)]), "is not an EpisodeRecord of one of 2 lanes"),
-    "episode keys": (lambda d: d.update(episodes=[{"reward": 1.0}]), "episodes: .* is not an EpisodeRecord"),
+    "cut outside": ({"cut_rows": [[2, 2]], "cut_observations": np.ones((1, 2), "f")}, "outside the rollout of 3 steps"),
+    "cut count": ({"cut_rows": [[2, 0], [2, 1]], "cut_observations": np.ones((1, 2))}, "one row for each of cut_rows"),
+    "version": ({"policy_version": np.ones(3, int)}, r"policy_version: got int64\[3\], expected int32\[2\] or one number"),
+    "memory lanes": ({"policy_state": np.ones((3, 5))}, r"policy_state: got float64\[3, 5\], expected numbers\[T/S, 2"),
+    "memory cuts": ({"policy_state": np.ones((3, 2))}, "cut_state: its tree"),
+    "global state": ({"global_state": np.ones((3, 3))}, "3 env copies do not divide 2 lanes"),
+    "context": ({"context": np.ones((3, 2))}, r"context: expected \(table"),
+    "context index": ({"context": (np.ones(2), np.full((3, 2), 2))}, "integers from 0 to 1"),
+    "episode lane": ({"episodes": [EpisodeRecord(1.0, 1, 2, 0)]}, "is not an EpisodeRecord of one of 2 lanes"),
+    "episode keys": ({"episodes": [{"reward": 1.0}]}, "episodes: .* is not an EpisodeRecord"),
 }
 
 
 @pytest.mark.parametrize("case", REJECTED)
 def test_wrong_data_are_rejected_with_a_reason(case):
-    change, words = REJECTED[case]
-    given = data()
-    change(given)
+    changes, words = REJECTED[case]
     with pytest.raises(RolloutError, match=words):
-        Rollout.from_dict(given)
+        Rollout.from_dict(data(**changes))
+
+
+def test_a_rollout_is_made_from_a_mapping_with_the_required_fields():
+    with pytest.raises(RolloutError, match="lacks actions; required are observations"):
+        Rollout.from_dict({name: array for name, array in data().items() if name != "actions"})
     with pytest.raises(RolloutError, match="not from list"):
-        Rollout.from_dict(list(given))
+        Rollout.from_dict(list(data()))
 
 
 # validate
