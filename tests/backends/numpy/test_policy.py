@@ -8,39 +8,32 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, encode_observations, flatten_actions, fresh_weights
-from inchworm.config.sections import PolicyConfig
+from doubles.learners import NUMPY
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, encode_observations, flatten_actions
 from inchworm.core.errors import InchwormError, SpaceError
 from inchworm.core.types import Minibatch
 from inchworm.policy.layout import action_layout, observation_layout
-from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-
-SMALL = PolicyConfig(hidden_sizes=(4,))
-
-
-def policy_of(observation_space, action_space, config=SMALL, seed=0):
-    return NumpyPolicy(PolicySpec(observation_space, action_space, config), seed=seed)
 
 
 def test_predict_gives_an_action_of_the_space():
     rng = np.random.default_rng(0)
-    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=4))
+    policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=4))
     action = policy.predict([0.1, 0.2])
     assert type(action) is int
     assert action in (4, 5, 6)
     space = spaces.Dict({"go": spaces.Box(-1, 1, (2,)), "what": spaces.Discrete(2), "where": spaces.Tuple([spaces.MultiDiscrete([2, 3])])})
-    policy = policy_of(spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "k": spaces.Discrete(4)}), space)
+    policy = NUMPY.policy(spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "k": spaces.Discrete(4)}), space)
     for deterministic in (True, False):
         assert space.contains(policy.predict({"x": np.zeros(1, np.float32), "k": 3}, deterministic=deterministic, rng=rng))
     space = spaces.Box(-1, 1, (), np.float32)  # without axes the action still is an array
-    action = policy_of(spaces.Box(-1, 1, (2,)), space).predict(np.zeros(2, np.float32))
+    action = NUMPY.policy(spaces.Box(-1, 1, (2,)), space).predict(np.zeros(2, np.float32))
     assert isinstance(action, np.ndarray)
     assert action in space
 
 
 def test_predict_is_greedy_by_default():
-    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
+    policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (1,)))
     assert {float(policy.predict(np.zeros(2, np.float32))[0]) for _ in range(5)} == {0.0}
     sampled = {float(policy.predict(np.zeros(2, np.float32), deterministic=False)[0]) for _ in range(5)}
     assert len(sampled) > 1
@@ -49,10 +42,10 @@ def test_predict_is_greedy_by_default():
 
 
 def test_predict_refuses_other_observations():
-    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     with pytest.raises(SpaceError, match=r"observation of shape \(2,\) for one observation, not \(3,\)"):
         policy.predict([0.0, 0.0, 0.0])
-    policy = policy_of(spaces.Dict({"x": spaces.Box(-1, 1, (2,))}), spaces.Discrete(2))
+    policy = NUMPY.policy(spaces.Dict({"x": spaces.Box(-1, 1, (2,))}), spaces.Discrete(2))
     with pytest.raises(SpaceError, match="x is missing or wrong"):
         policy.predict({"y": np.zeros(2)})
     with pytest.raises(SpaceError, match="x is missing or wrong"):
@@ -61,14 +54,14 @@ def test_predict_refuses_other_observations():
 
 def test_predict_obeys_the_mask():
     space = spaces.Dict({"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
-    policy = policy_of(space, spaces.Discrete(3))
+    policy = NUMPY.policy(space, spaces.Discrete(3))
     for legal in range(3):
         mask = np.eye(3, dtype=np.int8)[legal]
         assert policy.predict({"observation": np.zeros(2, np.float32), "action_mask": mask}) == legal
 
 
 def test_weights_that_do_not_fit_are_refused_by_name():
-    policy = policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     weights = policy.get_weights()
     with pytest.raises(InchwormError, match=r"actor\.head\.weight has shape"):
         policy.set_weights({**weights, "actor.head.weight": np.zeros((3, 4), np.float32)})
@@ -80,12 +73,11 @@ def test_weights_that_do_not_fit_are_refused_by_name():
 
 def test_convolutions_are_refused():
     with pytest.raises(SpaceError, match="torch backend"):
-        policy_of(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), PolicyConfig(kind="cnn"))
+        NUMPY.policy(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), kind="cnn")
 
 
 def test_acting_and_evaluating_leave_statistics_alone():
-    config = PolicyConfig(hidden_sizes=(4,), normalize_observations=True, normalize_values=True)
-    policy = policy_of(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), config)
+    policy = NUMPY.policy(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), normalize_observations=True, normalize_values=True)
     rollout = create_fake_rollout(policy.spec.observation_space, policy.spec.action_space, 5, 2)
     policy.update_statistics(rollout, np.ones((5, 2), np.float32))
     before = policy.get_weights()
@@ -96,8 +88,8 @@ def test_acting_and_evaluating_leave_statistics_alone():
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
-    spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), SMALL)
-    first, again, other = (fresh_weights(spec, seed) for seed in (1, 1, 2))
+    spec = NUMPY.policy().spec
+    first, again, other = (NumpyPolicy(spec, seed=seed).get_weights() for seed in (1, 1, 2))
     np.testing.assert_equal(again, first)
     assert (first["actor.0.weight"] != other["actor.0.weight"]).any()
 
@@ -105,7 +97,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
 def test_what_a_policy_did_stays_what_it_was_when_it_acts_again():
     """Callers keep steps: nothing that leaves the policy is written again, and the observation is only read."""
     for action_space in (spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)):
-        policy = policy_of(spaces.Box(-1, 1, (2,)), action_space, PolicyConfig(hidden_sizes=(4,), normalize_observations=True))
+        policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), action_space, normalize_observations=True)
         rng = np.random.default_rng(0)
         observations = rng.standard_normal((5, 2), np.float32)
         seen = observations.copy()
@@ -119,7 +111,7 @@ def test_what_a_policy_did_stays_what_it_was_when_it_acts_again():
 
 
 def test_two_threads_may_act_with_one_policy():
-    policy = policy_of(spaces.Box(-1, 1, (16,)), spaces.Box(-1, 1, (3,), np.float32), PolicyConfig(hidden_sizes=(64, 64)))
+    policy = NUMPY.policy(spaces.Box(-1, 1, (16,)), spaces.Box(-1, 1, (3,), np.float32), hidden_sizes=(64, 64))
     batches = [np.random.default_rng(seed).standard_normal((200, 16), np.float32) for seed in (1, 2)]
 
     def act(rows):
@@ -135,7 +127,7 @@ def test_two_threads_may_act_with_one_policy():
 @pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (3,), np.float32)], ids=["choice", "Gaussians"])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
 def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
-    policy = policy_of(spaces.Box(-3, 3, (4,)), space, PolicyConfig(hidden_sizes=(9, 8), activation=activation))
+    policy = NUMPY.policy(spaces.Box(-3, 3, (4,)), space, hidden_sizes=(9, 8), activation=activation)
     observations = np.random.default_rng(1).uniform(-3, 3, (6, 7, 4)).astype(np.float32)  # [L, N, 4]
     steps = [policy.act(rows, (), np.ones(7, bool), np.random.default_rng(2)) for rows in observations]
     nothing = np.zeros((6, 7), np.float32)
