@@ -97,6 +97,13 @@ def test_what_the_environment_gets_lies_in_its_space(backend, case):
         assert case.action_space.contains(action), action
 
 
+def test_log_std_is_bounded_under_tanh(backend):
+    spec = PolicySpec(spaces.Box(-2, 2, (3,)), spaces.Box(-1, 1, (1,)), PolicyConfig(action_bounds="tanh", log_std_init=4.0))
+    policy = backend.policy(spec, fresh_weights(spec, 0))
+    draws = policy.act(np.zeros((4000, 3), np.float32), (), np.ones(4000, bool), np.random.default_rng(0)).actions
+    assert draws.std() == pytest.approx(np.exp(2.0), rel=0.05)  # not e^4
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
 @pytest.mark.parametrize("shared_trunk", [False, True])
 @pytest.mark.parametrize("hidden_sizes", [(), (5,), (6, 4)])
