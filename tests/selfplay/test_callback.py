@@ -13,7 +13,7 @@ from inchworm.collect.actors import RandomActor
 from inchworm.collect.opponents import OpponentVectorEnv
 from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
-from inchworm.evaluate.evaluator import MatchEvaluator, make_evaluator
+from inchworm.evaluate.evaluator import make_evaluator
 from inchworm.policy.file import save_policy
 from inchworm.selfplay.callback import (
     LadderCallback,
@@ -314,7 +314,6 @@ def test_self_play_resumes_bit_for_bit(tmp_path):
 def test_evaluation_is_the_same_each_time_and_from_both_sides():
     config = skirmish_config("self_play")
     with make_evaluator(config.env, config) as evaluator:
-        assert isinstance(evaluator, MatchEvaluator)
         env = evaluator.vector_env
         assert isinstance(env, OpponentVectorEnv)
         assert env.lanes.tolist() == [0, 1, 6, 7]  # side 0 of copy 0, side 1 of copy 1

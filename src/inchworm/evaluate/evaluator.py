@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,10 +27,14 @@ class PolicyEvaluator:
     the policy's normaliser statistics are not updated.
     """
 
-    def __init__(self, env: Any = None, config: EvalConfig | None = None) -> None:
-        """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`."""
+    def __init__(self, env: Any = None, config: EvalConfig | None = None, *, wrap: Callable[[VectorEnv], VectorEnv] | None = None) -> None:
+        """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`.
+
+        `wrap` is applied to the environments when they are made, for example to add an opponent.
+        """
         self.config = config or EvalConfig()
         self._source = None if env is None else env_source(env)
+        self._wrap = wrap
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
 
@@ -76,11 +80,9 @@ class PolicyEvaluator:
         if self._played is None:
             if self._source.kind != "vector":
                 self._made = make_world(self._source, self.config.num_envs, self.config.seed)
-            self._played = self._with_opponent(self._source.given if self._made is None else self._made)
+            env = self._source.given if self._made is None else self._made
+            self._played = env if self._wrap is None else self._wrap(env)
         return self._played
-
-    def _with_opponent(self, env: VectorEnv) -> VectorEnv:
-        return env
 
     def close(self) -> None:
         """Close the environments that were made here; the next evaluation makes new ones."""
@@ -113,23 +115,18 @@ def evaluate_policy(
         return evaluator.evaluate(policy, episodes, seeds=seeds)
 
 
-class MatchEvaluator(PolicyEvaluator):
-    """Scores a policy against an opponent in an environment with two teams; see `evaluation_opponent`."""
+def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
+    """Make the evaluator of a run's policy; a run with opponents is scored against its `evaluation_opponent`."""
+    opponent = evaluation_opponent(config)
+    if opponent is None:
+        return PolicyEvaluator(source, config.evaluation)
 
-    def __init__(self, env: Any, config: TrainingConfig) -> None:
-        super().__init__(env, config.evaluation)
-        self._training = config
-
-    def _with_opponent(self, env: VectorEnv) -> VectorEnv:
-        config = self._training
+    def add_opponent(env: VectorEnv) -> VectorEnv:
         lanes = own_lanes(env, config)
-        actor = make_actor(str(evaluation_opponent(config)), env.action_space, config.env.id, config.env.kwargs)
+        actor = make_actor(opponent, env.action_space, config.env.id, config.env.kwargs)
         return OpponentVectorEnv(env, actor, lanes, seed=config.evaluation.seed)
 
-
-def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
-    """Make the evaluator of a run's policy."""
-    return PolicyEvaluator(source, config.evaluation) if config.opponent.mode == "none" else MatchEvaluator(source, config)
+    return PolicyEvaluator(source, config.evaluation, wrap=add_opponent)
 
 
 def evaluation_opponent(config: TrainingConfig) -> str | None:

@@ -62,10 +62,17 @@ def ratings_svg(book: RatingBook) -> str:
     upper = [(scale.x(entry.env_steps), scale.y(entry.rating.interval95[1])) for entry in book.history]
     lower = [(scale.x(entry.env_steps), scale.y(entry.rating.interval95[0])) for entry in reversed(book.history)]
     middle = [(scale.x(entry.env_steps), scale.y(entry.rating.mu)) for entry in book.history]
+    axes = [f'<text x="{_LEFT - 8:.0f}" y="14" text-anchor="end">rating</text>']
+    for level in _ticks(scale.low, scale.high):
+        axes.append(f'<text x="{_LEFT - 8:.0f}" y="{scale.y(level) + 4:.1f}" text-anchor="end">{level:g}</text>')
+        axes.append(_line(scale.y(level), 'stroke="#888" stroke-opacity="0.3"'))
+    below = f'y="{_HEIGHT - _BOTTOM + 18:.0f}" text-anchor="middle"'
+    axes += [f'<text x="{scale.x(steps):.1f}" {below}>{steps:,.0f}</text>' for steps in _ticks(0.0, scale.last)]
+    axes.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 6:.0f}" text-anchor="middle">env steps</text>')
     return "".join(
         [
             f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" aria-label="rating over env steps">',
-            _axes(scale),
+            *axes,
             *[_line(scale.y(rating.mu), f'stroke="{_FIXED}" stroke-dasharray="6 4"') for rating in book.anchors.values()],
             f'<polygon points="{_points(upper + lower)}" fill="{_POLICY}" opacity="0.2"/>',
             f'<polyline points="{_points(middle)}" fill="none" stroke="{_POLICY}" stroke-width="2"/>',
@@ -74,17 +81,6 @@ def ratings_svg(book: RatingBook) -> str:
             "</svg>",
         ]
     )
-
-
-def _axes(scale: _Scale) -> str:
-    parts = [f'<text x="{_LEFT - 8:.0f}" y="14" text-anchor="end">rating</text>']
-    for level in _ticks(scale.low, scale.high):
-        parts.append(f'<text x="{_LEFT - 8:.0f}" y="{scale.y(level) + 4:.1f}" text-anchor="end">{level:g}</text>')
-        parts.append(_line(scale.y(level), 'stroke="#888" stroke-opacity="0.3"'))
-    below = f'y="{_HEIGHT - _BOTTOM + 18:.0f}" text-anchor="middle"'
-    parts += [f'<text x="{scale.x(steps):.1f}" {below}>{steps:,.0f}</text>' for steps in _ticks(0.0, scale.last)]
-    parts.append(f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 6:.0f}" text-anchor="middle">env steps</text>')
-    return "".join(parts)
 
 
 def _ticks(low: float, high: float) -> list[float]:
