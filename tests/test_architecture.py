@@ -70,9 +70,19 @@ def test_import_inchworm_imports_nothing_heavy() -> None:
     assert imported_by("import inchworm; dir(inchworm)").isdisjoint({"torch", "jax", "gymnasium", "numpy", "pydantic", "rich"})
 
 
+COLLECT = """
+from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, RolloutCollector, evaluate_policy, make_vector_env
+env = make_vector_env("CartPole-v1", 2)
+policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()))
+rollout = RolloutCollector(env, policy).collect(8)
+assert rollout.num_valid == 16
+"""
+
+
 @pytest.mark.parametrize(
     "code",
     [
+        COLLECT,
         "import inchworm.env.workers.program",
         "from inchworm import NumpyPolicy, RolloutCollector, Rollout, make_vector_env, evaluate_policy, load_policy, PolicyEvaluator",
         "from inchworm import PPOTrainer, compute_advantages, functional_training_loop",
@@ -80,17 +90,6 @@ def test_import_inchworm_imports_nothing_heavy() -> None:
     ],
 )
 def test_acting_and_collecting_import_no_learning_framework(code: str) -> None:
-    assert imported_by(code).isdisjoint({"torch", "jax"})
-
-
-def test_collecting_with_a_built_in_policy_runs_without_a_learning_framework() -> None:
-    code = """
-from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, RolloutCollector, evaluate_policy, make_vector_env
-env = make_vector_env("CartPole-v1", 2)
-policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()))
-rollout = RolloutCollector(env, policy).collect(8)
-assert rollout.num_valid == 16
-"""
     assert imported_by(code).isdisjoint({"torch", "jax"})
 
 

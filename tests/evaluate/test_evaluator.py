@@ -1,5 +1,6 @@
 """A world whose episodes are known from their seeds: seed s gives s % 7 + 1 steps of reward s % 5 each."""
 
+import contextlib
 from typing import Any
 
 import gymnasium as gym
@@ -163,21 +164,15 @@ def test_atari_is_scored_by_whole_games_and_true_rewards() -> None:
     from inchworm.env.make import make_env
 
     trained = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=2, max_episode_steps=50)
-    scored = for_evaluation(trained, 2)
-    env = make_env(scored)
-    try:
-        chain = repr(env)
+    with contextlib.closing(make_env(for_evaluation(trained, 2))) as env:
         assert env.observation_space.shape == (2, 84, 84)
-        assert "TransformReward" not in chain
+        assert "TransformReward" not in repr(env)
         env.reset(seed=0)
-        rng = np.random.default_rng(0)
-        lives, steps, over = set(), 0, False
+        rng, lives, steps, over = np.random.default_rng(0), set(), 0, False
         while not over:
             _, _, terminated, truncated, info = env.step(rng.integers(0, 4))
             lives.add(info["lives"])
             steps, over = steps + 1, terminated or truncated
-    finally:
-        env.close()
     assert steps == 50  # the limit counts the agent's steps
     assert len(lives) > 1  # a life was lost on the way, and the game went on
 

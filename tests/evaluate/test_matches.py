@@ -158,17 +158,12 @@ def test_the_world_may_be_a_config_an_id_or_its_rules() -> None:
     assert by_id == by_rules
 
 
-def test_the_heuristic_itself_is_as_good_as_the_heuristic() -> None:
+def test_the_heuristic_is_as_good_as_itself_and_better_than_a_weaker_one() -> None:
     stats, _ = evaluate_vs_heuristic(HeuristicPolicy(RULES), WORLD, 10)
     # both sides play the same way in a world that looks the same from either: each pair is a win and a loss, or two draws
     assert stats.win_rate == 0.5
     assert stats.infos["win"].reshape(-1, 2).sum(1).tolist() == [1.0] * 5
-
-
-def test_a_weaker_heuristic_loses_more() -> None:
-    full, _ = evaluate_vs_heuristic(HeuristicPolicy(RULES), WORLD, 40)
     weak, _ = evaluate_vs_heuristic(HeuristicPolicy(RULES), WORLD, 40, skill=0.0)
-    assert full.win_rate == 0.5
     assert weak.win_rate is not None
     assert weak.win_rate > 0.8
 

@@ -174,7 +174,7 @@ def test_worlds_without_two_teams_are_refused():
 
 def test_a_missing_package_is_reported_first(monkeypatch):
     monkeypatch.setitem(sys.modules, "openskill.models", None)
-    with pytest.raises(MissingExtraError):
+    with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[marl\]"'):
         make_opponent(config_of("self_play", rating_interval=5), *SPACES)
     make_opponent(config_of("self_play"), *SPACES)
 

@@ -1,14 +1,12 @@
 """Ratings: who wins rises, more games say more, fixed players stand still, and games are played in pairs."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from doubles.teams import Always, Counter, Teams
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.core.errors import ConfigError, EnvError
 from inchworm.selfplay.callback import RatingGames
-from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, calibrate, rate, rating_model
+from inchworm.selfplay.ratings import Rating, RatingBook, RatingEntry, calibrate, rate
 
 FIXED = {"weak": Rating(15.0, 1.5), "strong": Rating(35.0, 1.5)}
 
@@ -32,12 +30,6 @@ def test_fixed_players_are_put_in_order_by_games_among_themselves():
     ratings = calibrate(["a", "b", "c"], [("a", "b", 0.0), ("a", "c", 0.0), ("b", "c", 0.0)] * 10)
     assert ratings["a"].mu < ratings["b"].mu < ratings["c"].mu
     assert calibrate(["alone"], []) == {"alone": Rating()}
-
-
-def test_a_missing_package_is_answered_with_the_line_to_type(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openskill.models", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[marl\]"'):
-        rating_model()
 
 
 def test_a_book_is_restored():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from doubles.browser import Browser
+from doubles.browser import Browser, find_browser
 from doubles.replays import PWNED, hostile_replay, long_replay, skirmish_replay, small_replay
 from inchworm.worlds.replay import replay_page
 from inchworm.worlds.skirmish import SkirmishConfig
@@ -46,9 +47,13 @@ class Page:
         return list(self.browser.value(f"{script}({x}, {y})"))
 
 
-@pytest.fixture
-def page(browser: Browser) -> Page:
-    return Page(browser)
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: the page was not tried in a browser")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as browser:
+        yield Page(browser)
 
 
 def show(page: Page, replay: dict[str, Any], directory: Path, **options: Any) -> None:

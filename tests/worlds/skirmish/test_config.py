@@ -34,12 +34,6 @@ def test_what_is_wrong_is_said(fields: dict[str, object], message: str) -> None:
         SkirmishConfig(**fields)
 
 
-def test_lists_are_taken_as_plain_data_has_them() -> None:
-    config = SkirmishConfig(units=["heavy", "scout"])
-    assert config.units == ("heavy", "scout")
-    assert SkirmishConfig.from_dict(config.to_dict()) == config
-
-
 def test_classes_keep_float32_exact() -> None:
     """Lengths on the lattice, whole damage: what the world's exactness rests on."""
     for kind in CLASSES.values():
@@ -72,6 +66,9 @@ def test_the_native_world_needs_no_pettingzoo() -> None:
     assert done.stdout.endswith('pip install "inchworm[marl]"')
 
 
-def test_a_vector_env_takes_a_config_or_its_fields() -> None:
-    with SkirmishVectorEnv(SkirmishConfig(units=("scout",)), 1) as one, SkirmishVectorEnv({"units": ["scout"]}, 1) as two:
-        assert one.config == two.config
+def test_a_config_or_plain_data_with_its_fields() -> None:
+    config = SkirmishConfig(units=["heavy", "scout"])
+    assert config.units == ("heavy", "scout")
+    assert SkirmishConfig.from_dict(config.to_dict()) == config
+    with SkirmishVectorEnv(config, 1) as one, SkirmishVectorEnv({"units": ["heavy", "scout"]}, 1) as two:
+        assert one.config == two.config == config
