@@ -73,11 +73,8 @@ def test_errors_become_exit_codes_and_one_line(
     assert capsys.readouterr().err == (f"inchworm: {error}\n" if isinstance(error, Exception) else "")
     assert main(["train", "--debug"]) == code
     assert ("Traceback" in capsys.readouterr().err) == isinstance(error, Exception)
-
-
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, raising(ZeroDivisionError("ours")))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # a defect keeps its traceback
         main(["train"])
 
 
@@ -149,7 +146,7 @@ def test_a_signal_that_other_code_turned_into_an_error_still_interrupts(monkeypa
     assert main(["train"]) == 143
 
 
-def test_other_signals_go_to_the_current_handler_of_ctrl_c() -> None:
+def test_other_signals_go_to_the_current_handler_of_ctrl_c_and_ignored_ones_stay_ignored() -> None:
     pressed: list[int] = []
     with terminable():
         signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))  # as training does
@@ -157,11 +154,7 @@ def test_other_signals_go_to_the_current_handler_of_ctrl_c() -> None:
         signal.raise_signal(signal.SIGHUP)
     assert pressed == [signal.SIGINT, signal.SIGINT]
     assert exit_code() == 143
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
     try:
         with terminable():
             signal.raise_signal(signal.SIGHUP)

@@ -67,7 +67,4 @@ def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) 
 def test_wrong_use_is_one_line(refused: Any, run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "file").touch()
     refused(message, *arguments)
-
-
-def test_a_file_that_is_not_a_rollout_is_a_failure_in_one_line(refused: Any, run: Path) -> None:
     refused("policy.safetensors", "learn", "small", run / "policy.safetensors", code=1)
