@@ -137,7 +137,7 @@ class OpponentConfig(ConfigBase):
 
 
 def read_opponent(name: str) -> tuple[Literal["random", "heuristic"], float]:
-    """Return the kind and the skill that an opponent's name stands for."""
+    """Return the kind and the skill of an opponent by its name."""
     kind, colon, text = name.partition(":")
     if name == "random":
         return "random", 0.0
