@@ -41,8 +41,14 @@ class LocalCopies:
         self.action_space = self.copies[0].action_space
         self.global_state_space = self.copies[0].global_state_space
         self.lanes_per_copy: int = self.copies[0].num_lanes
-        self._split_lanes = make_split(self.action_space)
-        self._split: Callable[[Tree], list[Any]] = self._split_teams if isinstance(self.copies[0], TeamCopy) else self._split_lanes
+        split, width = make_split(self.action_space), self.lanes_per_copy
+
+        def split_teams(actions: Tree) -> list[Any]:
+            """Actions [N * k, *act] as N lists of the k agents'."""
+            lanes = split(actions)
+            return [lanes[first : first + width] for first in range(0, len(lanes), width)]
+
+        self._split: Callable[[Tree], list[Any]] = split_teams if isinstance(self.copies[0], TeamCopy) else split
 
     def _add(self, make: Callable[[], Env], index: int) -> None:
         try:
@@ -64,11 +70,6 @@ class LocalCopies:
         if self.copies and _kind(copy) != _kind(self.copies[0]):
             raise EnvError(f"lane {copy.lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
         self.copies.append(copy)
-
-    def _split_teams(self, actions: Tree) -> list[Any]:
-        """Actions [N * k, *act] as N lists of the k agents'."""
-        lanes, width = self._split_lanes(actions), self.lanes_per_copy
-        return [lanes[first : first + width] for first in range(0, len(lanes), width)]
 
     def allocate(self, num_copies: int, buffer: Any = None) -> tuple[StepRows, int]:
         """Allocate rows for `num_copies` copies like these; also returns the bytes that a buffer for them needs."""

@@ -57,6 +57,17 @@ def put_legal_actions(space: Space, observations: Tree, rng: np.random.Generator
             row[lane] = part
 
 
+def random_actions(env: LaneVectorEnv, rng: np.random.Generator, seconds: float) -> Iterator[Tree]:
+    """Random legal actions of all lanes [B, *act] for what they show now, for some seconds; one at least."""
+    actions, lanes = zeros(env.action_space, (env.num_lanes,)), range(env.num_lanes)
+    until = time.perf_counter() + seconds
+    while True:
+        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, actions, lanes)
+        yield map_tree(np.copy, actions)
+        if time.perf_counter() > until:
+            return
+
+
 _BEFORE, _SAVED, _AFTER = 8, 16, 32
 """Steps of each earlier episode, of the restored episode, and after restoring it."""
 
@@ -88,11 +99,11 @@ def _try(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
     rng = np.random.default_rng(0)
     for _ in range(0 if once else 2):  # earlier episodes must not leave traces
         env.reset()
-        _play(env, _random_actions(env, rng), _BEFORE)
+        _play(env, random_actions(env, rng, _SECONDS), _BEFORE)
     env.reset()
-    _play(env, _random_actions(env, rng), _SAVED)
+    _play(env, random_actions(env, rng, _SECONDS), _SAVED)
     state = env.state_dict()
-    actions, first = _play(env, _random_actions(env, rng), _AFTER)
+    actions, first = _play(env, random_actions(env, rng, _SECONDS), _AFTER)
     other = env if once else make()
     other.load_state_dict(state)
     if not other.exact:
@@ -100,17 +111,6 @@ def _try(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
     _, second = _play(other, iter(actions), len(actions))
     differs = [step for step, (one, two) in enumerate(zip(first, second), 1) if one != two]
     return f"a restored episode differs {differs[0]} steps later" if differs else None
-
-
-def _random_actions(env: LaneVectorEnv, rng: np.random.Generator) -> Iterator[Tree]:
-    """Random legal actions of one copy [B, *act], for as long as the clock allows; one at least."""
-    actions, lanes = zeros(env.action_space, (env.num_lanes,)), range(env.num_lanes)
-    until = time.perf_counter() + _SECONDS
-    while True:
-        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, actions, lanes)
-        yield map_tree(np.copy, actions)
-        if time.perf_counter() > until:
-            return
 
 
 def _play(env: LaneVectorEnv, actions: Iterator[Tree], steps: int) -> tuple[list[Tree], list[list[bytes]]]:

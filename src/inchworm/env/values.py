@@ -5,7 +5,6 @@ Values are never broadcast or guessed: a value has the shape and kind of its spa
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import warnings
@@ -199,7 +198,20 @@ def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
     elif isinstance(space, spaces.Tuple):
         parts = {index: make_put(inner, (*path, index), what) for index, inner in enumerate(space.spaces)}
     else:
-        return functools.partial(_put_leaf, f"{what}{_at(path)}")
+
+        def put_leaf(value: Any, rows: np.ndarray) -> None:
+            if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
+                rows[...] = value  # the usual case, in the least time; what `is` misses is checked below
+                return
+            array = np.asarray(value)
+            if array.shape != rows.shape:
+                raise SpaceError(f"{what}{_at(path)} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
+            try:
+                np.copyto(rows, array, casting="same_kind")
+            except TypeError:
+                raise SpaceError(f"{what}{_at(path)} have dtype {array.dtype}, but the space has {rows.dtype}") from None
+
+        return put_leaf
 
     def put(value: Any, rows: Any) -> None:
         if not isinstance(value, dict | tuple) or len(value) != len(parts):
@@ -212,19 +224,6 @@ def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
             put_part(part, rows[key])
 
     return put
-
-
-def _put_leaf(what: str, value: Any, rows: np.ndarray) -> None:
-    if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
-        rows[...] = value  # the usual case, in the least time; what `is` misses is checked below
-        return
-    array = np.asarray(value)
-    if array.shape != rows.shape:
-        raise SpaceError(f"{what} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
-    try:
-        np.copyto(rows, array, casting="same_kind")
-    except TypeError:
-        raise SpaceError(f"{what} have dtype {array.dtype}, but the space has {rows.dtype}") from None
 
 
 def _at(path: Path) -> str:

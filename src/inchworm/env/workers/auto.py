@@ -5,6 +5,7 @@ The choice affects only the speed: the results of a run are the same with any nu
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -16,14 +17,12 @@ from typing import Any
 import numpy as np
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.spaces import zeros
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
 from inchworm.env.registry import vectorised
 from inchworm.env.restore import Env
 from inchworm.env.source import InProcessVectorEnv, env_source
-from inchworm.env.step_arrays import map_tree
-from inchworm.env.trial import put_legal_actions
+from inchworm.env.trial import random_actions
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -121,11 +120,8 @@ def step_seconds(make: Callable[[], Env]) -> float:
     rng = np.random.default_rng(0)
     measured: list[tuple[float, bool]] = []  # (seconds, did an episode end)
     with InProcessVectorEnv(make, 1) as env:
-        step, buffer = env.reset(), zeros(env.action_space, (env.num_lanes,))
-        until = time.perf_counter() + _MEASURE_SECONDS
-        while len(measured) < _WARM_UP_STEPS + _MEASURE_STEPS and time.perf_counter() < until:
-            put_legal_actions(env.action_space, step.observations, rng, buffer, range(env.num_lanes))
-            actions = map_tree(np.copy, buffer)
+        env.reset()
+        for actions in itertools.islice(random_actions(env, rng, _MEASURE_SECONDS), _WARM_UP_STEPS + _MEASURE_STEPS):
             began = time.perf_counter()
             step = env.step(actions)
             measured.append((time.perf_counter() - began, bool(step.ended)))
