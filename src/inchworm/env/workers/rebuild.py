@@ -19,8 +19,8 @@ import numpy as np
 
 from inchworm.core.errors import WorkerError, WorkerRestartWarning
 from inchworm.env.episodes import EpisodeLedger, RunningEpisode
-from inchworm.env.restore import pack_tree
-from inchworm.env.step_arrays import StepRows, tree_leaves
+from inchworm.env.restore import pack_tree, shown_arrays
+from inchworm.env.step_arrays import StepRows
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message
 from inchworm.env.workers.process import WorkerDied, WorkerProcess
@@ -162,31 +162,28 @@ class _WorkerRows:
     """A copy of one worker's rows, to compare with what its replacement writes there."""
 
     def __init__(self, rows: StepRows, worker: WorkerProcess) -> None:
-        self._worker = worker
-        lanes, copies = slice(worker.lanes.start, worker.lanes.stop), slice(worker.copies.start, worker.copies.stop)
-        observed = [*tree_leaves(rows.observations), *([rows.valid, rows.joined] if worker.lanes_per_copy > 1 else [])]
-        self._observed = [array[lanes] for array in observed] + [array[copies] for array in tree_leaves(rows.global_state)]
+        self._worker, lanes = worker, slice(worker.lanes.start, worker.lanes.stop)
+        self._shown = [shown_arrays(rows, copy) for copy in worker.copies]  # views, [own copies][arrays]
+        self._bytes = self._read()
         self._results = [rows.rewards[lanes], rows.terminated[lanes], rows.truncated[lanes]]
-        self._observed_bytes = [self._bytes(array) for array in self._observed]  # [own copies, bytes] each
         self._saved_results = [array.copy() for array in self._results]
 
-    def _bytes(self, array: np.ndarray) -> np.ndarray:
-        """A copy as [own copies, bytes] u8."""
-        return np.frombuffer(array.tobytes(), np.uint8).reshape(self._worker.num_copies, -1)
+    def _read(self) -> list[np.ndarray]:
+        """What the copies show now, as bytes: [own copies][n] u8."""
+        return [np.frombuffer(b"".join(array.tobytes() for array in shown), np.uint8) for shown in self._shown]
 
     def check_same(self, episodes: list[RunningEpisode]) -> None:
         """Check that the replayed copies show the observations that this copy holds."""
-        for episode in episodes:
-            place = episode.job.copy - self._worker.copies.start
-            if any((self._bytes(now)[place] != then[place]).any() for now, then in zip(self._observed, self._observed_bytes)):
-                raise _diverged(episode.job.copy * self._worker.lanes_per_copy, "a different observation")
+        now, first = self._read(), self._worker.copies.start
+        for copy in (episode.job.copy for episode in episodes):
+            if (now[copy - first] != self._bytes[copy - first]).any():
+                raise _diverged(copy * self._worker.lanes_per_copy, "a different observation")
 
     def check_between(self, before: _WorkerRows) -> None:
         """Check that each byte of this copy, taken when the worker died in a step, is from `before` that step or from now, after it."""
-        for now, then, old in zip(self._observed, self._observed_bytes, before._observed_bytes):
-            odd = ((then != old) & (then != self._bytes(now))).any(1)  # [own copies]
-            if odd.any():
-                raise _diverged((self._worker.copies.start + int(odd.argmax())) * self._worker.lanes_per_copy, "a different observation")
+        for copy, now, then, old in zip(self._worker.copies, self._read(), self._bytes, before._bytes):
+            if ((then != old) & (then != now)).any():
+                raise _diverged(copy * self._worker.lanes_per_copy, "a different observation")
 
     def restore_results(self) -> None:
         """Restore the rewards and flags of the last step, which the replay has overwritten and the caller may not have read yet."""
