@@ -154,7 +154,7 @@ def restore_generators(state: Mapping[str, Any]) -> None:
 
 @contextmanager
 def last_save() -> Iterator[None]:
-    """Turn an error of the disk into one that says what is left: nothing saves again after it."""
+    """Turn an `OSError` of the last save into an error that names what is left and what to do."""
     try:
         yield
     except OSError as error:
@@ -356,10 +356,9 @@ class Saver:
     def save_snapshot(self, taken: TrainerState | None) -> None:
         """After an interruption within an iteration: write the last snapshot, unless a later state has been written."""
         self.wait()
-        if self.directory is None or taken is None or taken.iteration <= self._saved_iteration:
-            return
-        with last_save():
-            self.prepare(taken)()
+        if self.directory is not None and taken is not None and taken.iteration > self._saved_iteration:
+            with last_save():
+                self.prepare(taken)()
 
     def finalize(self, wait: bool) -> None:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""

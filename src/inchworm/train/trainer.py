@@ -45,7 +45,7 @@ NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrai
 
 
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
-    """The collector of a run; a pool of opponents among the environments is told whose past versions it keeps."""
+    """Create the collector of a run, and bind a pool of opponents in the environments to its policy."""
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
     collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length)
     bind_pool(env, collector.policy)
