@@ -30,6 +30,13 @@ def frozen(step):
     return copy.deepcopy(step)
 
 
+def reset_and_step(env, steps):
+    """Reset and take steps with the action 0."""
+    env.reset()
+    for _ in range(steps):
+        env.step(np.zeros(env.num_lanes, int))
+
+
 def run(env, steps, seed=0):
     """A fresh run of random legal steps: all EnvSteps, the reset's first."""
     env.reset()

@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from doubles.crashing import ignores_sigterm, kill, sleeps, workers
-from doubles.stepping import assert_equal_steps, continue_run, frozen, run
+from doubles.stepping import assert_equal_steps, continue_run, frozen, reset_and_step, run
 from doubles.toys import Corridor, Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError, WorkerError
@@ -60,12 +60,6 @@ def raises(error):
         raise error
 
     return fault
-
-
-def reset_and_step(env, steps):
-    env.reset()
-    for _ in range(steps):
-        env.step(np.zeros(env.num_lanes, int))
 
 
 def play(make, num_envs, num_workers):

@@ -27,7 +27,7 @@ from doubles.crashing import (
     sleeps,
     workers,
 )
-from doubles.stepping import assert_equal_steps, continue_run, frozen, random_actions, run
+from doubles.stepping import assert_equal_steps, continue_run, frozen, random_actions, reset_and_step, run
 from doubles.toys import Counter
 from inchworm.core.errors import EnvError, WorkerError, WorkerRestartWarning
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv
@@ -237,27 +237,18 @@ def test_kills_at_random_moments_change_nothing():
 # ---- what cannot be rebuilt
 
 
-class OtherObservations(Counter):
-    """Observations depend on the process, rewards do not: only the observation reveals a wrong replay."""
+class Different(Counter):
+    """Differs in one thing from the environments of other processes: in observations, rewards, or length."""
 
-    def _observe(self):
-        return super()._observe() + (os.getpid() % 1000 + 1 if self.steps else 0)
-
-
-class OtherRewards(Counter):
-    """Rewards depend on the process."""
+    def __init__(self, what, marker):
+        self.shift = 1 if marker.exists() else 0
+        self.what = what
+        marker.touch()
+        super().__init__(length=6 if what == "length" and self.shift else 50)
 
     def step(self, action):
         observation, reward, *rest = super().step(action)
-        return observation, reward + os.getpid() % 1000, *rest
-
-
-class OtherLength(Counter):
-    """Episodes end earlier in any process but the first."""
-
-    def __init__(self, marker):
-        super().__init__(length=6 if marker.exists() else 50)
-        marker.touch()
+        return observation + self.shift * (self.what == "observation"), reward + self.shift * (self.what == "reward"), *rest
 
 
 def die_idle(env):
@@ -283,21 +274,21 @@ def die_before_options(env):
 
 @pytest.mark.filterwarnings("ignore::inchworm.core.errors.WorkerRestartWarning")
 @pytest.mark.parametrize("die", [die_idle, die_after_an_unread_step, die_before_options])
-def test_a_replay_with_other_results_ends_the_run(die, tmp_path):
-    cases = [
-        (lambda: OtherObservations(length=50), "a different observation"),
-        (lambda: OtherRewards(length=50), "return and length"),
-        (lambda: OtherLength(tmp_path / "made"), r"return and length \(15.0, 5\) instead of \(45.0, 9\)"),
-    ]
-    for make, words in cases:
-        with WorkerVectorEnv(make, 1, 1) as env:
-            env.reset()
-            for _ in range(9):
-                env.step(np.zeros(1, int))
-            with pytest.raises(WorkerError, match=f"cannot rebuild lane 0.*gave {words}"):
-                die(env)
-            with pytest.raises(EnvError):
-                env.step(np.zeros(1, int))
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("observation", "a different observation"),
+        ("reward", r"return and length \(54.0, 9\) instead of \(45.0, 9\)"),
+        ("length", r"return and length \(15.0, 5\) instead of \(45.0, 9\)"),
+    ],
+)
+def test_a_replay_with_other_results_ends_the_run(die, what, words, tmp_path):
+    with WorkerVectorEnv(lambda: Different(what, tmp_path / "made"), 1, 1) as env:
+        reset_and_step(env, 9)
+        with pytest.raises(WorkerError, match=f"cannot rebuild lane 0.*gave {words}"):
+            die(env)
+        with pytest.raises(EnvError):
+            env.step(np.zeros(1, int))
 
 
 def test_a_team_with_other_members_ends_the_run(tmp_path):
@@ -312,9 +303,7 @@ def test_a_team_with_other_members_ends_the_run(tmp_path):
 
 def test_an_episode_that_is_too_long_to_replay_ends_the_run():
     with WorkerVectorEnv(lambda: Counter(length=500), 1, 1, max_replay_steps=10) as env:
-        env.reset()
-        for _ in range(200):
-            env.step(np.zeros(1, int))
+        reset_and_step(env, 200)
         kill(env, 0)
         with pytest.raises(WorkerError, match=r"lane 0 .*200 steps.*collect.max_replay_steps=10"):
             env.step(np.zeros(1, int))
