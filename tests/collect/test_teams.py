@@ -180,17 +180,12 @@ def test_a_central_critic_values_a_successor_as_the_row_that_it_becomes(seen: li
         row += count
 
 
-def test_a_global_state_that_is_not_finite_stops_the_run():
+@pytest.mark.parametrize(("at", "what"), [(3, "the global state"), (6, "the final global state")])
+def test_a_global_state_that_is_not_finite_stops_the_run(at: int, what: str):
     class Bad(Comings):
-        at = 3
-
         def state(self):
-            return super().state() + np.array([0, np.inf if self._now == self.at else 0, 0], np.float32)
+            return super().state() + np.array([0, np.inf if self._now == at else 0, 0], np.float32)
 
-    class BadEnd(Bad):
-        at = 6
-
-    for kind, words in ((Bad, "the global state of lane 0 is not finite"), (BadEnd, "the final global state of lane 0 is not finite")):
-        collector = RolloutCollector(make_vector_env(kind, 2, global_state=True), Memory())
-        with pytest.raises(BadNumberError, match=words):
-            collector.collect(8)
+    collector = RolloutCollector(make_vector_env(Bad, 2, global_state=True), Memory())
+    with pytest.raises(BadNumberError, match=f"{what} of lane 0 is not finite"):
+        collector.collect(8)

@@ -231,8 +231,8 @@ def test_describe_gives_plain_data() -> None:
     with SkirmishVectorEnv({"units": ["scout", "heavy"]}, 2, seed=1) as env:
         env.reset()
         world, frame = env.describe(1), env.frame(1)
-    assert (world["game"], world["width"], world["height"], world["teams"]) == ("Skirmish-v0", 16.0, 12.0, ["blue", "red"])
-    assert world["zone"] == {"x": 8.0, "y": 6.0, "radius": 2.5}
+    expected = {"game": "Skirmish-v0", "width": 16.0, "height": 12.0, "teams": ["blue", "red"], "zone": {"x": 8.0, "y": 6.0, "radius": 2.5}}
+    assert world | expected == world
     assert [(unit["team"], unit["kind"]) for unit in world["units"]] == [(0, "scout"), (0, "heavy"), (1, "scout"), (1, "heavy")]
     assert len(world["walls"]) == 6
     assert all(0 <= x0 < x1 <= 16 and 0 <= y0 < y1 <= 12 for x0, y0, x1, y1 in world["walls"])
