@@ -16,6 +16,7 @@ from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.seeding import restore_stream, stream_state
 from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
@@ -47,15 +48,16 @@ def copied(values, theirs):
     return {our: values[their] for our, their in peer_names() if their in theirs}
 
 
-def ours_and_theirs(action_space):
+def ours_and_theirs(action_space, config=CONFIG):
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import configure
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     peer = PPO(
-        "MlpPolicy", DummyVecEnv([lambda: SpacesEnv(SEEN, action_space)] * LANES), n_steps=STEPS, batch_size=STEPS * LANES, n_epochs=1,
-        learning_rate=CONFIG.learning_rate, gamma=CONFIG.gamma, gae_lambda=CONFIG.gae_lambda, clip_range=CONFIG.clip_coef,
-        vf_coef=CONFIG.vf_coef / 2, ent_coef=CONFIG.ent_coef, max_grad_norm=CONFIG.max_grad_norm, seed=1, device="cpu",
+        "MlpPolicy", DummyVecEnv([lambda: SpacesEnv(SEEN, action_space)] * LANES), n_steps=STEPS, n_epochs=config.update_epochs,
+        batch_size=STEPS * LANES // config.num_minibatches, learning_rate=config.learning_rate, gamma=config.gamma,
+        gae_lambda=config.gae_lambda, clip_range=config.clip_coef, vf_coef=config.vf_coef / 2, ent_coef=config.ent_coef,
+        max_grad_norm=config.max_grad_norm, seed=1, device="cpu",
     )  # fmt: skip
     peer.set_logger(configure(None, []))
     with torch.no_grad():
@@ -150,3 +152,32 @@ def test_one_update_is_the_same(action_space):
         if their in theirs:
             torch.testing.assert_close(mine[our].grad, theirs[their].grad, rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
             torch.testing.assert_close(mine[our], theirs[their], rtol=0, atol=1e-5, msg=lambda text, our=our: f"{our}: {text}")
+
+
+@pytest.mark.parametrize("action_space", [spaces.Discrete(4), spaces.Box(-1, 1, (2,))], ids=["discrete", "box"])
+def test_a_thousand_adam_steps_stay_the_same(action_space, monkeypatch):
+    config = CONFIG.replace(learning_rate=3e-4, update_epochs=10, num_minibatches=4)
+    policy, peer = ours_and_theirs(action_space, config)
+    learner = PPOOptimizer(policy, config, device="cpu")
+    shuffles = restore_stream(stream_state(learner._stream))
+
+    def permutation(count):
+        """Our next shuffle in their order of samples: ours are step after step, theirs lane after lane."""
+        steps, lanes = np.divmod(shuffles.permutation(count), LANES)
+        return lanes * STEPS + steps
+
+    monkeypatch.setattr(np.random, "permutation", permutation)
+    initial = {their: tensor.detach().clone() for their, tensor in peer.policy.named_parameters()}
+    for update in range(25):
+        rollout = rollout_of(policy, seed=update)
+        fill(peer, rollout)
+        learner.update(rollout)
+        peer.train()
+    theirs, mine = dict(peer.policy.named_parameters()), policy.get_weights()
+    assert int(learner.moments()["step"]) == 25 * 10 * 4 == 1000
+    for our, their in peer_names():
+        if their in theirs:
+            expected = theirs[their].detach()
+            assert (expected - initial[their]).norm() > 0.05 * initial[their].norm()  # the weights have moved
+            error = (torch.from_numpy(mine[our]) - expected).norm() / expected.norm()
+            assert error < 1e-5, our
