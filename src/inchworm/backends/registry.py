@@ -31,51 +31,39 @@ class Backend(Protocol):
 
     def make_policy(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
         """A policy that can be trained. Its attributes `backend` and `builtin` are the backend's name and True."""
-        ...
 
     def make_learner(self, policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
         """The learner of a policy."""
-        ...
 
     def compute_advantages(self, policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
         """See `compute_advantages`."""
-        ...
 
     def acting_policy(self, policy: Policy) -> Actor:
         """See `acting_policy`."""
-        ...
 
     def threads(self, count: int) -> contextlib.AbstractContextManager[None]:
         """Use `count` CPU threads inside."""
-        ...
 
     def num_threads(self) -> int | None:
         """The current number of CPU threads; None where it cannot be changed."""
-        ...
 
     def cpu_capability(self) -> str | None:
         """The vector instructions in use, which decide the last bits of a result; None if unknown."""
-        ...
 
     def generator_state(self) -> Any:
         """The state of the framework's global random generator, as plain data."""
-        ...
 
     def restore_generator(self, state: Any) -> None:
         """Restore what `generator_state` returned."""
-        ...
 
     def to_array(self, value: object) -> np.ndarray | None:
         """A copy of one of the framework's tensors as an array; None for anything else."""
-        ...
 
     def from_array(self, array: np.ndarray) -> Any:
         """A copy of an array as one of the framework's tensors."""
-        ...
 
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
-        ...
 
 
 def register_backend(name: str, module: str) -> None:
