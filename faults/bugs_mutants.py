@@ -35,7 +35,7 @@ _TESTS = {
     "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py conformance/test_learner.py train/test_profile.py",
     "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",
-    "policy/memory.py": "policy/test_memory.py conformance/test_memory.py",
+    "policy/layout.py": "policy/test_layout.py policy/test_memory.py conformance/test_memory.py",
     "backends/numpy/memory.py": "conformance/test_memory.py policy/test_memory.py",
     "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_trainer.py",
     "backends/numpy/policy.py": (

@@ -28,7 +28,7 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.types import Minibatch
 from inchworm.env.source import make_vector_env
-from inchworm.policy.memory import MemoryLayout
+from inchworm.policy.layout import MemoryLayout
 from inchworm.policy.spec import PolicySpec
 
 KINDS = ("lstm", "gru")

@@ -10,7 +10,7 @@ from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
-from inchworm.policy.memory import MemoryLayout
+from inchworm.policy.layout import MemoryLayout
 from inchworm.policy.spec import PolicySpec
 
 SEEN, ACTED = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)

@@ -1,6 +1,7 @@
-"""How trees of observations and actions become the vectors that networks read and write (steps 4 and 8 of 9).
+"""How trees of observations and actions become the vectors that networks read and write, and the form of a memory (steps 4 and 8 of 9).
 
-A layout is a list of parts with offsets. The encoders of every backend follow the same list, so that they cannot diverge.
+The layout of an observation or action is a list of parts with offsets. The encoders of every backend follow the same list, so that they
+cannot diverge.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.core.errors import SpaceError
+from inchworm.core.errors import InchwormError, SpaceError
 from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, path_name, split_mask
 from inchworm.core.types import Array, Tree
 
@@ -247,3 +248,56 @@ def _observation_part(path: Path, space: Space, offset: int, convolutions: bool)
     return ObservationPart(
         path=path, kind="one_hot", shape=shape, size=sum(sizes), offset=offset, sizes=sizes, starts=tuple(int(s) for s in starts)
     )
+
+
+MEMORY_KINDS = ("lstm", "gru")
+"""The values of `policy.kind` with a memory."""
+GATES = {"lstm": 4, "gru": 3}
+"""Blocks of rows in each weight, in torch's order: input, forget, cell, output; reset, update, new."""
+FORGET_GATE = 1
+"""Its position among the LSTM's gates."""
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """A stack of recurrent layers, each reading the output of the one below."""
+
+    kind: Literal["lstm", "gru"]
+    inputs: int
+    """Width of the first layer's input."""
+    size: int
+    """Width of every layer's state."""
+    layers: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts of the state, each [B, layers, size]."""
+        return ("hidden", "cell") if self.kind == "lstm" else ("hidden",)
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Every weight's name and shape: [gates * size, inputs] and [gates * size]."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        rows = GATES[self.kind] * self.size
+        for layer in range(self.layers):
+            for part, width in (("input", self.size if layer else self.inputs), ("state", self.size)):
+                shapes |= {f"memory.{layer}.{part}.weight": (rows, width), f"memory.{layer}.{part}.bias": (rows,)}
+        return shapes
+
+    def empty(self, num_lanes: int, dtype: Any = np.float32) -> dict[str, np.ndarray]:
+        """The initial state of lanes: zeros."""
+        return {name: np.zeros((num_lanes, self.layers, self.size), dtype) for name in self.names}
+
+    def refusal(self, state: Tree, num_lanes: int) -> InchwormError:
+        """The error for a state that does not fit this memory."""
+        wanted = f"{{{', '.join(self.names)}}}, each [{num_lanes}, {self.layers}, {self.size}]"
+        found = {name: np.shape(leaf) for name, leaf in state.items()} if isinstance(state, dict) else repr(state)[:80]
+        return InchwormError(
+            f"the policy has a memory ({self.kind}), so its state must be {wanted}, not {found}; begin with "
+            f"policy.initial_state({num_lanes}) and pass on the state of each PolicyStep"
+        )
+
+    def fits(self, state: Tree, leading: tuple[int, ...]) -> bool:
+        """Whether a tree has the form of this memory's state, with these leading axes."""
+        shape = (*leading, self.layers, self.size)
+        return isinstance(state, dict) and state.keys() == set(self.names) and all(np.shape(leaf) == shape for leaf in state.values())

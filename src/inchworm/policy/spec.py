@@ -26,9 +26,12 @@ from inchworm.core.spaces import (
     space_to_dict,
 )
 from inchworm.core.types import Tree
-from inchworm.policy import memory
 from inchworm.policy.layout import (
+    FORGET_GATE,
+    GATES,
+    MEMORY_KINDS,
     ActionLayout,
+    MemoryLayout,
     ObservationLayout,
     ObservationPart,
     action_layout,
@@ -36,7 +39,6 @@ from inchworm.policy.layout import (
     has_image,
     observation_layout,
 )
-from inchworm.policy.memory import MemoryLayout
 
 LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
@@ -75,7 +77,7 @@ class PolicySpec:
     @cached_property
     def observations(self) -> ObservationLayout:
         """How an observation becomes the network's input."""
-        remembers = self.config.kind in memory.KINDS
+        remembers = self.config.kind in MEMORY_KINDS
         return observation_layout(
             self.observation_space, convolutions=self.config.kind == "cnn" or (remembers and has_image(self.observation_space))
         )
@@ -102,7 +104,7 @@ class PolicySpec:
     def memory(self) -> MemoryLayout | None:
         """The memory that actor and critic share; None for a policy without memory."""
         config = self.config
-        if config.kind not in memory.KINDS:
+        if config.kind not in MEMORY_KINDS:
             return None
         inputs = _width(self.input_size, config.hidden_sizes) if self.memory_is_last else self.input_size
         kind: Any = config.kind
@@ -111,7 +113,7 @@ class PolicySpec:
     @cached_property
     def memory_is_last(self) -> bool:
         """Whether the memory comes right before the heads; the hidden layers before it are then a shared trunk."""
-        return self.config.kind in memory.KINDS and self.config.memory_place == "after"
+        return self.config.kind in MEMORY_KINDS and self.config.memory_place == "after"
 
     def image_name(self, part: ObservationPart) -> str:
         """The prefix of the weights of an image's convolutions."""
@@ -244,13 +246,13 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
             weights[name] = np.zeros(shape, np.float32)
         else:
             is_memory = name.startswith("memory.")
-            gates = memory.GATES[spec.config.kind] if is_memory else 1
+            gates = GATES[spec.config.kind] if is_memory else 1
             gain = 1.0 if is_memory else {"actor.head.weight": 0.01, "critic.head.weight": 1.0}.get(name, float(np.sqrt(2)))
             block = (shape[0] // gates, *shape[1:])
             weights[name] = np.concatenate([_orthogonal(block, gain, stream) for _ in range(gates)])
     if spec.memory is not None and spec.memory.kind == "lstm" and spec.config.orthogonal_init:
         for layer in range(spec.memory.layers):  # open forget gates: it remembers at first (Jozefowicz et al. 2015, section 2.2)
-            gate = slice(memory.FORGET_GATE * spec.memory.size, (memory.FORGET_GATE + 1) * spec.memory.size)
+            gate = slice(FORGET_GATE * spec.memory.size, (FORGET_GATE + 1) * spec.memory.size)
             weights[f"memory.{layer}.input.bias"][gate] = 1
     return weights
 

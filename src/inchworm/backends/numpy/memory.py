@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from inchworm.core.types import Array, Tree
-from inchworm.policy.memory import MemoryLayout
+from inchworm.policy.layout import MemoryLayout
 
 
 class Memory:

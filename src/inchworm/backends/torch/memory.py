@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from inchworm.core.types import Tree
-from inchworm.policy.memory import MemoryLayout
+from inchworm.policy.layout import MemoryLayout
 from inchworm.rollout.sequences import insert_reset_rows
 
 
