@@ -35,11 +35,7 @@ class Masks:
 
     @classmethod
     def find(
-        cls,
-        observation_space: Space,
-        action_space: Space,
-        method: Callable[[str], Any],
-        probe: Callable[[], Iterable[Any]],
+        cls, observation_space: Space, action_space: Space, method: Callable[[str], Any], probe: Callable[[], Iterable[Any]]
     ) -> Self | None:
         """Where the masks come from; None if there are none.
 

@@ -60,10 +60,7 @@ def check_masks(subject: Subject, rollout: Rollout, findings: Findings) -> None:
         hot = [np.eye(size, dtype=np.int8)[chosen[..., place]] for place, size in enumerate(mask_sizes(space))]
         return np.concatenate(hot, -1)
 
-    masks = (
-        optree.tree_map(np.ones_like, rollout.observations[MASK_KEY]),
-        build_tree(mask_space(subject.env.action_space), only_taken),
-    )
+    masks = (optree.tree_map(np.ones_like, rollout.observations[MASK_KEY]), build_tree(mask_space(subject.env.action_space), only_taken))
     free, bound = (
         subject.tools.evaluated(
             subject.policy, dataclasses.replace(rollout, observations={**rollout.observations, MASK_KEY: mask})

@@ -30,15 +30,7 @@ import numpy as np
 
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
-from inchworm.core.tensor_file import (
-    make_directory,
-    read_bytes,
-    read_json,
-    remove_temporaries,
-    sync_directory,
-    untrusted,
-    write_atomically,
-)
+from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"

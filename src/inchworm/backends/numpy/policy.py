@@ -119,13 +119,7 @@ class NumpyPolicy(Predicts):
         return () if self._memory is None else self._memory.empty(num_lanes)
 
     def act(
-        self,
-        observations: Tree,
-        state: Tree,
-        episode_starts: Array,
-        rng: np.random.Generator,
-        *,
-        deterministic: bool = False,
+        self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
         """One action per lane, without running the critic. Where an episode starts, the lane's memory is reset first."""
         rows, _ = self.encode(observations, 1)

@@ -34,12 +34,7 @@ def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | P
 
     run = config.run
     return PPOOptimizer(
-        policy,
-        config.ppo,
-        device=run.device,
-        seed=run.seed,
-        total_timesteps=run.total_timesteps,
-        dump_directory=dump_directory,
+        policy, config.ppo, device=run.device, seed=run.seed, total_timesteps=run.total_timesteps, dump_directory=dump_directory
     )
 
 

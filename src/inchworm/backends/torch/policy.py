@@ -82,13 +82,7 @@ class TorchPolicy(Predicts, nn.Module):
         return self._memory.layout.empty(num_lanes, np.float64 if self.log_std.dtype == torch.float64 else np.float32)
 
     def act(
-        self,
-        observations: Tree,
-        state: Tree,
-        episode_starts: Array,
-        rng: np.random.Generator,
-        *,
-        deterministic: bool = False,
+        self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
         """One action per lane; sampling is done in NumPy, as in every backend."""
         self._set_training(False)
