@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from inchworm.config.reading import LegacyNameWarning
-from inchworm.config.sections import CollectConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import CollectConfig, EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 
 OLDER = {
     "clip_coef": ["clip_range", "clip_epsilon"],
     "update_epochs": ["n_epochs", "epochs_per_update"],
-    "vf_coef": ["value_coef"],
     "ent_coef": ["entropy_coef"],
     "learning_rate": ["lr"],
     "rollout_steps": ["n_steps", "rollout_length"],
@@ -33,6 +32,52 @@ def test_an_older_name_is_accepted_from_plain_data_with_a_warning(old: str, new:
         PPOConfig.from_dict({old: 1, new: 1})
     with pytest.raises(ConfigError, match="unknown config key"):
         PPOConfig(**{old: 1})
+
+
+def test_value_coef_weighs_a_loss_without_the_half() -> None:
+    # c * mean(error^2) there is vf_coef * mean(error^2) / 2 here, so vf_coef = 2c
+    with pytest.warns(LegacyNameWarning, match=r"^value_coef=0.5 is called vf_coef=1.0 here, .* 1/2; accepted$"):
+        assert PPOConfig.from_dict({"value_coef": 0.5}).vf_coef == 1.0
+    for data in ({"ppo": {"value_coef": 0.25}}, {"trainer": {"value_coef": 0.25}}, {"value_coef": 0.25}):
+        with pytest.warns(LegacyNameWarning, match=r"ppo.value_coef=0.25 is called ppo.vf_coef=0.5 here"):
+            assert TrainingConfig.from_dict(data).ppo.vf_coef == 0.5
+    for value in ("0.5", True, None):
+        with pytest.raises(ConfigError, match=f"value_coef={value!r} must be a number"):
+            PPOConfig.from_dict({"value_coef": value})
+    with pytest.raises(ConfigError, match="value_coef and vf_coef are the same setting; keep vf_coef"):
+        PPOConfig.from_dict({"value_coef": 0.5, "vf_coef": 1.0})
+
+
+EPISODES = {"max_episodes": 1000, "max_steps_per_episode": 500, "eval_frequency": 50, "eval_episodes": 10}
+EPISODES_PPO = {
+    "learning_rate": 3e-4, "clip_epsilon": 0.2, "gamma": 0.99, "gae_lambda": 0.95, "entropy_coef": 0.01, "value_coef": 0.5,
+    "max_grad_norm": 0.5, "epochs_per_update": 10, "batch_size": 64, "minibatch_size": 64,
+}  # fmt: skip
+SAME_PPO = PPOConfig(update_epochs=10, vf_coef=1.0, rollout_steps=64, minibatch_size=64)
+
+
+def test_the_table_of_a_trainer_of_episodes() -> None:
+    with pytest.warns(LegacyNameWarning) as caught:
+        config = TrainingConfig.from_dict({**EPISODES, **EPISODES_PPO})
+    assert config == TrainingConfig(
+        env=EnvConfig(num_envs=1, max_episode_steps=500),  # it has one environment
+        ppo=SAME_PPO,
+        evaluation=EvalConfig(interval=50, episodes=10),
+        run=RunConfig(max_episodes=1000, total_timesteps=500_000),  # 1000 episodes of at most 500 steps
+    )
+    messages = " ".join(str(warning.message) for warning in caught)
+    changed = {*EPISODES, *EPISODES_PPO} - {"minibatch_size"}
+    assert all(f"{name} is called" in messages or f"{name}=" in messages for name in changed)
+    with pytest.warns(LegacyNameWarning):
+        assert TrainingConfig.from_dict({**EPISODES_PPO, "env": {"num_envs": 4}}).ppo.rollout_steps == 16
+    with pytest.warns(LegacyNameWarning):
+        config = TrainingConfig.from_dict({"max_episodes": 7, "log_frequency": 3, "run": {"total_timesteps": 50}})
+    assert (config.run.max_episodes, config.run.total_timesteps, config.run.log_interval) == (7, 50, 3)
+
+
+def test_the_table_of_ppo_alone_is_for_one_environment() -> None:
+    with pytest.warns(LegacyNameWarning, match="batch_size is called rollout_steps here, for one environment"):
+        assert PPOConfig.from_dict(EPISODES_PPO) == SAME_PPO
 
 
 @pytest.mark.parametrize("value, expected", [(True, "minibatch"), (False, "off")])
@@ -87,6 +132,11 @@ def test_an_older_whole_config() -> None:
         ({"ppo": {"clip_range": 0.1, "clip_epsilon": 0.1}}, "are the same setting"),
         ({"collect": {"groups": True}}, "collect.groups=True is not supported"),
         ({"collect": {"groups": 2}}, "collect.groups=2 is not supported: .* delete it"),
+        ({"max_episodes": 10, "target_reward": 195.0}, "target_reward=195.0 is not supported: .* callback"),
+        ({"enable_mlflow": True}, "enable_mlflow=True is not supported: .* trackers"),
+        ({"max_episodes": "x", "max_steps_per_episode": 500}, "run.max_episodes='x'"),
+        ({"gamma": 0.9, "ppo": {"gamma": 0.9}}, "gamma and ppo.gamma are the same setting; keep ppo.gamma"),
+        ({"clip_epsilon": 0.1, "env": 3}, "env"),
         (None, "mapping"),
         ([("ppo", {})], "mapping"),
     ],

@@ -23,7 +23,32 @@ _PPO = {
     "tbptt_chunk_length": "sequence_length",
     "bptt_horizon": "sequence_length",
 }
-_TRAINER = {"total_timesteps": "run", "checkpoint_interval": "run", "seed": "run", "device": "run"}
+_MOVED = {
+    "total_timesteps": ("run", "total_timesteps"),
+    "checkpoint_interval": ("run", "checkpoint_interval"),
+    "seed": ("run", "seed"),
+    "device": ("run", "device"),
+    "evaluate_interval": ("evaluation", "interval"),
+    "max_episodes": ("run", "max_episodes"),
+    "max_steps_per_episode": ("env", "max_episode_steps"),
+    "eval_frequency": ("evaluation", "interval"),
+    "eval_episodes": ("evaluation", "episodes"),
+    "log_frequency": ("run", "log_interval"),
+}
+"""Settings of a trainer outside `ppo`: the section and the name that they have here."""
+
+_OF_PPO = (*_PPO, "norm_adv", "batch_size", "minibatch_size", "learning_rate", "gamma", "gae_lambda", "max_grad_norm")
+"""Names by which a table without sections means `ppo`."""
+
+_ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")
+"""Names of a trainer that has one environment, so that its batch is the steps of that one."""
+
+_NO_SETTING = {
+    "target_reward": "no setting stops a run at a target; use a callback",
+    "convergence_window": "no setting stops a run at a target; use a callback",
+    "early_stopping_patience": "no setting stops a run at a target; use a callback",
+    "enable_mlflow": "no setting turns it on; give trackers= to PPOTrainer",
+}
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
 
@@ -43,13 +68,21 @@ def _ppo(data: Mapping[str, Any], reports: list[str], where: str = "", lanes: An
     """Translate the section `ppo`. With `lanes` (copies of the environment), transitions per update become steps."""
     modern: dict[str, Any] = {}
     for key, value in data.items():
-        name, amount = _PPO.get(key, key), ""
+        name = _PPO.get(key, key)
+        old, amount, why = f"{where}{key}", "", ""  # for the report
         if key == "norm_adv":
             if not isinstance(value, bool):
                 raise ConfigError(f"{where}norm_adv={value!r} must be true or false; it is called {where}normalize_advantages here")
             name, value = "normalize_advantages", "minibatch" if value else "off"
+        elif key == "value_coef":
+            if type(value) not in (int, float):
+                raise ConfigError(f"{where}value_coef={value!r} must be a number; it is half of {where}vf_coef here")
+            old, value = f"{old}={value}", 2 * value
+            amount, why = f"={value}", ", because the value loss has a factor 1/2"
         elif key == "batch_size" and "minibatch_size" not in data:
             name = "minibatch_size"
+        elif key == "batch_size" and lanes is None and not data.keys().isdisjoint(_ONE_ENV):
+            name, why = "rollout_steps", ", for one environment: divide it by their number if there are more"
         elif key == "batch_size":
             if type(value) is not int or type(lanes) is not int or lanes < 1 or value % lanes:
                 raise ConfigError(
@@ -60,7 +93,7 @@ def _ppo(data: Mapping[str, Any], reports: list[str], where: str = "", lanes: An
         if name in modern or (name != key and name in data):
             raise ConfigError(f"{where}{key} and {where}{name} are the same setting; keep {where}{name}")
         if name != key:
-            reports.append(f"{where}{key} is called {where}{name}{amount} here; accepted")
+            reports.append(f"{old} is called {where}{name}{amount} here{why}; accepted")
         modern[name] = value
     return modern
 
@@ -77,7 +110,7 @@ def _without_groups(collect: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
-    """Translate a whole config: move `experiment_name`, `agent` and `trainer` to their sections."""
+    """Translate a whole config: move `experiment_name`, `agent`, `trainer` and a table without sections to their sections."""
     modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     agent, trainer = modern.pop("agent", {}), modern.pop("trainer", {})
     moves: list[tuple[str, str, str, Any]] = []  # old name, section, name, value
@@ -93,9 +126,12 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
             moves.append(("agent.hidden_size", "policy", "hidden_sizes", [value, value]))
         else:
             raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
-    for key, value in trainer.items():
-        section, name = ("evaluation", "interval") if key == "evaluate_interval" else (_TRAINER.get(key, "ppo"), key)
-        moves.append((f"trainer.{key}", section, name, value))
+    table = {key: modern.pop(key) for key in list(modern) if key in (*_MOVED, *_OF_PPO, *_NO_SETTING)}
+    for where, settings in (("", table), ("trainer.", trainer)):
+        for key, value in settings.items():
+            if key in _NO_SETTING:
+                raise ConfigError(f"{where}{key}={value!r} is not supported: {_NO_SETTING[key]}, as docs/migration.md shows; remove it")
+            moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), value))
     for old, section, name, value in moves:
         target = modern.setdefault(section, {})
         if not isinstance(target, dict):
@@ -104,9 +140,25 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
             raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
         target[name] = value
         reports.append(f"{old} is called {section}.{name} here; accepted")
+    if not {*table, *trainer}.isdisjoint(_ONE_ENV):
+        _complete_episodes(modern, reports)
     if isinstance(modern.get("collect"), dict):
         modern["collect"] = _without_groups(modern["collect"])
     if isinstance(modern.get("ppo"), dict):
         env = modern.get("env")
         modern["ppo"] = _ppo(modern["ppo"], reports, "ppo.", env.get("num_envs", 8) if isinstance(env, dict) else 8)
     return modern
+
+
+def _complete_episodes(modern: dict[str, Any], reports: list[str]) -> None:
+    """Set what a trainer of one environment implies: `env.num_envs=1`, and enough `run.total_timesteps` for all of its episodes."""
+    env, run = modern.setdefault("env", {}), modern.get("run", {})
+    if isinstance(env, dict) and "num_envs" not in env:
+        env["num_envs"] = 1
+        reports.append("env.num_envs=1 is set, because that trainer has one environment; give env.num_envs for more")
+    if not isinstance(env, dict) or not isinstance(run, dict) or "total_timesteps" in run:
+        return
+    episodes, steps = run.get("max_episodes"), env.get("max_episode_steps")
+    if type(episodes) is int and type(steps) is int:
+        run["total_timesteps"] = episodes * steps
+        reports.append(f"run.total_timesteps={episodes * steps} is set: {episodes} episodes of at most {steps} steps")
