@@ -26,26 +26,16 @@ from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 class Samples:
     """Samples as the learner reads them: [L, N] sequences laid flat, n = L · N."""
 
-    inputs: np.ndarray
-    """[n, F] encoded and normalised observations"""
-    choices: np.ndarray
-    """[G, n]"""
-    gaussians: np.ndarray
-    """[D, n]"""
-    mask: np.ndarray | None
-    """[C, n], or None where every choice is legal"""
-    log_probs: np.ndarray
-    """[n] of the behaviour policy"""
-    advantages: np.ndarray
-    """[n]"""
-    returns: np.ndarray
-    """[n]"""
-    values: np.ndarray
-    """[n] before the update"""
-    valid: np.ndarray | None
-    """[n] bool, or None where every sample is valid"""
-    length: int
-    """L"""
+    inputs: np.ndarray  # [n, F] encoded and normalised observations
+    choices: np.ndarray  # [G, n]
+    gaussians: np.ndarray  # [D, n]
+    mask: np.ndarray | None  # [C, n], or None where every choice is legal
+    log_probs: np.ndarray  # [n] of the behaviour policy
+    advantages: np.ndarray  # [n]
+    returns: np.ndarray  # [n]
+    values: np.ndarray  # [n] before the update
+    valid: np.ndarray | None  # [n] bool, or None where every sample is valid
+    length: int  # L
     minibatch: Callable[[], Minibatch]
     """The same samples as [L, N] sequences, for custom losses and for people; made on demand."""
 

@@ -80,46 +80,26 @@ NO_TEAM = 2
 class ArenaState:
     """E arenas with two teams of n units."""
 
-    walls: Array
-    """[2 (centre, half size), 2 (x, y), W, E] f32, in either team's frame."""
-    spawns: Array
-    """[2 (x, y), n, E] f32: starting positions, the same for both teams."""
-    places: Array
-    """[2 (x, y), 2, n, E] f32"""
-    headings: Array
-    """[2, n, E] int: the facing in HEADINGS-ths of a turn, counterclockwise from +x."""
-    facings: Array
-    """[2 (x, y), 2, n, E] f32: the same as a unit vector."""
-    health: Array
-    """[2, n, E] f32 whole numbers; 0 is dead."""
-    alive: Array
-    """[2, n, E] bool"""
-    cooldowns: Array
-    """[2, n, E] f32: steps until the weapon is ready."""
-    scores: Array
-    """[2, E] f32: steps that each team held the zone alone."""
-    holds: Array
-    """[2, E] bool: which team held the zone alone in the last step."""
-    steps: Array
-    """[E] f32"""
-    observations: Array
-    """[D, 2, n, E] f32"""
-    mask: Array
-    """[choices, 2, n, E] bool: the action masks."""
-    shots: Array
-    """[2, n, E] int: 1 + the enemy that was shot at in the last step, or 0."""
-    hits: Array
-    """[2, n, E] bool: whether that shot hit."""
-    died: Array
-    """[2, n, E] bool: units that died in the last step."""
-    rewards: Array
-    """[component, 2, n, E] f32: of the last step."""
-    reward_sums: Array
-    """[component, 2, n, E] f64: of the episode."""
-    winners: Array
-    """[E] int: 0, 1 or NO_TEAM."""
-    reasons: Array
-    """[E] int: how the game ended, an index of REASONS; 0 while it is running."""
+    walls: Array  # [2 (centre, half size), 2 (x, y), W, E] f32, in either team's frame
+    spawns: Array  # [2 (x, y), n, E] f32: starting positions, the same for both teams
+    places: Array  # [2 (x, y), 2, n, E] f32
+    headings: Array  # [2, n, E] int: the facing in HEADINGS-ths of a turn, counterclockwise from +x
+    facings: Array  # [2 (x, y), 2, n, E] f32: the same as a unit vector
+    health: Array  # [2, n, E] f32 whole numbers; 0 is dead
+    alive: Array  # [2, n, E] bool
+    cooldowns: Array  # [2, n, E] f32: steps until the weapon is ready
+    scores: Array  # [2, E] f32: steps that each team held the zone alone
+    holds: Array  # [2, E] bool: which team held the zone alone in the last step
+    steps: Array  # [E] f32
+    observations: Array  # [D, 2, n, E] f32
+    mask: Array  # [choices, 2, n, E] bool: the action masks
+    shots: Array  # [2, n, E] int: 1 + the enemy that was shot at in the last step, or 0
+    hits: Array  # [2, n, E] bool: whether that shot hit
+    died: Array  # [2, n, E] bool: units that died in the last step
+    rewards: Array  # [component, 2, n, E] f32: of the last step
+    reward_sums: Array  # [component, 2, n, E] f64: of the episode
+    winners: Array  # [E] int: 0, 1 or NO_TEAM
+    reasons: Array  # [E] int: how the game ended, an index of REASONS; 0 while it is running
 
     def copy_from(self, other: ArenaState, theirs: Sequence[int], arenas: Sequence[int]) -> None:
         """Copy the arenas `theirs` of another state into these."""
