@@ -1,7 +1,5 @@
 """For all tests: signals as a terminal has them. Who starts the suite in the background has some ignored, and children inherit that."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

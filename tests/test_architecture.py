@@ -1,7 +1,5 @@
 """The architecture as tests: who may import what, what is public, and that a data point walks in a straight line."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

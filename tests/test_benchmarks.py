@@ -1,7 +1,5 @@
 """The benchmarks' own arithmetic: statistics against tables, curves and pages against hand-made ones; and the regression guard."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import shutil

@@ -7,8 +7,6 @@ BLAS and the versions of NumPy and torch: hashes are recorded for each such mach
     python tests/test_bits.py
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

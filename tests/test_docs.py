@@ -1,7 +1,5 @@
 """Tests of the documentation: Python blocks run, commands parse, links resolve, generated pages are up to date."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

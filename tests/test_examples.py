@@ -1,7 +1,5 @@
 """Every example runs, from its own file, with tiny settings; and each is listed here, so that none is forgotten."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """One thread for every test of a backend: on arrays this small, more of them only wait for each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

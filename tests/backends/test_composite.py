@@ -1,7 +1,5 @@
 """Several policies that learn, each from its own lanes: exactly as alone, and together in the trainer."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of an update that every backend shares, and the losses of users: what they get, how they are logged, what is refused."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import replace

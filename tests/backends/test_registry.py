@@ -1,7 +1,5 @@
 """The backend registry: which policy acts, which learner learns, and on how many threads."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Flags over the config's fields; wrong use is one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`inchworm check-env` and `inchworm check-policy`: problems are listed and make the exit code 1; wrong use is one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

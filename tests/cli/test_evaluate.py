@@ -1,7 +1,5 @@
 """`inchworm evaluate` and `inchworm match`: scores as the library computes them; wrong use is one line."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

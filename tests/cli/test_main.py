@@ -1,7 +1,5 @@
 """The entry point: every outcome is an exit code and a clear line; signals at any moment."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

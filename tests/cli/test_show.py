@@ -1,7 +1,5 @@
 """`inchworm config`, `inchworm replay` and `inchworm version`."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import signal

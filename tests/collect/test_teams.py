@@ -1,7 +1,5 @@
 """Rollouts of teams: invalid rows are not counted, cuts are the true successors, and credit flows past a death with a global state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

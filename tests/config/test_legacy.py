@@ -1,7 +1,5 @@
 """Names of older trainers, accepted from plain data."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

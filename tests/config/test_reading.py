@@ -1,7 +1,5 @@
 """Config files: strict YAML that is read back unchanged; names and paths."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configs: strict, frozen, documented; what is wrong is named in one line."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """What every conformance case runs on: each backend as one object, and every kind of space as one case."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace

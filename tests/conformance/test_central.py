@@ -1,7 +1,5 @@
 """A central critic, the same in every backend: what it reads, what it does not, and which agents get credit."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

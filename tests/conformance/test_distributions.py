@@ -1,7 +1,5 @@
 """Log-probs and entropies of every kind of action are the same on every backend, and so is the way to and from flat arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

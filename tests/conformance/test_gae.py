@@ -1,7 +1,5 @@
 """GAE is the same on every backend: arithmetic by hand, a sum written out, and random cases with all combinations of flags."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

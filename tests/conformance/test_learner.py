@@ -1,7 +1,5 @@
 """Learners of all backends: equal weights after whole updates, and what an update guarantees on each backend."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

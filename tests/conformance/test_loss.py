@@ -1,7 +1,5 @@
 """Every term of PPO's loss on every backend: arithmetic by hand, and a loop over samples that shares no code with them."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -4,8 +4,6 @@ The sequences run through every pattern of resets. Three tests at the end fail i
 forgotten, or its gradient cut.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

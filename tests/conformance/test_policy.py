@@ -1,7 +1,5 @@
 """The same weights say the same on every backend: actions from the same stream, values, log-probs and entropies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

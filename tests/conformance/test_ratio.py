@@ -4,8 +4,6 @@ Every observation space × every action space × mask × normalisers, for acting
 catches wrong masks, wrong encodings, wrong statistics and rounded actions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import optree
 import pytest

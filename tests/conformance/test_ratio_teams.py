@@ -4,8 +4,6 @@ A team policy acts for adjacent lanes whose agents die and join; the learner the
 with, however the rollout is cut into sequences. The last tests see that a wrong memory or a wrong reset would be noticed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Streams: named, independent, equal everywhere, saved and restored to the bit."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

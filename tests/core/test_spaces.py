@@ -1,7 +1,5 @@
 """Spaces: their leaves, their arrays, their masks, and their description as plain data."""
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 

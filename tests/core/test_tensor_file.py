@@ -1,7 +1,5 @@
 """The tensor file: equal bits back, and every kind of damage refused with one error."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

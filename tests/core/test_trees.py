@@ -1,7 +1,5 @@
 """Nested data taken apart and put together again."""
 
-from __future__ import annotations
-
 import json
 import math
 

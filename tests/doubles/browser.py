@@ -1,7 +1,5 @@
 """A headless Chromium, driven by the DevTools protocol over a pair of pipes: no port is opened and no package is needed."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -11,7 +9,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update
 --disable-sync --disable-dev-shm-usage --disable-extensions --disable-breakpad --mute-audio --hide-scrollbars --remote-debugging-pipe"""
@@ -44,7 +42,7 @@ class Browser:
         self._buffer, self._number, self._session = b"", 0, ""
         self.events: list[dict[str, Any]] = []
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         try:
             self._attach()
         except BaseException:

@@ -1,7 +1,5 @@
 """Small policies and learners of each backend, and rollouts in which a policy acted. Imports torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

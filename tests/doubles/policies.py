@@ -1,7 +1,5 @@
 """A correct user-defined policy, and one broken in each way that `check_policy` must find. Imports torch."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Replays: a small one with known numbers, a longer one that looks like a game, a hostile one, and a real game of Skirmish."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

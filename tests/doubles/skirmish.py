@@ -1,7 +1,5 @@
 """An arena whose units a test puts where it wants them, and players for whole games."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

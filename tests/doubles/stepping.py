@@ -1,7 +1,5 @@
 """What the env tests share: running vector envs by legal random actions, and comparing all that they returned."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The list of historic bugs fits today's source, mutants are made where they should be, and what counts as noticed."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

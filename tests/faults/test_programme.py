@@ -1,7 +1,5 @@
 """Every procedure of the fault programme with its small count, and the harness itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

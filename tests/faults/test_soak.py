@@ -1,7 +1,5 @@
 """The soak's own arithmetic, and a soak of some seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Several policies as one: which part acts in which lane, with which memory, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policy file: a round trip, damage that is noticed, and acting from it without a learning framework."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tracemalloc

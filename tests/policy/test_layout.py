@@ -1,7 +1,5 @@
 """Layouts: the place of each part of an observation and of an action, and which spaces are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

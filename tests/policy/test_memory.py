@@ -1,7 +1,5 @@
 """Memory as data: names, shapes, first weights, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

@@ -1,7 +1,5 @@
 """An architecture as data: shapes, initial weights and the way to a file and back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

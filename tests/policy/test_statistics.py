@@ -1,7 +1,5 @@
 """Running statistics by hand, far from zero and in any order of merging; the normalizers of a policy as named weights."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

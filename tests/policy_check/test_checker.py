@@ -1,7 +1,5 @@
 """`check_policy`: sound policies pass, and each fault is found alone and named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The buffer, with rows that identify their origin: every entry of row t, lane b is 100 * t + b. The size of a rollout."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

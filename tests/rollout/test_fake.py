@@ -1,7 +1,5 @@
 """Fake rollouts pass every check of real ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

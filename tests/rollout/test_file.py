@@ -1,7 +1,5 @@
 """Rollouts on disk: bit-identical when loaded, and damage is always detected."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rollout: reading, checks, data of other origin, combining, selecting lanes."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 

@@ -1,7 +1,5 @@
 """Sequences and minibatches, with data that identify their origin: entry = 100 * t + b. Invalid rows are filled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints: complete, atomic, verified; a damaged one is passed over, never believed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

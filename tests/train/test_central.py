@@ -1,7 +1,5 @@
 """Training with a central critic: whole runs in environments with state(), and what is refused."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from pathlib import Path

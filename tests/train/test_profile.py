@@ -1,7 +1,5 @@
 """Where the time goes: sections that add up, counted once, and parts that are as before afterwards."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every form in which PPOTrainer takes its arguments."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

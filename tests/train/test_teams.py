@@ -1,7 +1,5 @@
 """Training teams with PPOTrainer: lanes, sizes, resumes, and dead rows that change nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page in a real browser: it plays, pauses, scrubs and jumps, shows what the file says, asks for nothing and runs nothing foreign."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sampling, log-probs, entropies and their gradients by hand, by plain loops, numeric integration and finite differences."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

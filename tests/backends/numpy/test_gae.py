@@ -1,7 +1,5 @@
 """What NumPy's GAE adds to the recursion, which the conformance suite tests: two ways to run it with the same bits, and cut rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

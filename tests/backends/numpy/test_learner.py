@@ -1,7 +1,5 @@
 """The parts of the NumPy learner, and what only it does; `conformance/` tests updates and gradients next to those of other backends."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the conformance suite does not test of NumPy's loss: a clipped value whose sum is rounded."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

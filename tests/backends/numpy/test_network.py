@@ -1,7 +1,5 @@
 """Backpropagation compared with finite differences for every parameter, and the forward pass with one written plainly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium import spaces

@@ -1,7 +1,5 @@
 """The NumPy policy as people use it: one observation in, one action out; weights in and out; frozen statistics."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

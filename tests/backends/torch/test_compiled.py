@@ -1,7 +1,5 @@
 """The compiled minibatch step: the same numbers as the eager one, one state for both, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 

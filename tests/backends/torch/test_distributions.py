@@ -1,7 +1,5 @@
 """The torch distributions: gradients that stay finite and are 0 where masked."""
 
-from __future__ import annotations
-
 import torch
 from gymnasium import spaces
 

@@ -1,7 +1,5 @@
 """What torch's GAE adds to the recursion, which the conformance suite tests: arrays on other devices."""
 
-from __future__ import annotations
-
 import torch
 
 from inchworm.backends.torch import gae

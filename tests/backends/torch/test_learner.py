@@ -1,7 +1,5 @@
 """What is specific to the torch learner: optimisers of users, `compute_ppo_loss`, clipping, devices; `conformance/` has what all share."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

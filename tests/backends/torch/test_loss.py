@@ -1,7 +1,5 @@
 """The torch loss: gradients by hand, and where numbers are far out."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from gymnasium import spaces

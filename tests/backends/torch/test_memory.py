@@ -1,7 +1,5 @@
 """Learning with memory: whole updates on rollouts of every length and spacing, and what is refused."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The built-in network: images in any memory layout, split or scaled, and arrays as tensors."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The torch policy: random streams, values in chunks, and networks and policies that users bring."""
 
-from __future__ import annotations
-
 import numpy as np
 import optree
 import pytest

@@ -3,8 +3,6 @@
 Its value loss has no ½, so its vf_coef c is our 2c; it normalises advantages per minibatch with n - 1; Adam's eps is 1e-5 on both sides.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What a game of Skirmish may be made of."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The hand-written player: legal, better with more skill, far better than chance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

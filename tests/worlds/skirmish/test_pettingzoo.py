@@ -1,7 +1,5 @@
 """Skirmish as a PettingZoo parallel environment."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lines of sight and free ways, against slow and plain versions on random walls; exact fractions, so equal means equal."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

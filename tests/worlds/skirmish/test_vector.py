@@ -1,7 +1,5 @@
 """Skirmish as a vector env: the same bits however many arenas are stepped together, wherever they run, and whichever side is whose."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

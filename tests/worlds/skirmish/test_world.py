@@ -3,8 +3,6 @@
 A soldier has health 100, speed 0.75, radius 0.375, sight 7, reach 5, an arc of 90 degrees, damage 12 and cooldown 3.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
