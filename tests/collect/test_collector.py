@@ -361,6 +361,36 @@ def test_a_policy_that_learns_in_place_signs_its_rollouts_anew() -> None:
     assert second.weights_fingerprint.tolist() == [fingerprint(weights)] * 2 != first.weights_fingerprint.tolist()
 
 
+def test_an_actor_follows_a_policy_and_keeps_other_weights_until_that_policy_changes() -> None:
+    env = make_vector_env("CartPole-v1", 2)
+    policy, other = NumpyPolicy(spec_of(env), seed=1), NumpyPolicy(spec_of(env), seed=2).get_weights()
+    collector = RolloutCollector(env, NumpyPolicy(spec_of(env), seed=3), follows=policy)
+    assert collector.collect(2).weights_fingerprint.tolist() == [fingerprint(policy.get_weights())] * 2
+    collector.set_weights(other)
+    for _ in range(2):
+        assert collector.collect(2).weights_fingerprint.tolist() == [fingerprint(other)] * 2
+    changed = policy.get_weights() | {"actor.head.bias": np.ones(2, np.float32)}  # of the same version
+    policy.set_weights(changed)
+    assert collector.collect(2).weights_fingerprint.tolist() == [fingerprint(changed)] * 2
+    assert fingerprint(collector.policy.get_weights()) == fingerprint(changed)
+
+
+def test_weights_are_looked_at_once_per_rollout_not_per_step() -> None:
+    class Counting(NumpyPolicy):
+        looks = 0
+
+        def get_weights(self) -> Any:
+            self.looks += 1
+            return super().get_weights()
+
+    env = make_vector_env("CartPole-v1", 2)
+    policy = Counting(spec_of(env), seed=1)
+    collector = RolloutCollector(env, NumpyPolicy(spec_of(env)), follows=policy)
+    policy.looks = 0
+    collector.collect(50)
+    assert policy.looks == 1
+
+
 def test_an_actor_without_weights_cannot_be_given_any() -> None:
     collector = RolloutCollector(ScriptedEnv(), Stub())
     with pytest.raises(ConfigError, match="Stub is an actor without weights"):

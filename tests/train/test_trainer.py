@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,8 @@ from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, Traini
 from inchworm.core.errors import ConfigError, EnvError, InchwormError
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
-from inchworm.policy.file import load_policy
+from inchworm.policy.composite import PolicyMap
+from inchworm.policy.file import fingerprint, load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
@@ -83,6 +85,73 @@ def test_learn_passes_the_new_weights_to_the_collector_and_takes_custom_losses()
         assert "loss/touch" in stats
         assert bits(trainer.collector.policy.get_weights()) == bits(trainer.policy.get_weights())
         assert trainer.collect_rollouts(1).policy_version.tolist() == [1] * LANES
+
+
+# ---- trainers that share a policy
+
+
+def shared_policy() -> TorchPolicy:
+    env = gym.make("CartPole-v1")
+    config = PolicyConfig(hidden_sizes=(8,), normalize_observations=True)
+    return TorchPolicy(PolicySpec(env.observation_space, env.action_space, config), seed=3)
+
+
+def test_trainers_that_share_a_policy_act_with_its_current_weights() -> None:
+    policy = shared_policy()
+    trainers = [PPOTrainer(policy, "CartPole-v1", PPO, num_envs=2, seed=seed) for seed in range(4)]
+    for update in range(4):
+        rollout = combine_rollouts([trainer.collect_rollouts(n_steps=16) for trainer in trainers])
+        assert rollout.policy_version.tolist() == [update] * 8
+        assert set(rollout.weights_fingerprint.tolist()) == {fingerprint(policy.get_weights())}
+        stats = trainers[0].learn(rollout)
+        assert stats["staleness"] == 0
+        assert stats.get("ratio_error", 0.0) < 5e-5  # the first update only moves the statistics
+    for trainer in trainers:
+        trainer.close()
+
+
+def outside_load(policy: TorchPolicy) -> None:
+    policy.load_state_dict({name: value + 0.1 for name, value in policy.state_dict().items()})
+
+
+def outside_weights(policy: TorchPolicy) -> None:
+    policy.set_weights({name: value + 1 if name == "actor.head.bias" else value for name, value in policy.get_weights().items()})
+
+
+def outside_step(policy: TorchPolicy) -> None:
+    for parameter in policy.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(policy.parameters(), lr=0.1).step()
+
+
+def outside_data(policy: TorchPolicy) -> None:
+    for parameter in policy.parameters():
+        parameter.data.mul_(2)  # invisible to torch's version counters
+
+
+@pytest.mark.parametrize("change", [outside_load, outside_weights, outside_step, outside_data])
+def test_the_collector_follows_changes_of_the_policy_from_outside(change: Any) -> None:
+    policy = shared_policy()
+    with PPOTrainer(policy, "CartPole-v1", PPO, num_envs=2) as trainer:
+        trainer.learn(trainer.collect_rollouts())  # moves the statistics
+        before = trainer.collect_rollouts()
+        change(policy)
+        after = trainer.collect_rollouts()
+        assert set(after.weights_fingerprint.tolist()) == {fingerprint(policy.get_weights())} != set(before.weights_fingerprint.tolist())
+        assert bits(trainer.collector.policy.get_weights()) == bits(policy.get_weights())
+        assert trainer.learn(after)["ratio_error"] < 5e-5
+        change(policy)
+        trainer.evaluate(2)
+        assert bits(trainer.collector.policy.get_weights()) == bits(policy.get_weights())
+
+
+def test_parts_of_a_composite_policy_follow_too() -> None:
+    red, blue = shared_policy(), shared_policy()
+    with PPOTrainer(PolicyMap(policies={"red": red, "blue": blue}, lane_map=["red", "blue"]), "CartPole-v1", PPO, num_envs=2) as trainer:
+        trainer.collect_rollouts()
+        outside_load(blue)
+        assert set(trainer.collect_rollouts().weights_fingerprint.tolist()) == {fingerprint(trainer.policy.get_weights())}
+        assert bits(trainer.collector.policy.get_weights()) == bits(trainer.policy.get_weights())
 
 
 # ---- collect alone

@@ -28,11 +28,14 @@ class RolloutCollector:
     """Collects rollouts from a vector env with any `Actor`. Episodes continue from one call to the next.
 
     It owns the current observation, the policy's memory, and one sampling stream derived from `seed`. `sequence_length` is how often
-    the memory is recorded, which is where training sequences may begin.
+    the memory is recorded, which is where training sequences may begin. `follows` is the policy of which `policy` is a copy that acts:
+    every `collect` begins with its current weights, whatever changed them.
     """
 
-    def __init__(self, vector_env: VectorEnv, policy: Actor, *, seed: int = 0, sequence_length: int = 1) -> None:
-        self.vector_env, self.policy = complete_vector_env(vector_env), policy
+    def __init__(
+        self, vector_env: VectorEnv, policy: Actor, *, seed: int = 0, sequence_length: int = 1, follows: Actor | None = None
+    ) -> None:
+        self.vector_env, self._policy = complete_vector_env(vector_env), policy
         self.env_steps = 0
         self.episodes = 0
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
@@ -43,16 +46,41 @@ class RolloutCollector:
         self._step_pending = False  # between send and recv
         self._reset_episode_state()
         self._trained = policy if isinstance(policy, Policy) else None  # asked once: isinstance with a protocol is slower than an act
-        self._version, self._fingerprint = 0, 0
-        if self._trained is not None:
-            self._version, self._fingerprint = self._trained.policy_version, fingerprint(self._trained.get_weights())
+        self._source = follows if isinstance(follows, Policy) else self._trained
+        self._followed = 0  # fingerprint of the source's weights when they were last read
+        self._version = 0
+        self._fingerprint: int | None = None  # of the weights that act; None until it is needed
+        self._follow()
+
+    @property
+    def policy(self) -> Actor:
+        """The actor, with the current weights of the policy that it follows."""
+        self._follow()
+        return self._policy
+
+    def _follow(self) -> None:
+        """Copy the weights of the followed policy if they changed, and compute the version and fingerprint of the weights that act.
+
+        The weights themselves are compared, not versions or torch's counters, which not every change moves.
+        """
+        if self._source is None or self._trained is None:
+            return
+        weights = self._source.get_weights()
+        found = fingerprint(weights)
+        if found != self._followed:
+            if self._source is not self._trained:
+                self._trained.set_weights(weights)
+            self._followed = self._fingerprint = found
+        elif self._fingerprint is None:
+            self._fingerprint = fingerprint(self._trained.get_weights())
+        self._version = self._trained.policy_version
 
     def _reset_episode_state(self) -> None:
         """Reset per-episode state; drain and discard any pending env step."""
         lanes = self.vector_env.num_lanes
         self._buffer: RolloutBuffer | None = None  # holds no arrays between two calls
         self._now: EnvStep | None = None  # what to act on next
-        self._state = self.policy.initial_state(lanes)  # [B, *mem] the memory before that is read
+        self._state = self._policy.initial_state(lanes)  # [B, *mem] the memory before that is read
         self._returns = np.zeros(lanes, np.float64)  # [B] of the running episodes
         self._lengths = np.zeros(lanes, np.int64)  # [B]
         if self._step_pending:
@@ -64,7 +92,7 @@ class RolloutCollector:
         """The next `num_steps` steps of every lane."""
         if num_steps < 1:
             raise ConfigError(f"collect needs 1 step or more, not {num_steps}")
-        env, policy = self.vector_env, self.policy
+        env, policy = self.vector_env, self.policy  # with its current weights
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._reset_episode_state)  # after half a step the lanes' positions are unknown: begin new episodes
             now = self._now
@@ -72,8 +100,6 @@ class RolloutCollector:
                 now = env.reset()
                 self._check_finite(now, moved=0)
                 self._now = now
-            if self._trained is not None and self._trained.policy_version != self._version:  # it also learns, and was updated
-                self._version, self._fingerprint = self._trained.policy_version, fingerprint(self._trained.get_weights())
             buffer = self._buffer
             if buffer is not None and buffer.num_steps == num_steps:
                 buffer.reset()
@@ -108,7 +134,7 @@ class RolloutCollector:
                 last_valid=now.valid,
                 last_global_state=now.global_state,
                 policy_version=self._version,
-                weights_fingerprint=self._fingerprint,
+                weights_fingerprint=self._fingerprint or 0,
                 episodes=episodes,
             )
             on_error.pop_all()
@@ -147,7 +173,7 @@ class RolloutCollector:
             result[joined] = initial[joined]
             return result
 
-        return optree.tree_map(reset_joined, self._state, self.policy.initial_state(self.vector_env.num_lanes))
+        return optree.tree_map(reset_joined, self._state, self._policy.initial_state(self.vector_env.num_lanes))
 
     def _check_finite(self, step: EnvStep, *, moved: int) -> None:
         """Raise unless every number of a step is finite, before any of it is kept; `moved` is 1 after a step, 0 after a reset."""
@@ -182,11 +208,11 @@ class RolloutCollector:
                     raise _bad_number("final global state", ended.lane, int(self._lengths[ended.lane]), values)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Act with these weights from the next `collect` on."""
+        """Act with these weights from the next `collect` on, until a policy that is followed changes."""
         if self._trained is None:
-            raise ConfigError(f"{type(self.policy).__name__} is an actor without weights; it cannot be given any")
+            raise ConfigError(f"{type(self._policy).__name__} is an actor without weights; it cannot be given any")
         self._trained.set_weights(weights)
-        self._version, self._fingerprint = self._trained.policy_version, fingerprint(weights)
+        self._fingerprint = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next `collect` depends on besides the weights."""
@@ -232,7 +258,7 @@ class RolloutCollector:
     def profile_points(self) -> list[ProfilePoint]:
         """The sections of a collect, for a profile; the remainder is the writing."""
         envs: list[ProfilePoint] = [("env", self.vector_env, method) for method in ("reset", "send", "recv")]
-        return [*envs, ("act", self.policy, "act")]
+        return [*envs, ("act", self._policy, "act")]
 
     def close(self) -> None:
         """Close the environments."""

@@ -47,7 +47,7 @@ NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrai
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
     """Create the collector of a run, and bind a pool of opponents in the environments to its policy."""
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
-    collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length)
+    collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length, follows=policy)
     bind_pool(env, collector.policy)
     return collector
 
