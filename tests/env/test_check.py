@@ -11,11 +11,13 @@ import pytest
 from gymnasium import spaces, wrappers
 
 from doubles.toys import Counter, SpacesEnv
-from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError
+from inchworm.config.sections import EnvConfig, PPOConfig, RunConfig, TrainingConfig, WrapperConfig
+from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import CheckReport
 from inchworm.env.check import check_env
+from inchworm.env.source import make_vector_env
+from inchworm.train.trainer import PPOTrainer
 from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
 
 needs_pettingzoo = pytest.mark.skipif(find_spec("pettingzoo") is None, reason="PettingZoo is not installed")
@@ -139,6 +141,78 @@ DIFFERENT = itertools.count(2)
 def test_what_would_break_training_is_named(env, words):
     with np.errstate(all="ignore"):
         assert re.search(words, only_problem(env))
+
+
+class Mission(World):
+    """Shows a text, as MiniGrid does."""
+
+    def __init__(self):
+        super().__init__()
+        image = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+        self.observation_space = spaces.Dict(image=image, direction=spaces.Discrete(4), mission=spaces.Text(100))
+
+    def see(self):
+        return {"image": np.zeros((7, 7, 3), np.uint8), "direction": 1, "mission": "go to the green door"}
+
+
+class Turns(World):
+    """Takes whole numbers from a Box."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(0, 5, (2,), np.int32)
+
+
+class Blind(World):
+    """Shows nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (0,), np.float32)
+
+    def see(self):
+        return np.zeros(0, np.float32)
+
+
+SMALL = TrainingConfig(ppo=PPOConfig(rollout_steps=8), run=RunConfig(backend="numpy", total_timesteps=16))
+
+
+def train(env):
+    with PPOTrainer("mlp", env, SMALL) as trainer:
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (Turns, "has dtype int32; continuous actions need a float Box"),
+        (Blind, "nothing that a policy could read"),
+        (Mission, r"Text spaces at mission .*name: FilterObservation, kwargs: {filter_keys: \[direction, image\]}.*FlatObsWrapper"),
+        (TEXT, "Text spaces are not supported"),
+    ],
+)
+def test_spaces_are_refused_with_the_sentence_of_training(env, words):
+    problem = only_problem(env)
+    assert re.search(words, problem)
+    with pytest.raises(SpaceError, match=re.escape(problem)):
+        train(env)
+
+
+def test_the_wrapper_that_is_named_helps():
+    wrapper = WrapperConfig(name="FilterObservation", kwargs={"filter_keys": ["direction", "image"]})
+    config = EnvConfig(id="env.test_check:Mission", wrappers=(wrapper,))
+    assert check_env(config).ok
+    train(config)
+
+
+@needs_pettingzoo
+def test_an_attribute_called_state_is_not_a_global_state():
+    rps = "pettingzoo.classic.rps_v2:parallel_env"
+    report = check_env(rps)
+    assert report.ok, str(report)
+    train(rps)
+    with pytest.raises(EnvError, match=r"has no state\(\), so there is no global state"):
+        make_vector_env(rps, 1, 0, global_state=True)
 
 
 def test_anything_but_an_environment_is_rejected():

@@ -30,12 +30,15 @@ _MAX_BYTES, _MAX_RANK = 2**26, 32
 """What a described space may take: room for an image of 2048 x 2048 pixels with 4 channels."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_KNOWN = (*_LEAVES, spaces.Dict, spaces.Tuple)
 
 
 def leaves(space: Space, path: Path = ()) -> Iterator[tuple[Path, Space]]:
     """Yield the parts of a space that are not containers, each with its path, in a fixed order."""
     if isinstance(space, spaces.Dict):
         for key in sorted(space.spaces):
+            if not path and not isinstance(space.spaces[key], _KNOWN):
+                raise SpaceError(_unsupported(space.spaces[key], key) + _how_without(key, space))
             yield from leaves(space.spaces[key], (*path, key))
     elif isinstance(space, spaces.Tuple):
         for index, inner in enumerate(space.spaces):
@@ -43,9 +46,43 @@ def leaves(space: Space, path: Path = ()) -> Iterator[tuple[Path, Space]]:
     elif isinstance(space, _LEAVES):
         yield path, space
     else:
-        kind, where = type(space).__name__, f" at {path_name(path)}" if path else ""
-        known = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
-        raise SpaceError(f"{kind} spaces{where} are not supported; {known}")
+        raise SpaceError(_unsupported(space, path_name(path) if path else ""))
+
+
+def _unsupported(space: Space, where: str) -> str:
+    known = "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+    return f"{type(space).__name__} spaces{where and f' at {where}'} are not supported; {known}"
+
+
+def _how_without(key: str, space: spaces.Dict) -> str:
+    """What to do about a key of a Dict observation that no network can read, such as a text."""
+    kept = ", ".join(sorted(name for name, inner in space.spaces.items() if isinstance(inner, _KNOWN)))
+    encode = "make the environment in a factory of your own, with a wrapper that encodes it as numbers"
+    if isinstance(space.spaces[key], spaces.Text):
+        encode += " (MiniGrid has minigrid.wrappers.FlatObsWrapper; its ImgObsWrapper keeps only the image)"
+    if not kept:
+        return f"; {encode}"
+    wrapper = f"--env.wrappers '[{{name: FilterObservation, kwargs: {{filter_keys: [{kept}]}}}}]'"
+    return f". If it is part of an observation, leave it out with {wrapper}, or {encode}"
+
+
+def check_observation_space(space: Space) -> None:
+    """Refuse an observation space in which a policy has nothing to read."""
+    if not any(math.prod(leaf_shape(part)) for _, part in leaves(split_mask(space)[0])):
+        raise SpaceError(f"the observation space {space} has nothing that a policy could read")
+
+
+def check_action_space(space: Space) -> None:
+    """Refuse an action space that a policy cannot act in: nothing to choose, or a Box of whole numbers."""
+    parts = list(leaves(space))
+    for path, part in parts:
+        if isinstance(part, spaces.Box) and leaf_dtype(part).kind != "f":
+            raise SpaceError(
+                f"the action {path_name(path) if path else space} has dtype {leaf_dtype(part)}; "
+                "continuous actions need a float Box, else use MultiDiscrete"
+            )
+    if not any(math.prod(leaf_shape(part)) for _, part in parts):
+        raise SpaceError(f"the action space {space} has nothing to choose")
 
 
 def path_name(path: Path) -> str:

@@ -19,12 +19,12 @@ from gymnasium import spaces
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, InchwormError
-from inchworm.core.spaces import Space, leaf, leaves, path_name, split_mask
+from inchworm.core.spaces import Space, check_action_space, check_observation_space, leaf, leaves, path_name, split_mask
 from inchworm.core.types import CheckReport, Tree
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy
 from inchworm.env.make import make_env
-from inchworm.env.pettingzoo_copy import TeamCopy, as_team, is_team_env
+from inchworm.env.pettingzoo_copy import TeamCopy, as_team, has_state, is_team_env
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source
 from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
@@ -75,6 +75,16 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
     except ValueError:  # some built-in callables have no signature
         pass
     return True
+
+
+def check_spaces(observation_space: Space, action_space: Space, found: Findings) -> None:
+    """Check that a policy can read the observations and choose the actions."""
+    found.attempt("reading its observation space", lambda: check_observation_space(observation_space))
+    found.attempt("reading its action space", lambda: check_action_space(action_space))
+    for path, part in leaves(action_space):
+        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
+            which = f"the action{f' {path_name(path)}' if path else ''}"
+            found.notes.append(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
 
 
 def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
@@ -183,9 +193,7 @@ def _copy_of(env: Any, found: Findings) -> Copy:
     if not is_team_env(env):
         return GymnasiumCopy(Spy(env), 0)
     copy = TeamCopy(as_team(env), 0)
-    try:
-        copy.env.state()
-    except NotImplementedError:
+    if not has_state(copy.env):
         return copy
     found.notes.append("state() gives a global state: policy.central_critic=true lets the critic read it")
     return TeamCopy(as_team(env), 0, global_state=True)
@@ -193,10 +201,7 @@ def _copy_of(env: Any, found: Findings) -> Copy:
 
 def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: int, found: Findings) -> None:
     """Step a copy with random actions, check what it did, and repeat it, also in a second copy if `make` can make one."""
-    for path, part in leaves(copy.action_space):
-        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
-            which = f"the action{f' {path_name(path)}' if path else ''}"
-            found.notes.append(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
+    check_spaces(copy.observation_space, copy.action_space, found)
     trace = Trace()
     found.attempt("stepping", lambda: drive(copy, trace, steps, seed))
     _check_values(copy, trace, found)

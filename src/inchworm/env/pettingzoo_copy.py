@@ -147,6 +147,17 @@ def state_space(env: Any, first: Any) -> Space:
     return spaces.Box(-np.inf, np.inf, state.shape, dtype.type)
 
 
+def has_state(env: Any) -> bool:
+    """Whether `state()` of an environment that was reset returns a global state; some keep other data under that name."""
+    if not callable(getattr(env.unwrapped, "state", None)):
+        return False
+    try:
+        env.state()
+    except NotImplementedError:
+        return False
+    return True
+
+
 def make_clip(space: Space) -> Callable[[Any], Any]:
     """The function that clips an action of the lanes' common space to an agent's own bounds."""
     if isinstance(space, spaces.Dict):
@@ -200,17 +211,13 @@ class TeamCopy:
         self._nothing = tree_leaves(nothing_seen(self.observation_space))
         if global_state:
             self._reset_env(0, None)
-            self.global_state_space = state_space(env, self._read_state())
+            if not has_state(env):
+                raise EnvError(
+                    f"{env} has no state(), so there is no global state for a central critic; define state() and state_space, "
+                    "or set policy.central_critic=false"
+                )
+            self.global_state_space = state_space(env, env.state())
             self._put_state = make_writer(self.global_state_space, ("global state",))
-
-    def _read_state(self) -> Any:
-        try:
-            return self.env.state()
-        except NotImplementedError:
-            raise EnvError(
-                f"{self.env} has no state(), so there is no global state for a central critic; define state() and state_space, "
-                "or set policy.central_critic=false"
-            ) from None
 
     def attach(self, rows: StepRows) -> None:
         """Write into these rows from now on."""
@@ -377,7 +384,7 @@ class TeamCopy:
         """Write the global state, if it is read; whole numbers become those of a Box of real ones."""
         space = self.global_state_space
         if space is not None:
-            state = self._read_state()
+            state: Any = self.env.state()
             if isinstance(space, spaces.Box) and space.dtype.kind == "f" and np.asarray(state).dtype.kind in "iub":
                 state = np.asarray(state).astype(space.dtype)
             self._named(None, self._put_state, state, rows, self.copy)

@@ -15,7 +15,21 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import InchwormError, SpaceError
-from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, path_name, split_mask
+from inchworm.core.spaces import (
+    MASK_KEY,
+    Path,
+    Space,
+    build_tree,
+    check_action_space,
+    check_observation_space,
+    leaf,
+    leaf_dtype,
+    leaf_shape,
+    leaves,
+    mask_sizes,
+    path_name,
+    split_mask,
+)
 from inchworm.core.types import Array, Tree
 
 
@@ -116,20 +130,14 @@ class ActionLayout:
 
 def action_layout(space: Space, bounds: Literal["clip", "tanh"]) -> ActionLayout:
     """The layout of an action space."""
+    check_action_space(space)
     parts = tuple(_action_part(path, leaf_space, bounds) for path, leaf_space in leaves(space))
-    if not any(part.width for part in parts):
-        raise SpaceError(f"the action space {space} has nothing to choose")
     return ActionLayout(space, parts, bounds)
 
 
 def _action_part(path: Path, space: Space, bounds: str) -> ActionPart:
     shape, dtype = leaf_shape(space), leaf_dtype(space)
     if isinstance(space, spaces.Box):
-        if dtype.kind != "f":
-            raise SpaceError(
-                f"the action {path_name(path) if path else space} has dtype {dtype}; "
-                "continuous actions need a float Box, else use MultiDiscrete"
-            )
         with np.errstate(over="ignore"):
             width = space.high - space.low
         if bounds == "tanh" and not np.isfinite(width).all():
@@ -214,6 +222,7 @@ class ObservationLayout:
 
 def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout:
     """The layout of an observation space without its action mask."""
+    check_observation_space(space)
     seen, mask = split_mask(space)
     parts: list[ObservationPart] = []
     offset = 0
@@ -221,8 +230,6 @@ def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout
         part = _observation_part(path, leaf_space, offset, convolutions)
         parts.append(part)
         offset += part.size
-    if not any(part.size or part.kind == "image" for part in parts):
-        raise SpaceError(f"the observation space {space} has nothing that a policy could read")
     if convolutions and not any(part.kind == "image" for part in parts):
         raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
     return ObservationLayout(tuple(parts), mask is not None)
