@@ -4,7 +4,7 @@
 #   make lint       lint, format check and types only           make format    format all files
 #   make bench      speed compared with other libraries, for docs/performance.md (half an hour); make guard: the regression guard only
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
-#   make learning   scores compared with Stable-Baselines3, 5 seeds each, for docs/results.md (hours)
+#   make learning   learning compared with Stable-Baselines3, 15 seeds each, for docs/results.md (hours)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 

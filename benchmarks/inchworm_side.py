@@ -110,5 +110,6 @@ def train(
         }
         if isinstance(clock, Curve):
             returns = trainer.evaluate(work.eval_episodes).returns.tolist()
-            result |= {"curve": clock.points, "returns": returns, "score": sum(returns) / len(returns)}
+            sampled = trainer.evaluate(work.eval_episodes, deterministic=False).mean_return
+            result |= {"curve": clock.points, "returns": returns, "score": sum(returns) / len(returns), "sampled_score": sampled}
     return result

@@ -25,7 +25,7 @@ from typing import Any
 import jobs
 import results
 from figures import Section, Target, median_range, table
-from welch import half_interval
+from seeds import half_interval
 
 ENV = "inchworm.worlds.toys:PartialCartPole"
 ENVS, STEPS, EPOCHS, MINIBATCH, MEMORY, RATE = 8, 128, 10, 128, 64, 1e-3

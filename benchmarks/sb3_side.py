@@ -120,13 +120,13 @@ def train(
         "last_return": float(np.mean([episode["r"] for episode in model.ep_info_buffer])) if model.ep_info_buffer else None,
     }
     if isinstance(clock, Curve):
-        returns = _score(model, work, seed)
-        result |= {"curve": clock.points, "returns": returns, "score": float(np.mean(returns))}
+        returns, sampled = (_score(model, work, seed, deterministic=greedy) for greedy in (True, False))
+        result |= {"curve": clock.points, "returns": returns, "score": float(np.mean(returns)), "sampled_score": float(np.mean(sampled))}
     return result
 
 
-def _score(model: Any, work: Work, seed: int) -> list[float]:
+def _score(model: Any, work: Work, seed: int, *, deterministic: bool) -> list[float]:
     env = Monitor(gym.make(work.env_id))
     env.reset(seed=10_000 + seed)
-    returns, _ = evaluate_policy(model, env, work.eval_episodes, deterministic=True, return_episode_rewards=True)
+    returns, _ = evaluate_policy(model, env, work.eval_episodes, deterministic=deterministic, return_episode_rewards=True)
     return [float(value) for value in np.asarray(returns)]

@@ -20,7 +20,7 @@ import results
 from figures import Section, Target, table
 from inchworm import EnvConfig, EvalConfig, PolicyConfig, PolicyEvaluator, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
 from inchworm.core.types import PolicyStep
-from welch import half_interval
+from seeds import half_interval
 
 ENV = EnvConfig(id="mpe2.simple_spread_v3:parallel_env", num_envs=32, kwargs={"N": 3, "local_ratio": 0.5, "max_cycles": 25})
 EPISODES = 100

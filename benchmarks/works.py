@@ -25,6 +25,8 @@ class Work:
     ent_coef: float
     total_timesteps: int
     eval_episodes: int = 100
+    seeds: int = 15
+    """How many seeds scores are compared with."""
     clip_coef: float = 0.2
     vf_coef: float = 1.0
     max_grad_norm: float = 0.5
@@ -59,7 +61,7 @@ LEARNING = {
         ),
         Work(
             name="halfcheetah", env_id="HalfCheetah-v5", num_envs=1, rollout_steps=2048, minibatch_size=64, update_epochs=10,
-            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=300_000, eval_episodes=20,
+            learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.0, total_timesteps=300_000, eval_episodes=20, seeds=10,
         ),
     )
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from scipy.stats import t
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -18,36 +19,23 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-@pytest.mark.parametrize(
-    ("t", "degrees", "probability"),
-    [
-        (0.0, 3.0, 0.5),
-        (1.0, 1.0, 0.75),  # Cauchy: 1/2 + atan(1) / pi
-        (-1.0, 1.0, 0.25),
-        (2.0, 2.0, 0.5 + 2.0 / (2 * math.sqrt(6.0))),  # closed form for 2 degrees: 1/2 + t / (2 sqrt(2 + t²))
-        (2.764, 10.0, 0.99),  # the usual table's 1 % point
-        (-2.764, 10.0, 0.01),
-        (1.812, 10.0, 0.95),
-        (2.326, 1e6, 0.99),  # the normal distribution's
-    ],
-)
-def test_student_t(module: Any, t: float, degrees: float, probability: float) -> None:
-    assert module("welch").t_cdf(t, degrees) == pytest.approx(probability, abs=1e-4)
-
-
 def test_welch_by_hand(module: Any) -> None:
     """Means 2 and 4, variances 1 and 4, n = 3 each: t = -2 / sqrt(5/3) = -1.549, df = (5/3)² / ((1/3)²/2 + (4/3)²/2) = 50/17."""
     ours, theirs = [1.0, 2.0, 3.0], [2.0, 4.0, 6.0]
-    welch = module("welch")
-    assert welch.p_below(ours, theirs) == pytest.approx(welch.t_cdf(-2 / math.sqrt(5 / 3), 50 / 17), abs=1e-12)
-    assert welch.p_below(ours, theirs) + welch.p_below(theirs, ours) == pytest.approx(1.0)
-    assert welch.p_below([5.0, 5.0], [5.0, 5.0]) == 1.0
-    assert welch.p_below([4.0, 4.0], [5.0, 5.0]) == 0.0
+    seeds = module("seeds")
+    assert seeds.p_differs(ours, theirs) == pytest.approx(2 * t.cdf(-2 / math.sqrt(5 / 3), 50 / 17), abs=1e-12)
+    assert seeds.p_differs([5.0, 5.0], [5.0, 5.0]) == 1.0
+    assert seeds.p_differs([4.0, 4.0], [5.0, 5.0]) == 0.0
 
 
-def test_interval_by_hand(module: Any) -> None:
-    """n = 5, variance 2.5: 2.776 * sqrt(2.5 / 5)."""
-    assert module("welch").half_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776 * math.sqrt(0.5), abs=1e-3)
+def test_statistics_over_seeds_by_hand(module: Any) -> None:
+    seeds = module("seeds")
+    assert seeds.half_interval([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.776 * math.sqrt(0.5), abs=1e-3)  # variance 2.5
+    assert seeds.interquartile_mean([-1000.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1000.0]) == 2.5  # of 1, 2, 3, 4
+    low, high = seeds.bootstrap_interval([0.0] * 10 + [1.0] * 10)
+    assert 0.0 <= low < 0.5 < high <= 1.0
+    assert seeds.bootstrap_interval([3.0] * 5) == (3.0, 3.0)
+    assert seeds.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
 
 
 def test_curves_are_well_formed_and_smoothed_over_a_tenth(module: Any) -> None:
@@ -68,13 +56,29 @@ def test_ticks_cover_the_values(module: Any, low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 8
 
 
+def a_run(height: float, *, score: float = 500.0) -> dict[str, Any]:
+    """A run of 800 steps that earns `height` in its first half and twice that in its second."""
+    return {"steps": 800, "curve": [(50 * k, height * (1 + (k > 8))) for k in range(1, 17)], "score": score}
+
+
+def test_figures_of_a_run_by_hand(module: Any) -> None:
+    found = module("learning").figures(a_run(10.0))
+    assert found["area under the curve"] == pytest.approx(14.3, abs=0.1)  # twice as high from step 450 on, seen half a window later
+    assert (found["last eighth"], found["greedy score"]) == (20.0, 500.0)
+    assert "sampled score" not in found
+
+
 def test_verdicts(module: Any) -> None:
     learning = module("learning")
-    good, bad = [{"score": 500.0 + i} for i in range(5)], [{"score": 100.0 + i} for i in range(5)]
-    assert learning.verdict("pendulum", {"inchworm": good, "stable-baselines3": bad})[1] == "not below"
-    assert learning.verdict("pendulum", {"inchworm": bad, "stable-baselines3": good})[1] == "below"
-    assert learning.verdict("cartpole", {"inchworm": good})[1] == "5 of 5 seeds at 475 or more, worst 500.0"
-    assert learning.verdict("cartpole", {"inchworm": [*good[:4], {"score": 474.9}]})[1].startswith("4 of 5")
+    good, bad = [a_run(10.0 + i) for i in range(5)], [a_run(1.0 + i / 10) for i in range(5)]
+    for ours, theirs, wanted in ((good, bad, "higher"), (bad, good, "lower"), (good, good, "no difference shown")):
+        sides = {"inchworm": ours, "stable-baselines3": theirs}
+        p_values = learning.corrected_p({"pendulum": sides})
+        assert learning.verdict("pendulum", sides, "last eighth", p_values).endswith(wanted)
+        assert learning.verdict("pendulum", sides, "greedy score", p_values) == "not tested"
+    assert len(learning.rows({"pendulum": sides, "cartpole": {"inchworm": good}})) == len(learning.SHOWN)
+    assert learning.preset_verdict({"inchworm": good}) == "5 of 5 seeds at 475 or more, worst 500.0"
+    assert learning.preset_verdict({"inchworm": [*good[:4], a_run(1.0, score=474.9)]}).startswith("4 of 5")
 
 
 # ---- the performance page ----
