@@ -127,6 +127,7 @@ FIELDS: dict[str, Field] = {
     "run.device": Field("text", usual=("cpu", "auto")),
     "run.threads": _int(0, 0, 1),
     "run.checkpoint_interval": _int(0, 0, 1, 2),
+    "run.checkpoint_seconds": _float(0, 0.0, 300.0, empty=True),
     "run.keep_checkpoints": _int(2, 2, 3),
     "run.keep_best": _FLAG,
     "run.log_interval": _int(1, 1, 2),

@@ -194,6 +194,39 @@ def test_a_snapshot_is_never_old_and_rarely_taken(cost: float, expect: list[int]
     assert taken == expect
 
 
+@pytest.mark.parametrize(("cost", "seconds"), [(0.5, 0.3), (0.5, 4.0), (3.0, 6.0), (1.0, 20.0)])
+def test_a_snapshot_is_at_most_ten_seconds_or_one_iteration_old_whatever_it_costs(
+    cost: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def full_state() -> float:
+        now[0] += cost
+        return now[0] - cost
+
+    callback, state = SnapshotCallback(full_state), TrainingState()
+    callback.on_train_start(state)
+    for _ in range(100):
+        began = now[0]
+        now[0] += seconds
+        assert now[0] - callback.taken <= 10.0 or callback.taken >= began - cost
+        callback.on_iteration(state, {})
+
+
+@pytest.mark.parametrize(("seconds", "expect"), [(300.0, [3, 6, 8]), (0.0, [8]), (None, [8])])
+def test_checkpoints_by_time(seconds: float | None, expect: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, saved, saver, state = [100.0], list[int](), Mock(), TrainingState()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    saver.save_in_background.side_effect = lambda: saved.append(state.iteration)
+    callback = CheckpointCallback(saver, 0, seconds)
+    for state.iteration in range(1, 9):
+        now[0] += 100.0
+        callback.on_iteration(state, {})
+    callback.on_train_end(state)
+    assert saved == expect
+
+
 # ---- rows
 
 

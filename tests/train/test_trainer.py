@@ -362,6 +362,13 @@ def die(iteration: int, state: TrainingState, metrics: Mapping[str, float]) -> N
         raise SystemError("power cut")
 
 
+@pytest.fixture
+def power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved after an error, as if the process had been killed."""
+    monkeypatch.setattr(PPOTrainer, "_save_after", lambda *_: None)
+
+
+@pytest.mark.usefixtures("power_cuts")
 def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> None:
     """Checkpoints after 2, 4, 6; killed after 3, whose row is on disk already."""
     whole = finish(trainer_for(run_dir=tmp_path / "whole"))
@@ -371,6 +378,7 @@ def test_a_killed_run_writes_its_lost_rows_again_and_once(tmp_path: Path) -> Non
     assert finish(trainer_for(run_dir=tmp_path / "killed"), resume=True) == whole
 
 
+@pytest.mark.usefixtures("power_cuts")
 def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_record(tmp_path: Path) -> None:
     with trainer_for(run_dir=tmp_path / "killed") as trainer, pytest.raises(SystemError):
         trainer.train(callback=functools.partial(die, 2))

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(name: str, arguments: list[str], debug: bool) -> int:
     """Run a command; an error becomes one line and an exit code. A defect keeps its traceback."""
-    from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError, SpaceError
+    from inchworm.core.errors import USAGE_ERRORS, InchwormError, SaveError
 
     try:
         with _one_line_warnings(), terminable():
@@ -84,7 +84,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
                 module = importlib.import_module(f"inchworm.cli.{COMMANDS[name].module}")
                 return int(getattr(module, f"run_{name.replace('-', '_')}")(arguments))
             except Exception as error:
-                if type(error) is not InchwormError:  # a failed last save is reported in any case; others may be caused by the signal
+                if not isinstance(error, SaveError):  # reported in any case; others may be caused by the signal
                     raise_if_received()
                 raise
     except (InchwormError, OSError) as error:
@@ -94,8 +94,8 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         if debug:
             traceback.print_exception(error)
         else:
-            _write_error(f"inchworm: {error}\n")
-        return WRONG_USE if isinstance(error, ConfigError | MissingExtraError | SpaceError) else FAILED
+            _write_error("\n".join([f"inchworm: {error}", *getattr(error, "__notes__", ())]) + "\n")
+        return WRONG_USE if isinstance(error, USAGE_ERRORS) else FAILED
     except KeyboardInterrupt:
         return exit_code()
     except SystemExit as end:  # help was printed

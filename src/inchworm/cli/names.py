@@ -20,12 +20,6 @@ def named_run(name: str, prog: str, *, env: str | None = None) -> Run:
     return open_run(name, env=env)
 
 
-def as_typed(run: Run) -> str:
-    """Return the run as it is typed after a command, with the environment if that is code to import."""
-    env = f" --env {run.config.env.id}" if ":" in run.config.env.id else ""
-    return f"{run.name if run.path.parent.name == 'runs' else run.path}{env}"
-
-
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies: its config describes one, and the lanes of each are defined in Python."""
     from inchworm.run.checkpoint import policy_names

@@ -11,7 +11,7 @@ import numpy as np
 
 from inchworm.cli.arguments import Metavar, RunName, UsageError, parse
 from inchworm.cli.main import OK
-from inchworm.cli.names import as_typed, check_one_policy, named_run
+from inchworm.cli.names import check_one_policy, named_run
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
@@ -80,7 +80,7 @@ def run_collect(arguments: Sequence[str]) -> int:
     mean = f", mean return {np.mean(returns):.4g}" if returns else ""
     terminal.print(
         f"rollout: {path} ({rollout.num_valid:,} steps, finished episodes: {len(returns)}{mean})\n"
-        f"next:    inchworm learn {as_typed(run)} {path}",
+        f"next:    inchworm learn {run.typed} {path}",
         markup=False,
     )
     return OK

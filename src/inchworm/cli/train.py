@@ -13,10 +13,10 @@ from rich.table import Column, Table
 
 from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
 from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
-from inchworm.cli.names import as_typed, check_can_be_trained_in, check_one_policy, named_run
+from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
+from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
 from inchworm.run.directory import BEST_POLICY, POLICY, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
@@ -53,7 +53,7 @@ def run_train(arguments: Sequence[str]) -> int:
     with create_run(config) as run:
         try:
             return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
-        except (ConfigError, SpaceError, MissingExtraError):  # wrong use leaves nothing behind
+        except USAGE_ERRORS:  # wrong use leaves nothing behind
             run.discard()
             raise
 
@@ -121,7 +121,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             done = is_done(state, config.run)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
-                following = f"inchworm resume {as_typed(run)} --total-timesteps {2 * state.env_steps}"
+                following = f"inchworm resume {run.typed} --total-timesteps {2 * state.env_steps}"
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {following}", markup=False)
                 return OK
             steps = f"{state.env_steps:,} steps"
@@ -138,7 +138,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         except KeyboardInterrupt:
             console.close()
             saved = f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To continue:"
-            terminal.print(f"{saved}\n  inchworm resume {as_typed(run)}", markup=False)
+            terminal.print(f"{saved}\n  inchworm resume {run.typed}", markup=False)
             stack.enter_context(leaving())
             raise
         console.close()
@@ -158,7 +158,7 @@ def _summary(run: Run, state: TrainingState) -> str:
     """Return the score, the run's files, and what to type next."""
     from inchworm.selfplay.callback import REPORT
 
-    name = as_typed(run)
+    name = run.typed
     files = ", ".join(file for file in (POLICY, BEST_POLICY, REPORT) if (run.path / file).exists())
     lines = [
         f"score: {_score(state, run.config)}",

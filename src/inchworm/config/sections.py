@@ -333,7 +333,9 @@ class RunConfig(ConfigBase):
     threads: Annotated[int, Field(ge=0, le=1_024)] = 1
     """CPU threads of torch, which affect the result's bits; NumPy uses one. 0 keeps the current setting of both."""
     checkpoint_interval: NonNegative = 50
-    """Iterations between checkpoints; 0 writes one only at the end."""
+    """Iterations between checkpoints; 0 writes none at intervals, only by time and at the end."""
+    checkpoint_seconds: Weight | None = 300.0
+    """Seconds after which a checkpoint is written even if the interval has not passed; 0 or null writes none by time."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=_MAX_INT)] = 2
     """Number of newest checkpoints that are kept."""
     keep_best: bool = True

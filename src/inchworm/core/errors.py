@@ -39,5 +39,13 @@ class WorkerRestartWarning(UserWarning):
     """A worker process died or hung and was replaced; the run continues with the same results."""
 
 
+class SaveError(InchwormError):
+    """The last save of a run failed; earlier checkpoints are intact."""
+
+
 class MissingExtraError(InchwormError, ImportError):
     """An optional package is not installed; the message is the pip line to type."""
+
+
+USAGE_ERRORS = (ConfigError, SpaceError, MissingExtraError)
+"""What is wrong before anything has begun: commands exit with code 2 and leave nothing behind."""

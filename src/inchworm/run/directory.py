@@ -41,7 +41,7 @@ LOCK = "lock"
 
 FREE_FIELDS = frozenset({
     "run.name", "run.directory", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
-    "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
+    "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "env.num_workers", "env.help_workers", "env.worker_timeout",
     "env.worker_restarts", "collect.max_replay_steps",
 })  # fmt: skip
@@ -123,6 +123,12 @@ class Run:
     def name(self) -> str:
         """The directory's name."""
         return self.path.name
+
+    @property
+    def typed(self) -> str:
+        """The run as it is typed after a command, with the environment if that is code to import."""
+        env = f" --env {self.config.env.id}" if ":" in self.config.env.id else ""
+        return f"{self.name if self.path.parent.name == 'runs' else self.path}{env}"
 
     @property
     def checkpoints(self) -> Path:

@@ -6,6 +6,7 @@ policy file written after it. Slow, infrequent saves run in a background thread 
 
 from __future__ import annotations
 
+import copy
 import random
 import signal
 import threading
@@ -15,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inchworm.backends.registry import describe_policy, imported_backends, policy_files
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError
+from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError, SaveError
 from inchworm.core.protocols import Learner, Policy, Stateful, Tracker
 from inchworm.core.tensor_file import make_directory, untrusted
 from inchworm.policy.file import read_policy, save_policy
@@ -67,6 +68,18 @@ class TrainerState:
     def iteration(self) -> int:
         """Number of completed iterations."""
         return int(self.state["state"]["iteration"])
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of these iterations."""
+        return int(self.state["collector"]["env_steps"])
+
+
+class SavedState(NamedTuple):
+    """Which state of a run its newest checkpoint holds."""
+
+    iteration: int
+    env_steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +127,7 @@ def _with_defaults(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 def states_of(parts: Sequence[object]) -> list[dict[str, Any]]:
     """The state of each callback or tracker that has one, with its position and class name."""
     return [
-        {"place": place, "name": type(part).__name__, "state": part.state_dict()}
+        {"place": place, "name": type(part).__name__, "state": copy.deepcopy(part.state_dict())}  # it may return what it changes later
         for place, part in enumerate(parts)
         if isinstance(part, Stateful)
     ]
@@ -159,7 +172,7 @@ def last_save() -> Iterator[None]:
         yield
     except OSError as error:
         message = "the last save of the run failed; earlier checkpoints are intact. Free some disk space, then resume"
-        raise InchwormError(f"{message}: {error}") from error
+        raise SaveError(f"{message}: {error}") from error
 
 
 def process_facts(threads: int) -> dict[str, Any]:
@@ -246,7 +259,7 @@ class Saver:
         self._callbacks: list[object] = []
         self._callback_states: Sequence[Mapping[str, Any]] = ()  # of a loaded checkpoint, until the callbacks are known
         self._owns_directory = False
-        self._saved_iteration = -1
+        self.saved: SavedState | None = None
         self._warned: set[str] = set()
         self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files to be tried again, and the error
 
@@ -336,7 +349,7 @@ class Saver:
                 tracker.sync()
             path = commit()
             if in_run:
-                self._saved_iteration = taken.iteration
+                self.saved = SavedState(taken.iteration, taken.env_steps)
                 self._write_policy(POLICY, weights)
             return path
 
@@ -356,9 +369,17 @@ class Saver:
     def save_snapshot(self, taken: TrainerState | None) -> None:
         """After an interruption within an iteration: write the last snapshot, unless a later state has been written."""
         self.wait()
-        if self.directory is not None and taken is not None and taken.iteration > self._saved_iteration:
+        if self.directory is not None and taken is not None and (self.saved is None or taken.iteration > self.saved.iteration):
             with last_save():
                 self.prepare(taken)()
+
+    def describe_saved(self) -> str:
+        """Which state of the run is on disk, and how to continue from it."""
+        if self.saved is None:
+            return "no state of the run is saved"
+        how = "load_checkpoint(), then train()" if self._takes_lock or self._run is None else f"inchworm resume {self._run.typed}"
+        where = f"is saved in {self._checkpoints('')}"
+        return f"the state after iteration {self.saved.iteration} ({self.saved.env_steps:,} steps) {where}; to continue: {how}"
 
     def finalize(self, wait: bool) -> None:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
@@ -458,9 +479,9 @@ class Saver:
 
     def _rewind_files(self, checkpoint: Checkpoint) -> None:
         """Cut the metrics back to the checkpoint, and rewrite policy files that are not the checkpoint's."""
-        self._saved_iteration = -1
         self._unwritten.clear()
         in_run = self._is_run(checkpoint.path.parent)
+        self.saved = SavedState(checkpoint.step, self._parts.collector.env_steps) if in_run else None
         self._owns_directory |= in_run or self.directory is None
         counts = checkpoint.manifest.get("rows") if in_run else None
         for rows in self._parts.rows if self._owns_directory else ():

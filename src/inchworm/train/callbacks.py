@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -20,7 +21,10 @@ from inchworm.run.saver import Saver, last_save
 from inchworm.train.loop import TrainingState
 
 SNAPSHOT_SHARE = 0.0025
-"""Share of the time spent on snapshots for Ctrl-C: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
+"""Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
+
+MAX_AGE_SECONDS = 10.0
+"""How old a snapshot may become, whatever it costs, unless the last iteration is older."""
 
 
 class FunctionCallback(BaseCallback):
@@ -94,13 +98,15 @@ class EvaluateCallback(BaseCallback):
 
 
 class CheckpointCallback(BaseCallback):
-    """Saves every `interval` iterations, whenever an evaluation was the best so far, and at the end.
+    """Saves every `interval` iterations or `seconds`, whenever an evaluation was the best so far, and at the end.
 
     A save that fails is a warning and is retried after the next iteration; only the last one must succeed.
     """
 
-    def __init__(self, saver: Saver, interval: int, *, keep_best: bool = False) -> None:
+    def __init__(self, saver: Saver, interval: int, seconds: float | None = None, *, keep_best: bool = False) -> None:
         self._saver, self._interval, self._keep_best = saver, interval, keep_best
+        self._seconds = seconds or math.inf
+        self._saved_at = time.monotonic()
         self._saved: tuple[object, ...] | None = None
         self._failed = False
 
@@ -109,7 +115,8 @@ class CheckpointCallback(BaseCallback):
         del metrics
         self._warn_on_error(self._saver.finalize, False)
         is_best = self._keep_best and state.best_iteration == state.iteration
-        if self._failed or is_best or (self._interval and state.iteration % self._interval == 0):
+        by_time = time.monotonic() - self._saved_at >= self._seconds
+        if self._failed or is_best or by_time or (self._interval and state.iteration % self._interval == 0):
             self._warn_on_error(self._save_once, state)
 
     def flush(self, state: TrainingState) -> None:
@@ -132,7 +139,7 @@ class CheckpointCallback(BaseCallback):
         if self._saved != now:
             self._warn_on_error(self._saver.finalize, True)
             self._saver.save_in_background()
-            self._saved, self._failed = now, False
+            self._saved, self._failed, self._saved_at = now, False, time.monotonic()
 
     def _warn_on_error(self, part: Callable[[Any], object], argument: Any) -> None:
         try:
@@ -144,15 +151,15 @@ class CheckpointCallback(BaseCallback):
 
 
 class SnapshotCallback(BaseCallback):
-    """Keeps the state of a complete iteration in memory, so that Ctrl-C within a long iteration or evaluation can save it.
+    """Keeps the state of a complete iteration in memory, so that an error, or Ctrl-C within a long iteration, can save it.
 
-    With iterations of seconds that is the last one. With fast iterations only some are kept, for 0.25 % of the time: Ctrl-C waits for
-    them to finish and uses the snapshot only if something has stalled.
+    With iterations of seconds that is the last one. With fast iterations only some are kept, for 0.25 % of the time, but one in
+    `MAX_AGE_SECONDS` at least.
     """
 
     def __init__(self, take: Callable[[], Any]) -> None:
         self._take_state = take
-        self._due_at = self._cost = 0.0
+        self._due_at = self._cost = self._taken_at = self._iteration_at = 0.0
         self.taken: Any = None
 
     def on_train_start(self, state: TrainingState) -> None:
@@ -161,10 +168,12 @@ class SnapshotCallback(BaseCallback):
         self._take()
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Keep this iteration if the last snapshot is old."""
+        """Keep this iteration if the last snapshot is old, or would be after another iteration like this one."""
         del state, metrics
-        if time.monotonic() > self._due_at:
+        now = time.monotonic()
+        if now > self._due_at or now + (now - self._iteration_at) > self._taken_at + MAX_AGE_SECONDS:
             self._take()
+        self._iteration_at = time.monotonic()
 
     def _take(self) -> None:
         began = time.monotonic()
@@ -172,6 +181,7 @@ class SnapshotCallback(BaseCallback):
         now = time.monotonic()
         before, self._cost = self._cost, now - began
         self._due_at = now + min(before, self._cost) / SNAPSHOT_SHARE  # the smaller of two: one may have been delayed
+        self._taken_at = self._iteration_at = began
 
 
 class TrackCallback(BaseCallback):

@@ -14,7 +14,7 @@ import gymnasium as gym
 from inchworm.backends.registry import acting_policy, learning_threads, make_learner, policy_files
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import env_source
@@ -249,6 +249,7 @@ class PPOTrainer:
             collector = cast(RolloutCollector, Override(collector, collect=self.collect_rollouts))
         if type(self).learn is not PPOTrainer.learn:
             learner = cast(Learner, Override(learner, update=self.learn))
+        self._snapshot.taken = None  # one of an earlier call may be of another run
         callbacks = tuple(self._ordered_callbacks(config, own))
         components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
         try:
@@ -257,6 +258,11 @@ class PPOTrainer:
                 run_loop(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
             self.saver.save_snapshot(self._snapshot.taken)
+            raise
+        except SaveError:  # everything is done, and saving has been tried
+            raise
+        except BaseException as error:
+            self._save_after(error)
             raise
         finally:
             self.saver.wait()
@@ -312,7 +318,7 @@ class PPOTrainer:
     def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback]) -> list[Callback]:
         """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
         run, saver, callbacks = config.run, self.saver, list[Callback]()
-        checkpoints = CheckpointCallback(saver, run.checkpoint_interval, keep_best=run.keep_best)
+        checkpoints = CheckpointCallback(saver, run.checkpoint_interval, run.checkpoint_seconds, keep_best=run.keep_best)
         saves = self.run_dir is not None
         scored = config.evaluation.interval or config.evaluation.final_episodes
         if scored and self.evaluator is None:
@@ -326,6 +332,18 @@ class PPOTrainer:
         if self.trackers:
             callbacks.append(TrackCallback(self.trackers, run.log_interval))
         return [*callbacks, *([checkpoints, self._snapshot] if saves else [])]
+
+    def _save_after(self, error: BaseException) -> None:
+        """Save the newest complete iteration after an error, and note on the error what is saved and how to continue."""
+        taken = self._snapshot.taken
+        if isinstance(error, USAGE_ERRORS) and (taken is None or taken.iteration == 0):  # nothing to continue with
+            return
+        try:
+            self.saver.save_snapshot(taken)
+        except Exception as problem:  # must not hide the error
+            error.add_note(f"saving failed, too: {type(problem).__name__}: {problem}")
+        stopped = f"stopped after iteration {self.state.iteration} and {self.state.env_steps:,} steps"
+        error.add_note(stopped if self.run_dir is None else f"{stopped}; {self.saver.describe_saved()}")
 
     def _keep_compile(self, compiled: str) -> None:
         """Use the checkpoint's choice where `auto` was asked for: it is made once per run."""
