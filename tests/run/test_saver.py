@@ -220,7 +220,7 @@ def test_what_is_written_in_the_background_is_the_state_at_that_iteration(
 
     monkeypatch.setattr(checkpoint_module, "write_tensor_file", slow)
     look = Look()
-    whole = config(iterations=9, checkpoint_interval=3, keep_checkpoints=9, backend=backend).replace(
+    whole = config(iterations=10, max_iterations=9, checkpoint_interval=3, keep_checkpoints=9, backend=backend).replace(
         policy=PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
     )
     with PPOTrainer(whole.policy, "CartPole-v1", whole, run_dir=tmp_path / "run", callbacks=[look]) as trainer:

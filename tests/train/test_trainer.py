@@ -29,6 +29,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
+from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer, functional_training_loop
 from inchworm.worlds.toys import DEATHS, JOINS, comings
@@ -354,6 +355,57 @@ def test_stopped_and_resumed_is_the_undisturbed_run_bit_for_bit(kind: str, stop:
     for name in (METRICS, "policy.safetensors", "best_policy.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
     assert len(read_rows(tmp_path / "parts" / METRICS)) == len(read_rows(tmp_path / "parts" / TIMING)) == 6
+
+
+LONG = PPO.replace(rollout_steps=100)
+SQUAD = functools.partial(comings, plan=DEATHS, masks="info")
+WARM_UPS: dict[str, tuple[Any, Any, str]] = {
+    "numpy": (NORMALISED, "CartPole-v1", "numpy"),
+    "torch": (NORMALISED, "CartPole-v1", "torch"),
+    "lstm": (LSTM, "CartPole-v1", "torch"),
+    "several": (PolicyMap(policies={"a": NORMALISED, "b": NORMALISED.replace(kind="gru")}, lane_map=["a", "b", "a"]), SQUAD, "torch"),
+}
+
+
+@pytest.mark.parametrize("case", WARM_UPS)
+def test_normalisers_cost_a_twentieth_of_a_rollout_and_the_next_one_is_learned_from(case: str) -> None:
+    policy, env, backend = WARM_UPS[case]
+    rollouts: list[Any] = []
+    settings = config(ppo=LONG, policy=NORMALISED, max_iterations=3, total_timesteps=10**9, backend=backend)
+    with PPOTrainer(policy, env, settings, callbacks=[Keep(rollouts)]) as trainer:
+        history = trainer.train()
+        assert trainer.n_updates == 3
+        assert trainer.total_timesteps == sum(rollout.num_valid for rollout in rollouts)
+    assert [rollout.num_steps for rollout in rollouts] == [5, 100, 100]
+    assert history["warm_up"][0] == 1
+    assert np.isnan(history["warm_up"][1:]).all()
+    assert max(history["ratio_error"][1:]) < 5e-5
+    assert history["grad_norm"][0] == 0 < min(history["grad_norm"][1:])
+
+
+class Keep(BaseCallback):
+    """Keeps the rollouts of a run."""
+
+    def __init__(self, rollouts: list[Any]) -> None:
+        self.rollouts = rollouts
+
+    def on_rollout(self, state: TrainingState, rollout: Any) -> None:
+        self.rollouts.append(rollout)
+
+
+def test_a_policy_with_statistics_needs_no_warm_up(tmp_path: Path) -> None:
+    settings = config(ppo=LONG, policy=NORMALISED, max_iterations=1, total_timesteps=10**9)
+    with PPOTrainer("mlp", "CartPole-v1", settings) as trainer:
+        trainer.learn(trainer.collect_rollouts(LONG.warm_up_steps))
+        policy = trainer.policy
+    with PPOTrainer(policy, "CartPole-v1", settings) as trainer:
+        assert "warm_up" not in trainer.train()
+        assert trainer.total_timesteps == 100 * LANES
+
+
+@pytest.mark.parametrize(("rollout_steps", "steps"), [(1, 1), (4, 4), (80, 4), (100, 5), (119, 5), (2048, 102)])
+def test_a_warm_up_has_a_twentieth_of_the_steps_but_a_few(rollout_steps: int, steps: int) -> None:
+    assert PPOConfig(rollout_steps=rollout_steps).warm_up_steps == steps
 
 
 def die(iteration: int, state: TrainingState, metrics: Mapping[str, float]) -> None:

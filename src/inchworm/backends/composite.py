@@ -65,6 +65,11 @@ class CompositeLearner:
         )
 
     @property
+    def warming_up(self) -> bool:
+        """Whether the first update will only initialise the normalisers of a part."""
+        return any(learner.warming_up for learner in self.learners.values())
+
+    @property
     def total_timesteps(self) -> int | None:
         """The end of the schedules of all parts."""
         return self._total_timesteps

@@ -117,7 +117,7 @@ class BaseLearner(ABC):
         if rollout.num_valid == 0:
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, "learning_rate": self.learning_rate})
         filled, advantages = self.critic_pass(rollout)
-        if self.statistics is not None and self.statistics.pending:  # the first rollout only enters the normalisers
+        if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             metrics = {**EMPTY, "warm_up": 1.0}
         else:
             metrics = self._epochs(filled, advantages, losses, np.unique(rollout.weights_fingerprint))
@@ -233,6 +233,11 @@ class BaseLearner(ABC):
             ("gather", self, "shuffle"),
             ("forward", self, "ratio_error"),
         ]
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the first update will only initialise the normalisers, so that `ppo.warm_up_steps` steps are enough for it."""
+        return self.updates == 0 and self.statistics is not None and self.statistics.pending
 
     @property
     def progress(self) -> float:

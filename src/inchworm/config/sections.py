@@ -264,6 +264,11 @@ class PPOConfig(ConfigBase):
                 "set one of them to null"
             )
 
+    @property
+    def warm_up_steps(self) -> int:
+        """Steps of every lane that only initialise the normalisers: 5 % of a rollout, but at least 4, so that they hold some motion."""
+        return min(self.rollout_steps, max(4, self.rollout_steps // 20))
+
     def sequence_length_for(self, num_steps: int, *, memory: bool) -> int:
         """Return the sequence length for a rollout of `num_steps` steps."""
         if self.sequence_length != "auto":

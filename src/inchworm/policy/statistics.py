@@ -176,7 +176,7 @@ class PolicyStatistics:
 
     @property
     def pending(self) -> bool:
-        """Whether a normaliser is on and has no data yet: the first rollout then only updates the statistics."""
+        """Whether a normaliser is on and has no data yet: the next rollout then only updates the statistics."""
         return any(part.count == 0 for part in self.parts.values())
 
     @property

@@ -107,9 +107,13 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
 
 
 def default_training_step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
-    """One iteration: collect a rollout, learn from it, give the new weights to the collector."""
+    """One iteration: collect a rollout, learn from it, give the new weights to the collector.
+
+    Where normalisers have no data yet, the first iteration is a short one that only initialises them.
+    """
     began = time.perf_counter()
-    rollout = components.collector.collect(components.config.ppo.rollout_steps)
+    ppo, warming_up = components.config.ppo, getattr(components.learner, "warming_up", False)  # a learner from elsewhere may lack it
+    rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
     state.env_steps += rollout.num_valid  # before callbacks, which may replace the rollout
     state.episodes += len(rollout.episodes)
     state.recent.extend(rollout.episodes)
