@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 OWN_MODULE = """
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
 from doubles.policies import Careful, LooseHead
 from doubles.toys import ConstantReward
 
@@ -22,6 +25,9 @@ def loose(observation_space, action_space):
 
 def broken(observation_space):
     return None
+
+def lanes(autoreset="Disabled"):
+    return SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, autoreset_mode=AutoresetMode(autoreset))
 
 number = 3
 """
@@ -39,6 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "arguments",
     [
         ["check-env", "CartPole-v1"],
+        ["check-env", "own:lanes"],
         ["check-policy", "own:sound", "doubles.policies:world"],
         ["check-policy", "examples.custom_network:make_policy", "CartPole-v1"],
     ],
@@ -54,6 +61,9 @@ def test_problems_make_the_exit_code_1(cli: Any) -> None:
     assert result.code == 1
     assert result.out.startswith("problem: ")
     assert "problem" in result.out.splitlines()[-1]
+    result = cli("check-env", "own:lanes", "--env.kwargs", "{autoreset: NextStep}")
+    assert result.code == 1
+    assert "problem: a SyncVectorEnv with AutoresetMode.NEXT_STEP loses the end of episodes" in " ".join(result.out.split())
     result = cli("check-policy", "own:loose", "doubles.policies:world")
     assert result.code == 1
     assert "problem: gradient: forgotten.weight, forgotten.bias get no gradient" in " ".join(result.out.split())

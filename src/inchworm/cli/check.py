@@ -15,7 +15,7 @@ from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, PolicyConfig, WrapperConfig
 from inchworm.core.errors import InchwormError
-from inchworm.env.check import check_env
+from inchworm.env.check import check_env, make_checked
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import load_policy
@@ -68,8 +68,8 @@ def run_check_env(arguments: Sequence[str]) -> int:
         frame_stack=options.frame_stack,
         atari=options.atari,
     )
-    with closing(make_named_env(config)) as env:
-        report = check_env(env)
+    make_named_env(config, make=make_checked).close()  # one that cannot be made is wrong use
+    report = check_env(config)
     return _print_report(config.id, report.problems, report.notes)
 
 

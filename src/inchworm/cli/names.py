@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
@@ -32,10 +34,10 @@ def check_one_policy(run: Run) -> None:
         )
 
 
-def make_named_env(config: EnvConfig, *, where: str = "") -> Env:
+def make_named_env(config: EnvConfig, *, where: str = "", make: Callable[[EnvConfig], Env] = make_env) -> Env:
     """Make an environment; an error is wrong use, and its message begins with `where`."""
     try:
-        return make_env(config)
+        return make(config)
     except (ConfigError, EnvError, MissingExtraError) as error:
         raise UsageError(f"{where}{error}") from error
 

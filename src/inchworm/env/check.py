@@ -15,54 +15,23 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, InchwormError
-from inchworm.core.spaces import Space, check_action_space, check_observation_space, leaf, leaves, path_name, split_mask
+from inchworm.core.protocols import VectorEnv
+from inchworm.core.spaces import split_mask
 from inchworm.core.types import CheckReport, Tree
+from inchworm.env.check_vector import check_vector_env
+from inchworm.env.findings import Findings, check_leaves, check_spaces
+from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy
-from inchworm.env.make import make_env
+from inchworm.env.make import call_factory, complete_env, make_env, named_factory
 from inchworm.env.pettingzoo_copy import TeamCopy, as_team, has_state, is_team_env
 from inchworm.env.restore import Env, wrapper_chain
-from inchworm.env.source import env_source
+from inchworm.env.source import env_source, is_vector_env
 from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import CastWarning, make_split
-
-_LARGE = 50.0
-"""Larger observations slow learning down enough to report them."""
-
-
-class Findings:
-    """Problems, which break or degrade training, and notes, which are worth knowing."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.notes: list[str] = []
-
-    def problem(self, text: str) -> None:
-        """Add what would break or degrade training."""
-        self.problems.append(text)
-
-    def note(self, text: str) -> None:
-        """Add what is worth knowing."""
-        self.notes.append(text)
-
-    def attempt(self, what: str, action: Callable[[], Any]) -> Any:
-        """The action's result; an exception becomes a problem, with the place where it was raised."""
-        try:
-            return action()
-        except InchwormError as error:
-            self.problems.append(str(error))
-        except Exception as error:  # an environment may raise anything, and all of it is worth reporting
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            at = f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else ""
-            self.problems.append(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}")
-        return None
 
 
 def takes_seed_and_options(env: Any, found: Findings) -> bool:
@@ -74,33 +43,6 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
         return False
     except ValueError:  # some built-in callables have no signature
         pass
-    return True
-
-
-def check_spaces(observation_space: Space, action_space: Space, found: Findings) -> None:
-    """Check that a policy can read the observations and choose the actions."""
-    found.attempt("reading its observation space", lambda: check_observation_space(observation_space))
-    found.attempt("reading its action space", lambda: check_action_space(action_space))
-    for path, part in leaves(action_space):
-        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
-            which = f"the action{f' {path_name(path)}' if path else ''}"
-            found.notes.append(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
-
-
-def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
-    """Whether an observation is finite and within its bounds; `when` names it in messages."""
-    for path, space in leaves(seen):
-        value = leaf(tree, path)
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            found.problems.append(f"{path_name(path)} {when} has values that are not finite: {np.asarray(value).ravel()[:8]}")
-            return False
-        if isinstance(space, spaces.Box):
-            outside = (value < space.low) | (value > space.high)
-            if outside.any():
-                found.problems.append(f"{path_name(path)} {when} leaves its bounds: {value[outside].ravel()[:4]} is outside {space}")
-                return False
-            if value.dtype.kind == "f" and value.size and np.abs(value).max() > _LARGE:
-                found.notes.append(f"{path_name(path)} has values beyond {_LARGE:g}: policy.normalize_observations=true will help")
     return True
 
 
@@ -157,8 +99,11 @@ def drive(copy: Copy, trace: Trace, steps: int, seed: int, actions: Sequence[Tre
         trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in names})
 
 
-def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 200, seed: int = 0) -> CheckReport:
-    """Drive `env` for some random steps and report what would break training. Environments made here are closed; a given one stays open."""
+def check_env(env: EnvConfig | str | Env | Callable[[], Env] | GymVectorEnv | VectorEnv, *, steps: int = 200, seed: int = 0) -> CheckReport:
+    """Drive `env` for some random steps and report what would break training. Environments made here are closed; a given one stays open.
+
+    A vector env, or a factory of one, is checked too: its seeds, the order of its lanes, its resets, buffers and last observations.
+    """
     found = Findings()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -169,17 +114,28 @@ def check_env(env: EnvConfig | str | Env | Callable[[], Env], *, steps: int = 20
     return CheckReport(tuple(dict.fromkeys(found.problems)), tuple(dict.fromkeys(found.notes)))
 
 
+def make_checked(config: EnvConfig) -> Any:
+    """What `check_env` checks for a config: its environment, or the vector env that its factory returns."""
+    factory = named_factory(config)
+    if factory is None:
+        return make_env(config)
+    made = call_factory(factory, config)
+    return made if is_vector_env(made) else complete_env(made, config)
+
+
 def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
     source = env_source(env)
-    if source.is_vector:
-        raise EnvError(f"check_env takes an environment, an id, a factory or an EnvConfig; got {type(env).__name__}")
     config = EnvConfig(id=env) if source.kind == "id" else env
-    make: Callable[[], Env] = partial(make_env, config) if source.is_config else env if source.can_be_copied else lambda: env
+    make: Callable[[], Any] = partial(make_checked, config) if source.is_config else env if source.can_be_copied else lambda: env
     first = found.attempt("making the environment", make)
     if first is None:
         return
     try:
-        if takes_seed_and_options(first, found):
+        if is_vector_env(first):
+            check_vector_env(env_source(first).given, steps, seed, found)
+            if env is not first:
+                found.note("training takes a factory of one environment; to train with this vector env, give it to PPOTrainer itself")
+        elif takes_seed_and_options(first, found):
             copy = found.attempt("reading its spaces and its first reset", lambda: _copy_of(first, found))
             if copy is not None:
                 _check_copy(copy, None if env is first else make, steps, seed, found)

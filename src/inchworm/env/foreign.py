@@ -242,7 +242,7 @@ class GymnasiumVectorWorld:
         mode = env.metadata.get("autoreset_mode")
         if mode != AutoresetMode.DISABLED:
             raise EnvError(
-                f"a {type(env).__name__} with {mode} loses the end of episodes or resets one step late; make it with "
+                f"a {type(env.unwrapped).__name__} with {mode} loses the end of episodes or resets one step late; make it with "
                 'gymnasium.make_vec(…, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "Disabled"}), '
                 "or give its id, of which copies are made here"
             )
@@ -337,10 +337,14 @@ def _places(found: np.ndarray, wanted: Sequence[int] | np.ndarray) -> np.ndarray
     return np.array([place[int(lane)] for lane in wanted])
 
 
+def is_envpool(env: Any) -> bool:
+    """Whether a vector env is an EnvPool."""
+    return any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
+
+
 def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> BatchedVectorEnv:
     """A `gymnasium.vector.VectorEnv` or an EnvPool, with the `VectorEnv` contract."""
-    is_envpool = any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
-    world: BatchedWorld = EnvPoolWorld(env) if is_envpool else GymnasiumVectorWorld(env, seed)
+    world: BatchedWorld = EnvPoolWorld(env) if is_envpool(env) else GymnasiumVectorWorld(env, seed)
     return BatchedVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
 
 

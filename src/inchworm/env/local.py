@@ -6,13 +6,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import gymnasium as gym
-
 from inchworm.core.errors import EnvError
 from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
-from inchworm.env.pettingzoo_copy import TeamCopy, as_team, is_team_env
+from inchworm.env.pettingzoo_copy import TeamCopy, as_team, check_one_env, is_team_env
 from inchworm.env.restore import Env, Restore
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree
 from inchworm.env.values import make_split
@@ -53,9 +51,8 @@ class LocalCopies:
     def _add(self, make: Callable[[], Env], index: int) -> None:
         try:
             env: Any = make()
+            check_one_env(env, "the factory")
             is_team = is_team_env(env)
-            if not is_team and not isinstance(env, gym.Env):
-                raise EnvError(f"the factory returned {type(env).__name__}, not a gymnasium.Env")
             if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
                 raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
             if self._global_state and not is_team:

@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env import atari
-from inchworm.env.pettingzoo_copy import as_team, is_team_env
+from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
 from inchworm.env.registry import find_world
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
 from inchworm.env.values import brief
@@ -62,11 +62,10 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
 
 def make_env(config: EnvConfig) -> Env:
     """One environment as `config` describes it: the world, its time limit, then the config's wrappers."""
-    world = find_world(config.id)
-    name = config.id if world is None or world.make_copy is None else world.make_copy
-    factory = _find_factory(name) if ":" in name else None
+    factory = named_factory(config)
     if factory is not None:
         return make_from(factory, config)
+    name = config.id
     if ":" not in name and (config.atari or name.startswith("ALE/") or "NoFrameskip" in name):
         try:
             import ale_py
@@ -76,8 +75,20 @@ def make_env(config: EnvConfig) -> Env:
     return add_wrappers(_make_registered(config), config)
 
 
+def named_factory(config: EnvConfig) -> Callable[..., Any] | None:
+    """The function that makes the environment of an id; None if Gymnasium makes it."""
+    world = find_world(config.id)
+    name = config.id if world is None or world.make_copy is None else world.make_copy
+    return _find_factory(name) if ":" in name else None
+
+
 def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
     """One environment from a factory, with the config's arguments, limit and wrappers."""
+    return complete_env(call_factory(factory, config), config)
+
+
+def call_factory(factory: Callable[..., Any], config: EnvConfig) -> Any:
+    """What a factory returns for the config's arguments."""
     try:  # before it is called: a `TypeError` from inside it is not about the arguments
         signature = inspect.signature(factory)
         try:
@@ -86,9 +97,12 @@ def make_from(factory: Callable[..., Any], config: EnvConfig) -> Env:
             raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
     except ValueError:  # some built-in callables have no signature
         pass
-    env = factory(**config.kwargs)
-    if not isinstance(env, gym.Env) and not is_team_env(env):
-        raise EnvError(f"{config.id} returned {type(env).__name__}, not a gymnasium.Env")
+    return factory(**config.kwargs)
+
+
+def complete_env(env: Any, config: EnvConfig) -> Env:
+    """What a factory returned, if it is one environment, with the config's limit and wrappers."""
+    check_one_env(env, config.id)
     return add_wrappers(_limit(env, config), config)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -50,6 +51,14 @@ def is_team_env(thing: Any) -> bool:
     """Whether something is a PettingZoo environment; without PettingZoo there is none."""
     zoo = sys.modules.get("pettingzoo")
     return isinstance(thing, Team) or (zoo is not None and isinstance(thing, zoo.ParallelEnv | zoo.AECEnv))
+
+
+def check_one_env(env: Any, who: str) -> None:
+    """Refuse what a factory returned if it is not one environment."""
+    if isinstance(env, gym.Env) or is_team_env(env):
+        return
+    vector = "; give a vector env itself to PPOTrainer, or a function that returns one environment"
+    raise EnvError(f"{who} returned {type(env).__name__}, not a gymnasium.Env{vector if isinstance(env, gym.vector.VectorEnv) else ''}")
 
 
 def as_team(env: Any, max_steps: int | None = None) -> Team:

@@ -24,7 +24,7 @@ from inchworm.env.restore import Env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
 
-__all__ = ["EnvSource", "InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "env_source", "make_vector_env"]
+__all__ = ["EnvSource", "InProcessVectorEnv", "VectorEnv", "WorkerVectorEnv", "env_source", "is_vector_env", "make_vector_env"]
 
 _VECTOR_ENV = ("num_lanes", "send", "recv", "load_state_dict")
 """What a `VectorEnv` has and no other kind of environment."""
@@ -96,6 +96,12 @@ class EnvSource:
         return None if spec is None else EnvSource(lambda: wrap_given(gym.make(spec), config), "factory")
 
 
+def is_vector_env(env: Any) -> bool:
+    """Whether something is a vector env, ours or another library's."""
+    ours = not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV)
+    return ours or isinstance(env, gym.vector.VectorEnv)
+
+
 def env_source(env: Any) -> EnvSource:
     """Decide what was handed over."""
     if isinstance(env, EnvSource):
@@ -104,10 +110,9 @@ def env_source(env: Any) -> EnvSource:
         return EnvSource(env, "id")
     if isinstance(env, EnvConfig):
         return EnvSource(env, "config")
-    if not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV):
-        return EnvSource(complete_vector_env(env), "vector")
-    if isinstance(env, gym.vector.VectorEnv):  # before gymnasium.Env: an EnvPool is both
-        return EnvSource(env, "gymnasium.vector")
+    if is_vector_env(env):  # before gymnasium.Env: an EnvPool is both
+        foreign = isinstance(env, gym.vector.VectorEnv)
+        return EnvSource(env, "gymnasium.vector") if foreign else EnvSource(complete_vector_env(env), "vector")
     if isinstance(env, gym.Env):
         return EnvSource(env, "gymnasium")
     if is_team_env(env):

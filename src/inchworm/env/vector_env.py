@@ -103,7 +103,7 @@ class LaneVectorEnv:
         self._flaws = list(inexact)  # of the environment
         self._not_restored: list[str] = []  # of this run
         self._warned: set[str] = set()
-        self._engine, self._takes_seeds = engine, takes_seeds
+        self._engine, self.takes_seeds = engine, takes_seeds
         self._rows = rows = engine.rows
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
         self.num_lanes = len(rows.rewards)
@@ -158,7 +158,7 @@ class LaneVectorEnv:
             raise EnvError(f"reset got {len(seeds)} seeds for {len(chosen)} copies")
         if seeds is not None and any(not 0 <= int(seed) < 2**63 for seed in seeds):
             raise EnvError(f"seeds must be from 0 to 2**63 - 1; got {list(seeds)}")
-        if seeds is not None and not self._takes_seeds:
+        if seeds is not None and not self.takes_seeds:
             self._warn_once("the episodes of this environment cannot be given seeds: those of reset() are ignored")
         self._phase = _FAILED  # until it has worked
         self._begin(chosen, seeds)
@@ -213,7 +213,7 @@ class LaneVectorEnv:
             records = []
             for lane, info in ended:
                 copy = lane // width
-                seed = int(rows.seeds[copy]) if self._takes_seeds else NO_SEED
+                seed = int(rows.seeds[copy]) if self.takes_seeds else NO_SEED
                 last = final[lane].copy() if type(final) is np.ndarray else copy_row(final, lane)
                 state = copy_row(rows.final_global_state, copy) if self.global_state_space is not None else ()
                 team = {} if returns is None else {"team_return": float(returns[copy])}
@@ -250,7 +250,7 @@ class LaneVectorEnv:
             if "state" in own:
                 copy["state"], copy["observation"] = own["state"], [array.copy() for array in shown_arrays(self._rows, index)]
             elif "why" in own:
-                self._warn_once(f"{own['why']}; " + ("it is restored by replay instead" if self._takes_seeds else "it cannot be restored"))
+                self._warn_once(f"{own['why']}; " + ("it is restored by replay instead" if self.takes_seeds else "it cannot be restored"))
         return {**state, "strayed": list(self._not_restored)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,7 +262,7 @@ class LaneVectorEnv:
         self._engine.set_options(everyone, self._ledger.saved_options(state))
         replays = self._ledger.load_state_dict(state)
         with_state = {copy: saved for copy, saved in enumerate(state["copies"]) if saved.get("state") is not None}
-        jobs = [job for job in replays if job.copy not in with_state and self._takes_seeds]
+        jobs = [job for job in replays if job.copy not in with_state and self.takes_seeds]
         results = dict(zip([job.copy for job in jobs], self._engine.replay(jobs)))  # (return, length) of each
         if with_state:
             self._engine.set_states([Restore(copy, int(own["seed"]), own["options"], own["state"]) for copy, own in with_state.items()])
@@ -279,7 +279,7 @@ class LaneVectorEnv:
         """Begin new episodes in the copies that were not restored, and say why."""
         reasons: dict[str, list[int]] = {}
         for copy in range(self.num_envs):
-            why = why_not_restored(saved[copy], results.get(copy), observation_hash(self._rows, copy), takes_seeds=self._takes_seeds)
+            why = why_not_restored(saved[copy], results.get(copy), observation_hash(self._rows, copy), takes_seeds=self.takes_seeds)
             if why is not None:
                 reasons.setdefault(why, []).append(copy)
         lost = sorted(copy for copies in reasons.values() for copy in copies)
