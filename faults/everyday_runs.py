@@ -65,7 +65,7 @@ def soak_for(length: float, work: Work) -> Outcome:
     outcome, samples, kills, rng = Outcome(), Samples(), 0, random.Random(work.seed)
     every = min(60.0, length / 10)
     with _started(work.scratch / "pilot", 0):  # how long an iteration takes here: intervals are counted in iterations
-        time.sleep(2.0)
+        time.sleep(min(2.0, length))
     iteration = statistics.median(row["seconds"] for row in _timing(work.scratch / "pilot"))
     directory, names, pause = work.scratch / "soak", shared_names(), min(1.0, length / 100)
     with _started(directory, max(1, round(every / iteration))) as child:

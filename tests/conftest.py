@@ -1,11 +1,17 @@
-"""For all tests: signals as a terminal has them. Who starts the suite in the background has some ignored, and children inherit that."""
+"""For all tests: signals as a terminal has them, one thread, and one cache of compiled graphs."""
 
+import os
 import signal
 import threading
 
+import pytest
 
-def pytest_configure() -> None:
-    if threading.current_thread() is threading.main_thread():
+
+def pytest_configure(config: pytest.Config) -> None:
+    if threading.current_thread() is threading.main_thread():  # a suite that is started in the background inherits ignored signals
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # on arrays this small, threads only wait for each other
+    if getattr(config, "cache", None) is not None:  # what torch has compiled is kept for the next run of the suite
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(config.cache.mkdir("torchinductor"))

@@ -82,8 +82,6 @@ def test_verdicts(module: Any) -> None:
 
 
 # ---- the performance page ----
-
-
 def _run(steps: float, seconds: float, **more: Any) -> dict[str, Any]:
     return {"steps": steps, "seconds": seconds, "learn_seconds": seconds / 2, "last_return": 100.0, **more}
 

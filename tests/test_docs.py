@@ -45,7 +45,6 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
     namespace: dict[str, object] = {"__name__": "__docs__"}
     try:
         for line, code in blocks(page, "python"):

@@ -31,9 +31,6 @@ def values(trainer: PPOTrainer, *observations: float) -> list[float]:
     return np.asarray(trainer.policy.value(seen, (), np.zeros((1, len(observations)), bool)))[0].tolist()
 
 
-# ---- probes of the critic
-
-
 @pytest.mark.parametrize("normalize", [False, True], ids=["plain", "popart"])
 def test_a_constant_reward_is_its_own_value(normalize: bool) -> None:
     trainer = trained(ConstantReward, 25, normalize_values=normalize)
@@ -59,9 +56,6 @@ FOREVER = QUICK.replace(gamma=0.8, learning_rate=2e-2)
 def test_a_truncation_is_not_a_termination(gae_lambda: float) -> None:
     trainer = trained(TruncatedForever, 60, ppo=FOREVER.replace(gae_lambda=gae_lambda))
     assert values(trainer, 0.0) == pytest.approx([5.0], rel=0.03)
-
-
-# ---- probes of the actor
 
 
 def test_the_better_of_two_actions() -> None:
@@ -197,8 +191,6 @@ def test_convolutions_tell_left_from_right() -> None:
     assert trainer.evaluate(50).mean_return > 0.9  # a blind one earns 0
 
 
-# ---- memory: a cue at the start, a choice at the end, nothing in between
-
 RECALL = PPOConfig(
     rollout_steps=63, sequence_length=63, num_minibatches=4, update_epochs=4, learning_rate=3e-3, ent_coef=0.01, gamma=0.99, gae_lambda=0.95
 )
@@ -234,9 +226,6 @@ def test_a_cue_is_remembered_over_20_steps(env: Any) -> None:
 
 def test_without_memory_it_is_chance() -> None:
     assert success(lambda: MemoryCorridor(5), "mlp", 20_000) == pytest.approx(0.5, abs=0.14)  # 4 standard errors of 200 fair coins
-
-
-# ---- whole tasks
 
 
 @pytest.mark.slow

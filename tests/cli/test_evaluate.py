@@ -214,8 +214,6 @@ def test_a_suite_with_opponents(cli: Any) -> None:
 
 
 # progress
-
-
 def test_a_terminal_gets_a_bar_and_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     terminal = Terminal(file=out, force_terminal=True, width=80, _environ={"TERM": "xterm"})

@@ -1,6 +1,5 @@
 """`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
 
-import errno
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from doubles.disk import failing
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.run import checkpoint as checkpoint_module
 from inchworm.run.directory import open_run
 from inchworm.tracking.jsonl import read_rows
 
@@ -120,8 +117,6 @@ main(["train", "CartPole-v1", "--backend", "torch"])
 
 
 # resume
-
-
 def test_flags_that_do_not_affect_completed_training_are_accepted(cli: Any, run: Path) -> None:
     result = cli("resume", "small", "--run.max-iterations=5", "--total-timesteps=1000", "--run.keep-checkpoints=3")
     assert result.code == 0, result.err
@@ -171,24 +166,7 @@ def test_damaged_checkpoints_stop_everything(cli: Any, small: list[str], run: Pa
     assert after.keys() == before.keys()
 
 
-def test_a_last_save_that_fails_is_one_line_and_a_failure(
-    cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "write_tensor_file", failing(errno.ENOSPC))
-        result = cli("train", "CartPole-v1", *small, "--run.name=full")
-    assert result.code == 1
-    warning, error = result.err.splitlines()
-    assert warning.startswith("warning: a save failed: [Errno 28] No space left on device while saving the checkpoint of iteration 2")
-    assert error.startswith("inchworm: the last save of the run failed")
-    assert "step-000000000004" in error
-    assert list((tmp_path / "runs" / "full" / "checkpoints").iterdir()) == []
-    assert cli("resume", "full", "--quiet").code == 0
-
-
 # interrupts and readers that have gone
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_saves_its_last_iteration_and_can_be_resumed(

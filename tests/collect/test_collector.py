@@ -12,7 +12,8 @@ import optree
 import pytest
 from gymnasium import spaces
 
-from doubles.toys import Corridor, Counter, SpacesEnv
+from doubles.stepping import assert_equal_rollouts
+from doubles.toys import Corridor, Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
@@ -162,19 +163,7 @@ def expected(num_steps: int, first: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def assert_equal(one: Rollout, other: Rollout) -> None:
-    """Byte for byte."""
-    for name in ARRAY_FIELDS:
-        left, right = optree.tree_leaves(one[name]), optree.tree_leaves(other[name])
-        assert optree.tree_structure(one[name]) == optree.tree_structure(other[name]), name
-        for a, b in zip(left, right, strict=True):
-            assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
-    assert one.episodes == other.episodes
-
-
 # ---- where every number lands
-
-
 @pytest.mark.parametrize("num_steps", [1, 4, 23])
 def test_identifiable_rows_land_at_their_time_and_lane(num_steps: int) -> None:
     rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(num_steps)
@@ -216,8 +205,6 @@ def test_the_global_state_is_of_the_row_and_not_of_its_successor() -> None:
 
 
 # ---- cut rows
-
-
 def cuts(rollout: Rollout) -> dict[tuple[int, int], list[float]]:
     return {(int(t), int(b)): rollout.cut_observations[k].tolist() for k, (t, b) in enumerate(rollout.cut_rows)}
 
@@ -241,8 +228,6 @@ def test_cut_rows_hold_the_true_successors(steps: int, expected_cuts: dict[tuple
 
 
 # ---- one call after another
-
-
 def test_episodes_continue_from_call_to_call() -> None:
     env = ScriptedEnv()
     collector = RolloutCollector(env, Stub())
@@ -296,8 +281,6 @@ def test_no_steps_are_refused_and_close_closes_the_environments() -> None:
 
 
 # ---- never learns, never asks the critic
-
-
 class NoCritic(NumpyPolicy):
     """A policy that only acts."""
 
@@ -400,8 +383,6 @@ def test_an_actor_without_weights_cannot_be_given_any() -> None:
 
 
 # ---- bad numbers
-
-
 @pytest.mark.parametrize(
     ("at", "what", "says"),
     [
@@ -475,34 +456,7 @@ def test_after_half_a_step_the_next_collect_begins_new_episodes(what: str) -> No
     assert [(e.lane, e.length, e.episode_return) for e in rollout.episodes] == [(0, 3, 30 * episode + 6)]
 
 
-# ---- the same seed gives the same rollout, however the copies are stepped
-
-
-MASKED = functools.partial(
-    SpacesEnv,
-    spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(4, start=-1)}),
-    spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 2.0, (2,), np.float32)]),
-    mask="info",
-)
-
-
-@pytest.mark.slow
-def test_workers_do_not_change_a_bit_of_a_masked_dict_world_with_hybrid_actions() -> None:
-    found: list[list[Rollout]] = []
-    for workers in (0, 1, 3):
-        with make_vector_env(MASKED, 4, workers, seed=9) as env:  # type: ignore[attr-defined]
-            collector = RolloutCollector(env, NumpyPolicy(spec_of(env), seed=2), seed=9)
-            found.append([collector.collect(17), collector.collect(17)])
-    for rollouts in found[1:]:
-        assert_equal(found[0][0], rollouts[0])
-        assert_equal(found[0][1], rollouts[1])
-    assert found[0][0].episodes  # and so resets are among what was compared
-    assert len(np.unique(found[0][1].log_probs)) > 10
-
-
 # ---- options, and saving in the middle
-
-
 @pytest.mark.parametrize(
     ("env", "workers"),
     [(EnvConfig(id="CartPole-v1"), 0), pytest.param(functools.partial(Counter, 7, truncate=True), 2, marks=pytest.mark.slow)],
@@ -520,10 +474,10 @@ def test_a_collector_resumes_bit_for_bit_from_its_saved_state(env: Any, workers:
     expect = [undisturbed.collect(9), undisturbed.collect(9)]
     resumed.load_state_dict(state)
     for rollout in expect:
-        assert_equal(resumed.collect(9), rollout)
+        assert_equal_rollouts(resumed.collect(9), rollout)
     assert (resumed.env_steps, resumed.episodes, resumed.recent) == (undisturbed.env_steps, undisturbed.episodes, undisturbed.recent)
     undisturbed.load_state_dict(state)  # the same object goes back, too
-    assert_equal(undisturbed.collect(9), expect[0])
+    assert_equal_rollouts(undisturbed.collect(9), expect[0])
     for each in (undisturbed, resumed):
         each.close()
 
@@ -548,9 +502,9 @@ def test_the_state_before_the_first_step_is_a_state_too() -> None:
     assert expect.observations[0].ravel().tolist() == [0.5, 0.5]
     second = collector()
     second.load_state_dict(state)  # reset options and all
-    assert_equal(second.collect(9), expect)
+    assert_equal_rollouts(second.collect(9), expect)
     first.load_state_dict(state)  # back to the very beginning: the same episodes again
-    assert_equal(first.collect(9), expect)
+    assert_equal_rollouts(first.collect(9), expect)
 
 
 def test_a_lane_that_replay_does_not_bring_back_counts_from_zero() -> None:
@@ -615,8 +569,6 @@ def test_the_first_error_is_the_one_that_is_reported() -> None:
 
 
 # ---- what actors may do
-
-
 class Thrifty(Stub):
     """Keeps what it has seen as its memory, and hands out the same arrays each time."""
 

@@ -1,6 +1,6 @@
 """What every conformance case runs on: each backend as one object, and every kind of space as one case."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,15 +24,6 @@ from inchworm.backends.torch import network as torch_encoding
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.policy.layout import ActionLayout
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A few numbers gain nothing from threads, and threads that wait for each other cost much."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

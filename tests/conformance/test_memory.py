@@ -284,8 +284,6 @@ def test_images_are_convolved_before_the_memory_and_torch_acts(case):
 
 
 # ---- recurrence that is dead
-
-
 def one_lane(policy, observations, *, starts=(), state=None):
     """log-probs of action 0 along one lane."""
     state = policy.initial_state(1) if state is None else state

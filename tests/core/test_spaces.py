@@ -116,8 +116,6 @@ def test_spaces_as_plain_data(space):
 
 
 # masks
-
-
 def test_mask_sizes():
     assert mask_sizes(spaces.Discrete(4)) == (4,)
     assert mask_sizes(spaces.MultiDiscrete([[2, 3], [4, 5]])) == (2, 3, 4, 5)

@@ -203,8 +203,6 @@ def test_arbitrary_bytes(tmp_path_factory, content):
 
 
 # writing
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     assert write_atomically(tmp_path / "x", "ä").read_bytes() == "ä".encode()
     assert write_atomically(str(tmp_path / "x"), (b"1", memoryview(b"2"))).read_bytes() == b"12"
@@ -233,8 +231,6 @@ def test_a_safetensors_that_orders_its_header_otherwise_is_noticed(tmp_path, mon
 
 
 # irregular files and files that are too large
-
-
 def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "endless").symlink_to("/dev/zero")

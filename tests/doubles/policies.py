@@ -107,8 +107,6 @@ class Forgetful(Careful):
 
 
 # ---- one fault each
-
-
 def returning(method: str, change: Callable[[Any], Any]) -> type[Careful]:
     """A policy that changes what one method returns."""
 

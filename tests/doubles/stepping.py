@@ -1,11 +1,13 @@
-"""What the env tests share: running vector envs by legal random actions, and comparing all that they returned."""
+"""Running vector envs by legal random actions, and comparing bit for bit what was returned or collected."""
 
 import copy
 
 import numpy as np
+import optree
 
 from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.trial import legal_action
+from inchworm.rollout.rollout import ARRAY_FIELDS
 
 
 def stack(elements):
@@ -69,3 +71,10 @@ def assert_equal_trees(one, other, what=""):
         assert a.dtype == b.dtype, what
         assert a.shape == b.shape, what
         assert a.tobytes() == b.tobytes(), what
+
+
+def assert_equal_rollouts(one, other):
+    for name in ARRAY_FIELDS:
+        assert optree.tree_structure(one[name]) == optree.tree_structure(other[name]), name
+        assert_equal_trees(one[name], other[name], name)
+    assert one.episodes == other.episodes

@@ -159,8 +159,6 @@ def test_random_masks_leave_legal_actions():
         assert c.reshape(2, 2).any(1).all()
 
 
-# ---- every kind of observation with every kind of action and every source of masks
-
 OBSERVATIONS = {
     "box": spaces.Box(-1, 1, (3,), np.float32),
     "box64": spaces.Box(-np.inf, np.inf, (2, 2), np.float64),

@@ -269,8 +269,6 @@ def test_reports_as_text():
 
 
 # ---- PettingZoo environments
-
-
 def plain(plan=None, **changes):
     """A team without a global state, with some methods replaced."""
 

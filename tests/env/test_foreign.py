@@ -11,9 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from doubles.runs import outcome
 from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, run
-from inchworm import PPOConfig, PPOTrainer
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.protocols import VectorEnv
@@ -266,8 +264,6 @@ def test_results_without_one_value_per_lane_are_rejected(change, message):
 
 
 # ---- restoring copies that have their own seeds
-
-
 class Hybrid(gym.Env):
     """A world with a mask, a tuple of actions and random ends: the position is a sum of what was done and drawn."""
 
@@ -392,8 +388,6 @@ def test_wrappers_whose_statistics_cross_episodes_are_named():
 
 
 # ---- restoring vector envs whose copies draw from one stream
-
-
 class Kept(gym.vector.VectorEnv):
     """A vector env with a simulator behind it, and get_state and set_state."""
 
@@ -474,25 +468,6 @@ def test_a_state_that_a_file_cannot_hold_is_reported():
     env.reset()
     with pytest.warns(UserWarning, match=r"get_state of Unsayable gave what a file cannot hold.*it cannot be restored"):
         env.state_dict()
-
-
-@pytest.mark.parametrize("make", [vector, Kept])
-def test_a_resumed_run_is_bit_identical(make, tmp_path):
-    def trainer():
-        return PPOTrainer("mlp", make(), PPOConfig(rollout_steps=20, num_minibatches=2, update_epochs=2), seed=3)
-
-    with trainer() as straight, trainer() as first, trainer() as second:
-        steps = 3 * 20 * straight.env.num_lanes
-        straight.train(2 * steps)
-        first.train(steps)
-        first.save_checkpoint(tmp_path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            second.load_checkpoint(tmp_path)
-        second.train(2 * steps)
-        assert outcome(second) == outcome(straight)
-        assert outcome(second) != outcome(first)
-        assert second.env.exact
 
 
 def test_a_state_of_an_earlier_format_keeps_episode_counts_and_options():

@@ -196,9 +196,6 @@ def test_atari_preprocessing_of_another_world_is_rejected():
         make_env(EnvConfig(id="doubles.toys:Counter", atari=True))
 
 
-# ---- BipedalWalker: an episode follows from its seed and actions, whatever its copy has played before
-
-
 def play(env, seed, actions):
     seen = [env.reset(seed=seed)[0]]
     for action in actions:

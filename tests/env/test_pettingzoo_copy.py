@@ -239,8 +239,6 @@ def test_reset_options_reach_the_environment():
 
 
 # ---- spaces
-
-
 class Spaces(Comings):
     """Two agents with spaces of their own."""
 
@@ -313,8 +311,6 @@ def test_bounds_of_parts_and_observations_of_dead_agents():
 
 
 # ---- what breaks the contract
-
-
 def broken(change, plan=DEATHS, steps=1):
     """The message about an environment whose step's five dicts `change` has changed, in place or by returning others."""
 
@@ -419,8 +415,6 @@ def test_agents_and_their_spaces_must_be_declared(methods, words):
 
 
 # ---- global state
-
-
 def test_the_global_state_is_what_state_returns():
     def no_state(self):
         raise NotImplementedError
@@ -461,8 +455,6 @@ def test_a_dead_agent_shares_a_later_reward():
 
 
 # ---- where PettingZoo's environments come from
-
-
 def test_an_instance_is_one_copy_and_all_copies_have_as_many_agents():
     env = make_vector_env(Comings(DEATHS))
     assert (env.num_lanes, env.num_envs) == (3, 1)

@@ -136,9 +136,6 @@ def test_an_integer_reward_too_large_for_a_float():
         real_scalar(10**400)
 
 
-# ---- actions
-
-
 HYBRID = spaces.Dict(
     move=spaces.Discrete(3, start=2),
     aim=spaces.Tuple([spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2), spaces.MultiDiscrete([2, 3])]),

@@ -16,6 +16,6 @@ def test_a_slope_is_that_of_the_nearest_line() -> None:
 
 @pytest.mark.slow
 def test_a_soak_of_some_seconds(tmp_path: Path) -> None:
-    outcome = soak_for(3.0, Work(1, tmp_path))
+    outcome = soak_for(1.0, Work(1, tmp_path))
     assert outcome.is_fine, outcome.failures
     assert any("mean nothing yet" in note for note in outcome.notes)

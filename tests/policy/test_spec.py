@@ -138,8 +138,6 @@ def test_to_plain_data_and_back(observation_space):
     assert again.layers == spec.layers
 
 
-# ---- with a central critic
-
 WORLD = spaces.Box(-1, 1, (5,))
 
 

@@ -163,8 +163,6 @@ def test_returns():
     assert (other.mean, other.std) == (normalizer.mean, normalizer.std)
 
 
-# ---- the normalizers of a policy
-
 SPACE = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-9, 9, (2,))})
 
 

@@ -68,14 +68,6 @@ NOTED = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", list(BROKEN))
 def test_a_fault_is_found_alone_and_named(name: str) -> None:
     check, words = BROKEN[name]

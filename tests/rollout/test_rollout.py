@@ -8,6 +8,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.stepping import assert_equal_rollouts
 from inchworm.core.errors import BadNumberError, RolloutError
 from inchworm.core.types import EpisodeRecord
 from inchworm.rollout.fake import create_fake_rollout
@@ -15,15 +16,6 @@ from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_roll
 from inchworm.rollout.sequences import successor_observations
 
 BOX, CHOICE = spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)
-
-
-def assert_equal(left: Rollout, right: Rollout) -> None:
-    for name in ARRAY_FIELDS:
-        assert optree.tree_structure(left[name]) == optree.tree_structure(right[name]), name
-        for one, other in zip(optree.tree_leaves(left[name]), optree.tree_leaves(right[name])):
-            assert one.dtype == other.dtype, name
-            np.testing.assert_array_equal(one, other, err_msg=name)
-    assert left.episodes == right.episodes
 
 
 def data(steps: int = 3, lanes: int = 2, **changes):
@@ -74,8 +66,6 @@ def rich(seed: int = 0, steps: int = 6, lanes: int = 4, copies: int = 2) -> Roll
 
 
 # reading
-
-
 def test_sizes_and_mapping_access():
     rollout = rich()
     assert (rollout.num_steps, rollout.num_lanes) == (6, 4)
@@ -106,12 +96,10 @@ def test_map_reaches_every_array():
             np.testing.assert_array_equal(tensor.numpy(), array)
     assert tensors.episodes is rollout.episodes
     assert (tensors.num_steps, tensors.num_lanes, tensors.num_valid, tensors.nbytes) == (6, 4, rollout.num_valid, rollout.nbytes)
-    assert_equal(tensors.map(lambda tensor: tensor.numpy()), rollout)
+    assert_equal_rollouts(tensors.map(lambda tensor: tensor.numpy()), rollout)
 
 
 # from_dict
-
-
 def test_the_required_fields_make_a_rollout():
     rollout = Rollout.from_dict(data())
     assert not rollout.truncated.any()
@@ -128,11 +116,11 @@ def test_the_required_fields_make_a_rollout():
 def test_round_trip_through_plain_data_and_a_file(tmp_path):
     rollout = rich()
     loaded = Rollout.load(str(rollout.save(tmp_path / "sub" / "one.safetensors")))
-    assert_equal(loaded, rollout)
+    assert_equal_rollouts(loaded, rollout)
     loaded.validate()
     assert not any(leaf.flags.writeable for name in ARRAY_FIELDS for leaf in optree.tree_leaves(loaded[name]))
-    assert_equal(Rollout.from_dict(rollout.to_dict()), rollout)
-    assert_equal(Rollout.from_dict(dict(rollout)), rollout)
+    assert_equal_rollouts(Rollout.from_dict(rollout.to_dict()), rollout)
+    assert_equal_rollouts(Rollout.from_dict(dict(rollout)), rollout)
     rollout.validate()
 
 
@@ -178,14 +166,14 @@ def test_given_cut_rows_are_sorted_with_what_belongs_to_them():
     assert len(given["cut_rows"]) == 6
     for name in ("cut_rows", "cut_observations", "cut_state", "cut_valid", "cut_global_state"):
         given[name] = optree.tree_map(lambda leaf: leaf[order], given[name])
-    assert_equal(Rollout.from_dict(given), rich())
+    assert_equal_rollouts(Rollout.from_dict(given), rich())
 
 
 def test_tensors_and_lists_are_accepted():
     torch = pytest.importorskip("torch")
     expected = Rollout.from_dict(data())
-    assert_equal(Rollout.from_dict({name: torch.from_numpy(array) for name, array in data().items()}), expected)
-    assert_equal(Rollout.from_dict(data(rewards=data()["rewards"].tolist(), terminated=data()["terminated"].tolist())), expected)
+    assert_equal_rollouts(Rollout.from_dict({name: torch.from_numpy(array) for name, array in data().items()}), expected)
+    assert_equal_rollouts(Rollout.from_dict(data(rewards=data()["rewards"].tolist(), terminated=data()["terminated"].tolist())), expected)
     with pytest.raises(RolloutError, match=r"log_probs: .*detach\(\)"):
         Rollout.from_dict(data(log_probs=torch.ones((3, 2), requires_grad=True)))
 
@@ -198,7 +186,7 @@ def test_wider_floats_and_whole_rewards_are_cast():
 def test_what_the_learner_computes_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="values, returns ignored: learn computes them itself"):
         rollout = Rollout.from_dict(data(values=np.zeros((3, 2)), returns="whatever"))
-    assert_equal(rollout, Rollout.from_dict(data()))
+    assert_equal_rollouts(rollout, Rollout.from_dict(data()))
 
 
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (0, 0)])
@@ -277,8 +265,6 @@ def test_a_rollout_is_made_from_a_mapping_with_the_required_fields():
 
 
 # validate
-
-
 def test_validate_against_spaces():
     rollout = Rollout.from_dict(data())
     rollout.validate(BOX, CHOICE)
@@ -333,8 +319,6 @@ def test_a_reward_beyond_float32_is_noticed():
 
 
 # combine and select
-
-
 def test_combine_rebases_everything():
     one, two = rich(0), rich(1, lanes=2, copies=1)
     both = combine_rollouts([one, two])
@@ -364,8 +348,8 @@ def test_combine_and_select_are_inverse():
     for back, original in ((first, one), (second, two)):
         table, index = back.context
         np.testing.assert_array_equal(table[index], original.context[0][original.context[1]])
-        assert_equal(dataclasses.replace(back, context=()), dataclasses.replace(original, context=()))
-    assert_equal(combine_rollouts([one]), one)
+        assert_equal_rollouts(dataclasses.replace(back, context=()), dataclasses.replace(original, context=()))
+    assert_equal_rollouts(combine_rollouts([one]), one)
 
 
 def test_select_in_any_order():

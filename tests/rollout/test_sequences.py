@@ -169,8 +169,6 @@ def test_successors_are_the_next_rows_and_at_cuts_the_true_ones():
     assert successor_observations(create_fake_rollout(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), 0, 2)).shape == (0, 2, 2)
 
 
-# ---- invalid rows
-
 SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
 READ = ("observations", "actions", "log_probs")
 

@@ -28,12 +28,6 @@ def counted(num_steps: int = 14, lanes: int = 3, *, length: int = 4, truncate: b
     return RolloutCollector(env, policy, seed=seed).collect(num_steps), policy
 
 
-# ---- from rollout to minibatch
-
-
-# ---- advantages, side by side or apart
-
-
 def test_the_value_of_the_true_successor_by_hand() -> None:
     """With V(s) = step and reward = step + 1, every number is known: next_values is step + 1 in each row, ended or not."""
 
@@ -51,9 +45,6 @@ def test_the_value_of_the_true_successor_by_hand() -> None:
     # lambda 1: A = delta + 0.5 A', but nothing after the cut counts before it: 3, 2.5 + 0.5 · 3, 2 + 0.5 · 4, 1.5 + 0.5 · 4; and 2.5, …
     result = compute_advantages(critic, rollout, PPOConfig(gamma=0.5, gae_lambda=1.0))
     assert result.advantages.T.tolist() == [[3.5, 4.0, 4.0, 3.0, 3.125, 3.25, 2.5]] * 2
-
-
-# ---- ratio == 1: what acted is what learns
 
 
 def ratio_error(policy: TorchPolicy, rollout: Rollout) -> float:

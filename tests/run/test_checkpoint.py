@@ -331,8 +331,6 @@ def test_killed_at_every_point_of_a_save(tmp_path):
 
 
 # ---- what the manifest says
-
-
 def test_the_manifest_lists_every_array_and_what_made_it(checkpoints):
     note = ManifestNote(exact=["the world has a clock"], score=12.5, rows={"metrics.jsonl": 3}, threads=2, cpu_capability="AVX2")
     path = checkpoints.save(1, state(), process={"generators": [1, 2]}, note=note)
@@ -385,8 +383,6 @@ def test_a_prepared_save_shares_no_memory_with_the_state(checkpoints):
 
 
 # ---- which ones stay
-
-
 def steps(checkpoints):
     return [int(path.name[5:17]) for path in checkpoints.all()]
 
@@ -426,8 +422,6 @@ def test_a_checkpoint_with_a_damaged_manifest_is_never_the_best(checkpoints):
 
 
 # ---- directories that are none
-
-
 def test_a_file_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     checkpoints = TrainingCheckpointer(tmp_path / "checkpoints")
@@ -499,8 +493,6 @@ def test_a_reader_looks_again_when_a_writer_prunes_meanwhile(tmp_path, monkeypat
 
 
 # ---- views
-
-
 def acting_policy(seed=0):
     spec = PolicySpec(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), PolicyConfig(hidden_sizes=(4,)))
     return make_policy(spec, seed=seed, backend="numpy")

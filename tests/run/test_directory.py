@@ -227,9 +227,6 @@ def test_a_run_whose_name_looks_like_something_else_can_be_continued(tmp_path: P
         assert run.config.run.name == name
 
 
-# ---- lock
-
-
 def test_a_link_is_not_followed_and_its_target_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keys")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")

@@ -40,7 +40,6 @@ from inchworm.run.saver import (
     FORMAT,
     SaveThread,
     check_state,
-    process_facts,
 )
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
@@ -59,8 +58,6 @@ def steps(run_dir: Path) -> list[int]:
 
 
 # ---- saves that fail
-
-
 class FullDisk:
     """A function that refuses to write after some iterations, and counts its refusals. As a callback it runs before their saves."""
 
@@ -191,8 +188,6 @@ def test_an_error_that_is_not_the_disks_is_not_hidden(tmp_path: Path) -> None:
 
 
 # ---- in the background
-
-
 @pytest.fixture
 def background(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every save but the first goes to the thread."""
@@ -241,18 +236,7 @@ def test_a_run_saved_in_the_background_resumes_bit_for_bit(tmp_path: Path) -> No
         assert finish(trainer_for(tmp_path / str(stop)), resume=True) == whole
 
 
-@pytest.mark.usefixtures("background")
-def test_a_save_that_fails_in_the_background_is_reported_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = FullDisk(monkeypatch, errno.ENOSPC, checkpoint_module, "write_synced", 4, 5, 6)
-    with pytest.warns(UserWarning, match="a save failed") as caught:
-        finish(trainer_for(tmp_path, settings=config(iterations=10)), callback=disk)
-    assert len([warning for warning in caught if "a save failed" in str(warning.message)]) == 1
-    assert steps(tmp_path) == [8, 10]
-
-
 # ---- the best
-
-
 def test_the_best_by_evaluation_is_kept_also_off_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = [1.0, 5.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0]
 
@@ -288,8 +272,6 @@ def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:
 
 
 # ---- the policy file is a copy of the checkpoint
-
-
 @pytest.mark.parametrize("left", ["an older one", "none", "half a one", "a newer one"])
 def test_a_policy_file_that_is_not_of_the_checkpoint_is_written_again(tmp_path: Path, left: str) -> None:
     path = tmp_path / "policy.safetensors"
@@ -313,8 +295,6 @@ def test_a_policy_file_that_is_not_of_the_checkpoint_is_written_again(tmp_path: 
 
 
 # ---- what else a run is
-
-
 class Patience(BaseCallback):
     """Stops after so many calls: a stop rule with a memory."""
 
@@ -479,8 +459,6 @@ def test_the_random_generators_of_the_process_are_restored(tmp_path: Path, backe
 
 
 # ---- loading
-
-
 def damage(run_dir: Path, change: Any) -> None:
     """Change the state of the newest checkpoint, with all checksums in order."""
     checkpoints = TrainingCheckpointer(run_dir / "checkpoints")
@@ -609,8 +587,6 @@ def test_a_factory_of_another_name_resumes(tmp_path: Path) -> None:
 
 
 # ---- the thread that saves
-
-
 class World:
     """A clock that the test moves, and jobs that take some of its time."""
 
@@ -699,8 +675,6 @@ def test_the_thread_takes_no_signal() -> None:
 
 
 # ---- the state of callbacks, and of checkpoints of earlier versions
-
-
 def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> None:
     spec = PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig())
     before, now = spec.to_dict(), spec.to_dict()
@@ -716,8 +690,6 @@ def test_a_checkpoint_from_before_a_field_existed_is_of_the_same_network() -> No
 
 
 # ---- the state of the process
-
-
 def draw() -> list[float]:
     gauss = [random.gauss(0, 1), float(np.random.standard_normal())]  # noqa: NPY002 - both keep a second number for later
     return [*gauss, random.random(), float(np.random.rand()), float(torch.rand(())), float(torch.randn(()))]  # noqa: NPY002
@@ -736,9 +708,3 @@ assert as_arrays({"a": [1, (2.5, None)]}) == {"keys": ["a"], "values": [[1, [2.5
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def test_threads_and_processor() -> None:
-    capability = torch.backends.cpu.get_cpu_capability()
-    assert process_facts(3) == {"threads": 3, "cpu_capability": capability}
-    assert process_facts(0)["threads"] == torch.get_num_threads()

@@ -217,30 +217,6 @@ def test_the_parts_without_a_trainer_have_opponents_too():
     parts.collector.close()
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"mode": "league"}, "opponent.mode"),
-        ({"skill": 1.5}, "opponent.skill=1.5 must be 1 or less"),
-        ({"skill": 0.5, "skill_start": 0.8}, "skill_start=0.8 is above opponent.skill=0.5"),
-        ({"skill_threshold": 0.0}, "opponent.skill_threshold=0.0 must be above 0"),
-        ({"latest_share": 0.7, "anchor_share": 0.4}, "add up to more than 1"),
-        ({"anchors": ["random", "clever"]}, r"opponent.anchors\[1\]: unknown opponent 'clever'"),
-        ({"anchors": ["heuristic:2"]}, r"opponent.anchors\[0\]: heuristic:2: the skill must be from 0 to 1"),
-        ({"policies": [""]}, r"opponent.policies\[0\]=''"),
-        ({"pool_size": 0}, "opponent.pool_size=0"),
-        ({"snapshot_interval": 0}, "opponent.snapshot_interval=0"),
-        ({"rating_interval": -1}, "opponent.rating_interval=-1"),
-        ({"rating_episodes": 0}, "opponent.rating_episodes=0"),
-        ({"pfsp_power": -1.0}, "opponent.pfsp_power=-1.0"),
-        ({"poolsize": 3}, "did you mean opponent.pool_size"),
-    ],
-)
-def test_bad_fields_are_one_clear_line(fields, words):
-    with pytest.raises(ConfigError, match=words):
-        TrainingConfig.from_dict({"opponent": fields})
-
-
 # ---- runs in Skirmish
 
 SMALL = {"units": ["scout", "soldier"], "max_steps": 20, "wall_pairs": 0}
@@ -281,17 +257,6 @@ def test_a_run_in_each_mode_is_scored_by_its_wins(mode, options, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert ("opponent/skill" in rows[0]) == (mode == "heuristic")
     assert ("rating" in rows[1]) == (mode == "pool")
-
-
-def test_workers_change_no_bit_of_self_play():
-    weights = []
-    for workers in (0, 2):
-        config = skirmish_config("self_play", iterations=2, rating_interval=0)
-        config = config.replace(env=config.env.replace(num_workers=workers), evaluation=config.evaluation.replace(final_episodes=0))
-        with PPOTrainer(config.policy, config.env, config) as trainer:
-            trainer.train()
-            weights.append(trainer.policy.get_weights())
-    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_self_play_resumes_bit_for_bit(tmp_path):

@@ -170,9 +170,6 @@ def test_in_80_columns_the_bar_gives_way_and_no_word_is_broken(clock: Clock) -> 
     assert head.endswith("54,777/60,000 steps 91%  13,694 steps/s  0:00 left")
 
 
-# ---- terminal
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_silences_the_terminal_and_progress_bars_and_raises_nothing() -> None:
     with open("/dev/full", "w") as file:
@@ -182,9 +179,6 @@ def test_a_full_disk_silences_the_terminal_and_progress_bars_and_raises_nothing(
         assert terminal.quiet
     with open("/dev/full", "w") as file, Progress(console=make_terminal(file=file)) as progress:
         progress.advance(progress.add_task("steps", total=2))
-
-
-# ---- stats logger
 
 
 def test_everything_reaches_every_tracker_in_order() -> None:

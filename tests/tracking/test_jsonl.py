@@ -102,9 +102,6 @@ def test_syncing_reaches_both_files_and_a_new_name_the_directory(tmp_path: Path,
         tracker.sync()
 
 
-# ---- rows
-
-
 class Disk:
     """`os.write` on a disk with so much room; a write that does not fit is taken in part, as a real one does."""
 

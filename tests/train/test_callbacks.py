@@ -59,9 +59,6 @@ def live(callback: BaseCallback, iterations: int, state: TrainingState | None = 
     return state
 
 
-# ---- evaluation
-
-
 @pytest.mark.parametrize(
     ("interval", "final", "iterations", "after"),
     [
@@ -144,9 +141,6 @@ def test_what_was_learned_is_safe_before_the_long_evaluation_at_the_end() -> Non
     assert order == ["saved 3", "evaluate", "best"]
 
 
-# ---- checkpoints and snapshots
-
-
 @pytest.mark.parametrize(("interval", "iterations", "saved"), [(2, 5, [2, 4, 5]), (2, 4, [2, 4]), (0, 3, [3]), (7, 3, [3])])
 def test_saves_at_intervals_and_at_the_end_and_nothing_twice(interval: int, iterations: int, saved: list[int]) -> None:
     got, saver, state = list[int](), Mock(), TrainingState()
@@ -227,9 +221,6 @@ def test_checkpoints_by_time(seconds: float | None, expect: list[int], monkeypat
     assert saved == expect
 
 
-# ---- rows
-
-
 def test_rows_at_intervals_to_every_tracker() -> None:
     trackers = [Recorder(), Recorder()]
     live(TrackCallback(trackers, 2), 5)
@@ -256,9 +247,6 @@ def test_an_evaluation_is_logged_whenever_it_comes() -> None:
     assert tracker.rows[1:] == [(0, {"iteration": 3.0, "evaluation/mean_return": 8.0})]  # the rest of that row is logged, or not due
     callback.on_train_end(state)
     assert len(tracker.rows) == 2
-
-
-# ---- all of it, in a trainer
 
 
 def test_the_worlds_of_evaluation_are_closed_when_training_ends() -> None:

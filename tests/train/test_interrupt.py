@@ -58,9 +58,6 @@ def press() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-# ---- once
-
-
 @pytest.mark.parametrize("iteration", [1, 3])
 def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_path: Path) -> None:
     with trainer_for(tmp_path / "run") as trainer:
@@ -86,9 +83,6 @@ def test_without_a_run_directory_it_just_stops() -> None:
         with pytest.raises(KeyboardInterrupt):
             trainer.train(callback=At(2, press))
         assert trainer.n_updates == 2
-
-
-# ---- twice, or too long
 
 
 def test_twice_leaves_at_once_with_the_iteration_before(tmp_path: Path) -> None:
@@ -185,9 +179,6 @@ def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, m
     with trainer_for(tmp_path, checkpoint_interval=1) as trainer, pytest.raises(KeyboardInterrupt):
         trainer.train(callback=At(4, stuck))
     assert newest(tmp_path) == 3
-
-
-# ---- the handler itself
 
 
 def test_outside_the_main_thread_nothing_is_caught() -> None:

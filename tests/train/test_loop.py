@@ -96,8 +96,6 @@ def parts(journal: list[Any], *, callbacks: Any = (), losses: Any = (), **run: A
 
 
 # ---- what an iteration is
-
-
 def test_an_iteration_is_collect_callbacks_learn_hand_over_in_this_order() -> None:
     journal: list[Any] = []
     watchers = (Journal("first", journal), Journal("second", journal))
@@ -143,8 +141,6 @@ def test_what_was_collected_counts_whatever_a_callback_makes_of_it() -> None:
 
 
 # ---- what stops it
-
-
 @pytest.mark.parametrize(
     ("run", "iterations"),
     [
@@ -213,8 +209,6 @@ def test_only_functions_are_wrapped_as_callbacks() -> None:
 
 
 # ---- what it remembers
-
-
 def test_history_has_one_entry_an_iteration_under_every_name() -> None:
     state = TrainingState()
     run_training_loop(state, parts([]), default_training_step)
@@ -273,8 +267,6 @@ def test_the_clock_is_kept_apart_by_name() -> None:
 
 
 # ---- whole runs
-
-
 def test_functional_training_loop_trains_a_toy_from_its_parts() -> None:
     policy = policy_for(ActionReward)
     quick = PPOConfig(rollout_steps=STEPS, update_epochs=4, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)

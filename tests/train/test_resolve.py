@@ -150,8 +150,6 @@ def test_an_actor_that_is_not_a_policy_can_collect_but_not_learn() -> None:
 
 
 # ---- config and keywords
-
-
 @pytest.mark.parametrize("wrong", [{"gamma": 0.9}, 3, "ppo", EnvConfig()])
 def test_a_config_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"PPOConfig or a TrainingConfig, not {type(wrong).__name__}"):
@@ -212,8 +210,6 @@ def test_without_a_training_config_no_score_is_taken_while_training() -> None:
 
 
 # ---- wrong use
-
-
 @pytest.mark.parametrize("policy", ["mpl", object(), None, 3])
 def test_what_is_not_a_policy_is_refused(policy: Any) -> None:
     with pytest.raises(ConfigError, match="policy"):
@@ -271,8 +267,6 @@ def test_arguments_cannot_reach_an_environment_that_is_made() -> None:
 
 
 # ---- choices
-
-
 OPEN = {"env": {"num_workers": "auto", "num_envs": 4}, "ppo": {"compile": "auto"}}
 
 
@@ -337,8 +331,6 @@ def test_a_run_prints_and_records_its_choices(tmp_path: Path, monkeypatch: pytes
 
 
 # ---- compile choice
-
-
 def config_of(total: int = 1_000_000, *, policy: PolicyConfig | None = None, run: dict | None = None, **ppo) -> TrainingConfig:
     return TrainingConfig(
         env=EnvConfig(num_envs=4),

@@ -1,20 +1,13 @@
 """Training teams with PPOTrainer: lanes, sizes, resumes, and dead rows that change nothing."""
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from doubles.runs import bits
-
 pytest.importorskip("pettingzoo")
-from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import make_vector_env
-from inchworm.rollout.rollout import Rollout
-from inchworm.tracking.jsonl import METRICS, read_rows
-from inchworm.worlds.toys import JOINS, Comings, Sacrifice
+from inchworm.worlds.toys import Comings, Sacrifice
 
 ID = "inchworm.worlds.toys:comings"
 SMALL = PPOConfig(rollout_steps=10, num_minibatches=2, update_epochs=2)
@@ -33,50 +26,6 @@ def test_num_envs_counts_copies_and_steps_are_of_the_living():
         assert history["timesteps"][-1] % 4 == 0
         assert history["episode/team_return"] == [185.0] * len(history["episode/team_return"])
         assert max(history["ratio_error"]) < 5e-5
-
-
-@pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_the_content_of_invalid_rows_changes_nothing(backend: str):
-    """Other observations, actions, log-probs and rewards in the rows of the dead: the same weights, statistics and metrics, bit for bit."""
-    config = TrainingConfig(policy=NORMALISED, ppo=SMALL, evaluation=NO_SCORES)
-    results = []
-    for garbled in (False, True):
-        with PPOTrainer("mlp", lambda: Comings(JOINS), config, num_envs=3, backend=backend, seed=1) as trainer:
-            metrics = []
-            for _ in range(3):
-                rollout = trainer.collect_rollouts()
-                assert not rollout.valid.all()
-                stats = trainer.learn(garble(rollout) if garbled else rollout)
-                metrics.append({name: value for name, value in stats.items() if "seconds" not in name})
-            results.append((bits(trainer.policy.get_weights()), metrics, trainer.total_timesteps))
-    assert results[0] == results[1]
-
-
-def garble(rollout: Rollout) -> Rollout:
-    """Other content in the invalid rows, which must not matter."""
-    dead = ~rollout.valid
-    rng = np.random.default_rng(0)
-    observations = np.where(dead[..., None], rng.normal(size=rollout.observations.shape) * 100, rollout.observations)
-    return dataclasses.replace(
-        rollout,
-        observations=observations.astype(np.float32),
-        actions=np.where(dead, rng.integers(0, 3, dead.shape), rollout.actions),
-        log_probs=np.where(dead, np.float32(-77), rollout.log_probs),
-        rewards=np.where(dead, np.float32(55), rollout.rewards),
-    )
-
-
-def test_workers_change_no_number(tmp_path: Path):
-    found = []
-    kwargs = {"plan": [[list(stay) for stay in stays] for stays in JOINS]}
-    for workers, helped in ((0, False), (1, True), (2, False)):
-        env = EnvConfig(id=ID, num_envs=4, kwargs=kwargs, num_workers=workers, help_workers=helped)
-        config = TrainingConfig(env=env, ppo=SMALL, policy=NORMALISED, evaluation=NO_SCORES, run=RunConfig(total_timesteps=200))
-        with PPOTrainer(NORMALISED, ID, config, run_dir=tmp_path / f"{workers}") as trainer:
-            trainer.train()
-            found.append((bits(trainer.policy.get_weights()), (tmp_path / f"{workers}" / METRICS).read_bytes()))
-    assert found[0] == found[1] == found[2]
-    assert "episode/team_return" in read_rows(tmp_path / "0" / METRICS)[-1]
 
 
 def test_one_environment_is_one_copy_with_all_its_lanes():

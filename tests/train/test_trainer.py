@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from doubles.trackers import Recorder
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, EnvError, InchwormError
+from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import PolicyMap
@@ -59,8 +58,6 @@ class Forbidden:
 
 
 # ---- learn alone
-
-
 def test_learn_takes_made_up_data_and_no_environment_and_never_writes_its_input() -> None:
     trainer = PPOTrainer(SMALL, Forbidden(), PPO)
     rollout = create_fake_rollout(OBSERVED, ACTED, 20, 3)
@@ -156,8 +153,6 @@ def test_parts_of_a_composite_policy_follow_too() -> None:
 
 
 # ---- collect alone
-
-
 def test_collect_never_learns() -> None:
     with trainer_for() as trainer:
         before = trainer.policy.get_weights()
@@ -170,8 +165,6 @@ def test_collect_never_learns() -> None:
 
 
 # ---- train
-
-
 def test_train_collects_learns_and_remembers() -> None:
     with trainer_for() as trainer:
         history = trainer.train()
@@ -250,8 +243,6 @@ def test_a_subclass_may_collect_several_at_once() -> None:
 
 
 # ---- evaluate
-
-
 def test_evaluate_at_any_time_with_the_weights_of_now() -> None:
     with trainer_for(ActionReward, config(evaluation=EvalConfig(interval=0, final_episodes=0, num_envs=2, episodes=3))) as trainer:
         weights = trainer.policy.get_weights()
@@ -273,13 +264,6 @@ def test_what_cannot_be_copied_cannot_be_evaluated_on() -> None:
     for env in (Corridor(), make_vector_env(Corridor, 2)):
         with PPOTrainer(SMALL, env, PPO) as trainer, pytest.raises(ConfigError, match="pass PPOTrainer an id or a factory"):
             trainer.evaluate()
-
-
-def test_a_registered_environment_is_copied_for_evaluation() -> None:
-    import gymnasium as gym
-
-    with PPOTrainer(SMALL, gym.make("CartPole-v1"), PPO) as trainer:
-        assert trainer.evaluate(2).mean_return >= 8
 
 
 def test_evaluating_does_not_change_what_is_learned() -> None:
@@ -314,8 +298,6 @@ def test_the_configs_threads_are_used_and_then_restored() -> None:
 
 
 # ---- checkpoints
-
-
 NORMALISED = SMALL.replace(normalize_observations=True, normalize_values=True, memory_size=6)
 LSTM, GRU = NORMALISED.replace(kind="lstm", memory_layers=2), NORMALISED.replace(kind="gru")
 SEQUENCES = PPO.replace(sequence_length=3)  # 8 = 3 + 3 + 2
@@ -482,8 +464,6 @@ def test_saving_before_training_does_not_get_in_its_way(tmp_path: Path) -> None:
 
 
 # ---- what a run leaves behind
-
-
 def test_a_run_directory(tmp_path: Path) -> None:
     with trainer_for(settings=config(log_interval=2), run_dir=tmp_path / "run") as trainer:
         trainer.train()
@@ -542,19 +522,6 @@ def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
         trainer.load_checkpoint()
         assert bits(policy.get_weights()) == bits(expect)
     assert not (tmp_path / "policy.safetensors").exists()
-
-
-# ---- one run, one owner
-
-
-def test_two_trainers_cannot_share_a_run_directory(tmp_path: Path) -> None:
-    with trainer_for(run_dir=tmp_path) as one, trainer_for(run_dir=tmp_path) as other:
-        one.train(BATCH)
-        with pytest.raises(InchwormError, match=f"in use by process {os.getpid()}"):
-            other.train(BATCH)
-    with trainer_for(run_dir=tmp_path) as later:  # closed trainers hold nothing
-        later.load_checkpoint()
-    assert {"versions.json", "config.yaml", "lock"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:

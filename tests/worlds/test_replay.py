@@ -222,8 +222,6 @@ def test_mutants_are_replays_or_corrupt(tmp_path: Path) -> None:
 
 
 # ---- the page
-
-
 class Elements(HTMLParser):
     """Every element with its attributes, and the text of each script and style."""
 

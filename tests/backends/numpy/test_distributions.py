@@ -121,8 +121,6 @@ def test_actions_for_the_environment():
 
 
 # Log-probs and entropies with their gradients
-
-
 BOX = spaces.Box(-1, 1, (2,))
 SPACES = {
     "discrete": (spaces.Discrete(3), "clip"),

@@ -78,8 +78,6 @@ def test_a_run_in_numpy_imports_no_framework(tmp_path):
 
 
 # Adam, by hand and compared with torch's
-
-
 def test_two_steps_by_hand():
     # Gradient 2, then -1; rate 0.1, eps 0. The first step is the rate itself: mean 0.2 / 0.1 = 2, square 0.004 / 0.001 = 4, 2 / sqrt 4 = 1.
     # Then mean 0.9 · 0.2 - 0.1 = 0.08, over 1 - 0.81 = 0.19: 0.42105; square 0.999 · 0.004 + 0.001 = 0.004996, over 0.001999: 2.49925.

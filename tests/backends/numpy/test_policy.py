@@ -140,8 +140,6 @@ def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
 
 
 # Observations, masks and actions as flat arrays
-
-
 def encode(space, tree, leading=1):
     return encode_observations(observation_layout(space, convolutions=False), tree, leading)
 

@@ -257,8 +257,6 @@ def test_recorded_memory_follows_its_sequence():
 
 
 # A central critic
-
-
 def central_spec(**options):
     config = PolicyConfig(hidden_sizes=(8,), central_critic=True, **options)
     return PolicySpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), config, spaces.Box(-9, 9, (2,)), 2)

@@ -68,8 +68,6 @@ def play(make, num_envs, num_workers):
 
 
 # ---- the same bits in every layout
-
-
 @pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 1, False), (5, 4, False), (2, 1, True), (5, 2, True), (4, 3, True)])
 def test_any_number_of_workers_gives_the_same_bits(copies, workers, helped):
     config = EnvConfig(id="CartPole-v1", num_envs=copies, native=False)
@@ -148,8 +146,6 @@ def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
 
 
 # ---- errors in environments
-
-
 PLAIN, INTERRUPT = (ValueError("boom"), "ValueError: boom"), (KeyboardInterrupt(), "KeyboardInterrupt: ")
 
 
@@ -252,8 +248,6 @@ def test_the_number_of_workers_is_checked():
 
 
 # ---- deaths and time-outs, without restarts
-
-
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -297,8 +291,6 @@ def test_a_long_replay_reports_that_it_is_alive():
 
 
 # ---- Ctrl-C and the end
-
-
 def test_an_environment_may_fail_to_close_or_never_close():
     env = make_vector_env(lambda: Faulty("close", raises(OSError("stuck"))), 1, 1)
     with pytest.warns(UserWarning, match="lane 0 failed to close: OSError: stuck"):
@@ -409,8 +401,6 @@ def test_a_forked_process_does_not_end_its_parents_workers():
 
 
 # ---- this process's share
-
-
 @pytest.mark.parametrize(("lane", "error"), [(0, WorkerError), (1, ZeroDivisionError)])
 def test_an_error_in_a_worker_or_in_this_process(lane, error):
     with WorkerVectorEnv(lambda: Faulty("step", raises(ZeroDivisionError("boom")), lane), 3, 1, help_workers=True) as env:
@@ -422,8 +412,6 @@ def test_an_error_in_a_worker_or_in_this_process(lane, error):
 
 
 # ---- teams
-
-
 def team(plan):
     return functools.partial(Comings, plan, masks="info")
 

@@ -117,9 +117,6 @@ def test_the_id_is_stepped_natively_unless_something_is_put_around_it() -> None:
         make_vector_env(config.replace(kwargs={"zone_targte": 3}))
 
 
-# ---- death, flags, infos
-
-
 @pytest.mark.parametrize("global_state", [False, True])
 def test_flags_and_validity_of_the_dead(global_state: bool) -> None:
     with SkirmishVectorEnv(SHORT, 8, seed=2, global_state=global_state) as env:
@@ -192,9 +189,6 @@ def test_observations_stay_in_their_space() -> None:
             assert env.observation_space.contains({key: array[5] for key, array in step.observations.items()})
             step = env.step(random_legal(step.observations["action_mask"], rng, 6))
             assert all(env.observation_space.contains(dict(ended.final_observation)) for ended in step.ended)
-
-
-# ---- resume
 
 
 def test_a_saved_env_is_restored_with_the_same_bits() -> None:

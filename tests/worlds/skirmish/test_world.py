@@ -29,8 +29,6 @@ def face_off(distance: float = 4.0, **config: object) -> Arena:
 
 
 # ---- moving and turning
-
-
 def test_moves_are_in_the_own_frame_and_diagonals_are_as_long_up_to_the_lattice() -> None:
     arena = Arena()
     arena.put(BLUE, 0, -3.0, 1.0)
@@ -94,8 +92,6 @@ def test_diagonal_ways() -> None:
 
 
 # ---- seeing
-
-
 def test_sight_ends_at_its_radius() -> None:
     arena = face_off(7.0)
     assert (arena.enemy("visible"), arena.enemy("distance")) == (1.0, 1.0), "7 is a soldier's sight, and the unit of distances"
@@ -143,8 +139,6 @@ def test_allies_are_known_wherever_they_are() -> None:
 
 
 # ---- shooting
-
-
 def test_a_shot_takes_health_and_starts_the_cooldown() -> None:
     arena = face_off()
     assert arena.mask(BLUE, 0)[2] == [True, True]
@@ -247,8 +241,6 @@ def test_the_dead_see_nothing_and_do_nothing() -> None:
 
 
 # ---- zone and ends
-
-
 def test_the_zone_counts_for_the_team_that_is_alone_in_it() -> None:
     arena = Arena(zone_target=3)
     arena.put(BLUE, 0, -2.5, 0.0)  # on its rim
@@ -310,8 +302,6 @@ def test_elimination_comes_before_zone_and_zone_before_time() -> None:
 
 
 # ---- beginnings
-
-
 @pytest.mark.parametrize(
     "config",
     [SkirmishConfig(), SkirmishConfig(units=("heavy",) * 10, wall_pairs=4), SkirmishConfig(units=("scout",), height=6.0, wall_pairs=2)],
