@@ -135,9 +135,7 @@ class Stub:
     def initial_state(self, num_lanes: int) -> Tree:
         return np.zeros(num_lanes, np.float32)
 
-    def act(
-        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
+    def act(self, observations: Tree, state: Tree, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         lanes = np.arange(len(observations))
         actions = (10.0 * self.calls + lanes).astype(np.float32)[:, None]
         self.calls += 1
@@ -579,9 +577,7 @@ class Thrifty(Stub):
     def initial_state(self, num_lanes: int) -> Tree:
         return np.full((num_lanes, 3), -1, np.float32)
 
-    def act(
-        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
+    def act(self, observations: Tree, state: Tree, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         self.actions[:] = self.calls
         self.log_probs[:] = -self.calls
         self.calls += 1

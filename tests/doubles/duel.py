@@ -106,9 +106,7 @@ class Plays:
     def initial_state(self, num_lanes: int) -> Tree:
         return np.zeros(num_lanes)
 
-    def act(
-        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
+    def act(self, observations: Tree, state: Tree, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         known = np.where(episode_starts, 0.0, state)
         assert np.array_equal(known, observations[:, 0])
         self.seen.append(observations.copy())

@@ -61,9 +61,7 @@ class Coin:
     def initial_state(self, num_lanes: int) -> Tree:
         return np.zeros(num_lanes)
 
-    def act(
-        self, observations: Tree, state: Tree, episode_starts: Any, rng: np.random.Generator, *, deterministic: bool = False
-    ) -> PolicyStep:
+    def act(self, observations: Tree, state: Tree, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         seen = np.where(episode_starts, 0.0, state)
         assert np.array_equal(seen, observations[:, 0])  # the observation counts the same steps
         actions = np.ones(len(seen), np.int64) if deterministic else rng.integers(0, 2, len(seen))

@@ -216,12 +216,6 @@ def test_what_is_not_a_policy_is_refused(policy: Any) -> None:
         PPOTrainer(policy, "CartPole-v1", num_envs=1)
 
 
-@pytest.mark.parametrize("env", [None, 3, ["CartPole-v1"]])
-def test_what_is_not_an_environment_is_refused(env: Any) -> None:
-    with pytest.raises(EnvError, match="id, an EnvConfig"):
-        PPOTrainer("mlp", env)
-
-
 def test_environments_that_were_made_are_closed_if_the_policy_cannot_be() -> None:
     door, open_doors = watched(Counter)
     with pytest.raises(InchwormError):

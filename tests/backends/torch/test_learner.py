@@ -96,21 +96,6 @@ def test_a_foreign_optimizer_is_saved_and_follows_the_schedule():
     np.testing.assert_array_equal(parameters(resumed), parameters(policy))
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_our_adam_is_torchs(weight_decay):
-    config = CONFIG.replace(weight_decay=weight_decay)
-    kind = torch.optim.AdamW if weight_decay else torch.optim.Adam
-    policy, other = TORCH.policy(), TORCH.policy()
-    theirs = kind(other.parameters(), lr=config.learning_rate, eps=config.adam_eps, weight_decay=weight_decay)
-    learner, twin = TORCH.learner(policy, config), TORCH.learner(other, config, optimizer=theirs)
-    assert learner.optimizer.eps == config.adam_eps
-    for seed in range(3):
-        rollout = collect(policy, seed=seed)
-        one, two = learner.update(rollout), twin.update(rollout)
-        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-5)
-    np.testing.assert_allclose(parameters(policy), parameters(other), rtol=0, atol=1e-5)
-
-
 def test_parameters_of_two_dtypes_need_an_optimizer_of_theirs():
     policy = TORCH.policy()
     policy.network.critic.double()
@@ -317,16 +302,6 @@ def test_statistics_of_the_world_count_each_copy_once():
         assert policy.statistics.global_state.count == 8 * 3
         np.testing.assert_allclose(policy.statistics.global_state.mean[-2:], [1, 3.5])  # copies 0 1 2, times 0 to 7
         assert not policy.statistics.pending
-
-
-def test_accumulated_gradients_are_the_same():
-    weights = []
-    for pieces in (1, 2):
-        learner = PPOOptimizer(TorchPolicy(central_spec()), CONFIG.replace(gradient_accumulation=pieces, normalize_advantages="minibatch"))
-        learner.update(central_rollout())
-        weights.append(learner.policy.get_weights())
-    for name, value in weights[0].items():
-        np.testing.assert_allclose(value, weights[1][name], atol=1e-5, err_msg=name)
 
 
 def test_a_loss_can_be_asked_for_with_the_world_given():
