@@ -101,6 +101,7 @@ OPTIONS = {
     "advantages of minibatches": {"normalize_advantages": "minibatch"},
     "advantages as they are": {"normalize_advantages": "off"},
     "clipped values": {"clip_vloss": True},
+    "scaled rewards": {"scale_rewards": True},
     "no entropy": {"ent_coef": 0.0},
     "much entropy": {"ent_coef": 0.5, "adam_eps": 1e-3},
     "sequences of 4": {"sequence_length": 4},

@@ -307,6 +307,8 @@ EXACT: dict[str, tuple[PolicyConfig, PPOConfig, Any, int]] = {  # with the numbe
     "normalised, scheduled": (NORMALISED, SCHEDULED, "CartPole-v1", 0),
     "lstm": (LSTM, SEQUENCES, "CartPole-v1", 2),
     "gru": (GRU, SEQUENCES, "CartPole-v1", 1),
+    "scaled rewards": (NORMALISED, PPO.replace(scale_rewards=True), "CartPole-v1", 0),
+    "team, scaled rewards": (SMALL, PPO.replace(scale_rewards=True), functools.partial(comings, plan=DEATHS, masks="info"), 0),
     "team": (NORMALISED, PPO, functools.partial(comings, plan=DEATHS, masks="info"), 0),
     "team, lstm": (LSTM, SEQUENCES, functools.partial(comings, plan=JOINS, masks="info"), 0),
     "central critic": (GRU.replace(central_critic=True), SEQUENCES, functools.partial(comings, plan=JOINS, masks="key"), 0),

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import optree
 
+from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig, Schedule
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, reads_global_state
@@ -106,6 +107,7 @@ class BaseLearner(ABC):
         """Multiplies the schedule's learning rate from the next update on, to control it from outside."""
         self.env_steps = 0
         self.updates = 0
+        self._reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
         self._guard = BadNumberGuard(dump_directory)
         self._stream = make_stream(seed, "shuffle")
 
@@ -116,7 +118,7 @@ class BaseLearner(ABC):
         staleness = self._check(rollout)
         if rollout.num_valid == 0:
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, "learning_rate": self.learning_rate})
-        filled, advantages = self.critic_pass(rollout)
+        filled, advantages = self.critic_pass(rollout if self._reward_scaler is None else self._reward_scaler(rollout))
         if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             metrics = {**EMPTY, "warm_up": 1.0}
         else:
@@ -125,6 +127,8 @@ class BaseLearner(ABC):
         metrics["explained_variance"] = explained_variance(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = float(staleness)
+        if self._reward_scaler is not None:
+            metrics["reward_scale"] = self._reward_scaler.scale
         self.policy.update_statistics(rollout, advantages.returns)
         self._guard.check_weights(self.policy.get_weights())
         self.policy.policy_version += 1
@@ -261,7 +265,7 @@ class BaseLearner(ABC):
         return schedule_factor(kind, self.progress)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser moments, shuffle stream and counters as plain data and arrays."""
+        """Optimiser moments, shuffle stream, counters and the scale of rewards as plain data and arrays."""
         return {
             "moments": self.moments(),
             "stream": stream_state(self._stream),
@@ -269,6 +273,7 @@ class BaseLearner(ABC):
             "updates": self.updates,
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
+            **({} if self._reward_scaler is None else {"rewards": self._reward_scaler.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,6 +282,8 @@ class BaseLearner(ABC):
         self._stream = restore_stream(state["stream"])
         self.learning_rate_scale = float(state["learning_rate_scale"])
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
+        if self._reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
+            self._reward_scaler.load_state_dict(state["rewards"])
 
 
 class BadNumberGuard:

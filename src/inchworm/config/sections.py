@@ -231,6 +231,8 @@ class PPOConfig(ConfigBase):
     """Micro-batches whose gradients are summed before each optimiser step: the same result with less memory."""
     normalize_advantages: Literal["batch", "minibatch", "off"] = "batch"
     """Whether advantages are normalised to mean 0 and standard deviation 1 (n - 1) over the batch, each minibatch, or not."""
+    scale_rewards: bool = False
+    """Learn from rewards divided by the running standard deviation of the discounted return; rollouts and reported returns stay raw."""
     clip_vloss: bool = False
     """Also bound how far the value moves from the one before the update, by clip_coef in units of the value scale."""
     target_kl: Positive | None = None

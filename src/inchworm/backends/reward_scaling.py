@@ -1,0 +1,70 @@
+"""Before step 6 of 9, with `ppo.scale_rewards`: rewards are divided by the running standard deviation of the discounted return.
+
+The scale is that of `NormalizeReward` of Gymnasium and `VecNormalize` of Stable-Baselines3, computed inside learn: rollouts hold the
+rewards that the environment gave, and a rollout from disk is scaled like a fresh one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from inchworm.policy.statistics import RunningMeanStd
+from inchworm.rollout.rollout import Rollout
+
+MIN_VARIANCE = 1e-8
+"""Returns that vary less than this count as constant and are not scaled."""
+
+
+def discounted_sums(rollout: Rollout, before: np.ndarray, gamma: float) -> np.ndarray:
+    """The discounted sum of the rewards of each row's episode up to that row [T, B]; `before` [B] holds the sums before row 0.
+
+    The sum begins anew after a terminated or truncated row, and where an agent joins. It runs through invalid rows, whose rewards
+    belong to the episode, too.
+    """
+    ended = rollout.terminated | rollout.truncated  # [T, B]
+    begins = rollout.episode_starts.copy()  # [T, B]
+    begins[1:] |= ended[:-1]
+    discounts = np.where(begins, 0.0, gamma)  # [T, B]
+    sums: np.ndarray = rollout.rewards.astype(np.float64)
+    for t, row in enumerate(sums):
+        row += discounts[t] * (sums[t - 1] if t else before)
+    return sums
+
+
+class RewardScaler:
+    """The scale of rewards, and the running discounted return of each lane, which the next rollout continues.
+
+    A rollout first enters the statistics and is then divided, all of it by the same number. Lanes are continued as long as their number
+    stays; where it changes, as with rollouts combined differently, the sums begin at 0.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        self.gamma = gamma
+        self.statistics = RunningMeanStd()
+        self.running = np.zeros(0)  # [B]
+
+    @property
+    def scale(self) -> float:
+        """What rewards are divided by; 1 while returns do not vary."""
+        return float(self.statistics.std) if self.statistics.var > MIN_VARIANCE else 1.0
+
+    def __call__(self, rollout: Rollout) -> Rollout:
+        """Add the valid rows of a rollout to the statistics, and return it with scaled rewards."""
+        before = self.running if len(self.running) == rollout.num_lanes else np.zeros(rollout.num_lanes)
+        sums = discounted_sums(rollout, before, self.gamma)
+        self.statistics.update(sums, where=rollout.valid)
+        self.running = np.where(rollout.terminated[-1] | rollout.truncated[-1], 0.0, sums[-1])
+        return dataclasses.replace(rollout, rewards=(rollout.rewards / self.scale).astype(rollout.rewards.dtype))
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The statistics and the running sums."""
+        return {**self.statistics.state_dict(), "running": self.running.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.statistics.load_state_dict({name: value for name, value in state.items() if name != "running"})
+        self.running = np.array(state["running"], np.float64)
