@@ -56,6 +56,23 @@ def test_each_gate_begins_orthogonal_and_an_lstm_with_open_forget_gates(kind, ga
     assert not np.allclose(halves[0], halves[1])
 
 
+def test_the_bias_of_forget_gates_is_a_setting_and_changes_nothing_else():
+    default, chosen = (
+        NumpyPolicy(spec("lstm", memory_layers=2, **more), seed=3).get_weights() for more in ({}, {"lstm_forget_bias": -0.5})
+    )
+    for name, array in chosen.items():
+        if name in ("memory.0.input.bias", "memory.1.input.bias"):
+            np.testing.assert_array_equal(array, np.repeat([0, -0.5, 0, 0], 4))  # input, forget, cell, output
+        else:
+            np.testing.assert_array_equal(array, default[name], err_msg=name)
+
+
+def test_a_policy_described_before_the_bias_was_a_setting_still_loads():
+    described = spec("lstm").to_dict()
+    del described["config"]["lstm_forget_bias"]
+    assert PolicySpec.from_dict(described) == spec("lstm")
+
+
 def test_other_first_weights_are_uniform_by_fan_in():
     weights = NumpyPolicy(spec(orthogonal_init=False), seed=3).get_weights()
     for name in ("memory.0.state.weight", "memory.0.state.bias"):

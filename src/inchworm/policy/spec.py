@@ -233,7 +233,7 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
 
     Orthogonal with gain sqrt 2 for hidden layers, 0.01 for the action head (so that the first policy is nearly uniform) and 1 for
     the value head; biases 0 (Engstrom et al. 2020, appendix A). Each gate of a memory is orthogonal by itself with gain 1, and an
-    LSTM's forget gates begin with a bias of 1. Otherwise uniform in ±1/sqrt(fan-in).
+    LSTM's forget gates begin with the bias `lstm_forget_bias`. Otherwise uniform in ±1/sqrt(fan-in).
     """
     weights: dict[str, np.ndarray] = {}
     for name, shape in spec.layers.items():
@@ -251,9 +251,9 @@ def initial_weights(spec: PolicySpec, stream: np.random.Generator) -> dict[str, 
             block = (shape[0] // gates, *shape[1:])
             weights[name] = np.concatenate([_orthogonal(block, gain, stream) for _ in range(gates)])
     if spec.memory is not None and spec.memory.kind == "lstm" and spec.config.orthogonal_init:
-        for layer in range(spec.memory.layers):  # open forget gates: it remembers at first (Jozefowicz et al. 2015, section 2.2)
+        for layer in range(spec.memory.layers):  # open gates remember at first (Jozefowicz et al. 2015, section 2.2)
             gate = slice(FORGET_GATE * spec.memory.size, (FORGET_GATE + 1) * spec.memory.size)
-            weights[f"memory.{layer}.input.bias"][gate] = 1
+            weights[f"memory.{layer}.input.bias"][gate] = spec.config.lstm_forget_bias
     return weights
 
 
