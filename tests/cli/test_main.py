@@ -161,6 +161,17 @@ def test_other_signals_go_to_the_current_handler_of_ctrl_c_and_ignored_ones_stay
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_process_without_ctrl_c_can_be_terminated() -> None:
+    """A script's background processes ignore SIGINT; SIGTERM must end them all the same."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with terminable(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert exit_code() == 143
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_outside_the_main_thread_signals_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before, seen = [signal.getsignal(each) for each in NUMBERS], list[object]()
 

@@ -193,6 +193,55 @@ def test_an_interrupted_run_saves_its_last_iteration_and_can_be_resumed(
     assert [row["iteration"] for row in read_rows(rows)] == list(range(1, done + 2))
 
 
+ENDLESS = """
+import gymnasium as gym, numpy as np
+from gymnasium import spaces
+class Endless(gym.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 1_000:  # no rollout is as long
+            open("evaluating", "w").close()
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_endless_episodes_can_be_terminated(tmp_path: Path, small: list[str], cli: Any) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    code, never = "endless:Endless", f"--evaluation.max-episode-steps={10**15}"
+
+    def terminate(*arguments: str) -> tuple[int, str]:
+        (tmp_path / "evaluating").unlink(missing_ok=True)
+        with subprocess.Popen([sys.executable, "-m", "inchworm", *arguments], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                deadline = time.monotonic() + 90
+                while not (tmp_path / "evaluating").exists():
+                    assert time.monotonic() < deadline
+                    assert process.poll() is None
+                    time.sleep(0.05)
+                process.terminate()
+                out, _ = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        return process.returncode, out
+
+    ended, out = terminate("train", code, *small, "--run.name=endless", "--env.num-workers=0", never)
+    assert (ended, out.splitlines()[-1]) == (143, f"  inchworm resume endless --env {code}")
+    assert terminate("evaluate", "endless", "--env", code) == (143, "")
+    result = cli("resume", "endless", "--env", code, "--evaluation.max-episode-steps", 9)
+    assert result.code == 0, result.err
+    assert "all 256 steps are done; running the last evaluation" in result.out
+    assert "3 of them did not end and were cut off (evaluation.max_episode_steps)" in result.out
+    assert "evaluation 9.0 (3 capped)" in result.out
+    result = cli("evaluate", "endless", "--env", code, "--max-episode-steps", 7)
+    assert result.out.endswith("3 of 3 episodes capped at 7 steps\n")
+
+
 @pytest.mark.parametrize("pipe", ["| head -1", ">&-", "| head -1 2>&-"])
 def test_a_run_whose_output_is_not_read_is_trained_to_its_end(tmp_path: Path, small: list[str], pipe: str) -> None:
     command = f"{sys.executable} -m inchworm train CartPole-v1 {' '.join(small)} --run.name=x --backend=numpy"

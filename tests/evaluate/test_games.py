@@ -2,16 +2,22 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from doubles.duel import WIDTH, DuelVectorEnv, Plays, length_of
-from inchworm.config.sections import EvalConfig
+from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.seeding import episode_seed
+from inchworm.evaluate import games
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
 from inchworm.evaluate.games import mean_info
+from inchworm.evaluate.matches import play_match
 
 
 def test_an_episode_is_a_game_of_a_copy() -> None:
@@ -63,3 +69,81 @@ def test_a_bad_return_names_the_lane() -> None:
 
     with pytest.raises(BadNumberError, match=r"episode 1 \(lane 6, seed 8\) is inf"):
         evaluate_policy(Plays(2), Broken(2), seeds=[5, 8])
+
+
+# ---- episodes that do not end
+
+
+class Endless(gym.Env[Any, Any]):
+    """Never ends; pays its action, 0 or 1, at each step. An episode whose seed is even ends after three steps, with success."""
+
+    observation_space = spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        assert seed is not None
+        self.seed, self.steps = seed, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        over = self.seed % 2 == 0 and self.steps == 3
+        return np.full(1, self.steps, np.float32), float(action), over, False, {"is_success": True} if over else {}
+
+
+class EndlessDuel(DuelVectorEnv):
+    """A duel whose games with odd seeds do not end."""
+
+    def _end(self, copy: int) -> Any:
+        return [] if self.seeds[copy] % 2 else super()._end(copy)
+
+
+def test_an_episode_that_reaches_the_cap_is_cut_off_and_counted() -> None:
+    # seeds 2 and 8 end after 3 steps; 1, 3 and 5 are cut off after 7. Every step pays 1.
+    stats = evaluate_policy(Plays(1), Endless, seeds=[2, 1, 3, 8, 5], num_envs=2, max_episode_steps=7)
+    assert stats.lengths.tolist() == stats.returns.tolist() == [3, 7, 7, 3, 7]
+    assert stats.capped.tolist() == [False, True, True, False, True]
+    assert stats.capped_episodes == 3
+    assert stats.success_rate == 2 / 5  # an episode that was cut off is not a success
+    assert str(stats).endswith("3 of 5 episodes capped at 7 steps")
+    assert stats.to_dict()["capped_episodes"] == stats.metrics()["capped_episodes"] == 3
+    assert stats.to_dict()["capped"] == stats.capped.tolist()
+
+
+def test_an_episode_that_ends_at_the_cap_is_not_capped() -> None:
+    stats = evaluate_policy(Plays(1), Endless, seeds=[2, 4], max_episode_steps=3)
+    assert (stats.lengths.tolist(), stats.capped_episodes) == ([3, 3], 0)
+    assert "capped" not in str(stats)
+    assert "capped_episodes" not in stats.metrics()
+
+
+def test_a_game_of_teams_that_reaches_the_cap_is_a_draw() -> None:
+    # Games of seeds 4 and 8 have 3 and 4 steps, in which everybody plays 3 and draws; those of 5 and 7 are cut off after 6.
+    stats = evaluate_policy(Plays(3), EndlessDuel(2), seeds=[4, 5, 7, 8], max_episode_steps=6)
+    assert stats.lengths.tolist() == [3, 6, 6, 4]
+    assert stats.agent_returns[1].tolist() == [18, 3, 18, 3]
+    assert stats.infos["win"].tolist() == [0.5] * 4
+    match = play_match(Plays(3), Plays(1), EndlessDuel(2), seeds=[4, 5], max_episode_steps=6)
+    assert (match.wins, match.draws, match.losses, match.capped_episodes) == (2, 2, 0, 2)
+    assert str(match).endswith("2 of 4 episodes capped at 6 steps")
+
+
+def test_the_cap_is_by_default_the_registered_limit_and_else_a_large_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(games, "EPISODE_LIMIT", 9)
+    registered = Endless()
+    registered.spec = EnvSpec("Endless-v0", max_episode_steps=20)  # and no TimeLimit around it
+    assert evaluate_policy(Plays(1), registered, seeds=[1]).lengths.tolist() == [20]
+    assert evaluate_policy(Plays(1), Endless, seeds=[1]).lengths.tolist() == [9]
+    assert evaluate_policy(Plays(1), EndlessDuel(2), seeds=[1]).lengths.tolist() == [9]
+    with PolicyEvaluator(Endless, EvalConfig(episodes=3, num_envs=2, max_episode_steps=5)) as evaluator:
+        assert evaluator.evaluate(Plays(1), seeds=[1, 3, 5]).lengths.tolist() == [5, 5, 5]
+        suites = evaluator.evaluate_suites(Plays(1), {"endless": [Endless]})
+    assert suites.groups["endless"]["Endless"].stats.lengths.max() == 5
+
+
+def test_the_cap_of_a_config_is_the_environments_own_limit() -> None:
+    assert games.episode_limit(EnvConfig(id="CartPole-v1"), None) == 500
+    assert games.episode_limit(EnvConfig(id="CartPole-v1", max_episode_steps=70), None) == 70
+    assert games.episode_limit("CartPole-v1", 30) == 30
+    assert games.episode_limit(Endless, None) == games.EPISODE_LIMIT == 100_000
+    assert games.episode_limit(gym.make_vec("CartPole-v1", 2), None) == 500

@@ -232,6 +232,15 @@ def test_the_replay_is_the_first_game_with_its_last_moment() -> None:
     assert health[0] - health[1] == pytest.approx(stats.infos["hp_margin"][0])
 
 
+def test_the_replay_of_a_game_that_was_cut_off_ends_there_without_a_result() -> None:
+    players = RandomActor(SkirmishVectorEnv(RULES, 1).action_space), HeuristicPolicy(RULES)
+    stats = play_match(*players, SkirmishVectorEnv(RULES, 2), 4, save_replay=True, max_episode_steps=3)
+    replay: Any = stats.replay
+    check_replay(replay)
+    assert stats.capped_episodes == 4
+    assert (len(replay["frames"]), replay["meta"]["steps"], replay["result"]) == (4, 3, None)
+
+
 def test_a_game_that_is_still_running_is_no_replay() -> None:
     recorded = RecordedVectorEnv(SkirmishVectorEnv(RULES, 2), ("a", "b"))
     recorded.reset([1, 2])

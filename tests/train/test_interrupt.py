@@ -173,6 +173,35 @@ def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) ->
     assert resumed(tmp_path / "run", 2, interval=3) == undisturbed(tmp_path, interval=3)
 
 
+@pytest.mark.parametrize(("interval", "saved"), [(3, 2), (0, 6)])
+def test_an_evaluation_is_left_at_once(tmp_path: Path, interval: int, saved: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it could be saved, so there is nothing to wait for: neither during training nor at its end."""
+    monkeypatch.setattr(interrupt, "GRACE_SECONDS", 600.0)
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e9)
+    trainer_is_made, steps = [False], [0]
+
+    class EndlessWhenScored(Corridor):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scored = trainer_is_made[0]
+
+        def step(self, action: Any) -> Any:
+            if not self.scored:
+                return super().step(action)
+            steps[0] += 1
+            if steps[0] == 50:
+                press()
+            return super().reset()[0], 0.0, False, False, {}
+
+    config = small_config(evaluation=EvalConfig(interval=interval, final_episodes=2, num_envs=1), checkpoint_interval=100)
+    with PPOTrainer(SMALL, EndlessWhenScored, config, run_dir=tmp_path / "run") as trainer:
+        trainer_is_made[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert steps == [50]
+    assert newest(tmp_path / "run") == saved
+
+
 def test_an_older_snapshot_does_not_replace_a_newer_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupt, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e-9)  # the snapshot stays the one of the start

@@ -21,7 +21,7 @@ from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.env.registry import team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
-from inchworm.evaluate.games import make_world
+from inchworm.evaluate.games import episode_limit, make_world
 from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
@@ -79,6 +79,8 @@ class MatchOptions(ConfigBase):
     """Keyword arguments of the environment, such as '{units: [scout, scout]}'; by default those of that run."""
     num_envs: int = EvalConfig.num_envs
     """Games that run in parallel; does not change which games are played."""
+    max_episode_steps: int | None = None
+    """Cut games off after this many steps, as draws; by default the limit that the environment is registered with, else 100,000."""
     json: bool = False
     """Print everything, game by game, as JSON."""
     quiet: bool = False
@@ -103,7 +105,13 @@ def run_match(arguments: Sequence[str]) -> int:
         raise UsageError(f"{names[0]} plays {env.id} and {names[1]} plays {envs[-1].id}; a match needs one environment")
     elif env.kwargs != envs[-1].kwargs:
         warnings.warn(f"{names[0]} and {names[1]} were trained with different env.kwargs; the match uses those of {names[0]}", stacklevel=2)
-    settings = EvalConfig(episodes=options.episodes, seed=options.seed, num_envs=options.num_envs, deterministic=not options.sampled)
+    settings = EvalConfig(
+        episodes=options.episodes,
+        seed=options.seed,
+        num_envs=options.num_envs,
+        deterministic=not options.sampled,
+        max_episode_steps=options.max_episode_steps,
+    )
     return _play((options.first, options.second), env, settings, options)
 
 
@@ -130,6 +138,7 @@ def _play(
                 settings.episodes,
                 deterministic=settings.deterministic,
                 seed=settings.seed,
+                max_episode_steps=episode_limit(env, settings.max_episode_steps),
                 players=(one_name, other_name),
                 save_replay=replay_file is not None,
                 progress=show,
@@ -173,6 +182,8 @@ class EvaluateOptions(ConfigBase):
     """The environment, if it is code to import (repeat what the run was trained with), or another one with the same spaces."""
     num_envs: int | None = None
     """Copies of the environment; as in the run's evaluations by default."""
+    max_episode_steps: int | None = None
+    """Cut episodes off after this many steps and count them as capped; as in the run's evaluations by default."""
     opponent: Annotated[str | None, Metavar("PLAYER")] = None
     """The opponent: heuristic, heuristic:0.5 (with that skill), random, a run or a policy file."""
     skill: float | None = None
@@ -200,6 +211,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         num_envs=defaults.num_envs if options.num_envs is None else options.num_envs,
         episodes=(defaults.final_episodes or 100) if options.episodes is None else options.episodes,
         deterministic=not options.sampled,
+        max_episode_steps=defaults.max_episode_steps if options.max_episode_steps is None else options.max_episode_steps,
     )
     if options.opponent is not None:
         opponent = options.opponent if options.skill is None else f"{options.opponent}:{options.skill}"

@@ -181,6 +181,8 @@ def terminable() -> Iterator[None]:
         raise Interrupted
 
     def forward(number: int, _: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background process; this one must be obeyed
+            interrupt(number, _)
         _received.append(number)
         signal.raise_signal(signal.SIGINT)  # to its current handler: that of training, which saves first, or `interrupt`
 

@@ -183,6 +183,8 @@ def _score(state: TrainingState, config: TrainingConfig) -> str:
     count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
     opponent = evaluation_opponent(config)
     wins = "" if opponent is None or last["win_rate"] is None else f"; win rate {last['win_rate']:.2f} against {opponent}"
+    capped = last["capped_episodes"]
+    wins += f"; {capped} of them did not end and were cut off (evaluation.max_episode_steps)" if capped else ""
     if low is None or high is None:
         return f"{last['mean_return']:.5g} mean return over {count}{wins}"
     return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"

@@ -311,6 +311,9 @@ class EvalConfig(ConfigBase):
     """Act greedily (else sample)."""
     seed: NonNegative = 1_000_003
     """Seed of the evaluation episodes, which are the same each time."""
+    max_episode_steps: Count | None = None
+    """Steps after which an episode that has not ended is cut off and counted as capped. null: the limit that the environment is
+    registered with, else 100,000."""
 
 
 def _known_backend(name: Any) -> Any:

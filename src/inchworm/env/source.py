@@ -65,6 +65,16 @@ class EnvSource:
         return int(self.given.num_envs) if self.is_vector else None
 
     @property
+    def max_episode_steps(self) -> int | None:
+        """The step limit that the environment is registered with, or that its config sets; None if it has none or is still to be made."""
+        if self.is_config:
+            config = EnvConfig(id=self.given) if self.kind == "id" else self.given
+            spec = gym.registry.get(config.id)
+            return config.max_episode_steps or (None if spec is None else spec.max_episode_steps)
+        spec = getattr(self.given, "spec", None) if self.kind in ("gymnasium", "gymnasium.vector") else None
+        return getattr(spec, "max_episode_steps", None)  # an EnvPool's spec is of another kind
+
+    @property
     def name(self) -> str:
         """An id for the run's record; for an environment without one its class or function, as `module:name` where copies have teams."""
         given: Any = self.given

@@ -13,7 +13,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import env_source
-from inchworm.evaluate.games import Progress, check_episodes, make_world, play_games
+from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
 
 if TYPE_CHECKING:
@@ -58,19 +58,20 @@ class PolicyEvaluator:
         try:
             if seeds is None:  # episode i is number i // copies of copy i % copies
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
-            return play_games(policy, env, [int(one) for one in seeds], seed, deterministic=greedy, progress=progress)
+            limit = episode_limit(self._source, self.config.max_episode_steps)
+            games = [int(one) for one in seeds]
+            return play_games(policy, env, games, seed, deterministic=greedy, max_episode_steps=limit, progress=progress)
         except BaseException:  # do not reuse an environment that is broken or in the middle of a step
             self.close()
             raise
 
     def evaluate_suites(self, policy: Actor, suites: Mapping[str, Sequence[Any]], *, progress: Progress | None = None) -> SuiteStats:
-        """Score a policy on named groups of environments and opponents, with the config's `seed`, `num_envs` and `deterministic`."""
+        """Score a policy on named groups of environments and opponents, with the config's settings but its `episodes`."""
         from inchworm.evaluate.suites import evaluate_suites  # which builds on matches; scoring alone does not
 
         config = self.config
-        return evaluate_suites(
-            policy, suites, deterministic=config.deterministic, num_envs=config.num_envs, seed=config.seed, progress=progress
-        )
+        how = {name: getattr(config, name) for name in ("deterministic", "num_envs", "seed", "max_episode_steps")}
+        return evaluate_suites(policy, suites, **how, progress=progress)
 
     @property
     def vector_env(self) -> VectorEnv:
@@ -106,11 +107,18 @@ def evaluate_policy(
     deterministic: bool = True,
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
+    max_episode_steps: int | None = None,
 ) -> EvalStats:
-    """Score a policy on an environment: 100 episodes by default, with derived seeds or one given seed per episode."""
+    """Score a policy on an environment: 100 episodes by default, with derived seeds or one given seed per episode.
+
+    An episode that has not ended after `max_episode_steps` is cut off and counted in `capped_episodes`; by default that is the limit that
+    the environment is registered with, else 100,000.
+    """
     if episodes is None:
         episodes = 100 if seeds is None else len(seeds)
-    config = EvalConfig(episodes=max(1, episodes), num_envs=max(1, min(num_envs, episodes)), deterministic=deterministic, seed=seed)
+    copies = max(1, min(num_envs, episodes))
+    how: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "max_episode_steps": max_episode_steps}
+    config = EvalConfig(episodes=max(1, episodes), num_envs=copies, **how)
     with PolicyEvaluator(env, config) as evaluator:
         return evaluator.evaluate(policy, episodes, seeds=seeds)
 

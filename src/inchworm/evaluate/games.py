@@ -19,10 +19,18 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
-from inchworm.evaluate.stats import EvalStats
+from inchworm.evaluate.stats import UNDECIDED, EvalStats
 
 Progress = Callable[[int], None]
 """Called with the number of finished episodes whenever one ends."""
+
+EPISODE_LIMIT = 100_000
+"""Steps after which an episode is cut off if neither the config nor the environment has a limit."""
+
+
+def episode_limit(env: Any, asked: int | None) -> int:
+    """Return the number of steps after which an episode is cut off: the one asked for, else the environment's own, else `EPISODE_LIMIT`."""
+    return asked or env_source(env).max_episode_steps or EPISODE_LIMIT
 
 
 def check_episodes(episodes: int) -> None:
@@ -38,16 +46,20 @@ def play_games(
     seed: int,
     *,
     deterministic: bool,
+    max_episode_steps: int,
     purpose: str = "evaluation",
     progress: Progress | None = None,
 ) -> EvalStats:
     """Play one game for each of `seeds`; actions are sampled from the stream of `seed` and `purpose`.
 
-    Copies without a game left are stepped too, because another batch size would change the last bits.
+    A game that has not ended after `max_episode_steps` is cut off there and marked as capped: it has no last info, so where other games
+    report a win or a success it is a draw and not a success. Copies without a game left are stepped too, because another batch size would
+    change the last bits.
     """
     width, copies, total = env.lanes_per_copy, env.num_envs, len(seeds)
     returns, lengths = np.zeros((total, width)), np.zeros(total, np.int64)  # [episodes, k], [episodes]
     infos: list[Mapping[str, float]] = [{} for _ in seeds]
+    capped = np.zeros(total, np.bool_)  # [episodes]
     playing = np.arange(copies)  # [E] the episode that each copy plays; past the last one it is idle
     rng, state, finished = make_stream(seed, purpose), policy.initial_state(env.num_lanes), 0
     first = [seeds[copy] if copy < total else episode_seed(seed, copy, 0) for copy in range(copies)]
@@ -63,6 +75,10 @@ def play_games(
         for lane in step.ended:
             if counts[lane.lane // width]:
                 ended.setdefault(lane.lane // width, []).append(lane.info)
+        active = np.flatnonzero(counts)
+        for copy in active[lengths[playing[active]] >= max_episode_steps].tolist():
+            if copy not in ended:
+                ended[copy], capped[playing[copy]] = [], True
         if not ended:
             continue
         for copy, lane_infos in ended.items():
@@ -82,6 +98,8 @@ def play_games(
         if again:
             step = env.reset([seeds[playing[copy]] for copy in again], again)
     names = {name for info in infos for name in info}
+    for episode in np.flatnonzero(capped).tolist():
+        infos[episode] = {name: value for name, value in UNDECIDED.items() if name in names}
     return EvalStats(
         returns=returns.sum(axis=1),
         lengths=lengths,
@@ -89,6 +107,7 @@ def play_games(
         infos={name: np.array([info.get(name, np.nan) for info in infos]) for name in names},
         deterministic=deterministic,
         agent_returns=returns,
+        capped=capped,
     )
 
 

@@ -16,7 +16,7 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
-from inchworm.evaluate.games import Progress, check_episodes, opened, play_games
+from inchworm.evaluate.games import EPISODE_LIMIT, Progress, check_episodes, episode_limit, opened, play_games
 from inchworm.evaluate.stats import MatchStats
 from inchworm.run.checkpoint import load_named_policy
 
@@ -48,8 +48,8 @@ def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
 class RecordedVectorEnv:
     """Records the first game of copy 0 of a vector env; everything else is forwarded to it."""
 
-    def __init__(self, inner: VectorEnv, players: tuple[str, str]) -> None:
-        self._inner, self._players = inner, players
+    def __init__(self, inner: VectorEnv, players: tuple[str, str], max_episode_steps: int = EPISODE_LIMIT) -> None:
+        self._inner, self._players, self._max_episode_steps = inner, players, max_episode_steps
         self._make_replay: Any = getattr(inner, "make_replay", None)
         if self._make_replay is None:
             raise ConfigError(
@@ -77,6 +77,8 @@ class RecordedVectorEnv:
         step = self._inner.recv()
         if self._info is None:
             self._info = next((ended.info for ended in step.ended if ended.lane == 0), None)
+            if self._info is None and len(self._actions) >= self._max_episode_steps:
+                self._info = {}  # cut off here
         return step
 
     def step(self, actions: Tree) -> EnvStep:
@@ -105,6 +107,7 @@ def play_match(
     deterministic: bool = True,
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
+    max_episode_steps: int | None = None,
     players: tuple[str, str] = ("first", "second"),
     save_replay: bool = False,
     progress: Progress | None = None,
@@ -113,7 +116,8 @@ def play_match(
 
     `env` is anything that `make_vector_env` accepts, with two teams in each copy. Given seeds are one for each pair of games: half as
     many as episodes. Both players act greedily, or both sample. `num_envs` is rounded up to an even number, one half for each side; it
-    does not change which games are played.
+    does not change which games are played. A game that has not ended after `max_episode_steps` is cut off and counted as a draw; by
+    default that is the limit that the environment is registered with, else 100,000.
     """
     pairs = pair_seeds(episodes, seeds, seed)
     with opened(env, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
@@ -126,12 +130,13 @@ def play_match(
             raise ConfigError(f"a match needs an even number of env copies, one half for each side, not {copies}")
         for actor, name in zip((first, second), players):
             check_made_for(actor, inner, name)
-        recorded = RecordedVectorEnv(inner, players) if save_replay else None
+        limit = episode_limit(env, max_episode_steps)
+        recorded = RecordedVectorEnv(inner, players, limit) if save_replay else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner
         ours = OpponentVectorEnv(played, second, lanes, seed=seed, deterministic=deterministic)
         games = [one for one in pairs for _ in (0, 1)]
-        stats = play_games(first, ours, games, seed, deterministic=deterministic, progress=progress)
+        stats = play_games(first, ours, games, seed, deterministic=deterministic, max_episode_steps=limit, progress=progress)
     fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
     return MatchStats(**fields, players=players, replay=None if recorded is None else recorded.replay())
 
@@ -149,6 +154,7 @@ def evaluate_vs_heuristic(
     heuristic: Actor | None = None,
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
+    max_episode_steps: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[MatchStats, dict[str, Any] | None]:
     """Score a policy against a world's heuristic at `skill` (0 to 1); return the stats and, if requested, a replay of the first game.
@@ -164,6 +170,7 @@ def evaluate_vs_heuristic(
     with opened(source, even_copies(num_envs, 2 * len(pairs)), seed) as env:
         opponent = heuristic if heuristic is not None else make_player(f"heuristic:{skill}", env, source)
         how: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "save_replay": save_replay, "progress": progress}
+        how["max_episode_steps"] = episode_limit(source, max_episode_steps)
         stats = play_match(policy, opponent, env, seeds=pairs, players=("policy", "heuristic"), **how)
     return stats, None if stats.replay is None else dict(stats.replay)
 

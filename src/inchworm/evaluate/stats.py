@@ -64,6 +64,8 @@ def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
 
 _SUCCESS = ("is_success", "success")
 _WIN = ("win", *_SUCCESS)
+UNDECIDED = {"win": 0.5, **dict.fromkeys(_SUCCESS, 0.0)}
+"""What an episode that was cut off counts as: a draw, and not a success."""
 _RETURNS = ("mean_return", "std_return", "min_return", "max_return", "median_return")
 _SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin")
 """Properties that are reported under their own names."""
@@ -89,6 +91,8 @@ class EvalStats:
     """Whether the policy acted greedily."""
     agent_returns: np.ndarray = field(default_factory=lambda: np.empty(0))
     """[episodes, k] f64, the return of each of a copy's k agents; by default `returns` as a column."""
+    capped: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """[episodes] bool, whether the episode was cut off at the evaluation's `max_episode_steps`; by default none."""
 
     def __post_init__(self) -> None:
         """Convert and check the arrays, and make them read-only."""
@@ -96,8 +100,10 @@ class EvalStats:
             object.__setattr__(self, name, _locked(getattr(self, name), dtype))
         agents = np.asarray(self.agent_returns, np.float64)
         object.__setattr__(self, "agent_returns", _locked(agents if agents.size else self.returns[:, np.newaxis], np.float64))
+        capped = np.asarray(self.capped, np.bool_)
+        object.__setattr__(self, "capped", _locked(capped if capped.size else np.zeros(self.returns.shape), np.bool_))
         object.__setattr__(self, "infos", {name: _locked(self.infos[name], np.float64) for name in sorted(self.infos)})
-        columns = [self.lengths, self.seeds, *self.infos.values(), self.agent_returns[..., 0]]
+        columns = [self.lengths, self.seeds, self.capped, *self.infos.values(), self.agent_returns[..., 0]]
         if self.episodes < 1 or any(column.shape != self.returns.shape for column in columns):
             raise ValueError(f"EvalStats needs 1 episode or more and arrays of equal length, not {[len(c) for c in columns]}")
 
@@ -143,6 +149,11 @@ class EvalStats:
     def mean_episode_length(self) -> float:
         """Steps per episode."""
         return float(self.lengths.mean())
+
+    @property
+    def capped_episodes(self) -> int:
+        """Number of episodes that did not end and were cut off."""
+        return int(self.capped.sum())
 
     @property
     def success_rate(self) -> float | None:
@@ -196,6 +207,7 @@ class EvalStats:
             "win_rate": self._info_mean("win"),  # not by success, which success_rate reports
             "win_interval95_low": win_low,
             "win_interval95_high": win_high,
+            "capped_episodes": float(self.capped_episodes) if self.capped_episodes else None,
         }
         summaries |= {f"info/{name}": self._info_mean(name) for name in self.infos}
         return {name: value for name, value in summaries.items() if value is not None and math.isfinite(value)}
@@ -206,6 +218,7 @@ class EvalStats:
         return {
             "episodes": self.episodes,
             "deterministic": self.deterministic,
+            "capped_episodes": self.capped_episodes,
             **{name: _plain(getattr(self, name)) for name in (*_SUMMARIES, "win_rate")},
             "interval95": [_plain(low), _plain(high)],
             "win_interval95": None if self.win_interval95 is None else list(self.win_interval95),
@@ -214,6 +227,7 @@ class EvalStats:
             "agent_returns": [[_plain(value) for value in row] for row in self.agent_returns.tolist()],
             "lengths": self.lengths.tolist(),
             "seeds": self.seeds.tolist(),
+            "capped": self.capped.tolist(),
         }
 
     def __str__(self) -> str:
@@ -226,8 +240,15 @@ class EvalStats:
         wins = f", {self.win_text}" if self._info_mean("win") is not None else ""
         return (
             f"mean return {self.mean_return:.5g}{spread} ({'95 %, ' if spread else ''}{count}), from {self.min_return:.5g} "
-            f"to {self.max_return:.5g}, mean length {self.mean_episode_length:.5g}{success}{wins}"
+            f"to {self.max_return:.5g}, mean length {self.mean_episode_length:.5g}{success}{wins}{self.capped_text}"
         )
+
+    @property
+    def capped_text(self) -> str:
+        """`, 3 of 20 episodes capped at 100,000 steps`; empty if all ended."""
+        if not self.capped_episodes:
+            return ""
+        return f", {self.capped_episodes:,} of {self.episodes:,} episodes capped at {self.lengths[self.capped].max():,} steps"
 
     @property
     def win_text(self) -> str:
@@ -299,4 +320,5 @@ class MatchStats(EvalStats):
         kind = "greedy" if self.deterministic else "sampled"
         games = f"{self.wins:,} won, {self.draws:,} drawn, {self.losses:,} lost of {self.episodes:,} {kind} episodes"
         margin = "" if self.mean_hp_margin is None else f", health margin {self.mean_hp_margin:.3f}"
-        return f"{self.win_text} ({games}){margin}, mean return {self.mean_return:.5g}, mean length {self.mean_episode_length:.5g}"
+        rest = f"mean return {self.mean_return:.5g}, mean length {self.mean_episode_length:.5g}{self.capped_text}"
+        return f"{self.win_text} ({games}){margin}, {rest}"

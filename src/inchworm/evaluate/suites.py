@@ -24,7 +24,7 @@ from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, SpaceE
 from inchworm.core.protocols import Actor
 from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
-from inchworm.evaluate.games import Progress, opened, play_games
+from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
 from inchworm.evaluate.matches import check_made_for, even_copies, make_player, play_match
 from inchworm.evaluate.stats import EvalStats
 
@@ -232,12 +232,15 @@ def evaluate_suites(
     deterministic: bool = True,
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
+    max_episode_steps: int | None = None,
     progress: Progress | None = None,
 ) -> SuiteStats:
     """Score a policy on every simulation of every group; `progress` gets the number of finished episodes of all.
 
-    Episode seeds depend on `seed` only, not on `num_envs`.
+    Episode seeds depend on `seed` only, not on `num_envs`. An episode that has not ended after `max_episode_steps` is cut off; by default
+    that is the limit that its environment is registered with, else 100,000.
     """
+    how: dict[str, Any] = {"deterministic": deterministic, "seed": seed}
 
     def report(before: int, finished: int) -> None:
         if progress is not None:
@@ -249,7 +252,8 @@ def evaluate_suites(
         results[group] = {}
         for simulation in simulations:
             where = f"suite {group}, {simulation.name}"
-            stats = _play(policy, simulation, where, (deterministic, num_envs, seed), partial(report, before))
+            how["max_episode_steps"] = episode_limit(simulation.env, max_episode_steps)
+            stats = _play(policy, simulation, where, num_envs, progress=partial(report, before), **how)
             results[group][simulation.name] = SimulationStats(stats=stats, score_range=simulation.score_range)
             before += simulation.episodes
     return SuiteStats(results)
@@ -260,18 +264,17 @@ def count_episodes(suites: Mapping[str, Sequence[Simulation]]) -> int:
     return sum(simulation.episodes for simulations in suites.values() for simulation in simulations)
 
 
-def _play(policy: Actor, simulation: Simulation, where: str, how: tuple[bool, int, int], progress: Progress) -> EvalStats:
-    """Play one simulation; errors begin with its place in the suite."""
-    deterministic, num_envs, seed = how
+def _play(policy: Actor, simulation: Simulation, where: str, num_envs: int, *, seed: int, **how: Any) -> EvalStats:
+    """Play one simulation; errors begin with its place in the suite. `how` is what `play_games` and `play_match` both take."""
     opponent, episodes = simulation.opponent, simulation.episodes
     try:
         with opened(simulation.env, min(num_envs, episodes) if opponent is None else even_copies(num_envs, episodes), seed) as env:
             check_made_for(policy, env, "the policy")
             if opponent is None:
                 seeds = [derive_seed(seed, "suite", episode) for episode in range(episodes)]
-                return play_games(policy, env, seeds, seed, deterministic=deterministic, progress=progress)
+                return play_games(policy, env, seeds, seed, **how)
             second = make_player(opponent, env, simulation.env) if isinstance(opponent, str) else opponent
             names = ("the policy", opponent if isinstance(opponent, str) else type(opponent).__name__)
-            return play_match(policy, second, env, episodes, deterministic=deterministic, seed=seed, players=names, progress=progress)
+            return play_match(policy, second, env, episodes, seed=seed, players=names, **how)
     except (ConfigError, SpaceError, EnvError) as error:
         raise type(error)(f"{where}: {error}") from error

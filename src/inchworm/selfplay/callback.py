@@ -21,7 +21,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
-from inchworm.evaluate.games import play_games
+from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, play_games
 from inchworm.policy.file import fingerprint, load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
@@ -203,7 +203,13 @@ def opponent_callbacks(
     if opponent.rating_interval and source is None:
         warnings.warn("ratings disabled: an environment instance cannot be copied; pass an id or a factory", stacklevel=4)
     elif opponent.rating_interval:
-        games = RatingGames(make_env, episodes=opponent.rating_episodes, seed=evaluation.seed, deterministic=evaluation.deterministic)
+        games = RatingGames(
+            make_env,
+            episodes=opponent.rating_episodes,
+            seed=evaluation.seed,
+            deterministic=evaluation.deterministic,
+            max_episode_steps=episode_limit(source, evaluation.max_episode_steps),
+        )
     return [
         SelfPlayCallback(
             pool,
@@ -222,10 +228,19 @@ _MAX_COPIES = 16
 class RatingGames:
     """Plays rating games: each seed twice, once from either side. The environments are made at the first game and kept until `close`."""
 
-    def __init__(self, make_env: Callable[[int], VectorEnv], *, episodes: int = 20, seed: int = 0, deterministic: bool = True) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[int], VectorEnv],
+        *,
+        episodes: int = 20,
+        seed: int = 0,
+        deterministic: bool = True,
+        max_episode_steps: int = EPISODE_LIMIT,
+    ) -> None:
         """`make_env(n)` makes n copies of an environment with two teams; with `deterministic` the first player acts greedily."""
         self.episodes = episodes + episodes % 2
-        self._make_env, self._seed, self._deterministic = make_env, seed, deterministic
+        self._make_env, self._seed = make_env, seed
+        self._how: dict[str, Any] = {"deterministic": deterministic, "max_episode_steps": max_episode_steps}
         self._env: VectorEnv | None = None
 
     def play(self, ours: Actor, theirs: Actor) -> np.ndarray:
@@ -240,13 +255,14 @@ class RatingGames:
         # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.
         seeds = [derive_seed(self._seed, "rating", episode // 2) for episode in range(self.episodes)]
         try:
-            stats = play_games(ours, env, seeds, self._seed, deterministic=self._deterministic, purpose="rating")
+            stats = play_games(ours, env, seeds, self._seed, **self._how, purpose="rating")
         except BaseException:  # do not reuse an environment in the middle of a step
             self.close()
             raise
         wins = stats.infos.get("win")
         if wins is None or np.isnan(wins).any():
-            raise EnvError("ratings need info['win'] at the end of each episode, which this environment does not provide")
+            capped = stats.capped_text.removeprefix(", ") or "this environment does not provide it"
+            raise EnvError(f"ratings need info['win'] at the end of each episode, but {capped}")
         return np.asarray(wins)
 
     def calibrate(self, fixed: Mapping[str, Actor]) -> dict[str, Rating]:

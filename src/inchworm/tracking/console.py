@@ -66,7 +66,7 @@ def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bo
     return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
 
 
-_EVALUATION, _WON = "evaluation/mean_return", "evaluation/win_rate"
+_EVALUATION, _WON, _CAPPED = "evaluation/mean_return", "evaluation/win_rate", "evaluation/capped_episodes"
 _SHOWN = {  # metric -> label
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -114,6 +114,7 @@ class ConsoleTracker:
         self.metrics |= metrics
         self._samples.append((self._clock(), step))
         if _EVALUATION in metrics:
+            self.metrics[_CAPPED] = metrics.get(_CAPPED, 0.0)  # reported only where there are any
             score = metrics[_EVALUATION]
             self.best_evaluation = score if self.best_evaluation is None else max(score, self.best_evaluation)
         self._unseen = True
@@ -206,7 +207,8 @@ class ConsoleTracker:
             scores["rating"] = f"{self.metrics['rating']:.1f}±{2 * self.metrics.get('rating_sigma', 0.0):.1f}"
         if _EVALUATION in self.metrics:
             won = f" ({self.metrics[_WON]:.0%} won)" if _WON in self.metrics else ""
-            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}{won}"
+            capped = f" ({self.metrics[_CAPPED]:.0f} capped)" if self.metrics.get(_CAPPED) else ""
+            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}{won}{capped}"
         if self.best_evaluation is not None:
             scores["best"] = f"{self.best_evaluation:.1f}"
         return scores

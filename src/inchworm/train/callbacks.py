@@ -83,6 +83,7 @@ class EvaluateCallback(BaseCallback):
             state.scored = state.iteration
 
     def _evaluate(self, state: TrainingState, episodes: int) -> None:
+        state.evaluating = True
         try:
             stats = self._evaluator.evaluate(self._actor(), episodes)
         except Exception as error:
@@ -90,6 +91,8 @@ class EvaluateCallback(BaseCallback):
             state.evaluations.append({"iteration": state.iteration, "failed": traceback.format_exc()})
             state.metrics["evaluation/failed"] = 1.0
             return
+        finally:
+            state.evaluating = False
         state.evaluations.append({"iteration": state.iteration, "env_steps": state.env_steps, **stats.to_dict()})
         state.metrics |= {f"evaluation/{name}": value for name, value in stats.metrics().items()}
         if state.best_score is None or stats.mean_return > state.best_score:
@@ -219,7 +222,7 @@ GRACE_SECONDS = 7.0
 
 @contextlib.contextmanager
 def interruptible(state: TrainingState) -> Iterator[None]:
-    """Stop the loop after its iteration on the first SIGINT; raise on a second one, or when the grace period ends.
+    """Stop the loop after its iteration on the first SIGINT; raise on a second one, in an evaluation, or when the grace period ends.
 
     Outside the main thread this does nothing, because signals cannot be caught there.
     """
@@ -232,9 +235,9 @@ def interruptible(state: TrainingState) -> Iterator[None]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
-        if state.interrupted:
+        again, state.interrupted, state.should_stop = state.interrupted, True, True
+        if again or state.evaluating:
             raise KeyboardInterrupt
-        state.interrupted = state.should_stop = True
         timer.start()
 
     before = signal.signal(signal.SIGINT, on_signal)

@@ -31,6 +31,8 @@ class TrainingState:
     recent: deque[EpisodeRecord] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     should_stop: bool = False
     interrupted: bool = False
+    evaluating: bool = False
+    """Whether an evaluation is running, which may be left at any time: it changes nothing of the training."""
     ended: bool = False
     """Whether everything that follows the last iteration is done, too."""
     best_score: float | None = None

@@ -154,7 +154,7 @@ class SkirmishVectorEnv(LaneVectorEnv):
         return self._skirmish.world.describe(copy)
 
     def make_replay(self, seed: int, actions: Sequence[np.ndarray], players: tuple[str, str], info: Mapping[str, float]) -> dict[str, Any]:
-        """The replay of a whole game, played again from its seed and the actions [2n, 3] of each step; `info` is its last."""
+        """The replay of a game, from its seed and the actions [2n, 3] of each step; `info` is its last, empty if it was cut off."""
         world = SkirmishWorld(self.config, 1)
         world.begin([seed])
         frames = [world.frame(0)]
@@ -162,7 +162,7 @@ class SkirmishVectorEnv(LaneVectorEnv):
             by_team = joint.reshape(2, self.config.team_size, -1, 1)  # [2, n, 3, 1]
             world.step(np.ascontiguousarray(by_team.transpose(2, 0, 1, 3)))
             frames.append(world.frame(0))
-        meta = {"seed": seed, "players": list(players), "steps": len(actions), "hp_margin": info["hp_margin"]}
+        meta = {"seed": seed, "players": list(players), "steps": len(actions), **({"hp_margin": info["hp_margin"]} if info else {})}
         return make_replay(world.describe(0), frames, meta, info)
 
     def frame(self, copy: int) -> dict[str, Any]:
