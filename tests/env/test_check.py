@@ -215,6 +215,18 @@ def test_an_attribute_called_state_is_not_a_global_state():
         make_vector_env(rps, 1, 0, global_state=True)
 
 
+@needs_pettingzoo
+@pytest.mark.parametrize("change", [{"state": lambda self: 1 / 0}, {"state": lambda self: np.array(["text"])}])
+def test_a_state_that_cannot_be_read_matters_only_to_a_central_critic(change):
+    env = type("Unreadable", (Sacrifice,), change)
+    report = check_env(env)
+    assert report.ok, str(report)
+    assert report.notes[0].startswith("policy.central_critic=true cannot be used: ")
+    train(env)
+    with pytest.raises((EnvError, ZeroDivisionError)):
+        make_vector_env(env, 1, 0, global_state=True).reset()
+
+
 def test_anything_but_an_environment_is_rejected():
     with pytest.raises(EnvError, match="an environment must be an id"):
         check_env(7)

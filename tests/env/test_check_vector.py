@@ -148,6 +148,22 @@ def one_seed(self, *, seed=None, options=None):
     return Sound.reset(self, seed=seeds, options=options)
 
 
+def leaves_traces(self, *, seed=None, options=None):
+    """Episodes whose actions were not those of the first play change all later ones."""
+    observations, info = Sound.reset(self, seed=seed, options=options)
+    if options is None:
+        played, self.played = getattr(self, "played", []), []
+        self.first = getattr(self, "first", None) or played
+        self.changed = getattr(self, "changed", False) or played[:20] != self.first[:20]
+        observations[:] += 0.01 * self.changed
+    return observations, info
+
+
+def records(self, actions):
+    self.played.append(actions.tolist())
+    return Sound.step(self, actions)
+
+
 def writes_actions(self, actions):
     result = Drift.step(self, actions)
     actions *= 0
@@ -170,6 +186,7 @@ def alike(self, count):
             "seeding: .*gave different obs",
         ),
         (lambda: broken(Drift, begin=lambda self, count: np.random.uniform(-0.1, 0.1, (count, 2))), "seeding: .*gave different obs"),  # noqa: NPY002
+        (lambda: broken(reset=leaves_traces, step=records), "seeding: .*keep nothing of earlier episodes"),
         (lambda: broken(Drift, begin=alike), "seeding: all lanes begin with the same observation"),
         (lambda: broken(reset=one_seed), "order of lanes: another seed of lane 0 alone changed the observations of lane 1 at step 0"),
         (lambda: broken(step=another_order(Sound.step, 0)), "order of lanes: other actions of lane 0 alone changed the observations of"),

@@ -136,7 +136,7 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
             if env is not first:
                 found.note("training takes a factory of one environment; to train with this vector env, give it to PPOTrainer itself")
         elif takes_seed_and_options(first, found):
-            copy = found.attempt("reading its spaces and its first reset", lambda: _copy_of(first, found))
+            copy = found.attempt("reading its spaces and its first reset", lambda: _copy_with_state(first, steps, seed, found))
             if copy is not None:
                 _check_copy(copy, None if env is first else make, steps, seed, found)
     finally:
@@ -144,15 +144,32 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
             found.attempt("closing", first.close)
 
 
-def _copy_of(env: Any, found: Findings) -> Copy:
-    """The environment as training steps it, with the global state if it has one."""
-    if not is_team_env(env):
-        return GymnasiumCopy(Spy(env), 0)
-    copy = TeamCopy(as_team(env), 0)
-    if not has_state(copy.env):
+def _copy_of(env: Any, *, global_state: bool = False) -> Copy:
+    """The environment as training steps it."""
+    return TeamCopy(as_team(env), 0, global_state=global_state) if is_team_env(env) else GymnasiumCopy(Spy(env), 0)
+
+
+def _copy_with_state(env: Any, steps: int, seed: int, found: Findings) -> Copy:
+    """The environment as training steps it, with its global state if there is one that can be read at every step."""
+    copy, central = _copy_of(env), Findings()
+    if not isinstance(copy, TeamCopy):
         return copy
-    found.notes.append("state() gives a global state: policy.central_critic=true lets the critic read it")
-    return TeamCopy(as_team(env), 0, global_state=True)
+    copy.env.reset(seed=seed)
+
+    def read_state() -> Copy | None:
+        if not has_state(copy.env):
+            return None
+        with_state = _copy_of(env, global_state=True)
+        drive(with_state, Trace(), steps, seed)
+        return with_state
+
+    with_state: Copy | None = central.attempt("reading state()", read_state)
+    if central.problems:  # without a central critic its state is not read, and training works
+        found.note(f"policy.central_critic=true cannot be used: {central.problems[0]}")
+    if with_state is None:
+        return copy
+    found.note("state() gives a global state: policy.central_critic=true lets the critic read it")
+    return with_state
 
 
 def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: int, found: Findings) -> None:
@@ -172,7 +189,11 @@ def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: in
         return
     other = found.attempt("making the environment again", make)
     if other is not None and other.unwrapped is not copy.env.unwrapped:
-        found.attempt("stepping a fresh copy", lambda: drive(_copy_of(other, found), fresh, len(trace.actions), seed, trace.actions))
+
+        def repeat() -> None:
+            drive(_copy_of(other, global_state=copy.global_state_space is not None), fresh, len(trace.actions), seed, trace.actions)
+
+        found.attempt("stepping a fresh copy", repeat)
         _compare(trace, fresh, "a fresh copy", found)
         found.attempt("closing", other.close)
 

@@ -248,7 +248,9 @@ def _check_step(step: EnvStep, width: int, now: int, found: Findings) -> None:
 def _check_last_observations(play: Play, found: Findings) -> None:
     """Report last observations that lie where episodes begin although the observations before them do not."""
     if len(play.lasts) < 2:
-        found.note(f"{len(play.lasts)} episodes ended within {len(play.actions)} random steps: last observations were hardly checked")
+        found.note(
+            f"{len(play.lasts)} episodes ended within {len(play.actions)} random steps: last observations were not checked; take more steps"
+        )
         return
     firsts = np.stack(play.firsts)  # [n, k]
     low, high = firsts.min(axis=0), firsts.max(axis=0)
@@ -303,11 +305,14 @@ def _check_order(check: VectorCheck, first: Play, found: Findings) -> None:
             seeds = [derive_seed(seed, "another") if copy == changed else seed for copy, seed in enumerate(check.seeds)]
             difference = _difference(first, check.first(seeds), others, 1)
         if difference is not None:
+            _check_repetition(check, first, found)  # earlier episodes may have left traces
+        if difference is not None and not found.problems:
             copy, step, name = difference
             found.problem(
                 f"order of lanes: {what} of lane {changed * width} alone changed the {name} of lane {copy * width} at step {step}; "
                 "lanes must be independent, and results, flags and observations in the order of the actions"
             )
+        if found.problems:
             return
 
 
@@ -316,19 +321,22 @@ def _check_restart(check: VectorCheck, first: Play, found: Findings) -> None:
     copy, at = min(first.ends.items(), key=operator.itemgetter(1)) if first.ends else (0, min(8, len(first.actions) // 2))
     lane = copy * check.env.lanes_per_copy
     whole, again = check.restart(first, copy, at)
-    difference = _difference(first, again, [copy], min(first.ends.get(copy, len(first.rows)), len(again.rows)))
-    if difference is not None:
-        _, step, name = difference
+    others = [other for other in range(check.env.num_envs) if other != copy]
+    own = _difference(first, again, [copy], min(first.ends.get(copy, len(first.rows)), len(again.rows)))
+    theirs = _difference(first, whole, others, len(first.rows))
+    if own is not None or theirs is not None:
+        _check_repetition(check, first, found)  # earlier episodes may have left traces
+    if found.problems:
+        return
+    if own is not None:
         found.problem(
-            f"autoreset: lane {lane}, reset with the same seed after an episode ended, gave different {name} at step {step} under the same "
-            "actions; a reset must begin the episode at once, and forget that the last one ended"
+            f"autoreset: lane {lane}, reset with the same seed after an episode ended, gave different {own[2]} at step {own[1]} under the "
+            "same actions; a reset must begin the episode at once, and forget that the last one ended"
         )
-    difference = _difference(first, whole, [other for other in range(check.env.num_envs) if other != copy], len(first.rows))
-    if difference is not None:
-        other, step, name = difference
+    if theirs is not None:
         found.problem(
-            f"autoreset: a reset of lane {lane} changed the {name} of lane {other * check.env.lanes_per_copy} at step {step}: reset only "
-            "the lanes that are asked for"
+            f"autoreset: a reset of lane {lane} changed the {theirs[2]} of lane {theirs[0] * check.env.lanes_per_copy} at step "
+            f"{theirs[1]}: reset only the lanes that are asked for"
         )
 
 
