@@ -11,7 +11,7 @@ import pytest
 from doubles.runs import BATCH, LANES, small_config
 from doubles.toys import ActionReward, Corridor, watched
 from doubles.trackers import Recorder
-from inchworm.config.sections import EvalConfig
+from inchworm.config.sections import EvalConfig, RunConfig
 from inchworm.evaluate.stats import EvalStats
 from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
@@ -223,14 +223,14 @@ def test_checkpoints_by_time(seconds: float | None, expect: list[int], monkeypat
 
 def test_rows_at_intervals_to_every_tracker() -> None:
     trackers = [Recorder(), Recorder()]
-    live(TrackCallback(trackers, 2), 5)
+    live(TrackCallback(trackers, RunConfig(log_interval=2)), 5)
     assert trackers[0].rows == trackers[1].rows
     assert trackers[0].rows == [(2 * BATCH, {"iteration": 2.0, "loss": 2.0}), (4 * BATCH, {"iteration": 4.0, "loss": 4.0})]
 
 
 def test_an_evaluation_is_logged_whenever_it_comes() -> None:
     tracker = Recorder()
-    callback = TrackCallback([tracker], 4)
+    callback = TrackCallback([tracker], RunConfig(log_interval=4))
     state = TrainingState(evaluations=[{"old": 1}])
     callback.on_train_start(state)
     for iteration in (1, 2, 3):

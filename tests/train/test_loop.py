@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,15 +42,20 @@ def policy_for(env: Any, *, seed: int = 0) -> TorchPolicy:
 class FakeParts:
     """Collector, learner and policy in one: returns rollouts that were collected before, and records its calls."""
 
-    updates = 0
+    updates = env_steps = episodes = 0
     total_timesteps: int | None = None
 
     def __init__(self, journal: list[Any]) -> None:
         self.rollouts, self.journal = list(rollouts()), journal
+        self.recent: deque[EpisodeRecord] = deque(maxlen=100)
 
     def collect(self, num_steps: int) -> Rollout:
         self.journal.append(("collect", num_steps))
-        return self.rollouts.pop(0)
+        rollout = self.rollouts.pop(0)
+        self.env_steps += rollout.num_valid
+        self.episodes += len(rollout.episodes)
+        self.recent.extend(rollout.episodes)
+        return rollout
 
     def update(self, rollout: Any, custom_loss_fns: Any = ()) -> UpdateStats:
         self.updates += 1
@@ -91,8 +97,9 @@ def rollouts(count: int = 6, length: int = 3) -> tuple[Rollout, ...]:
 
 
 def parts(journal: list[Any], *, callbacks: Any = (), losses: Any = (), **run: Any) -> TrainingComponents:
-    fake: Any = FakeParts(journal)
-    return TrainingComponents(config(**run), fake, fake, fake, tuple(losses), tuple(callbacks))
+    collector, learner = FakeParts(journal), FakeParts(journal)
+    shared: Any = {"policy": learner, "collector": collector, "learner": learner}
+    return TrainingComponents(config(**run), **shared, custom_losses=tuple(losses), callbacks=tuple(callbacks))
 
 
 # ---- what an iteration is
@@ -138,6 +145,7 @@ def test_what_was_collected_counts_whatever_a_callback_makes_of_it() -> None:
     run_training_loop(state, parts([], callbacks=[OneLane()], max_iterations=2), default_training_step)
     assert state.env_steps == 2 * BATCH
     assert state.episodes == len(rollouts()[0].episodes) + len(rollouts()[1].episodes)
+    assert state.metrics["iteration_episodes"] == len(rollouts()[1].episodes)
 
 
 # ---- what stops it
@@ -251,7 +259,6 @@ def test_means_are_over_the_last_hundred_episodes_and_infos_over_the_iterations(
     metrics = episode_metrics(state, rollout)
     assert metrics["mean_return"] == metrics["mean_length"] == 99.5  # the mean of 50 … 149
     assert (metrics["episode/success"], metrics["episode/b"]) == (0.5, 4.0)
-    assert metrics["iteration_episodes"] == 2
 
 
 def test_the_clock_is_kept_apart_by_name() -> None:

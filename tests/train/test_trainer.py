@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, finish, small_config
+from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, finish, outcome, small_config
 from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm.backends.torch.network import Network
@@ -29,7 +30,7 @@ from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
-from inchworm.train.loop import TrainingState
+from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
 from inchworm.train.trainer import PPOTrainer, functional_training_loop
 from inchworm.worlds.toys import DEATHS, JOINS, comings
 
@@ -240,6 +241,59 @@ def test_a_subclass_may_collect_several_at_once() -> None:
     with Wide(SMALL, "CartPole-v1", config()) as trainer:
         assert trainer.train(4 * BATCH)["timesteps"] == [2 * BATCH, 4 * BATCH]
         assert trainer.total_timesteps == 4 * BATCH
+
+
+class Enriched(PPOTrainer):
+    """Adds a rollout that it collected before, as one from a file would be, to each that it collects."""
+
+    def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
+        fresh = super().collect_rollouts(n_steps)
+        return combine_rollouts([fresh, create_fake_rollout(self.env.observation_space, self.env.action_space, STEPS, 3 * LANES)])
+
+
+class EnrichedLater(BaseCallback):
+    """The same as a callback."""
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> Rollout:
+        env = make_vector_env("CartPole-v1", 1)
+        return combine_rollouts([rollout, create_fake_rollout(env.observation_space, env.action_space, STEPS, 3 * LANES)])
+
+
+@pytest.mark.parametrize("added", ["by a subclass", "by a callback", "by a subclass that also learns"])
+def test_added_rows_are_not_env_steps_of_this_run(added: str, tmp_path: Path) -> None:
+    class Learns(Enriched):
+        def learn(self, rollout: Any, custom_loss_fns: Any = ()) -> UpdateStats:
+            return super().learn(rollout, custom_loss_fns)
+
+    kind = {"by a subclass": Enriched, "by a callback": PPOTrainer}.get(added, Learns)
+    settings = config(iterations=4, ppo=PPO.replace(learning_rate_schedule="linear"))
+    make = functools.partial(kind, SMALL, "CartPole-v1", settings, callbacks=[EnrichedLater()] if added == "by a callback" else [])
+    with make(run_dir=tmp_path / "whole") as trainer:
+        history = trainer.train()
+        assert history["timesteps"] == [BATCH, 2 * BATCH, 3 * BATCH, 4 * BATCH]
+        assert history["episodes"][-1] == trainer.state.episodes == trainer.collector.episodes
+        assert history["learning_rate"] == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
+        whole = outcome(trainer)
+    with make(run_dir=tmp_path / "parts") as trainer:
+        trainer.train(callback=lambda state, metrics: state.iteration < 2)
+    assert finish(make(run_dir=tmp_path / "parts"), resume=True) == whole
+
+
+def test_a_loop_by_hand_counts_iterations_so_that_its_checkpoints_are_kept_apart(tmp_path: Path) -> None:
+    settings = config(iterations=5, keep_checkpoints=2)
+    with trainer_for(settings=settings, run_dir=tmp_path / "hand") as trainer:
+        for number in (1, 2, 3):
+            trainer.learn(trainer.collect_rollouts())
+            assert (trainer.state.iteration, trainer.state.env_steps) == (number, number * BATCH)
+            assert trainer.save_checkpoint().name == f"step-{number:012d}"
+        assert len(list((tmp_path / "hand" / "checkpoints").iterdir())) == 2
+        assert trainer.train()["timesteps"] == [4 * BATCH, 5 * BATCH]
+        assert trainer.state.iteration == 5
+        by_hand = bits(trainer.full_state())
+    with trainer_for(settings=settings, run_dir=tmp_path / "hand") as trainer:
+        trainer.load_checkpoint(tmp_path / "hand" / "checkpoints" / f"step-{4:012d}")
+        trainer.train()
+        assert bits(trainer.full_state()) == by_hand
 
 
 # ---- evaluate
@@ -477,6 +531,47 @@ def test_a_run_directory(tmp_path: Path) -> None:
     timing = read_rows(tmp_path / "run" / TIMING)
     assert {"seconds", "collect_seconds", "learn_seconds", "steps_per_second"} <= timing[0].keys()
     assert TrainingConfig.from_yaml(tmp_path / "run" / "config.yaml") == trainer.config
+
+
+@pytest.mark.parametrize("end", ["target", "max_iterations", "callback", "step function"])
+def test_the_last_iteration_has_its_row_whatever_the_interval(end: str, tmp_path: Path) -> None:
+    def step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
+        state.should_stop = end == "step function" and state.iteration == 4
+        return default_training_step(state, components)
+
+    run: dict[str, Any] = {"max_iterations": 5} if end == "max_iterations" else {"iterations": 5 if end == "target" else 9}
+    scores = EvalConfig(interval=0, final_episodes=2, num_envs=2)
+    with trainer_for(settings=config(log_interval=3, evaluation=scores, **run), run_dir=tmp_path) as trainer:
+        history = trainer.train(callback=lambda state, metrics: end != "callback" or state.iteration < 5, step_fn=step)
+    rows = read_rows(tmp_path / METRICS)
+    assert [(row["iteration"], row.get("loss"), "evaluation/mean_return" in row) for row in rows] == [
+        (3, history["loss"][2], False),
+        (5, history["loss"][4], False),
+        (5, None, True),
+    ]
+    with trainer_for(settings=config(log_interval=3, evaluation=scores, **run), run_dir=tmp_path) as trainer:
+        trainer.load_checkpoint()
+    assert read_rows(tmp_path / METRICS) == rows
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemError])
+def test_the_last_iteration_before_an_error_has_its_row_until_the_run_is_resumed(error: type[BaseException], tmp_path: Path) -> None:
+    settings = config(iterations=9, log_interval=3)
+
+    def fail(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
+        if state.iteration == 5 and error is SystemError:
+            raise error
+        if state.iteration == 4 and error is KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+        return default_training_step(state, components)
+
+    whole = finish(trainer_for(settings=settings, run_dir=tmp_path / "whole"))
+    with trainer_for(settings=settings, run_dir=tmp_path / "broken") as trainer, pytest.raises(error):
+        trainer.train(step_fn=fail)
+    rows = read_rows(tmp_path / "broken" / METRICS)
+    assert [row["iteration"] for row in rows] == [3, 5]
+    assert rows[-1]["loss"] == trainer.state.metrics["loss"]
+    assert finish(trainer_for(settings=settings, run_dir=tmp_path / "broken"), resume=True) == whole  # rows 3, 6 and 9
 
 
 def test_trackers_get_the_config_once_and_a_row_an_iteration() -> None:

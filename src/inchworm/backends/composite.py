@@ -42,6 +42,7 @@ class CompositeLearner:
         acted = fingerprint(self.policy.get_weights())  # before any update
         stats: dict[str, UpdateStats] = {}
         for name, learner in self.learners.items():
+            learner.env_steps = self.env_steps
             stats[name] = learner.update(self._own(rollout, name, acted), custom_loss_fns)
             learner.env_steps = self.env_steps + rollout.num_valid  # schedules follow the whole run, not a part's share of it
         if rollout.num_valid:

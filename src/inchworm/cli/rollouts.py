@@ -142,7 +142,6 @@ def _learn(run: Run, config: TrainingConfig, rollouts: dict[str, Rollout], termi
                 stats = trainer.learn(rollout)
             except (RolloutError, SpaceError) as error:
                 raise type(error)(f"{file} does not fit the run {run.path}: {error}") from error
-            trainer.state.iteration += 1  # one more update than the checkpoint
             for tracker in trainer.trackers:
                 tracker.log({"iteration": float(trainer.state.iteration), **stats}, trainer.state.env_steps)
             shown = "  ".join(f"{name} {stats[name]:.4g}" for name in ("loss", "policy_loss", "value_loss", "approx_kl") if name in stats)

@@ -7,6 +7,7 @@ loop; a `Tracker` records metrics.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from inchworm.core.spaces import Space
-from inchworm.core.types import Array, EnvStep, Evaluation, Minibatch, PolicyStep, Tree, UpdateStats, Weights
+from inchworm.core.types import Array, EnvStep, EpisodeRecord, Evaluation, Minibatch, PolicyStep, Tree, UpdateStats, Weights
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -142,6 +143,13 @@ class Collector(Stateful, Protocol):
     Its state is the observation, memory, sampling stream, counters and the environments' state.
     """
 
+    env_steps: int
+    """Valid steps taken since the start of the run."""
+    episodes: int
+    """Episodes finished since then."""
+    recent: deque[EpisodeRecord]
+    """The most recent of them."""
+
     def collect(self, num_steps: int) -> Rollout:
         """The next `num_steps` steps of every lane, continuing where the last call stopped."""
 
@@ -157,6 +165,8 @@ class Learner(Stateful, Protocol):
 
     updates: int
     """How many rollouts it has learned from."""
+    env_steps: int
+    """The run's env steps before the next update, where schedules are read."""
     total_timesteps: int | None
     """The run's planned length, which schedules run towards."""
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from inchworm.config.sections import EvalConfig
+from inchworm.config.sections import EvalConfig, RunConfig
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
-from inchworm.train.loop import TrainingState
+from inchworm.train.loop import TrainingState, has_reached_target
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
@@ -188,32 +188,42 @@ class SnapshotCallback(BaseCallback):
 
 
 class TrackCallback(BaseCallback):
-    """Passes metrics to the trackers: every `interval` iterations, after evaluations, and at the end."""
+    """Passes metrics to the trackers: every `run.log_interval` iterations, after evaluations, and of the last iteration."""
 
-    def __init__(self, trackers: Sequence[Tracker], interval: int) -> None:
-        self._trackers, self._interval = trackers, interval
+    def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
+        self._trackers, self._run = trackers, run
         self._logged_evaluations = 0
+        self._unlogged: tuple[dict[str, float], int] | None = None  # the last iteration's row and env steps
 
     def on_train_start(self, state: TrainingState) -> None:
         """Ignore evaluations of earlier calls."""
         self._logged_evaluations = len(state.evaluations)
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Log the row if it is due or contains an evaluation."""
-        if state.iteration % self._interval == 0 or len(state.evaluations) > self._logged_evaluations:
-            self._log(state, metrics)
+        """Log the row if it is due, contains an evaluation, or is the last one."""
+        self._unlogged = {"iteration": float(state.iteration), **metrics}, state.env_steps
+        is_last = state.stopped or has_reached_target(state, self._run)
+        if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
+            self._logged_evaluations = len(state.evaluations)
+            self.log_unlogged()
 
     def on_train_end(self, state: TrainingState) -> None:
         """Log the final evaluation, if there was one."""
         if len(state.evaluations) > self._logged_evaluations:
             final = {name: value for name, value in state.metrics.items() if name.startswith("evaluation/")}
-            self._log(state, final)
+            self._unlogged = {"iteration": float(state.iteration), **final}, state.env_steps
+            self._logged_evaluations = len(state.evaluations)
+            self.log_unlogged()
 
-    def _log(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        self._logged_evaluations = len(state.evaluations)
-        row = {"iteration": float(state.iteration), **metrics}
-        for tracker in self._trackers:
-            tracker.log(row, state.env_steps)
+    def log_unlogged(self) -> None:
+        """Log the last complete iteration, unless it is logged: a run that is interrupted or fails ends with any iteration.
+
+        `train` calls this after the last save, so that a resumed run removes the row and has those of an undisturbed one.
+        """
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged is not None:
+            for tracker in self._trackers:
+                tracker.log(*unlogged)
 
 
 GRACE_SECONDS = 7.0

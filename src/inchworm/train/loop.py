@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
+from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import EpisodeRecord
@@ -65,8 +65,8 @@ class TrainingState:
         self.best_iteration = self.scored = None  # the checkpoint's manifest knows whether it was this iteration
         self.should_stop, self.interrupted, self.ended = bool(state.get("stopped", False)), False, False
 
-    def follow(self, collector: RolloutCollector) -> None:
-        """Take over the collector's counters, which include rollouts collected outside the loop."""
+    def follow(self, collector: Collector) -> None:
+        """Take over the collector's counters: what it has taken in the loop and outside, without rows from elsewhere."""
         self.env_steps, self.episodes, self.recent = collector.env_steps, collector.episodes, collector.recent.copy()
 
 
@@ -113,20 +113,20 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
 
     Where normalisers have no data yet, the first iteration is a short one that only initialises them.
     """
-    began = time.perf_counter()
+    began, steps_before, episodes_before = time.perf_counter(), state.env_steps, state.episodes
     ppo, warming_up = components.config.ppo, getattr(components.learner, "warming_up", False)  # a learner from elsewhere may lack it
     rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
-    state.env_steps += rollout.num_valid  # before callbacks, which may replace the rollout
-    state.episodes += len(rollout.episodes)
-    state.recent.extend(rollout.episodes)
+    state.follow(components.collector)
     for callback in components.callbacks:
         rollout = callback.on_rollout(state, rollout) or rollout
     collected = time.perf_counter()
+    components.learner.env_steps = steps_before  # not the number of rows learned from: a rollout may hold some from elsewhere
     stats = components.learner.update(rollout, components.custom_losses)
     components.collector.set_weights(components.policy.get_weights())
     return {
         **stats,
         **episode_metrics(state, rollout),
+        "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,
         "timing/learn_seconds": time.perf_counter() - collected,
     }
@@ -134,9 +134,13 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
 
 def is_done(state: TrainingState, run: RunConfig) -> bool:
     """Whether a run has reached its target or was stopped."""
+    return state.should_stop or has_reached_target(state, run)
+
+
+def has_reached_target(state: TrainingState, run: RunConfig) -> bool:
+    """Whether a run has reached one of its limits."""
     return (
-        state.should_stop
-        or state.env_steps >= run.total_timesteps
+        state.env_steps >= run.total_timesteps
         or (run.max_iterations is not None and state.iteration >= run.max_iterations)
         or (run.max_episodes is not None and state.episodes >= run.max_episodes)
     )
@@ -144,7 +148,7 @@ def is_done(state: TrainingState, run: RunConfig) -> bool:
 
 def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
     """Counters, means over recent episodes, and means of the numbers in the environment's own `info`."""
-    metrics = {"episodes": float(state.episodes), "iteration_episodes": float(len(rollout.episodes))}
+    metrics = {"episodes": float(state.episodes)}
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
         metrics["mean_length"] = float(np.mean([episode.length for episode in state.recent]))

@@ -98,11 +98,16 @@ class Override:
     """A part of the loop with a method replaced by that of a trainer's subclass."""
 
     def __init__(self, part: object, **methods: Callable[..., Any]) -> None:
-        self._part = part
-        vars(self).update(methods)
+        vars(self).update(methods, _part=part)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._part, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(value):
+            vars(self)[name] = value
+        else:  # a counter belongs to the part
+            setattr(self._part, name, value)
 
 
 class PPOTrainer:
@@ -143,6 +148,7 @@ class PPOTrainer:
             raise
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
+        self._in_loop = False
         self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
         parts = TrainerParts(
@@ -214,10 +220,16 @@ class PPOTrainer:
         return self.collector.collect(n_steps if n_steps is not None else self.config.ppo.rollout_steps)
 
     def learn(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
-        """Update the policy from a rollout of any origin. Neither the environment nor the rollout is changed."""
+        """Update the policy from a rollout of any origin. Neither the environment nor the rollout is changed.
+
+        Outside of `train`, each call is one iteration of the run.
+        """
         with learning_threads(self.config.run.threads, self.config.run.backend):
             stats = self.learner.update(rollout, custom_loss_fns)
         self.collector.set_weights(self.policy.get_weights())
+        if not self._in_loop:  # which counts its own iterations
+            self.state.iteration += 1
+            self.state.follow(self.collector)
         return stats
 
     def train(
@@ -250,10 +262,12 @@ class PPOTrainer:
         if type(self).learn is not PPOTrainer.learn:
             learner = cast(Learner, Override(learner, update=self.learn))
         self._snapshot.taken = None  # one of an earlier call may be of another run
-        callbacks = tuple(self._ordered_callbacks(config, own))
+        track = TrackCallback(self.trackers, config.run)
+        callbacks = tuple(self._ordered_callbacks(config, own, track))
         components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
         try:
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
+                self._in_loop = True
                 run_loop = run_training_loop if profile is None else profile.run
                 run_loop(self.state, components, step_fn or default_training_step)
         except KeyboardInterrupt:
@@ -265,8 +279,10 @@ class PPOTrainer:
             self._save_after(error)
             raise
         finally:
+            self._in_loop = False
             self.saver.wait()
             self._close_evaluator()
+            track.log_unlogged()
         if self.state.interrupted:
             raise KeyboardInterrupt
         self.state.ended = True
@@ -315,7 +331,7 @@ class PPOTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback]) -> list[Callback]:
+    def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback], track: TrackCallback) -> list[Callback]:
         """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
         run, saver, callbacks = config.run, self.saver, list[Callback]()
         checkpoints = CheckpointCallback(saver, run.checkpoint_interval, run.checkpoint_seconds, keep_best=run.keep_best)
@@ -328,10 +344,7 @@ class PPOTrainer:
             callbacks.append(
                 EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
             )
-        callbacks += [*self.opponents, *own]
-        if self.trackers:
-            callbacks.append(TrackCallback(self.trackers, run.log_interval))
-        return [*callbacks, *([checkpoints, self._snapshot] if saves else [])]
+        return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
 
     def _save_after(self, error: BaseException) -> None:
         """Save the newest complete iteration after an error, and note on the error what is saved and how to continue."""
