@@ -13,6 +13,7 @@ from inchworm import (
     EnvConfig,
     PolicySpec,
     PPOOptimizer,
+    RunConfig,
     TorchPolicy,
     TrainingComponents,
     TrainingState,
@@ -41,7 +42,7 @@ def step_until_solved(state: TrainingState, components: TrainingComponents) -> d
 
 def main(steps: int = 30_000) -> TrainingState:
     config = small_fast_config()
-    config = config.replace(env=EnvConfig(id="CartPole-v1", num_envs=8), run=config.run.replace(total_timesteps=steps))
+    config = config.replace(env=EnvConfig(id="CartPole-v1", num_envs=8), run=RunConfig(total_timesteps=steps))
     env = make_env(config.env)
     policy = TorchPolicy(PolicySpec(env.observation_space, env.action_space, config.policy), seed=config.run.seed)
     state = functional_training_loop(config, policy, step_fn=step_until_solved, custom_losses=[quiet_logits])

@@ -5,6 +5,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, small_config
 from doubles.toys import ActionReward, Counter, watched
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import PPOConfig
+from inchworm.config.sections import EvalConfig, PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.env.source import make_vector_env
+from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, select_lanes
+from inchworm.tracking.jsonl import read_rows
 from inchworm.train.callbacks import BaseCallback, FunctionCallback, as_callback
 from inchworm.train.loop import (
     TrainingComponents,
@@ -336,6 +339,50 @@ def test_the_environments_are_closed_whatever_happens() -> None:
     with pytest.raises(ConfigError, match="FakeParts"):
         create_training_components(config(), FakeParts([]), door)  # type: ignore[arg-type]
     assert not open_doors
+
+
+@pytest.mark.parametrize("by", ["run.name", "run.directory"])
+def test_functional_training_loop_writes_evaluates_and_continues_a_run(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scores = EvalConfig(interval=2, episodes=2, final_episodes=0, num_envs=2)
+    where = {"name": "mine"} if by == "run.name" else {"directory": "elsewhere"}
+    run = {**where, "checkpoint_interval": 2, "keep_checkpoints": 9, "keep_best": False, "log_interval": 3}
+    state = functional_training_loop(config(iterations=5, evaluation=scores, **run), "mlp", env="CartPole-v1")
+    assert [entry["iteration"] for entry in state.evaluations] == [2, 4]
+    [path] = (tmp_path / where.get("directory", "runs")).iterdir()
+    assert [row["iteration"] for row in read_rows(path / "metrics.jsonl")] == [2, 3, 4, 5]
+    assert sorted(entry.name[-1] for entry in (path / "checkpoints").iterdir()) == ["2", "4", "5"]
+    if by == "run.name":
+        again = functional_training_loop(config(iterations=7, evaluation=scores, **run), "mlp", env="CartPole-v1")
+        assert (again.iteration, again.history["timesteps"]) == (7, [6 * BATCH, 7 * BATCH])
+        with pytest.raises(ConfigError, match=r"has another config: run\.seed: 0 → 1"):
+            functional_training_loop(config(seed=1, evaluation=scores, **run), "mlp", env="CartPole-v1")
+    with PPOTrainer("mlp", "CartPole-v1", config(iterations=7 if by == "run.name" else 5)) as trainer:
+        trainer.train()
+    assert bits(load_policy(path / "policy.safetensors").get_weights()) == bits(trainer.policy.get_weights())
+
+
+@pytest.mark.parametrize(
+    "run", [{"checkpoint_interval": 3}, {"checkpoint_seconds": 1.0}, {"keep_checkpoints": 5}, {"keep_best": False}, {"log_interval": 2}]
+)
+def test_settings_of_files_are_refused_where_nothing_is_written(run: dict[str, Any]) -> None:
+    [(name, value)] = run.items()
+    with pytest.raises(ConfigError, match=rf"^run\.{name}={value!r} would have no effect without a run directory; set run\.name"):
+        functional_training_loop(config(**run), "mlp")
+    with pytest.raises(ConfigError, match=rf"^run\.{name}={value!r} would have no effect: create_training_components"):
+        create_training_components(config(**run), "mlp")
+
+
+def test_parts_of_an_iteration_refuse_a_run_directory_and_evaluations() -> None:
+    asked = config(name="mine", evaluation=EvalConfig(interval=5, episodes=3))
+    with pytest.raises(ConfigError, match=r"^run\.name='mine', evaluation\.interval=5, evaluation\.episodes=3 would have no effect"):
+        create_training_components(asked, "mlp")
+
+
+def test_a_wrong_config_leaves_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="minibatch"):
+        functional_training_loop(config(directory=str(tmp_path), ppo=FAST.replace(num_minibatches=1_000)), "mlp")
+    assert not list(tmp_path.iterdir())
 
 
 def test_components_from_the_config_alone() -> None:

@@ -342,7 +342,7 @@ def test_the_configs_threads_are_used_and_then_restored() -> None:
 
     torch.set_num_threads(3)
     for threads in (1, 0):  # 0 leaves them as they are
-        functional_training_loop(config(max_iterations=1, threads=threads), "mlp", step_fn=look)
+        functional_training_loop(small_config(max_iterations=1, threads=threads), "mlp", step_fn=look)
     with trainer_for(settings=config(threads=2, max_iterations=1)) as trainer:
         trainer.train(step_fn=look)
         trainer.learn(trainer.collect_rollouts(), [loss])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +25,8 @@ from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.run.directory import Run
+from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.run.directory import Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
@@ -44,6 +46,21 @@ from inchworm.train.resolve import describe_size, resolve_choices, resolve_confi
 NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
 
 
+RUN_DIRECTORY = ("run.name", "run.directory")
+RUN_FILES = ("run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval")
+
+
+def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
+    """Those of the named settings that differ from their defaults, each as `run.name='first'`."""
+    default, found = TrainingConfig(), []
+    for name in names:
+        section, field = name.split(".")
+        value = getattr(getattr(config, section), field)
+        if value != getattr(getattr(default, section), field):
+            found.append(f"{name}={value!r}")
+    return found
+
+
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
     """Create the collector of a run, and bind a pool of opponents in the environments to its policy."""
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
@@ -60,7 +77,19 @@ def create_training_components(
     custom_losses: Sequence[Callable[..., Any]] = (),
     callbacks: Sequence[Callback] = (),
 ) -> TrainingComponents:
-    """Create the parts of a run from its config. `policy` and `env` are what `PPOTrainer` takes; `env` is by default the config's."""
+    """Create the parts of an iteration for a loop of your own, which calls `default_training_step` or what it consists of.
+
+    `policy` and `env` are what `PPOTrainer` takes; `env` is by default the config's. Settings of files and evaluations are refused,
+    because nothing here would read them.
+    """
+    unused = changed_settings(config, (*RUN_DIRECTORY, *RUN_FILES))
+    if config.evaluation.interval or config.evaluation.final_episodes:
+        unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)} would have no effect: create_training_components makes only the parts of an iteration; "
+            "use functional_training_loop or PPOTrainer, or leave the defaults"
+        )
     source = config.env if env is None else env
     config, _ = resolve_choices(policy, source, config)
     vector_env = resolve_env(source, config)
@@ -83,15 +112,35 @@ def functional_training_loop(
     custom_losses: Sequence[Callable[..., Any]] = (),
     callbacks: Sequence[Callback] = (),
 ) -> TrainingState:
-    """Train without a `PPOTrainer`; `step_fn` replaces or wraps `default_training_step`."""
-    components = create_training_components(config, policy, env, custom_losses=custom_losses, callbacks=callbacks)
-    state = TrainingState()
-    try:
-        with learning_threads(config.run.threads, config.run.backend):
-            run_training_loop(state, components, step_fn or default_training_step)
-    finally:
-        components.collector.close()
-    return state
+    """Train as the config says, in one call; `step_fn` replaces or wraps `default_training_step`.
+
+    If `run.name` or `run.directory` is set, the run is written there, and an existing one of that name is continued. Otherwise nothing
+    is written, and settings of files are refused.
+    """
+    writes = bool(changed_settings(config, RUN_DIRECTORY))
+    if not writes and (unused := changed_settings(config, RUN_FILES)):
+        raise ConfigError(
+            f"{', '.join(unused)} would have no effect without a run directory; set run.name or run.directory, or leave the defaults"
+        )
+    with contextlib.ExitStack() as stack:
+        run = None
+        if writes:
+            source = config.env if env is None else env
+            asked = resolve_config(policy, source, config, num_envs=None, seed=None, backend=None, device=None)
+            run = stack.enter_context(create_run(asked))
+            config, _ = resolve_choices(policy, source, run.config)
+            run.save_config(config)  # what was chosen by measuring is chosen once
+        try:
+            trainer = PPOTrainer(policy, config.env if env is None else env, config, callbacks=callbacks, run_dir=run)
+        except USAGE_ERRORS:
+            if run is not None:
+                run.discard()
+            raise
+        stack.enter_context(trainer)
+        if run is not None and TrainingCheckpointer(run.checkpoints).latest() is not None:
+            trainer.load_checkpoint()
+        trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
+    return trainer.state
 
 
 class Override:
