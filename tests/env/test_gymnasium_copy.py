@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from doubles.toys import Counter
+from doubles.toys import Counter, watched
 from inchworm.core.errors import EnvError
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import make_vector_env
@@ -129,17 +129,12 @@ def test_a_factory_must_return_a_new_environment_of_the_same_kind():
 
 
 def test_what_was_made_is_closed_if_a_later_copy_fails():
-    closed = []
-
-    class Closes(Counter):
-        def close(self):
-            closed.append(1)
-
-    copies = iter([Closes(), Closes()])
+    door, open_envs = watched(Counter)
+    copies = iter([door(), door()])
     with pytest.raises(StopIteration) as caught:
         make_vector_env(lambda: next(copies), 4)
     assert caught.value.__notes__ == ["while lane 2 was made"]
-    assert closed == [1, 1]
+    assert not open_envs
 
 
 def test_errors_while_closing_are_warnings_and_all_are_closed():

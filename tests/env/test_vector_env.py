@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from doubles.stepping import assert_equal_steps, continue_run
-from doubles.toys import Corridor, Counter
+from doubles.toys import Corridor, Counter, watched
 from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.seeding import episode_seed
 from inchworm.env.source import make_vector_env
@@ -84,21 +84,16 @@ def test_rejected_actions_change_nothing():
 
 
 def test_a_context_manager_and_the_garbage_collector_close():
-    closed = []
-
-    class Closes(Counter):
-        def close(self):
-            closed.append(1)
-
-    with make_vector_env(Closes, 2) as env:
-        env.reset()
-    assert closed == [1, 1]
-    env = make_vector_env(Closes, 1)
+    door, open_envs = watched(Counter)
+    with make_vector_env(door, 2) as env:
+        assert len(open_envs) == 2
+    assert not open_envs
+    env = make_vector_env(door, 1)
     gone = weakref.ref(env)
     del env
     gc.collect()
     assert gone() is None
-    assert closed == [1, 1, 1]
+    assert not open_envs
 
 
 def test_reset_options_are_given_at_the_next_reset():

@@ -44,16 +44,6 @@ def test_a_round_trip_gives_the_same_bits(tmp_path):
     np.testing.assert_array_equal(policy.predict(observation)["go"], expected["go"])
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    path = save_policy(tmp_path / "policy.safetensors", SPEC, weights_of())
-    content = path.read_bytes()
-    broken = [content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :] for place in range(3, len(content), 97)]
-    for damaged in (*broken, content[:-1], b"", b"not a policy at all"):
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFileError, match=r"policy\.safetensors"):
-            load_policy(path)
-
-
 def test_a_whole_file_with_a_wrong_content_is_refused(tmp_path):
     path = tmp_path / "policy.safetensors"
 

@@ -21,13 +21,6 @@ from inchworm.rollout.rollout import Rollout
 from inchworm.train.trainer import PPOTrainer
 
 
-def counted(num_steps: int = 14, lanes: int = 3, *, length: int = 4, truncate: bool = True, seed: int = 0) -> tuple[Rollout, NumpyPolicy]:
-    """A rollout of `Counter`: the observation is (episode seed, step), the reward of a row its step + 1."""
-    env = make_vector_env(functools.partial(Counter, length, truncate=truncate), lanes, seed=seed)
-    policy = NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))), seed=seed)
-    return RolloutCollector(env, policy, seed=seed).collect(num_steps), policy
-
-
 def test_the_value_of_the_true_successor_by_hand() -> None:
     """With V(s) = step and reward = step + 1, every number is known: next_values is step + 1 in each row, ended or not."""
 
@@ -35,8 +28,9 @@ def test_the_value_of_the_true_successor_by_hand() -> None:
         def value(self, observations: Any, state: Any = (), episode_starts: Any = ()) -> Any:
             return observations[..., 1].astype(np.float32)
 
-    rollout, policy = counted(7, 2, length=4, truncate=True)
-    critic = StepCritic(policy.spec, policy.get_weights())
+    env = make_vector_env(functools.partial(Counter, 4, truncate=True), 2)  # it shows (episode seed, step)
+    critic = StepCritic(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))))
+    rollout = RolloutCollector(env, critic).collect(7)
     result = compute_advantages(critic, rollout, PPOConfig(gamma=0.5, gae_lambda=0.0))
     step = np.array([0, 1, 2, 3, 0, 1, 2], np.float32)
     assert result.next_values.T.tolist() == [(step + 1).tolist()] * 2  # 4 where it was cut at step 3, not the 0 of the next episode
