@@ -5,6 +5,7 @@
 #   make bench      speed compared with other libraries, for docs/performance.md (half an hour); make guard: the regression guard only
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
 #   make learning   learning compared with Stable-Baselines3, 15 seeds each, for docs/results.md (hours)
+#   make variants   settings compared seed by seed: forget bias, value scaling (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 
@@ -17,7 +18,7 @@ JOBS ?= 2
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams learning faults docs clean
+.PHONY: help train test browser lint format bench guard teams learning variants faults docs clean
 
 help:
 	@sed -n 's/^# \{0,3\}//p' Makefile | head -9
@@ -93,6 +94,10 @@ teams: $(VENV)/installed-dev
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py
+
+variants: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/forget_bias.py
+	$(BIN)/python benchmarks/value_scaling.py
 
 IDS ?=
 FACTOR ?=

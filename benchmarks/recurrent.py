@@ -68,6 +68,7 @@ def ours(seed: int, iterations: int, sequence_length: int, place: str = "before"
     figures: list[Figures] = []
     with PPOTrainer(config.policy, config.env, config) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peer's is
+        trainer.learn(trainer.collect_rollouts(config.ppo.warm_up_steps))  # initialises the normalisers
         for _ in range(iterations):
             start = now()
             rollout = trainer.collect_rollouts()

@@ -99,6 +99,41 @@ def _compared(speeds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
     return {"sides": list(next(iter(speeds.values()))), "works": works}
 
 
+def test_variants_are_compared_seed_by_seed_and_finished_runs_are_not_repeated(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    variants = module("variants")
+    cases = [variants.Case("walk", name, "a", "none:none") for name in ("a", "b")]
+    measured: list[tuple[str, int]] = []
+
+    def measure(case: Any, seed: int, scale: float) -> dict[str, Any]:
+        measured.append((case.variant, seed))
+        height = 10.0 * seed + (seed + 1 if case.variant == "b" else 0)  # b is above a by 1, 2, 3
+        named = {"task": case.task, "variant": case.variant, "seed": seed, "scale": scale}
+        return {**named, "steps": 1000, "seconds": 1.0, **dict.fromkeys(variants.SHOWN, height)}
+
+    monkeypatch.setattr(variants, "measure", measure)
+    path = tmp_path / "runs.jsonl"
+    variants.run_missing(path, cases, 2, 1.0, 1)
+    path.write_text(path.read_text() + '{"task": "walk", "va')  # killed while it wrote
+    variants.run_missing(path, cases, 3, 1.0, 1)
+    assert measured == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    runs = variants.read_runs(path)
+    assert len(runs) == 6
+    text = "\n".join(variants.report(cases, runs))
+    assert "| b | 3 | 12 ± 27 |" in text  # 1, 12, 23: 4.303 · 11 / sqrt 3
+    assert "| 2 ± 2.5 | 2 ± 2.5 | 2 ± 2.5 |" in text  # 4.303 / sqrt 3
+    assert "b from a" in text
+
+
+@pytest.mark.parametrize("name", ["forget_bias", "value_scaling"])
+def test_every_variant_has_its_base(module: Any, name: str) -> None:
+    cases = module(name).CASES
+    known = {(case.task, case.variant) for case in cases}
+    assert len(known) == len(cases)
+    assert all((case.task, case.base) in known for case in cases)
+
+
 def test_ratios_are_taken_within_repeats(module: Any) -> None:
     """A machine that is twice as slow in the second repeat: 4/2 and 2/1 are both 2, although the speeds are not."""
     figures = module("figures")

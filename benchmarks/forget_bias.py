@@ -1,0 +1,100 @@
+"""How should an LSTM's forget gates begin? Biases 0 and 1, memory after and before the hidden layers, on four tasks that need memory.
+
+    python benchmarks/forget_bias.py                                     # everything that is not there yet, then the table
+    python benchmarks/forget_bias.py --tasks corridor --seeds 2 --scale 0.2 --out /tmp/quick.jsonl
+    python benchmarks/forget_bias.py --report                            # the table alone
+
+The corridor is that of `corridor.py`, CartPole with hidden velocities that of `recurrent.py`. The long corridor has its cue 50 steps
+before the choice. The pendulum's velocity is hidden, too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium as gym
+
+from variants import Case, compare
+
+PLACES = {"after": "layers first", "before": "memory first"}
+BIASES = (1.0, 0.0)
+_CORRIDOR = {
+    "policy": {"hidden_sizes": (32,), "memory_size": 32},
+    "ppo": {"num_minibatches": 4, "update_epochs": 4, "learning_rate": 3e-3, "ent_coef": 0.01},
+}
+_NORMALISED = {"normalize_observations": True, "normalize_values": True}
+TASKS: dict[str, dict[str, Any]] = {
+    "corridor": {
+        **_CORRIDOR, "env": {"id": "inchworm.worlds.toys:MemoryCorridor", "num_envs": 16},
+        "ppo": {**_CORRIDOR["ppo"], "rollout_steps": 63, "sequence_length": 63}, "steps": 40_320,
+    },
+    "long corridor": {
+        **_CORRIDOR, "env": {"id": "inchworm.worlds.toys:MemoryCorridor", "num_envs": 16, "kwargs": {"length": 50}},
+        "ppo": {**_CORRIDOR["ppo"], "rollout_steps": 153, "sequence_length": 153}, "steps": 122_400,
+    },
+    "CartPole without velocities": {
+        "env": {"id": "inchworm.worlds.toys:PartialCartPole", "num_envs": 8},
+        "policy": {"hidden_sizes": (64, 64), "memory_size": 64, **_NORMALISED},
+        "ppo": {
+            "rollout_steps": 128, "sequence_length": 32, "minibatch_size": 128, "update_epochs": 10, "learning_rate": 1e-3, "vf_coef": 1.0,
+            "ent_coef": 0.0, "normalize_advantages": "minibatch",
+        },
+        "steps": 60_416,
+    },
+    "Pendulum without velocity": {
+        "env": {"id": "forget_bias:PartialPendulum", "num_envs": 8},
+        "policy": {"hidden_sizes": (64, 64), "memory_size": 64, **_NORMALISED},
+        "ppo": {
+            "rollout_steps": 256, "sequence_length": 32, "minibatch_size": 128, "update_epochs": 10, "learning_rate": 1e-3, "vf_coef": 1.0,
+            "gamma": 0.9, "ent_coef": 0.0, "normalize_advantages": "minibatch",
+        },
+        "steps": 102_400,
+    },
+}  # fmt: skip
+
+
+def PartialPendulum(**kwargs: Any) -> gym.Env[Any, Any]:
+    """Pendulum-v1 without its angular velocity."""
+    from inchworm.worlds.toys import HideEntries
+
+    return HideEntries(gym.make("Pendulum-v1", **kwargs), (0, 1))
+
+
+def train(task: str, bias: float, place: Any, seed: int, scale: float) -> dict[str, Any]:
+    """One training with its curve, and the mean returns of 100 greedy and of 100 sampled episodes."""
+    from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+    from inchworm_side import Curve
+
+    given = TASKS[task]
+    config = TrainingConfig(
+        env=EnvConfig(**given["env"], num_workers=0),
+        policy=PolicyConfig(kind="lstm", memory_place=place, lstm_forget_bias=bias, **given["policy"]),
+        ppo=PPOConfig(**given["ppo"]),
+        evaluation=EvalConfig(interval=0, final_episodes=0, seed=10_000 + seed),
+        run=RunConfig(seed=seed, total_timesteps=round(scale * given["steps"]), threads=1, device="cpu"),
+    )
+    curve, began = Curve(), time.perf_counter()
+    with PPOTrainer(config.policy, config.env, config, callbacks=[curve]) as trainer:
+        trainer.train()
+        seconds = time.perf_counter() - began
+        greedy, sampled = (trainer.evaluate(100, deterministic=flag).mean_return for flag in (True, False))
+        return {
+            "steps": trainer.total_timesteps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled,
+        }  # fmt: skip
+
+
+def variant(bias: float, place: str) -> str:
+    """The name of a variant, such as `bias 0, memory first`."""
+    return f"bias {bias:g}, {PLACES[place]}"
+
+
+CASES = [
+    Case(task, variant(bias, place), variant(1.0, place), "forget_bias:train", {"task": task, "bias": bias, "place": place})
+    for task in TASKS
+    for place in PLACES
+    for bias in BIASES
+]
+
+if __name__ == "__main__":
+    compare("forget_bias", __doc__, CASES, seeds=8)
