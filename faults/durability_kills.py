@@ -77,7 +77,7 @@ class Chain:
         return True
 
     def _check_resumed(self, out: str) -> None:
-        if self.expected_step and f"{self.expected_step * runs.BATCH:,} steps" not in out:
+        if self.expected_step and f"{runs.env_steps(self.expected_step):,} steps" not in out:
             self.problems.append(f"it did not continue from iteration {self.expected_step}: {out[:200]!r}")
 
     def finish(self, expected: dict[str, str], work: Work, outcome: Outcome) -> None:
@@ -193,7 +193,7 @@ def two_trainers(work: Work) -> Outcome:
         if stale != "its own":
             lock.write_text({"of another running process": f"{os.getppid()}\n", "garbage": "\0\xff!", "empty": ""}[stale])
         before = runs.last_iteration(rows)
-        target = str((before + 2) * runs.BATCH)
+        target = str(runs.env_steps(before + 2))
         ended = runs.run(runs.command([*arguments, "--run.total-timesteps", target, "--quiet"]), directory)
         problem = f"code {ended.code}, iteration {runs.last_iteration(rows)} after {before}: {ended.error[-300:]}"
         if outcome.check(not ended.code and runs.last_iteration(rows) >= before + 2, f"round {number}, a stale lock ({stale}): {problem}"):

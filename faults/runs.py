@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from faults.programme import Work, child_environment
+from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.trees import flatten_tree
 from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
@@ -37,6 +38,11 @@ WORLD = "faults.processes_worlds:Pole"
 SHARED = Path("/dev/shm")
 
 
+def env_steps(updates: int) -> int:
+    """Env steps of a run of `arguments` after so many updates; the first is the short one that initialises the normalisers."""
+    return LANES * PPOConfig(rollout_steps=STEPS).warm_up_steps + (updates - 1) * BATCH
+
+
 def arguments(updates: int = 20, *, eval_interval: int = 4) -> list[str]:
     """`train` on CartPole with a checkpoint per update, a learning-rate schedule, both normalizers and evaluations."""
     return [
@@ -44,7 +50,7 @@ def arguments(updates: int = 20, *, eval_interval: int = 4) -> list[str]:
         "--env.num-envs", str(LANES), "--env.num-workers", "0", "--ppo.rollout-steps", str(STEPS), "--ppo.num-minibatches", "2",
         "--ppo.update-epochs", "2", "--ppo.learning-rate-schedule", "linear", "--policy.normalize-observations",
         "--policy.normalize-values", "--policy.hidden-sizes", "16", "16", "--evaluation.interval", str(eval_interval),
-        "--evaluation.episodes", "2", "--evaluation.final-episodes", "2", "--run.total-timesteps", str(updates * BATCH),
+        "--evaluation.episodes", "2", "--evaluation.final-episodes", "2", "--run.total-timesteps", str(env_steps(updates)),
     ]  # fmt: skip
 
 
