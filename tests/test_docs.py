@@ -5,11 +5,17 @@ import importlib.util
 import io
 import re
 import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, SupportsFloat
 
+import gymnasium as gym
 import pytest
 
+from doubles.trackers import Recorder
+from inchworm import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PolicyMap, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
 from inchworm.cli.main import COMMANDS, main
+from inchworm.worlds.toys import DEATHS, comings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -147,3 +153,48 @@ def test_pages_contain_no_local_paths() -> None:
     """No page contains a path or host name of the machine it was written on."""
     for page in PAGES:
         assert not re.search(r"/roo[t]/|/home/|/tmp/|file://|localhost", page.read_text(encoding="utf-8")), name(page)
+
+
+class Succeeds(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole whose `info` also has whether the episode was long, and the game's result."""
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"is_success": truncated, "win": float(truncated), "hp_margin": 0.5}
+
+
+def logged_names(env: Any, policy: Any = None, losses: Sequence[Callable[..., Any]] = (), cap: int = 1_000, **sections: Any) -> set[str]:
+    """The names of all metrics that a short run logs."""
+    rows = Recorder()
+    config = TrainingConfig(
+        ppo=PPOConfig(rollout_steps=16, update_epochs=1, num_minibatches=1, scale_rewards=True),
+        evaluation=EvalConfig(interval=2, episodes=2, final_episodes=2, num_envs=2, max_episode_steps=cap),
+        run=RunConfig(total_timesteps=10**9, max_iterations=2),
+        **sections,
+    )
+    small = PolicyConfig(hidden_sizes=(4,), normalize_observations=True)
+    with PPOTrainer(policy or small, env, config, num_envs=2, trackers=[rows]) as trainer:
+        trainer.train(custom_loss_fns=losses)
+    return {name for _, row in rows.rows for name in row} | {"env_steps"}  # the step is given beside the row
+
+
+def test_the_page_of_metrics_has_every_name_that_is_logged_and_no_other() -> None:
+    def calm(values: Any) -> Any:
+        return values.square().mean()
+
+    game = EnvConfig(id="Skirmish-v0", num_workers=0, kwargs={"units": ["scout"], "max_steps": 8, "wall_pairs": 0})
+    league = {"snapshot_interval": 1, "pool_size": 2, "rating_interval": 1, "rating_episodes": 2}
+    logged = logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), losses=[calm])
+    logged |= logged_names(game, opponent=OpponentConfig(mode="self_play", **league))
+    logged |= logged_names(game, opponent=OpponentConfig(mode="heuristic", skill_start=0.3), cap=3)
+    duo = PolicyMap(policies={"one": "mlp", "two": "mlp"}, lane_map=["one", "two", "one"])
+    parts = logged_names(lambda: comings(plan=DEATHS, masks="info"), duo)
+    logged |= {re.sub("^(one|two)/", "", name) for name in parts}
+    assert {f"{part}/n_updates" for part in duo.policies} <= parts
+    rows = [line.split(" | ")[0] for line in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines() if line[:3] == "| `"]
+    listed = {found for row in rows for found in re.findall(r"`([^`]+)`", row)} - {"<part>/<metric>"}
+    patterns = {name: re.compile(re.sub(r"<\w+>", ".+", name)) for name in listed}
+    assert not [name for name in logged if not any(pattern.fullmatch(name) for pattern in patterns.values())]
+    rare = {"rating_failed", "evaluation/failed"}  # only after an error
+    absent = {name for name, pattern in patterns.items() if not any(pattern.fullmatch(one) for one in logged)} - rare
+    assert not absent

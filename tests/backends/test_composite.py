@@ -96,9 +96,9 @@ def test_a_part_without_valid_rows_stays_and_the_other_learns() -> None:
     stats = learner.update(dataclasses.replace(rollout, valid=valid))
     assert same(policy.learned["blue"].get_weights(), before["blue"])
     assert not same(policy.learned["red"].get_weights(), before["red"])
-    assert "red/explained_variance" in stats
-    assert "blue/explained_variance" not in stats
-    assert stats["explained_variance"] == stats["red/explained_variance"]
+    assert (stats["red/n_updates"], stats["blue/n_updates"], stats["n_updates"]) == (1, 0, 1)
+    for name in ("loss", "explained_variance", "epochs"):  # the mean is over parts that learned
+        assert stats[name] == stats[f"red/{name}"] != stats[f"blue/{name}"] == 0
 
 
 def test_staleness_is_counted_from_a_parts_own_version() -> None:

@@ -217,6 +217,19 @@ def test_an_empty_rollout_is_zeros_and_changes_nothing(side, empty):
     assert (policy.policy_version, learner.updates) == (0, 0)
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize_observations": True}], ids=["plain", "normaliser"])
+def test_every_update_has_the_same_metrics_whether_or_not_it_takes_a_step(side, options):
+    policy = side.policy(**options)
+    learner = side.learner(policy)
+    empty = replace(collect(policy), valid=np.zeros_like(collect(policy).valid))
+    stats = [learner.update(rollout) for rollout in (empty, collect(policy), collect(policy), empty, collect(policy))]
+    names = {"ratio_error", "staleness", "n_updates", "epochs", "skipped_steps", "explained_variance", "learning_rate", *TERMS}
+    assert all(names <= one.keys() for one in stats)
+    assert all(one.keys() - {"warm_up", "effective_sample_size"} == stats[-1].keys() - {"effective_sample_size"} for one in stats)
+    assert [one["n_updates"] for one in stats] == [0, 1, 2, 2, 3]
+    assert {type(value) for one in stats for value in one.values()} == {float}
+
+
 @pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
 @pytest.mark.parametrize(
     ("steps", "lanes", "options"),

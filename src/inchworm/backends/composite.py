@@ -41,6 +41,7 @@ class CompositeLearner:
         rollout.validate()
         acted = fingerprint(self.policy.get_weights())  # before any update
         stats: dict[str, UpdateStats] = {}
+        updates = {name: learner.updates for name, learner in self.learners.items()}
         for name, learner in self.learners.items():
             learner.env_steps = self.env_steps
             stats[name] = learner.update(self._own(rollout, name, acted), custom_loss_fns)
@@ -50,9 +51,11 @@ class CompositeLearner:
             self.updates += 1
             self.env_steps += rollout.num_valid
         metrics: dict[str, float] = {}
-        for key in dict.fromkeys(key for one in stats.values() for key in one):
-            column = [one[key] for one in stats.values() if key in one]
+        learned = [one for name, one in stats.items() if self.learners[name].updates > updates[name]] or list(stats.values())
+        for key in dict.fromkeys(key for one in learned for key in one):
+            column = [one[key] for one in learned if key in one]
             metrics[key] = max(column) if key in LARGEST else float(np.mean(column))
+        metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics | {f"{name}/{key}": value for name, one in stats.items() for key, value in one.items()})
 
     def _own(self, rollout: Rollout, name: str, acted: int) -> Rollout:

@@ -41,7 +41,11 @@ BETA_MEAN, BETA_SQUARE = 0.9, 0.999
 MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
 RATIO_TOLERANCE = 1e-3
-EMPTY = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm"), 0.0)
+_OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", "explained_variance", "staleness"), 0.0) | {
+    "effective_sample_size": 1.0
+}
+"""The metrics of an update that takes no step."""
 
 
 _OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "advantages", "returns", "valid")
@@ -117,7 +121,8 @@ class BaseLearner(ABC):
         losses = bind_custom_losses(custom_loss_fns)
         staleness = self._check(rollout)
         if rollout.num_valid == 0:
-            return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, "learning_rate": self.learning_rate})
+            counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
+            return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
         filled, advantages = self.critic_pass(rollout if self._reward_scaler is None else self._reward_scaler(rollout))
         if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             metrics = {**EMPTY, "warm_up": 1.0}
@@ -134,6 +139,7 @@ class BaseLearner(ABC):
         self.policy.policy_version += 1
         self.updates += 1
         self.env_steps += rollout.num_valid
+        metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics)
 
     def _check(self, rollout: Rollout) -> int:
