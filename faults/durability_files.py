@@ -349,7 +349,6 @@ def write_golden(name: str) -> Path:
         for _ in range(2):
             rollout = trainer.collect_rollouts()
             trainer.learn(rollout)
-            trainer.state.iteration += 1
         trainer.save_checkpoint(directory / "checkpoints")
         trainer.save_policy(directory / "policy.safetensors")
         rollout.save(directory / "rollout.safetensors")
