@@ -233,3 +233,17 @@ def test_elsewhere_a_line_is_printed_from_time_to_time(monkeypatch: pytest.Monke
         for now in (1.0, 9.0, 11.0, 12.0, 22.0):  # lines are at least ten seconds apart
             show(int(now * 100))
     assert out.getvalue() == "episodes 1,100/4,000\nepisodes 2,200/4,000\n"
+
+
+def test_a_score_is_compared_with_a_baseline(cli: Any, run: Path, small: list[str]) -> None:
+    result = cli("evaluate", "small", "--baseline", "random")
+    assert ", difference to random on the same seeds " in result.out
+    same = json.loads(cli("evaluate", "small", "--baseline", "runs/small", "--json").out)
+    assert (same["baseline"], same["difference"], same["difference_interval95"]) == ("runs/small", 0.0, [0.0, 0.0])
+    assert same["baseline_returns"] == same["returns"]
+    result = cli("train", "CartPole-v1", *small, "--run.name=compared", "--evaluation.baseline=random")
+    assert result.code == 0, result.err
+    assert "; difference to random on the same seeds " in next(line for line in result.out.splitlines() if line.startswith("score: "))
+    assert "  difference to random " in result.out
+    row = read_rows(Path("runs/compared/metrics.jsonl"))[-1]
+    assert row["evaluation/difference_interval95_low"] < row["evaluation/difference"] < row["evaluation/difference_interval95_high"]

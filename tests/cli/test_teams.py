@@ -1,6 +1,7 @@
 """Commands on environments with two teams, with a central critic, and on runs of several policies."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def team(cli: Any) -> Path:
     result = cli("train", "Skirmish-v0", *SMALL, "--run.name", "team")
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert "; win rate 0." in next(line for line in lines if line.startswith("score: "))
-    assert "against heuristic" in next(line for line in lines if line.startswith("score: "))
+    score = next(line for line in lines if line.startswith("score: "))
+    assert re.match(r"score: win rate 0\.\d\d \[0\.\d\d, \d\.\d\d\] against heuristic; ", score)
+    assert re.search(r"; \S+ ± \S+ mean team return, \S+ per agent, over 4 episodes", score)
     assert lines[-1].strip() == "inchworm evaluate team --opponent heuristic --save-replay game.json, then inchworm replay game.json"
     return Path("runs/team")
 
@@ -38,7 +40,7 @@ def test_a_run_is_evaluated_against_its_own_opponent_as_at_the_end_of_training(c
     team.rename("runs/a:bug:b")  # printed as it is: a terminal library would make a picture of it
     result = cli("evaluate", "a:bug:b")
     assert result.code == 0, result.err
-    assert result.out.startswith("runs/a:bug:b/policy.safetensors against heuristic: mean return ")
+    assert result.out.startswith("runs/a:bug:b/policy.safetensors against heuristic: win rate ")
     stats = json.loads(cli("evaluate", "a:bug:b", "--json", "--quiet").out)
     final = read_rows(Path("runs/a:bug:b/metrics.jsonl"))[-1]
     for name in ("mean_return", "win_rate", "episodes"):

@@ -1,6 +1,7 @@
 """A world whose episodes are known from their seeds: seed s gives s % 7 + 1 steps of reward s % 5 each."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -8,15 +9,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.actors import RandomActor
-from inchworm.config.sections import EnvConfig, EvalConfig
-from inchworm.core.errors import ConfigError
+from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.seeding import episode_seed
 from inchworm.core.types import PolicyStep, Tree
 from inchworm.env.source import make_vector_env
-from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy, evaluation_opponent
 from inchworm.evaluate.games import for_evaluation
 from inchworm.evaluate.stats import EvalStats
+from inchworm.policy.file import save_policy
+from inchworm.policy.spec import PolicySpec
 
 
 def length_of(seed: int) -> int:
@@ -209,3 +213,48 @@ def test_a_team_that_is_given_stays_open() -> None:
     assert stats.agent_returns.shape == (3, 2)
     assert stats.lengths.tolist() == [5, 5, 5]
     assert closed == []
+
+
+# ---- baselines
+
+
+def small_policy(seed: int) -> NumpyPolicy:
+    env = make_vector_env("CartPole-v1", 1)
+    return NumpyPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig(hidden_sizes=(8,))), seed=seed)
+
+
+def test_a_baseline_plays_the_same_seeds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = small_policy(5)
+    path = str(save_policy(tmp_path / "other.safetensors", other.spec, other.get_weights()))
+    config = EvalConfig(episodes=4, num_envs=2)
+    expected = [evaluate_policy(small_policy(seed), "CartPole-v1", 4, num_envs=2) for seed in (3, 5)]
+    with PolicyEvaluator("CartPole-v1", config.replace(baseline=path)) as evaluator:
+        stats = evaluator.evaluate(small_policy(3))
+        assert stats.returns.tolist() == expected[0].returns.tolist()
+        assert (stats.baseline, stats.baseline_returns.tolist()) == (path, expected[1].returns.tolist())
+        played: list[str] = []
+        monkeypatch.setattr("inchworm.evaluate.evaluator.play_games", lambda *_, **how: played.append(str(how.get("purpose"))) or stats)
+        evaluator.evaluate(small_policy(4))
+        assert played == ["None"]  # the baseline's episodes are known
+
+
+def test_random_is_a_baseline_and_a_missing_or_foreign_one_is_refused(tmp_path: Path) -> None:
+    with PolicyEvaluator(SeedWorld, EvalConfig(episodes=3, num_envs=2, baseline="random")) as evaluator:
+        stats = evaluator.evaluate(Coin())
+    assert (stats.baseline, stats.difference, stats.difference_interval95) == ("random", 0.0, (0.0, 0.0))  # whatever one does
+    with pytest.raises(ConfigError, match="nowhere"):
+        PolicyEvaluator(SeedWorld, EvalConfig(baseline=str(tmp_path / "nowhere.safetensors")))
+    policy = small_policy(1)
+    path = save_policy(tmp_path / "cartpole.safetensors", policy.spec, policy.get_weights())
+    with (
+        PolicyEvaluator(SeedWorld, EvalConfig(baseline=str(path))) as evaluator,
+        pytest.raises(SpaceError, match=r"the baseline .* was made for"),
+    ):
+        evaluator.evaluate(Coin())
+
+
+def test_against_opponents_the_baseline_is_the_opponent() -> None:
+    config = TrainingConfig(env=EnvConfig(id="Skirmish-v0"), opponent=OpponentConfig(mode="heuristic"))
+    assert evaluation_opponent(config) == "heuristic"
+    assert evaluation_opponent(config.replace(evaluation=EvalConfig(baseline="random"))) == "random"
+    assert evaluation_opponent(TrainingConfig(evaluation=EvalConfig(baseline="random"))) is None

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_a_win_rate_has_its_interval_and_a_draw_is_half_a_win() -> None:
     assert stats.win_rate == 0.8
     assert stats.win_interval95 == pytest.approx((0.490163, 0.943317), abs=2e-6)
     assert stats.win_text == "win rate 0.80 [0.49, 0.94]"
-    assert str(stats).endswith("mean length 10, win rate 0.80 [0.49, 0.94]")
+    assert str(stats).startswith("win rate 0.80 [0.49, 0.94], mean return ")
     metrics = stats.metrics()
     assert (metrics["win_interval95_low"], metrics["win_interval95_high"]) == stats.win_interval95
     assert stats.to_dict()["win_interval95"] == list(stats.win_interval95 or ())
@@ -190,3 +191,32 @@ def test_a_match_is_plain_data() -> None:
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert (data["players"], data["wins"], data["draws"], data["losses"], data["sides"]) == (["a", "b"], 2, 1, 1, [0, 1, 0, 1])
     assert "replay" not in data
+
+
+def test_the_return_of_a_team_is_called_that() -> None:
+    agents = np.array([[1.0, 3.0], [2.0, 4.0]])
+    stats = EvalStats(returns=agents.sum(1), agent_returns=agents, lengths=[5, 5], seeds=[1, 2])
+    assert (stats.agents, stats.mean_return, stats.mean_agent_return) == (2, 5.0, 2.5)
+    assert re.match(r"mean team return 5 ± \S+, per agent 2\.5 \(95 %, 2 greedy episodes\), from 4 to 6", str(stats))
+    data = stats.to_dict()
+    assert (data["return_of"], data["agents"], data["mean_agent_return"]) == ("team", 2, 2.5)
+    alone = EvalStats(returns=[4.0, 6.0], lengths=[5, 5], seeds=[1, 2])
+    assert str(alone).startswith("mean return 5 ± ")
+    assert alone.to_dict()["return_of"] == "agent"
+
+
+def test_the_difference_to_a_baseline_is_paired() -> None:
+    # Differences 1, 2, 3: mean 2, standard deviation 1, so the interval is 2 ± 4.3027 / sqrt(3), far narrower than that of the returns.
+    stats = EvalStats(
+        returns=[101.0, 202.0, 303.0], lengths=[1, 1, 1], seeds=[1, 2, 3], baseline="random", baseline_returns=[100.0, 200.0, 300.0]
+    )
+    assert stats.difference == 2.0
+    half = 4.302652729911275 / math.sqrt(3)
+    assert stats.difference_interval95 == pytest.approx((2.0 - half, 2.0 + half))
+    assert "difference to random on the same seeds +2 [-0.48414, 4.4841]" in str(stats)
+    assert stats.metrics()["difference"] == stats.to_dict()["difference"] == 2.0
+    assert stats.metrics()["difference_interval95_low"] == stats.to_dict()["difference_interval95"][0] == pytest.approx(2.0 - half)
+    with pytest.raises(ValueError, match="arrays of equal length"):
+        EvalStats(returns=[1.0, 2.0], lengths=[1, 1], seeds=[1, 2], baseline="random", baseline_returns=[1.0])
+    plain = EvalStats(returns=[1.0], lengths=[1], seeds=[1])
+    assert plain.difference is plain.difference_interval95 is plain.to_dict()["difference"] is None

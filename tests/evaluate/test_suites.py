@@ -74,9 +74,7 @@ def test_a_groups_score_is_the_mean_of_its_simulations_and_overall_the_mean_of_t
         "control/score      0.5",
         "overall          0.625",
     ]
-    assert lines[0].endswith(
-        "  (win rate; mean return 1 ± 0 (95 %, 2 greedy episodes), from 1 to 1, mean length 1, win rate 1.00 [0.34, 1.00])"
-    )
+    assert lines[0].endswith("  (win rate 1.00 [0.34, 1.00], mean return 1 ± 0 (95 %, 2 greedy episodes), from 1 to 1, mean length 1)")
     data = stats.to_dict()
     assert data["scores"]["overall"] == 0.625
     assert data["groups"]["combat"]["easy"]["measure"] == "win_rate"

@@ -148,7 +148,7 @@ def test_wins_and_ratings_are_shown_where_there_are_any() -> None:
     assert "win rate" not in tracker.line()
     assert "rating" not in tracker.line()
     tracker.log({"episode/win": 0.625, "rating": 31.25, "rating_sigma": 1.5}, 20)
-    assert "win rate 0.62" in tracker.line()
+    assert "win rate in training 0.62" in tracker.line()
     assert "rating 31.2±3.0" in tracker.line()  # two sigma
 
 
@@ -156,7 +156,7 @@ def test_a_resumed_runs_best_is_that_of_all_its_evaluations(clock: Clock) -> Non
     tracker, out = plain(clock)
     tracker.start(500, 90.0)
     tracker.log({"evaluation/mean_return": 60.0, "evaluation/win_rate": 0.25}, 600)
-    assert "evaluation 60.0 (25% won)  best 90.0" in out.getvalue()
+    assert "win rate 0.25  evaluation 60.0  best 90.0" in out.getvalue()
 
 
 def test_in_80_columns_the_bar_gives_way_and_no_word_is_broken(clock: Clock) -> None:
@@ -198,3 +198,21 @@ def test_all_are_closed_even_if_one_cannot_be() -> None:
     with pytest.raises(OSError, match="disk full"):
         StatsLogger([trackers.a, trackers.b]).close()
     trackers.b.close.assert_called_once_with()
+
+
+def test_returns_of_agents_and_teams_are_labelled_and_the_win_rate_stands_first() -> None:
+    tracker = ConsoleTracker(100, baseline="heuristic", terminal=make_terminal(file=io.StringIO()))
+    evaluation = {"mean_return": 8.0, "win_rate": 0.75, "win_interval95_low": 0.53, "win_interval95_high": 0.89}
+    tracker.log({"mean_return": 3.0, "episode/team_return": 6.0, **{f"evaluation/{name}": value for name, value in evaluation.items()}}, 10)
+    line = tracker.line()
+    assert (
+        "win rate against heuristic 0.75 [0.53, 0.89]  return per agent 3.0  per team 6.0  evaluation per team 8.0  best per team 8.0"
+        in line
+    )
+
+
+def test_the_difference_to_a_baseline_is_shown_with_its_interval() -> None:
+    tracker = ConsoleTracker(100, baseline="random", terminal=make_terminal(file=io.StringIO()))
+    difference = {"difference": 12.0, "difference_interval95_low": 10.5, "difference_interval95_high": 13.5}
+    tracker.log({"evaluation/mean_return": 8.0, **{f"evaluation/{name}": value for name, value in difference.items()}}, 10)
+    assert "evaluation 8.0  difference to random +12.0 [10.5, 13.5]  best 8.0" in tracker.line()

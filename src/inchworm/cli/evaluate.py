@@ -184,6 +184,8 @@ class EvaluateOptions(ConfigBase):
     """Copies of the environment; as in the run's evaluations by default."""
     max_episode_steps: int | None = None
     """Cut episodes off after this many steps and count them as capped; as in the run's evaluations by default."""
+    baseline: Annotated[str | None, Metavar("PLAYER")] = None
+    """Compare with random, a policy file or a run on the same seeds; for a run with opponents, the opponent. As in the run by default."""
     opponent: Annotated[str | None, Metavar("PLAYER")] = None
     """The opponent: heuristic, heuristic:0.5 (with that skill), random, a run or a policy file."""
     skill: float | None = None
@@ -211,6 +213,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         num_envs=defaults.num_envs if options.num_envs is None else options.num_envs,
         episodes=(defaults.final_episodes or 100) if options.episodes is None else options.episodes,
         deterministic=not options.sampled,
+        baseline=defaults.baseline if options.baseline is None else options.baseline,
         max_episode_steps=defaults.max_episode_steps if options.max_episode_steps is None else options.max_episode_steps,
     )
     if options.opponent is not None:
@@ -229,11 +232,12 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         text = f"{path}:\n{stats}"
     else:
         has_several_agents(env)  # an environment that cannot be made is wrong use
-        evaluator = make_evaluator(env, run.config.replace(env=env, evaluation=settings))  # as in training, with its opponent
+        config = run.config.replace(env=env, evaluation=settings)
+        evaluator = make_evaluator(env, config)  # as in training, with its opponent
         with evaluator, progress("episodes", settings.episodes, quiet=options.quiet) as show:
             check_made_for(policy, evaluator.vector_env, str(path))
             stats = evaluator.evaluate(policy, progress=show)
-        opponent_name = evaluation_opponent(run.config)
+        opponent_name = evaluation_opponent(config)
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
     make_terminal().print(json.dumps(stats.to_dict()) if options.json else text, markup=False)
     return OK

@@ -15,7 +15,6 @@ from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, p
 from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
 from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
-from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
 from inchworm.run.directory import BEST_POLICY, POLICY, Run, create_run
@@ -99,6 +98,7 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
 
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
+    from inchworm.evaluate.evaluator import evaluation_opponent
     from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
@@ -112,7 +112,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         terminal.print(reason, markup=False)
     has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
     profile = Profile() if profiled else None
-    console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, terminal=terminal)
+    against = evaluation_opponent(config) or config.evaluation.baseline or ""
+    console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, baseline=against, terminal=terminal)
     with contextlib.ExitStack() as stack:
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run))
         state = trainer.state
@@ -142,7 +143,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             stack.enter_context(leaving())
             raise
         console.close()
-        terminal.print(_summary(run, state), markup=False)
+        terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -154,14 +155,14 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         return EVALUATION_FAILED if state.failures else OK
 
 
-def _summary(run: Run, state: TrainingState) -> str:
+def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     """Return the score, the run's files, and what to type next."""
     from inchworm.selfplay.callback import REPORT
 
     name = run.typed
     files = ", ".join(file for file in (POLICY, BEST_POLICY, REPORT) if (run.path / file).exists())
     lines = [
-        f"score: {_score(state, run.config)}",
+        f"score: {_score(state, opponent)}",
         f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",
         f"next:  inchworm evaluate {name} --episodes 100",
         f"       inchworm resume {name} --total-timesteps {2 * run.config.run.total_timesteps}",
@@ -171,20 +172,25 @@ def _summary(run: Run, state: TrainingState) -> str:
     return "\n".join(lines)
 
 
-def _score(state: TrainingState, config: TrainingConfig) -> str:
-    from inchworm.evaluate.evaluator import evaluation_opponent
-
+def _score(state: TrainingState, opponent: str | None) -> str:
+    """Return the result of the last evaluation: against an opponent the win rate first, then the mean return, both with intervals."""
     if not state.evaluations:
         return "no evaluation was requested"
     last = state.evaluations[-1]
     if "failed" in last:
         return "unknown, the last evaluation failed"
-    low, high = last["interval95"]
     count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
-    opponent = evaluation_opponent(config)
-    wins = "" if opponent is None or last["win_rate"] is None else f"; win rate {last['win_rate']:.2f} against {opponent}"
-    capped = last["capped_episodes"]
-    wins += f"; {capped} of them did not end and were cut off (evaluation.max_episode_steps)" if capped else ""
-    if low is None or high is None:
-        return f"{last['mean_return']:.5g} mean return over {count}{wins}"
-    return f"{last['mean_return']:.5g} ± {(high - low) / 2:.4g} mean return over {count} (95 % interval){wins}"
+    low, high = last["interval95"]
+    spread = "" if low is None or high is None else f" ± {(high - low) / 2:.4g}"
+    label = "mean return" if last["agents"] == 1 else f"mean team return, {last['mean_agent_return']:.5g} per agent,"
+    score = f"{last['mean_return']:.5g}{spread} {label} over {count}{' (95 % interval)' if spread else ''}"
+    if opponent is not None and last["win_rate"] is not None:
+        interval = "" if last["win_interval95"] is None else " [{:.2f}, {:.2f}]".format(*last["win_interval95"])
+        score = f"win rate {last['win_rate']:.2f}{interval} against {opponent}; {score}"
+    if last["baseline"] is not None:
+        low, high = last["difference_interval95"]
+        interval = "" if low is None or high is None else f" [{low:.5g}, {high:.5g}]"
+        score += f"; difference to {last['baseline']} on the same seeds {last['difference']:+.5g}{interval}"
+    if last["capped_episodes"]:
+        score += f"; {last['capped_episodes']} of the episodes did not end and were cut off (evaluation.max_episode_steps)"
+    return score

@@ -314,6 +314,9 @@ class EvalConfig(ConfigBase):
     max_episode_steps: Count | None = None
     """Steps after which an episode that has not ended is cut off and counted as capped. null: the limit that the environment is
     registered with, else 100,000."""
+    baseline: str | None = None
+    """What the policy is compared with: random, a policy file or a run. The score is then also reported as the difference to the baseline's
+    on the same seeds. Against opponents the baseline is the opponent, by default the world's heuristic, or random where it has none."""
 
 
 def _known_backend(name: Any) -> Any:

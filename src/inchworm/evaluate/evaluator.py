@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from inchworm.collect.actors import has_heuristic, make_actor
-from inchworm.collect.opponents import OpponentVectorEnv, own_lanes
+import numpy as np
+
+from inchworm.collect.actors import has_heuristic
+from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, own_lanes
 from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
@@ -37,6 +40,9 @@ class PolicyEvaluator:
         self._wrap = wrap
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
+        self._given = None if self._source is None else self._source.given
+        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._given)
+        self._baseline_returns: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}  # of episodes with these seeds, greedy or not
 
     def evaluate(
         self,
@@ -60,7 +66,16 @@ class PolicyEvaluator:
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
             limit = episode_limit(self._source, self.config.max_episode_steps)
             games = [int(one) for one in seeds]
-            return play_games(policy, env, games, seed, deterministic=greedy, max_episode_steps=limit, progress=progress)
+            stats = play_games(policy, env, games, seed, deterministic=greedy, max_episode_steps=limit, progress=progress)
+            name, key = self.config.baseline, (greedy, tuple(games))
+            if name is None:
+                return stats
+            if key not in self._baseline_returns:
+                self._baseline = self._baseline or load_player(name, self._given, env)
+                check_spaces(self._baseline, env.observation_space, env.action_space, f"the baseline {name}")
+                played = play_games(self._baseline, env, games, seed, deterministic=greedy, max_episode_steps=limit, purpose="baseline")
+                self._baseline_returns[key] = played.returns
+            return replace(stats, baseline=name, baseline_returns=self._baseline_returns[key])
         except BaseException:  # do not reuse an environment that is broken or in the middle of a step
             self.close()
             raise
@@ -128,17 +143,32 @@ def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
     opponent = evaluation_opponent(config)
     if opponent is None:
         return PolicyEvaluator(source, config.evaluation)
+    loaded = load_player(opponent, config.env)
 
     def add_opponent(env: VectorEnv) -> VectorEnv:
         lanes = own_lanes(env, config)
-        actor = make_actor(opponent, env.action_space, config.env.id, config.env.kwargs)
-        return OpponentVectorEnv(env, actor, lanes, seed=config.evaluation.seed)
+        return OpponentVectorEnv(env, loaded or load_player(opponent, config.env, env), lanes, seed=config.evaluation.seed)
 
-    return PolicyEvaluator(source, config.evaluation, wrap=add_opponent)
+    return PolicyEvaluator(source, config.evaluation.replace(baseline=None), wrap=add_opponent)  # it plays, and is not compared with
+
+
+def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:
+    """Load or make the player of that name, as in a match; without `env`, None for players that are made for an environment.
+
+    A policy file is loaded when the evaluator is made, so that a missing one is an error before training.
+    """
+    from inchworm.evaluate.matches import is_built_in, make_player  # as above
+
+    return None if env is None and is_built_in(name) else make_player(name, cast(VectorEnv, env), source)
 
 
 def evaluation_opponent(config: TrainingConfig) -> str | None:
-    """Return the opponent in a run's evaluations: the heuristic at full skill, or random where there is none; None without opponents."""
+    """Return the opponent in a run's evaluations; None without opponents.
+
+    It is the baseline of the config, else the heuristic at full skill, or random where there is none.
+    """
     if config.opponent.mode == "none":
         return None
+    if config.evaluation.baseline is not None:
+        return config.evaluation.baseline
     return "heuristic" if config.opponent.mode != "random" and has_heuristic(config.env.id) else "random"

@@ -46,6 +46,14 @@ def _central_probability(angle: float, degrees: int) -> float:
     return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
+def mean_interval95(values: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the mean of independent values (Student's t); NaN for a single one."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = t_quantile_975(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
 def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
     """Return the 95 % confidence interval of a rate, if `count` independent games had the mean score `rate` (Wilson 1927).
 
@@ -93,6 +101,10 @@ class EvalStats:
     """[episodes, k] f64, the return of each of a copy's k agents; by default `returns` as a column."""
     capped: np.ndarray = field(default_factory=lambda: np.empty(0))
     """[episodes] bool, whether the episode was cut off at the evaluation's `max_episode_steps`; by default none."""
+    baseline: str | None = None
+    """Name of the player that the policy is compared with; None without one."""
+    baseline_returns: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """[episodes] f64, the baseline's returns in episodes with the same seeds; empty without one."""
 
     def __post_init__(self) -> None:
         """Convert and check the arrays, and make them read-only."""
@@ -103,7 +115,9 @@ class EvalStats:
         capped = np.asarray(self.capped, np.bool_)
         object.__setattr__(self, "capped", _locked(capped if capped.size else np.zeros(self.returns.shape), np.bool_))
         object.__setattr__(self, "infos", {name: _locked(self.infos[name], np.float64) for name in sorted(self.infos)})
-        columns = [self.lengths, self.seeds, self.capped, *self.infos.values(), self.agent_returns[..., 0]]
+        object.__setattr__(self, "baseline_returns", _locked(self.baseline_returns, np.float64))
+        compared = [] if self.baseline is None else [self.baseline_returns]
+        columns = [self.lengths, self.seeds, self.capped, *compared, *self.infos.values(), self.agent_returns[..., 0]]
         if self.episodes < 1 or any(column.shape != self.returns.shape for column in columns):
             raise ValueError(f"EvalStats needs 1 episode or more and arrays of equal length, not {[len(c) for c in columns]}")
 
@@ -140,15 +154,32 @@ class EvalStats:
     @property
     def interval95(self) -> tuple[float, float]:
         """95 % confidence interval of the mean return (Student's t)."""
-        if self.episodes < 2:
-            return math.nan, math.nan
-        half = t_quantile_975(self.episodes - 1) * self.std_return / math.sqrt(self.episodes)
-        return self.mean_return - half, self.mean_return + half
+        return mean_interval95(self.returns)
 
     @property
     def mean_episode_length(self) -> float:
         """Steps per episode."""
         return float(self.lengths.mean())
+
+    @property
+    def agents(self) -> int:
+        """Number of agents whose returns are summed to the return of an episode; 1 unless a team plays."""
+        return int(self.agent_returns.shape[1])
+
+    @property
+    def mean_agent_return(self) -> float:
+        """Mean return of one agent: the mean return, divided by the number of agents."""
+        return self.mean_return / self.agents
+
+    @property
+    def difference(self) -> float | None:
+        """Mean difference to the baseline's return in episodes with the same seeds; None without a baseline."""
+        return None if self.baseline is None else float((self.returns - self.baseline_returns).mean())
+
+    @property
+    def difference_interval95(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the difference (Student's t over pairs of episodes); None without a baseline."""
+        return None if self.baseline is None else mean_interval95(self.returns - self.baseline_returns)
 
     @property
     def capped_episodes(self) -> int:
@@ -199,6 +230,7 @@ class EvalStats:
         """Return the summaries as a flat mapping of finite floats, with the mean of every info number as `info/<name>`."""
         low, high = self.interval95
         win_low, win_high = self._rate_interval("win") or (None, None)
+        below, above = self.difference_interval95 or (None, None)
         summaries = {
             **{name: getattr(self, name) for name in _SUMMARIES},
             "interval95_low": low,
@@ -208,6 +240,9 @@ class EvalStats:
             "win_interval95_low": win_low,
             "win_interval95_high": win_high,
             "capped_episodes": float(self.capped_episodes) if self.capped_episodes else None,
+            "difference": self.difference,
+            "difference_interval95_low": below,
+            "difference_interval95_high": above,
         }
         summaries |= {f"info/{name}": self._info_mean(name) for name in self.infos}
         return {name: value for name, value in summaries.items() if value is not None and math.isfinite(value)}
@@ -219,6 +254,12 @@ class EvalStats:
             "episodes": self.episodes,
             "deterministic": self.deterministic,
             "capped_episodes": self.capped_episodes,
+            "return_of": self.return_of,
+            "agents": self.agents,
+            "mean_agent_return": _plain(self.mean_agent_return),
+            "baseline": self.baseline,
+            "difference": _plain(self.difference),
+            "difference_interval95": None if self.baseline is None else [_plain(bound) for bound in self.difference_interval95 or ()],
             **{name: _plain(getattr(self, name)) for name in (*_SUMMARIES, "win_rate")},
             "interval95": [_plain(low), _plain(high)],
             "win_interval95": None if self.win_interval95 is None else list(self.win_interval95),
@@ -228,20 +269,44 @@ class EvalStats:
             "lengths": self.lengths.tolist(),
             "seeds": self.seeds.tolist(),
             "capped": self.capped.tolist(),
+            "baseline_returns": [_plain(value) for value in self.baseline_returns.tolist()],
         }
 
     def __str__(self) -> str:
-        """One line, such as `mean return 487.3 ± 9.2 (95 %, 100 greedy episodes), from 312 to 500, mean length 487.3`."""
+        """One line, such as `mean return 487.3 ± 9.2 (95 %, 100 greedy episodes), from 312 to 500, mean length 487.3`.
+
+        A win rate stands first, and the return of a team is called that: `win rate 0.83 [0.77, 0.88], mean team return 12 ± 0.4 …`.
+        """
         low, high = self.interval95
         spread = f" ± {(high - low) / 2:.4g}" if math.isfinite(high - low) else ""
         kind = "greedy" if self.deterministic else "sampled"
         count = f"{self.episodes:,} {kind} episode{'s' if self.episodes > 1 else ''}"
         success = f", success {self.success_rate:.1%}" if self.success_rate is not None else ""
-        wins = f", {self.win_text}" if self._info_mean("win") is not None else ""
+        wins = f"{self.win_text}, " if self._info_mean("win") is not None else ""
         return (
-            f"mean return {self.mean_return:.5g}{spread} ({'95 %, ' if spread else ''}{count}), from {self.min_return:.5g} "
-            f"to {self.max_return:.5g}, mean length {self.mean_episode_length:.5g}{success}{wins}{self.capped_text}"
+            f"{wins}{self.return_text(spread)} ({'95 %, ' if spread else ''}{count}), from {self.min_return:.5g} to {self.max_return:.5g}"
+            f"{self.difference_text}, mean length {self.mean_episode_length:.5g}{success}{self.capped_text}"
         )
+
+    @property
+    def return_of(self) -> str:
+        """Whose return the return of an episode is: `team` where it is the sum over several agents, else `agent`."""
+        return "team" if self.agents > 1 else "agent"
+
+    def return_text(self, spread: str = "") -> str:
+        """`mean return 487.3`, or with several agents `mean team return 12.2, per agent 6.1`; `spread` follows the first number."""
+        if self.agents == 1:
+            return f"mean return {self.mean_return:.5g}{spread}"
+        return f"mean team return {self.mean_return:.5g}{spread}, per agent {self.mean_agent_return:.5g}"
+
+    @property
+    def difference_text(self) -> str:
+        """`, difference to random on the same seeds +465.2 [455.1, 475.3]`; empty without a baseline."""
+        if self.difference is None or self.difference_interval95 is None:
+            return ""
+        low, high = self.difference_interval95
+        interval = f" [{low:.5g}, {high:.5g}]" if math.isfinite(high - low) else ""
+        return f", difference to {self.baseline} on the same seeds {self.difference:+.5g}{interval}"
 
     @property
     def capped_text(self) -> str:
@@ -320,5 +385,5 @@ class MatchStats(EvalStats):
         kind = "greedy" if self.deterministic else "sampled"
         games = f"{self.wins:,} won, {self.draws:,} drawn, {self.losses:,} lost of {self.episodes:,} {kind} episodes"
         margin = "" if self.mean_hp_margin is None else f", health margin {self.mean_hp_margin:.3f}"
-        rest = f"mean return {self.mean_return:.5g}, mean length {self.mean_episode_length:.5g}{self.capped_text}"
+        rest = f"{self.return_text()}, mean length {self.mean_episode_length:.5g}{self.capped_text}"
         return f"{self.win_text} ({games}){margin}, {rest}"

@@ -67,6 +67,8 @@ def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bo
 
 
 _EVALUATION, _WON, _CAPPED = "evaluation/mean_return", "evaluation/win_rate", "evaluation/capped_episodes"
+_DIFFERENCE = "evaluation/difference"
+_TEAM = "episode/team_return"
 _SHOWN = {  # metric -> label
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -87,15 +89,17 @@ class ConsoleTracker:
         total_timesteps: int | None = None,
         *,
         title: str = "",
+        baseline: str = "",
         quiet: bool = False,
         terminal: Terminal | None = None,
         seconds_between_draws: float = 0.25,
         seconds_between_lines: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`quiet` shows nothing; tests replace the clock."""
+        """`baseline` names the opponent or baseline of the evaluations; `quiet` shows nothing; tests replace the clock."""
         self.total = total_timesteps
         self.title = title
+        self.baseline = baseline
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.best_evaluation: float | None = None
@@ -198,20 +202,35 @@ class ConsoleTracker:
         return parts
 
     def _scores(self) -> dict[str, str]:
-        scores = {}
-        if "mean_return" in self.metrics:
-            scores["return"] = f"{self.metrics['mean_return']:.1f}"
-        if "episode/win" in self.metrics:
-            scores["win rate"] = f"{self.metrics['episode/win']:.2f}"
-        if "rating" in self.metrics:
-            scores["rating"] = f"{self.metrics['rating']:.1f}±{2 * self.metrics.get('rating_sigma', 0.0):.1f}"
-        if _EVALUATION in self.metrics:
-            won = f" ({self.metrics[_WON]:.0%} won)" if _WON in self.metrics else ""
-            capped = f" ({self.metrics[_CAPPED]:.0f} capped)" if self.metrics.get(_CAPPED) else ""
-            scores["evaluation"] = f"{self.metrics[_EVALUATION]:.1f}{won}{capped}"
+        """Scores with their labels; where there are wins, the win rate of the evaluations stands first."""
+        metrics, scores = self.metrics, dict[str, str]()
+        against = f" against {self.baseline}" if self.baseline else ""
+        team = " per team" if _TEAM in metrics else ""
+        if _WON in metrics:
+            scores[f"win rate{against}"] = f"{metrics[_WON]:.2f}{self._interval_of('evaluation/win_interval95')}"
+        if "mean_return" in metrics:
+            scores["return per agent" if team else "return"] = f"{metrics['mean_return']:.1f}"
+        if team:
+            scores["per team"] = f"{metrics[_TEAM]:.1f}"
+        if "episode/win" in metrics:
+            scores["win rate in training"] = f"{metrics['episode/win']:.2f}"
+        if "rating" in metrics:
+            scores["rating"] = f"{metrics['rating']:.1f}±{2 * metrics.get('rating_sigma', 0.0):.1f}"
+        if _EVALUATION in metrics:
+            capped = f" ({metrics[_CAPPED]:.0f} capped)" if metrics.get(_CAPPED) else ""
+            scores[f"evaluation{team}"] = f"{metrics[_EVALUATION]:.1f}{capped}"
+        if _DIFFERENCE in metrics:
+            scores[f"difference to {self.baseline or 'the baseline'}"] = (
+                f"{metrics[_DIFFERENCE]:+.1f}{self._interval_of('evaluation/difference_interval95', '.1f')}"
+            )
         if self.best_evaluation is not None:
-            scores["best"] = f"{self.best_evaluation:.1f}"
+            scores[f"best{team}"] = f"{self.best_evaluation:.1f}"
         return scores
+
+    def _interval_of(self, name: str, form: str = ".2f") -> str:
+        """Return ` [0.77, 0.88]`; empty if the interval is not known."""
+        low, high = self.metrics.get(f"{name}_low"), self.metrics.get(f"{name}_high")
+        return "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
 
     def _losses(self) -> dict[str, str]:
         return {label: f"{self.metrics[name]:.3g}" for name, label in _SHOWN.items() if name in self.metrics}
