@@ -72,6 +72,7 @@ FIELDS: dict[str, Field] = {
     "ppo.ent_schedule": _SCHEDULE,
     "ppo.sequence_length": _int(1, 1, words=("auto",)),
     "ppo.max_staleness": _int(0, 0, 3, empty=True),
+    "ppo.min_effective_sample_size": _float(0, 0.0, 0.5, high=1, empty=True),
     "ppo.compile": Field("choice", options=("off", "on", "auto"), usual=("off",)),
     "env.id": Field("text", usual=("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0")),
     "env.num_envs": _int(1, 2, 3, 4),

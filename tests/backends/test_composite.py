@@ -26,8 +26,10 @@ from inchworm import (
     make_vector_env,
 )
 from inchworm.backends.composite import CompositeLearner
+from inchworm.backends.learner import HISTORY
 from inchworm.backends.registry import acting_policy
 from inchworm.core.errors import ConfigError
+from inchworm.policy.file import fingerprint
 from inchworm.train.profile import Profile
 
 PPO = PPOConfig(rollout_steps=16, num_minibatches=2, update_epochs=2)
@@ -63,12 +65,15 @@ def test_parts_learn_to_the_bit_what_two_learners_learn_alone() -> None:
         rollout = collected(policy)
         stats = learner.update(rollout)
         for name, lanes in (("red", [0, 2]), ("blue", [1, 3])):
-            own = rollout.select_lanes(lanes)
+            print_of_part = np.full(2, fingerprint(alone[name].policy.get_weights()), np.uint64)
+            own = dataclasses.replace(rollout.select_lanes(lanes), weights_fingerprint=print_of_part)
             expected = alone[name].update(own)
             assert {key.removeprefix(f"{name}/"): value for key, value in stats.items() if key.startswith(f"{name}/")} == dict(expected)
             assert same(policy.learned[name].get_weights(), alone[name].policy.get_weights()), (name, update)
         assert stats["policy_loss"] == np.mean([stats["red/policy_loss"], stats["blue/policy_loss"]])
         assert stats["ratio_error"] == max(stats["red/ratio_error"], stats["blue/ratio_error"])
+        sizes = stats["red/effective_sample_size"], stats["blue/effective_sample_size"]
+        assert stats["effective_sample_size"] == min(sizes)
     assert (learner.updates, policy.policy_version, learner.env_steps) == (3, 3, 3 * 16 * 4)
     assert policy.learned["red"].policy_version == 3
 
@@ -110,6 +115,21 @@ def test_staleness_is_counted_from_a_parts_own_version() -> None:
     stats = learner.update(rollout)  # the same once more: one update old by now
     assert (stats["red/staleness"], stats["blue/staleness"], stats["staleness"]) == (1, 1, 1)
     assert old.policy_version == 42
+
+
+def test_a_part_knows_recent_weights_of_the_whole_also_after_a_resume() -> None:
+    policy = CompositePolicy({"red": mlp(0), "blue": mlp(1)}, LANE_MAP)
+    stranger = collected(CompositePolicy({"red": mlp(2), "blue": mlp(3)}, LANE_MAP))
+    rollout, learner = collected(policy), learner_of(policy)
+    learner.update(rollout)
+    state = learner.state_dict()
+    learner.update(rollout)
+    resumed = learner_of(policy)
+    resumed.load_state_dict(state)
+    assert resumed.update(rollout)["staleness"] == 2
+    assert resumed.update(stranger)["blue/staleness"] == HISTORY
+    resumed.load_state_dict({name: value for name, value in state.items() if name != "history"})  # of an older checkpoint
+    assert resumed.update(rollout)["staleness"] == HISTORY
 
 
 def test_frozen_parts_stay_and_own_settings_are_used() -> None:

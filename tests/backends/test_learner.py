@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 from doubles.learners import NUMPY, SIDES, TORCH, collect, parameters
-from inchworm.backends.learner import explained_variance, schedule_factor, summary
+from inchworm.backends.learner import ARGUMENTS, explained_variance, ratio_metrics, schedule_factor, summary
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PPOConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.rollout.rollout import Rollout
 
 
@@ -38,6 +38,16 @@ def test_explained_variance_by_hand():
     assert explained_variance(returns, returns, valid) == 1.0
     assert explained_variance(np.ones((1, 5)), values, valid) == 0.0  # returns that do not vary
     assert explained_variance(returns, values, np.array([[True, False, False, False, False]])) == 0.0
+
+
+def test_ratio_metrics_by_hand():
+    # |r - 1| is at most 2; (1 + 3)² / (1 + 9) / 2 = 0.8
+    assert ratio_metrics(np.array([1.0, 3.0])) == {"ratio_error": 2.0, "effective_sample_size": pytest.approx(0.8)}
+    assert ratio_metrics(np.zeros(0)) == {"ratio_error": 0.0, "effective_sample_size": 1.0}
+    for bad in (np.nan, np.inf):
+        assert ratio_metrics(np.array([1.0, bad], np.float32)) == {"ratio_error": np.finfo(np.float32).max, "effective_sample_size": 0.0}
+    assert ratio_metrics(np.zeros(4))["effective_sample_size"] == 0.0
+    assert ratio_metrics(np.full(3, 1e30, np.float32))["effective_sample_size"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +85,47 @@ def torch_pull(policy):
 def nothing(side, values):
     """A loss of 0."""
     return side.answer(0.0, 0.0, values)
+
+
+def test_a_loss_with_batch_as_keywords_gets_everything(side):
+    seen, policy = {}, side.policy()
+    rollout = collect(policy)
+
+    def whole(policy, *, advantages, scale=2.0, **batch):
+        seen.update(batch, policy=policy, advantages=advantages, scale=scale)
+        return side.answer(0.0, 0.0, batch["values"])
+
+    assert side.learner(policy, WHOLE).update(rollout, [whole])["loss/whole"] == 0
+    assert seen.keys() == {*ARGUMENTS, "scale"}
+    assert seen["policy"] is policy
+    assert seen["scale"] == 2.0
+    assert seen["next_observations"].shape == seen["obs"].shape == seen["observations"].shape
+    assert seen["minibatch"].rewards is seen["rewards"]
+    assert seen["evaluation"].values is seen["values"]
+
+
+def test_a_keyword_only_argument_that_does_not_exist_is_refused(side):
+    def wrong(*, reward):
+        return reward
+
+    with pytest.raises(ConfigError, match=r"the custom loss wrong asks for 'reward'"):
+        side.learner(side.policy(), WHOLE).update(collect(side.policy()), [wrong])
+
+
+@pytest.mark.parametrize(("value", "slope"), [(math.nan, 0.0), (0.0, math.nan)], ids=["value", "gradient"])
+def test_a_custom_loss_that_is_not_finite_is_named(side, value, slope, tmp_path):
+    def curiosity(values):
+        return side.answer(value, slope, values)
+
+    def fine(values):
+        return side.answer(0.0, 0.0, values)
+
+    policy = side.policy()
+    before = parameters(policy)
+    with pytest.raises(BadNumberError, match=r"the custom loss curiosity, or its gradient, was not finite") as caught:
+        side.learner(policy, SEVERAL, dump_directory=tmp_path).update(collect(policy), [curiosity, fine])
+    assert "learning_rate" not in str(caught.value)
+    np.testing.assert_array_equal(parameters(policy), before)
 
 
 class InNumpy:
@@ -160,7 +211,7 @@ def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
         rollout = replace(rollout, valid=valid)
         stats = [learner.update(rollout, [getattr(kind, name) for name in names]) for learner, kind in zip(learners, (InNumpy, InTorch))]
         assert stats[0].keys() == stats[1].keys()
-        for name in stats[0]:
+        for name in stats[0].keys() - {"staleness"}:  # the rollout was made by the bits of one of them
             assert stats[0][name] == pytest.approx(stats[1][name], rel=1e-9, abs=1e-9), name
         for name, weight in theirs.get_weights().items():
             np.testing.assert_allclose(policy.get_weights()[name], weight, rtol=0, atol=1e-10, err_msg=name)

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.backends.learner import BaseLearner
+from inchworm.backends.learner import HISTORY, BaseLearner
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import Advantages, ProfilePoint, UpdateStats
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.rollout import Rollout
 
-LARGEST = ("ratio_error", "staleness")
+WORST = {"ratio_error": max, "staleness": max, "effective_sample_size": min}
 """Metrics whose overall value is the worst part's; for the others it is the mean."""
 
 
@@ -33,18 +33,22 @@ class CompositeLearner:
         self.policy, self.learners = policy, dict(learners)
         self.updates = 0
         self.env_steps = 0
+        self._history: dict[int, dict[str, int]] = {}  # recent fingerprints of the composite -> those of the parts that learn
         self._total_timesteps = next(iter(learners.values())).total_timesteps
 
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
         """Update every part that learns; the rollout is only read."""
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
         rollout.validate()
-        acted = fingerprint(self.policy.get_weights())  # before any update
+        current = fingerprint(self.policy.get_weights())  # before any update
+        self._history[current] = {name: fingerprint(self.policy.learned[name].get_weights()) for name in self.learners}
+        if len(self._history) > HISTORY:
+            del self._history[next(iter(self._history))]
         stats: dict[str, UpdateStats] = {}
         updates = {name: learner.updates for name, learner in self.learners.items()}
         for name, learner in self.learners.items():
             learner.env_steps = self.env_steps
-            stats[name] = learner.update(self._own(rollout, name, acted), custom_loss_fns)
+            stats[name] = learner.update(self._own(rollout, name), custom_loss_fns)
             learner.env_steps = self.env_steps + rollout.num_valid  # schedules follow the whole run, not a part's share of it
         if rollout.num_valid:
             self.policy.policy_version += 1
@@ -54,16 +58,16 @@ class CompositeLearner:
         learned = [one for name, one in stats.items() if self.learners[name].updates > updates[name]] or list(stats.values())
         for key in dict.fromkeys(key for one in learned for key in one):
             column = [one[key] for one in learned if key in one]
-            metrics[key] = max(column) if key in LARGEST else float(np.mean(column))
+            metrics[key] = WORST[key](column) if key in WORST else float(np.mean(column))
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics | {f"{name}/{key}": value for name, one in stats.items() for key, value in one.items()})
 
-    def _own(self, rollout: Rollout, name: str, acted: int) -> Rollout:
+    def _own(self, rollout: Rollout, name: str) -> Rollout:
         """A part's rollout, with the part's version and fingerprint instead of the composite's."""
         part, own = self.policy.learned[name], self.policy.part_of(rollout, name)
         known = own.weights_fingerprint != 0
         versions = part.policy_version - (self.policy.policy_version - own.policy_version)
-        prints = np.where(own.weights_fingerprint == np.uint64(acted), np.uint64(fingerprint(part.get_weights())), own.weights_fingerprint)
+        prints = np.array([self._history.get(one, {name: one})[name] for one in own.weights_fingerprint.tolist()], np.uint64)
         return dataclasses.replace(
             own, policy_version=np.where(known, versions, own.policy_version).astype(np.int32), weights_fingerprint=prints
         )
@@ -103,7 +107,9 @@ class CompositeLearner:
     def state_dict(self) -> dict[str, Any]:
         """The state of every part's learner, and the counters."""
         parts = {name: learner.state_dict() for name, learner in self.learners.items()}
-        return {"parts": parts, "updates": self.updates, "env_steps": self.env_steps}
+        history = {name: np.array([row[name] for row in self._history.values()], np.uint64) for name in self.learners}
+        recent = {"whole": np.array(list(self._history), np.uint64), "parts": history}
+        return {"parts": parts, "updates": self.updates, "env_steps": self.env_steps, "history": recent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -112,6 +118,9 @@ class CompositeLearner:
         for name, learner in self.learners.items():
             learner.load_state_dict(state["parts"][name])
         self.updates, self.env_steps = int(state["updates"]), int(state["env_steps"])
+        recent = state.get("history", {"whole": np.zeros(0, np.uint64), "parts": {}})  # older checkpoints lack it
+        rows = zip(*[recent["parts"][name].tolist() for name in self.learners]) if recent["parts"] else ()
+        self._history = {whole: dict(zip(self.learners, row)) for whole, row in zip(recent["whole"].tolist(), rows)}
 
 
 def composite_advantages(policy: CompositePolicy, rollout: Rollout, compute: Callable[[Any, Rollout], Advantages]) -> Advantages:

@@ -11,6 +11,7 @@ import math
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,6 +42,8 @@ BETA_MEAN, BETA_SQUARE = 0.9, 0.999
 MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
 RATIO_TOLERANCE = 1e-3
+HISTORY = 1000
+"""Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 _OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", "explained_variance", "staleness"), 0.0) | {
     "effective_sample_size": 1.0
@@ -61,14 +64,16 @@ class CustomLoss:
     name: str
     function: Callable[..., Any]
     arguments: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+    """What it gets by keyword: keyword-only parameters, and with `**batch` everything else in `ARGUMENTS`."""
 
     def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
         """Call the function with the arguments that it asked for."""
         known: dict[str, Any] = {"policy": policy, "minibatch": minibatch, "evaluation": evaluation, "obs": minibatch.observations}
-        for name in self.arguments:
+        for name in (*self.arguments, *self.keywords):
             if name not in known:
                 known[name] = getattr(minibatch if name in _OF_MINIBATCH else evaluation, name)
-        return self.function(*[known[name] for name in self.arguments])
+        return self.function(*[known[name] for name in self.arguments], **{name: known[name] for name in self.keywords})
 
 
 def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
@@ -77,17 +82,19 @@ def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomL
     for function in functions:
         inner = getattr(function, "func", function)  # functools.partial
         name = getattr(inner, "__name__", type(inner).__name__)
-        required = [
-            parameter.name
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
-        for argument in required:
+        parameters = inspect.signature(function).parameters.values()
+        asked = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        required = [p.name for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        keywords = [p.name for p in asked if p.kind is p.KEYWORD_ONLY]
+        for argument in (*required, *keywords):
             if argument not in ARGUMENTS:
                 raise ConfigError(f"the custom loss {name} asks for {argument!r}; a loss may ask for {', '.join(ARGUMENTS)}")
         if name in losses:
             raise ConfigError(f"two custom losses are called {name}; give them different names, under which they are logged")
-        losses[name] = CustomLoss(name, function, tuple(required))
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            taken = {parameter.name for parameter in parameters}  # those with a default keep it
+            keywords += [argument for argument in ARGUMENTS if argument not in taken]
+        losses[name] = CustomLoss(name, function, tuple(required), tuple(keywords))
     return tuple(losses.values())
 
 
@@ -113,6 +120,8 @@ class BaseLearner(ABC):
         self.updates = 0
         self._reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
         self._guard = BadNumberGuard(dump_directory)
+        self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
+        self._warned: set[str] = set()
         self._stream = make_stream(seed, "shuffle")
 
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
@@ -127,11 +136,12 @@ class BaseLearner(ABC):
         if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             metrics = {**EMPTY, "warm_up": 1.0}
         else:
-            metrics = self._epochs(filled, advantages, losses, np.unique(rollout.weights_fingerprint))
+            on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
+            metrics = self._epochs(filled, advantages, losses, on_policy=on_policy)
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
         metrics["explained_variance"] = explained_variance(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
-        metrics["staleness"] = float(staleness)
+        metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
         if self._reward_scaler is not None:
             metrics["reward_scale"] = self._reward_scaler.scale
         self.policy.update_statistics(rollout, advantages.returns)
@@ -142,8 +152,11 @@ class BaseLearner(ABC):
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics)
 
-    def _check(self, rollout: Rollout) -> int:
-        """Reject a rollout that is incomplete, does not fit the policy, or is too old; return how many updates old it is."""
+    def _check(self, rollout: Rollout) -> float:
+        """Reject a rollout that is incomplete, does not fit the policy, or is too old; return how many updates old it is.
+
+        Infinity stands for weights outside this policy's recent history, such as those of another run, whose versions mean nothing here.
+        """
         if self.spec is None:
             rollout.validate()
         else:
@@ -154,25 +167,43 @@ class BaseLearner(ABC):
                 "the rollout has a global state and agents that died, so credit continues after death, which only a central critic can "
                 "value; learn with policy.central_critic=true, or collect from a vector env made without global_state"
             )
-        known = rollout.policy_version[rollout.weights_fingerprint != 0]  # a rollout of unknown origin has no version
-        staleness, limit = self.policy.policy_version - int(known.min()) if known.size else 0, self.config.max_staleness
+        current = fingerprint(self.policy.get_weights())
+        if not self._history or self._history[-1] != current:
+            self._history.append(current)
+        known = rollout.weights_fingerprint != 0  # a rollout of unknown origin has no version
+        staleness, made_by = 0.0, ""
+        if not set(rollout.weights_fingerprint[known].tolist()) <= set(self._history):
+            staleness, made_by = math.inf, "weights that are not in the recent history of this policy"
+        elif known.any():
+            staleness = float(self.policy.policy_version - int(rollout.policy_version[known].min()))
+            made_by = f"weights {staleness:.0f} updates old"
+        limit = self.config.max_staleness
         if limit is not None and staleness > limit:
             raise RolloutError(
-                f"the rollout was made by weights {staleness} updates old, more than ppo.max_staleness={limit}; "
-                "collect a newer one or raise ppo.max_staleness"
+                f"the rollout was made by {made_by}, more than ppo.max_staleness={limit}; collect a newer one or "
+                + ("raise ppo.max_staleness" if math.isfinite(staleness) else "set ppo.max_staleness=null")
+            )
+        if limit is None and staleness > 0:
+            self._warn_once(
+                "staleness",
+                f"the rollout was made by {made_by}; PPO corrects for other weights only near the current ones. "
+                "Set ppo.max_staleness to the age that you expect, or ppo.min_effective_sample_size to skip what is too far away",
             )
         return staleness
 
-    def _epochs(
-        self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], fingerprints: np.ndarray
-    ) -> dict[str, float]:
-        """Run the epochs, until the last one or until `target_kl` is exceeded.
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, stacklevel=4)
 
-        Before any step the ratios of the first minibatch are 1 up to rounding, if these weights, whose `fingerprints` are in the
-        rollout, collected it.
+    def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> dict[str, float]:
+        """Run the epochs, until the last one or until `target_kl` is exceeded; none if too few samples would count.
+
+        Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`).
         """
         length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
-        successors = any("next_observations" in loss.arguments for loss in losses)  # made on demand: they take memory
+        # Successors are made on demand: they take memory.
+        successors = any("next_observations" in (*loss.arguments, *loss.keywords) for loss in losses)
         sequences = self.make_sequences(rollout, advantages, length, successors=successors)
         total = sequences.valid.shape[1]
         config, coefficients = self.config, self._coefficients()
@@ -182,17 +213,39 @@ class BaseLearner(ABC):
             for _ in range(config.update_epochs):
                 minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
                 if not epochs:
-                    ratio_error = self.ratio_error(minibatches[0])
-                    if not ratio_error <= RATIO_TOLERANCE and fingerprints.tolist() == [fingerprint(self.policy.get_weights())]:
-                        message = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted"
-                        warnings.warn(message, stacklevel=3)
+                    first = ratio_metrics(self.ratios(minibatches[0]))
+                    if on_policy:
+                        self._check_ratio_error(first["ratio_error"])
+                    if self._too_few_samples(first["effective_sample_size"]):
+                        return {**EMPTY, **first}
                 epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
                 self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
                 if config.target_kl is not None and summary(epochs[-1:])["approx_kl"] > 1.5 * config.target_kl:
                     break
         finally:
             self.publish_weights()
-        return {**summary(epochs), "ratio_error": ratio_error, "epochs": float(len(epochs))}
+        return {**summary(epochs), **first, "epochs": float(len(epochs))}
+
+    def _check_ratio_error(self, ratio_error: float) -> None:
+        """Warn once if weights that collected a rollout do not agree with its log-probs, and name the likely cause."""
+        if ratio_error <= RATIO_TOLERANCE:
+            return
+        message, layers = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted", self.mode_layers()
+        if layers:
+            message += f"; {', '.join(layers)} behave differently in training and in acting: remove them, or use layers such as LayerNorm"
+        self._warn_once("ratio_error", message)
+
+    def _too_few_samples(self, effective: float) -> bool:
+        """Whether the guard `min_effective_sample_size` skips the steps of this update; warn if so."""
+        least = self.config.min_effective_sample_size
+        if least is None or effective >= least:
+            return False
+        warnings.warn(
+            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, "
+            f"below ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
+            stacklevel=4,
+        )
+        return True
 
     @abstractmethod
     def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
@@ -207,8 +260,8 @@ class BaseLearner(ABC):
         """One epoch: every sequence in exactly one minibatch."""
 
     @abstractmethod
-    def ratio_error(self, minibatch: Any) -> float:
-        """The largest distance of a probability ratio from 1."""
+    def ratios(self, minibatch: Any) -> np.ndarray:
+        """The probability ratios [n] of the valid rows, current to recorded, in the mode that learns and without changing anything."""
 
     @abstractmethod
     def take_steps(
@@ -232,6 +285,10 @@ class BaseLearner(ABC):
     def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore the optimiser's state."""
 
+    def mode_layers(self) -> list[str]:
+        """The kinds of layers in the policy, such as dropout, that behave differently while learning; the built-in networks have none."""
+        return []
+
     def publish_weights(self) -> None:  # noqa: B027 - optional
         """Copy the new weights into the policy, where the backend's steps move a copy of them."""
 
@@ -241,7 +298,7 @@ class BaseLearner(ABC):
             ("GAE", self, "critic_pass"),
             ("gather", self, "make_sequences"),
             ("gather", self, "shuffle"),
-            ("forward", self, "ratio_error"),
+            ("forward", self, "ratios"),
         ]
 
     @property
@@ -279,7 +336,7 @@ class BaseLearner(ABC):
             "updates": self.updates,
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
-            **({} if self._reward_scaler is None else {"rewards": self._reward_scaler.state_dict()}),
+            "history": np.array(self._history, np.uint64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -287,6 +344,7 @@ class BaseLearner(ABC):
         self.load_moments(state["moments"])
         self._stream = restore_stream(state["stream"])
         self.learning_rate_scale = float(state["learning_rate_scale"])
+        self._history = deque(np.asarray(state.get("history", ())).tolist(), maxlen=HISTORY)  # older checkpoints lack it
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
         if self._reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
             self._reward_scaler.load_state_dict(state["rewards"])
@@ -315,10 +373,14 @@ class BadNumberGuard:
             arrays, structure = flatten_tree(tree)
             path = directory / "bad_minibatch.safetensors"
             write_tensor_file(path, arrays, kind="minibatch", version=1, header={"structure": structure})
+            causes = bad_custom_losses({name: float(column[index]) for name, column in metrics.items()})
+            what, advice = "the loss or its gradient", "Lower ppo.learning_rate, or look at the observations and rewards in that file"
+            if causes:  # PPO's own terms are fine
+                what, advice = f"the custom loss {' and '.join(causes)}, or its gradient,", "Correct what it computes for that minibatch"
             raise BadNumberError(
-                f"the loss or its gradient was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {metrics['loss'][index]:g}, "
+                f"{what} was not finite in {MAX_BAD_STEPS} minibatches in a row (loss {metrics['loss'][index]:g}, "
                 f"gradient norm {metrics['grad_norm'][index]:g}); the weights are as before them, the minibatch is saved in "
-                f"{path}. Lower ppo.learning_rate, or look at the observations and rewards in that file"
+                f"{path}. {advice}"
             )
 
     def check_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -370,6 +432,28 @@ def schedule_factor(kind: Schedule, progress: float) -> float:
     if kind == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
     return 1.0
+
+
+def ratio_metrics(ratios: np.ndarray) -> dict[str, float]:
+    """The largest distance of a ratio [n] from 1, and the effective sample size (Σw)² / Σw² as a share of n, 0 to 1 (Kong 1992)."""
+    if not len(ratios):
+        return {"ratio_error": 0.0, "effective_sample_size": 1.0}
+    worst, weights = float(np.abs(ratios - 1).max()), ratios.astype(np.float64)
+    if not math.isfinite(worst):
+        return {"ratio_error": float(np.finfo(ratios.dtype).max), "effective_sample_size": 0.0}
+    squares = float(np.square(weights).sum())
+    return {
+        "ratio_error": worst,
+        "effective_sample_size": min(1.0, float(weights.sum()) ** 2 / squares / len(weights)) if squares else 0.0,
+    }
+
+
+def bad_custom_losses(row: Mapping[str, float]) -> list[str]:
+    """The custom losses that made a step not finite: their value or gradient is not, while PPO's own terms are."""
+    if not all(math.isfinite(row[name]) for name in ("policy_loss", "value_loss", "entropy")):
+        return []
+    names = [key.removeprefix("loss/") for key in row if key.startswith("loss/")]
+    return [name for name in names if not math.isfinite(row[f"loss/{name}"] + row.get(f"grad_norm/{name}", 0.0))]
 
 
 def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> float:

@@ -252,7 +252,9 @@ class PPOConfig(ConfigBase):
     sequence_length: Count | Literal["auto"] = "auto"
     """Consecutive steps that are evaluated as one sequence; auto is 1 without memory, else 32 or the rollout if that is shorter."""
     max_staleness: NonNegative | None = None
-    """Refuse rollouts collected with weights more than this many updates old; null only reports it."""
+    """Refuse rollouts collected with weights more than this many updates old, or of another history; null reports and warns once."""
+    min_effective_sample_size: Share | None = None
+    """Take no steps on a rollout whose importance ratios leave a smaller share of its samples effective; null only reports it."""
     compile: Literal["off", "on", "auto"] = "off"
     """Compile torch's minibatch step as one graph; auto does so if the run is long enough to repay compilation."""
 

@@ -67,8 +67,8 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     for seed in range(3):
         rollout = gather(policies["off"], seed=seed)
         stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
-        for name, value in stats["off"].items():
-            assert stats["on"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        for name in stats["off"].keys() - {"staleness"}:  # the rollout was made by the bits of one of them
+            assert stats["on"][name] == pytest.approx(stats["off"][name], rel=1e-3, abs=1e-4), name
     assert np.abs(parameters(policies["on"]) - parameters(policy_of(*given))).max() > 1e-3  # it did move
     np.testing.assert_allclose(parameters(policies["on"]), parameters(policies["off"]), rtol=0, atol=1e-5)
     states = {mode: learner.state_dict()["moments"] for mode, learner in learners.items()}

@@ -1,5 +1,8 @@
 """The torch policy: random streams, values in chunks, and networks and policies that users bring."""
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import optree
 import pytest
@@ -17,6 +20,7 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Policy
+from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
@@ -220,6 +224,51 @@ def test_advantages_of_a_raw_module_as_arrays():
     np.testing.assert_allclose(found.advantages, rollout.rewards - found.values, atol=1e-6)  # every row is terminal
 
 
+class Modes(MyNetwork):
+    """A network with a layer between its features and its heads."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def features(self, observations):
+        return self.layer(super().features(observations))
+
+
+@pytest.mark.parametrize("layer", ["Dropout", "BatchNorm1d"])
+def test_layers_that_change_with_the_mode_show_in_the_ratio_and_are_named(layer):
+    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
+    torch.manual_seed(0)
+    made = Modes(torch.nn.Dropout(0.5) if layer == "Dropout" else torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1]))
+    policy = TorchPolicy(spec, network=made)
+    learner, measured = PPOOptimizer(policy, CONFIG), []
+
+    def first_ratio(log_probs, minibatch):
+        measured.append(float((log_probs.detach() - minibatch.log_probs).exp().sub(1).abs().max()))
+        return log_probs.sum() * 0
+
+    rollout = play(policy, 0)
+    rollout = replace(rollout, weights_fingerprint=np.full(8, fingerprint(policy.get_weights()), np.uint64))
+    with pytest.warns(UserWarning, match=rf"disagrees with the one that acted; {layer} behave differently in training"):
+        stats = learner.update(rollout, [first_ratio])
+    assert stats["ratio_error"] == measured[0] > 1e-3, "what the first step sees, with its random numbers"
+
+
+def test_measuring_the_ratio_changes_nothing():
+    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
+    layer = torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1])
+    policy = TorchPolicy(spec, network=Modes(torch.nn.Sequential(layer, torch.nn.Dropout(0.5))))
+    learner = PPOOptimizer(policy, CONFIG.replace(min_effective_sample_size=1.0))  # no step is taken
+    before, generator = policy.get_weights(), torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert learner.update(play(policy, 0))["epochs"] == 0
+    after = policy.get_weights()
+    assert [name for name in before if not np.array_equal(before[name], after[name])] == ["policy_version"]
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
     modes = []
 
@@ -235,5 +284,4 @@ def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
     modes.clear()
     PPOOptimizer(policy, CONFIG).update(rollout)
     assert modes[:2] == [False, False], "the critic's pass over the rollout and its cut rows"
-    assert modes[2:4] == [False, False], "actor and critic for ratio_error, which asks whether what acted is what learns"
-    assert set(modes[4:]) == {True}
+    assert set(modes[2:]) == {True}, "steps, and before them ratio_error, which asks whether what acted is what learns"

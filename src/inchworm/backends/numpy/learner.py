@@ -202,12 +202,6 @@ class MinibatchStep:
             self._adam.step(gradient, learning_rate, scale=1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
         return {**terms, "grad_norm": norm, "bad": float(bad), "empty": float(empty)}
 
-    def ratio_error(self, samples: Samples) -> float:
-        """The largest distance of a valid sample's probability ratio from 1."""
-        error = np.abs(np.exp(self.forward(samples).evaluation.log_probs - samples.log_probs) - 1)
-        worst = float(np.max(error if samples.valid is None else error * samples.valid))
-        return worst if math.isfinite(worst) else float(np.finfo(error.dtype).max)
-
     def forward(self, samples: Samples) -> ForwardPass:
         """Run the network on the samples."""
         outputs, normalized = self._network.over(len(samples.inputs)).forward(samples.inputs)
@@ -341,10 +335,11 @@ class NumpyOptimizer(BaseLearner):
         """Copy the flat network's weights into the policy."""
         self.policy.set_weights(self.policy.get_weights() | self._network.weights)
 
-    def ratio_error(self, minibatch: Samples) -> float:
-        """The largest distance of a probability ratio from 1."""
+    def ratios(self, minibatch: Samples) -> np.ndarray:
+        """The probability ratios [n] of the valid samples."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._step.ratio_error(minibatch)
+            ratios: np.ndarray = np.exp(self._step.forward(minibatch).evaluation.log_probs - minibatch.log_probs)
+        return ratios if minibatch.valid is None else ratios[minibatch.valid]
 
     def host_minibatch(self, minibatch: Samples) -> Minibatch:
         """The samples as [L, N] sequences."""

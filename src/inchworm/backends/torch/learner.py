@@ -405,11 +405,25 @@ class PPOOptimizer(BaseLearner):
         terms["loss"].backward()  # type: ignore[no-untyped-call]
         return terms
 
-    def ratio_error(self, minibatch: Minibatch) -> float:
-        """The largest distance of a probability ratio from 1."""
-        with torch.no_grad():
-            ratio = (self.policy.evaluate(minibatch).log_probs - minibatch.log_probs).exp()
-            return float(((ratio - 1).abs() * minibatch.valid).max().nan_to_num(nan=torch.finfo(ratio.dtype).max))
+    def ratios(self, minibatch: Minibatch) -> np.ndarray:
+        """The probability ratios [n] of the valid rows.
+
+        A network of the user's runs as in a step: with gradients, by which it knows that it learns, though nothing is backpropagated,
+        and with the same random numbers. Its buffers, such as running means, stay as they are.
+        """
+        policy = cast(nn.Module, self.policy)
+        own = not getattr(policy, "builtin", False)
+        buffers = [(buffer, buffer.clone()) for buffer in policy.buffers()] if own else []
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=own), torch.set_grad_enabled(own):
+            log_probs = self.policy.evaluate(minibatch).log_probs.detach()
+        for buffer, kept in buffers:
+            buffer.copy_(kept)
+        return self.to_host((log_probs - minibatch.log_probs).exp()[minibatch.valid])
+
+    def mode_layers(self) -> list[str]:
+        """The classes of layers, such as Dropout and BatchNorm, that behave differently while learning."""
+        return sorted({type(module).__name__ for module in cast(nn.Module, self.policy).modules() if _changes_with_mode(module)})
 
     def to_host(self, array: Tensor) -> np.ndarray:
         """A tensor as an array."""
@@ -460,6 +474,17 @@ def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by the names of the policy's weights."""
     name_of = policy.public_name if isinstance(policy, TorchPolicy) else str
     return {name_of(name): p for name, p in policy.named_parameters() if p.requires_grad and p.numel()}
+
+
+def _changes_with_mode(module: nn.Module) -> bool:
+    """Whether a layer of torch behaves differently in training mode."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        return module.track_running_stats
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
 
 
 def pick_device(device: str | torch.device | None) -> torch.device:

@@ -134,7 +134,7 @@ class TorchPolicy(Predicts, nn.Module):
 
     def evaluate(self, minibatch: Minibatch) -> Evaluation:
         """Log-probs, entropy and values of a minibatch under the current weights, with gradients."""
-        self._set_training(torch.is_grad_enabled())  # without gradients, as it acts: the ratio is measured so
+        self._set_training(torch.is_grad_enabled())  # without gradients, as it acts
         layout = self.spec.actions
         seen = self._seen(minibatch.observations)
         flat, leading = merge_leading(with_world(seen, minibatch.global_state, minibatch.valid) if self.central_critic else seen)
