@@ -63,6 +63,7 @@ FIELDS: dict[str, Field] = {
     "ppo.minibatch_size": _int(1, empty=True),
     "ppo.gradient_accumulation": _int(1, 1, 2, 3),
     "ppo.normalize_advantages": _choice("batch", "minibatch", "off"),
+    "ppo.scale_rewards": _FLAG,
     "ppo.clip_vloss": _FLAG,
     "ppo.target_kl": _float(0, 0.01, 0.1, above=True, empty=True),
     "ppo.adam_eps": _float(0, 1e-8, 1e-5, above=True),
@@ -98,6 +99,7 @@ FIELDS: dict[str, Field] = {
     "policy.memory_size": _int(1, 3, 8),
     "policy.memory_layers": _int(1, 1, 2, high=100),
     "policy.memory_place": _choice("before", "after"),
+    "policy.lstm_forget_bias": Field("float", -20, 20, usual=(0.0, 1.0)),
     "policy.central_critic": Field("bool", usual=(False,)),  # it needs a world with state()
     "collect.max_replay_steps": _int(0, 0, 10, 100_000),
     "opponent.mode": Field("choice", options=("none", "random", "heuristic", "pool", "self_play"), usual=("none",)),
