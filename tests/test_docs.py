@@ -168,7 +168,7 @@ def logged_names(env: Any, policy: Any = None, losses: Sequence[Callable[..., An
     rows = Recorder()
     config = TrainingConfig(
         ppo=PPOConfig(rollout_steps=16, update_epochs=1, num_minibatches=1, scale_rewards=True),
-        evaluation=EvalConfig(interval=2, episodes=2, final_episodes=2, num_envs=2, max_episode_steps=cap),
+        evaluation=EvalConfig(interval=2, episodes=2, final_episodes=2, num_envs=2, max_episode_steps=cap, baseline="random"),
         run=RunConfig(total_timesteps=10**9, max_iterations=2),
         **sections,
     )
