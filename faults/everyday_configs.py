@@ -55,7 +55,7 @@ def run_two_updates(seed: int, number: int, directory: Path) -> str:
     steps = env["num_envs"] * ppo["rollout_steps"]
     if ppo.get("num_minibatches") and ppo["num_minibatches"] > steps:
         ppo["num_minibatches"] = steps
-    run |= {"total_timesteps": 2 * steps, "max_iterations": None}
+    run |= {"total_timesteps": 2 * steps, "max_iterations": 2}  # a warm-up is shorter, and an iteration
     if number % 4 == 1:
         data.setdefault("policy", {})["kind"] = ("lstm", "gru")[number // 4 % 2]
         run["backend"] = "torch"
