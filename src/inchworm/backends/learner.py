@@ -337,6 +337,7 @@ class BaseLearner(ABC):
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
+            **({} if self._reward_scaler is None else {"rewards": self._reward_scaler.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
