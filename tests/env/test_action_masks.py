@@ -103,7 +103,7 @@ def test_the_mask_of_a_last_state_may_be_missing_or_empty():
     ],
 )
 def test_bad_masks_are_rejected_with_lane_and_step(bad, words):
-    with pytest.raises(EnvError, match=rf"lane 0, step 1 of the episode with seed \d+: .*{words}"):
+    with pytest.raises(EnvError, match=rf"lane 0, step 1 of episode 1 with seed \d+: .*{words}"):
         played([np.ones(3, bool), bad, np.ones(3, bool), np.ones(3, bool)])
 
 

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from doubles.toys import Counter, watched
 from inchworm.core.errors import EnvError
 from inchworm.core.seeding import episode_seed
+from inchworm.env.check import check_env
 from inchworm.env.source import make_vector_env
 
 
@@ -87,7 +88,7 @@ def test_truncation_is_reported_and_both_flags_mean_terminated():
     ],
 )
 def test_broken_steps_name_lane_step_and_seed(result, words):
-    with pytest.raises(EnvError, match=rf"lane 0, step 1 of the episode with seed {episode_seed(0, 0, 0)}: {words}"):
+    with pytest.raises(EnvError, match=rf"lane 0, step 1 of episode 1 with seed {episode_seed(0, 0, 0)}: {words}"):
         step_once(result)
 
 
@@ -99,16 +100,87 @@ def test_broken_resets_are_named():
         step_once(first=(SEEN[:1], {}))
 
 
-def test_an_exception_of_the_environment_is_raised_with_a_note():
-    with pytest.raises(ZeroDivisionError) as caught:
-        step_once(ZeroDivisionError("boom"))
-    assert caught.value.__notes__ == [f"in the environment of lane 0, step 1 of the episode with seed {episode_seed(0, 0, 0)}"]
+class Failing(Counter):
+    """Raises an error in the call named `where`, from a function of its own."""
+
+    def __init__(self, where, error):
+        super().__init__(length=2)
+        self.where, self.error, self.resets = where, error, 0
+        self.reach("init")
+
+    def reach(self, where):
+        if where == self.where:
+            raise self.error
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        self.reach(("trial reset", "first reset", "reset")[self.resets - 1])
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.reach("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", [(ZeroDivisionError, "boom\nbang"), (SystemExit, 0), (MemoryError, "")])
+@pytest.mark.parametrize(
+    ("where", "start"),
+    [
+        ("init", "lane 0: making the environment raised"),
+        ("trial reset", "lane 0: reading its spaces and its first reset raised"),
+        ("first reset", "lane 0, step 0 of episode 1 with seed {}: reset raised"),
+        ("step", "lane 0, step 1 of episode 1 with seed {}: step raised"),
+        ("reset", "lane 0, step 0 of episode 2 with seed {}: reset raised"),
+    ],
+)
+def test_whatever_an_environment_raises_is_an_error_with_lane_episode_and_its_own_frames(where, start, error):
+    kind, content = error
+    error = kind(content)
+
+    def play():
+        with make_vector_env(lambda: Failing(where, error), 1) as env:
+            env.reset()
+            for _ in range(2):
+                env.step(np.array([0]))
+
+    with pytest.raises(EnvError) as caught:
+        play()
+    assert caught.value.__cause__ is error
+    text = " ".join(str(error).split())
+    first, *frames = str(caught.value).splitlines()
+    seed = episode_seed(0, 0, int(where == "reset"))
+    assert first == f"{start.format(seed)} {type(error).__name__}{f': {text}' if text else ''}"
+    assert [frame.partition(" in ")[2] for frame in frames[-2:]] == ["__init__" if where == "init" else where.split()[-1], "reach"]
+    assert all(frame.startswith(f"  at {__file__}:") for frame in frames)
+
+
+def test_an_old_reset_gets_the_sentence_of_check_env():
+    class Old(Counter):
+        def reset(self):
+            return super().reset()[0]
+
+    class Wrong(Counter):
+        def reset(self, *, seed=None, options=None):
+            return len(None)
+
+    (sentence,) = check_env(Old).problems
+    for make in (Old, lambda: gym.wrappers.TimeLimit(Old(), 5)):
+        with pytest.raises(EnvError, match="lane 0, before its first episode: ") as caught:
+            make_vector_env(make, 1)
+        assert str(caught.value).endswith(f": {sentence}")
+    with pytest.raises(EnvError, match="reset raised TypeError: object of type 'NoneType'"):
+        make_vector_env(Wrong, 1)
+
+
+def test_check_env_reports_an_environment_that_exits():
+    (problem,) = check_env(lambda: Failing("step", SystemExit(0))).problems
+    assert problem.startswith("stepping raised SystemExit: 0 at ")
 
 
 def test_after_an_error_a_full_reset_is_needed():
     env = make_vector_env(lambda: Scripted(ValueError("once"), (SEEN, 0.0, False, False, {})), 1)
     env.reset()
-    with pytest.raises(ValueError, match="once"):
+    with pytest.raises(EnvError, match="once"):
         env.step(np.array([0]))
     with pytest.raises(EnvError, match="the last call failed"):
         env.step(np.array([0]))
@@ -131,9 +203,8 @@ def test_a_factory_must_return_a_new_environment_of_the_same_kind():
 def test_what_was_made_is_closed_if_a_later_copy_fails():
     door, open_envs = watched(Counter)
     copies = iter([door(), door()])
-    with pytest.raises(StopIteration) as caught:
+    with pytest.raises(EnvError, match="lane 2: making the environment raised StopIteration"):
         make_vector_env(lambda: next(copies), 4)
-    assert caught.value.__notes__ == ["while lane 2 was made"]
     assert not open_envs
 
 

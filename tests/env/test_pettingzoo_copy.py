@@ -192,7 +192,7 @@ def test_a_mask_that_is_missing_or_forbids_everything():
     for kind, words in ((missing, "action_mask missing"), (nothing, "leaves no legal action")):
         with make_vector_env(lambda kind=kind: kind(DEATHS, masks="info"), 1) as env:
             env.reset()
-            with pytest.raises(EnvError, match=rf"agent 'agent_0' \(lane 0\), step 1 of the episode.*{words}"):
+            with pytest.raises(EnvError, match=rf"agent 'agent_0' \(lane 0\), step 1 of episode 1 .*{words}"):
                 env.step(actions_of(env))
 
 
@@ -347,26 +347,26 @@ ALL = ("agent_0", "agent_1", "agent_2")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda _, result: result[:4], "lanes 0 to 2, step 1 of the episode with seed 7: step must return the 5 dicts"),
+        (lambda _, result: result[:4], "lanes 0 to 2, step 1 of episode 1 with seed 7: step must return the 5 dicts"),
         (lambda _, result: (None, *result[1:]), "must return the 5 dicts"),
-        (without(0, "agent_1"), "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: observations lack the agent"),
-        (without(1, "agent_2"), "agent 'agent_2' (lane 2), step 1 of the episode with seed 7: rewards lack the agent"),
+        (without(0, "agent_1"), "agent 'agent_1' (lane 1), step 1 of episode 1 with seed 7: observations lack the agent"),
+        (without(1, "agent_2"), "agent 'agent_2' (lane 2), step 1 of episode 1 with seed 7: rewards lack the agent"),
         (without(2, "agent_0"), "terminations lack the agent"),
         (without(3, "agent_0"), "truncations lack the agent"),
-        (setting(1, "agent_1", float("nan")), "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: reward is nan"),
+        (setting(1, "agent_1", float("nan")), "agent 'agent_1' (lane 1), step 1 of episode 1 with seed 7: reward is nan"),
         (setting(1, "agent_1", "much"), "reward must be one real number"),
         (setting(1, "ghost", 1.0), "rewards name 'ghost', which is not in possible_agents"),
         (setting(2, "agent_1", 1), "terminations must be one bool"),
         (
             setting(0, "agent_2", np.zeros(2, np.float32)),
-            "agent 'agent_2' (lane 2), step 1 of the episode with seed 7: observation has shape (2,)",
+            "agent 'agent_2' (lane 2), step 1 of episode 1 with seed 7: observation has shape (2,)",
         ),
         (setting(2, "agent_1", True), "it is terminated or truncated and still in env.agents"),
         (
             with_agents("agent_0", "agent_2"),
-            "agent 'agent_1' (lane 1), step 1 of the episode with seed 7: it left env.agents and is neither",
+            "agent 'agent_1' (lane 1), step 1 of episode 1 with seed 7: it left env.agents and is neither",
         ),
-        (with_agents(), "agent 'agent_0' (lane 0), step 1 of the episode with seed 7: it left env.agents and is neither"),
+        (with_agents(), "agent 'agent_0' (lane 0), step 1 of episode 1 with seed 7: it left env.agents and is neither"),
         (with_agents(*ALL, "ghost"), "env.agents names 'ghost', which is not in possible_agents"),
         (with_agents(*ALL, "agent_0"), "env.agents names an agent twice"),
     ],
@@ -376,7 +376,7 @@ def test_what_breaks_the_contract_is_named(change, words):
 
 
 def test_a_joining_agent_needs_an_observation_and_a_dead_one_a_finite_reward():
-    words = "agent 'agent_1' (lane 1), step 2 of the episode with seed 7: observations lack the agent"
+    words = "agent 'agent_1' (lane 1), step 2 of episode 1 with seed 7: observations lack the agent"
     assert words in broken(without(0, "agent_1"), JOINS, 2)
     assert "reward is inf" in broken(setting(1, "agent_1", float("inf")), steps=4)
 
@@ -429,7 +429,7 @@ def test_the_global_state_is_what_state_returns():
     assert env.reset().global_state.tolist() == [[0, 7], [0, 7]]
     env = make_vector_env(changed(state=lambda self: Comings.state(self)[: 3 - self._now]), 1, global_state=True)
     env.reset(seeds=[7])
-    with pytest.raises(EnvError, match=re.escape("step 1 of the episode with seed 7: global state has shape (2,), but its space has (3,)")):
+    with pytest.raises(EnvError, match=re.escape("step 1 of episode 1 with seed 7: global state has shape (2,), but its space has (3,)")):
         env.step(actions_of(env))
 
 

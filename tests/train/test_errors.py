@@ -9,7 +9,7 @@ import pytest
 
 from doubles.runs import BATCH, SMALL, finish, outcome, small_config
 from doubles.toys import Corridor
-from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.errors import BadNumberError, ConfigError, EnvError
 from inchworm.policy.file import load_policy
 from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.train import callbacks as callbacks_module
@@ -111,9 +111,9 @@ def check_saved_and_resumed(tmp_path: Path, error: BaseException, *, make: Calla
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
-        (Failing, ValueError, "a wire came loose"),
+        (Failing, EnvError, "a wire came loose"),
         (ShowsNaN, BadNumberError, "nan"),
-        (Exits, SystemExit, "0"),
+        (Exits, EnvError, "step raised SystemExit: 0"),
     ],
 )
 def test_an_environment_that_fails_costs_one_iteration(kind: type[Failing], error: type[Exception], text: str, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_failure_in_the_first_iteration_saves_the_beginning(tmp_path: Path) ->
     class AtOnce(Failing):
         at, begun = 5, tmp_path / "begun"
 
-    error = fail(trainer_for(tmp_path / "run", AtOnce), ValueError, "loose")
+    error = fail(trainer_for(tmp_path / "run", AtOnce), EnvError, "loose")
     check_saved_and_resumed(tmp_path, error, make=lambda run_dir: trainer_for(run_dir, AtOnce), saved=0)
 
 

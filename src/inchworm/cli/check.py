@@ -104,7 +104,7 @@ def run_check_policy(arguments: Sequence[str]) -> int:
             except Exception as error:
                 raised = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
                 raise UsageError(
-                    f"{options.policy}(observation_space, action_space) raised {raised}; --debug shows the traceback"
+                    f"{options.policy}(observation_space, action_space) raised {raised}; --traceback shows the whole"
                 ) from error
             report = check_policy(policy, env, steps=options.steps, seed=options.seed)
     else:

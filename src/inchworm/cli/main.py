@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 
 OK, FAILED, WRONG_USE, EVALUATION_FAILED = 0, 1, 2, 3
 
+_TRACEBACK = {"--traceback", "--debug"}
+"""The flag, and its earlier name."""
+
 
 class Command(NamedTuple):
     """A command: `run_<name>` in a module of `inchworm.cli`."""
@@ -47,14 +50,14 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
+    traced = not _TRACEBACK.isdisjoint(arguments)
+    arguments = [argument for argument in arguments if argument not in _TRACEBACK]
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             rows = "".join(f"  {name:<13}{command.summary:<40}{command.example}\n" for name, command in COMMANDS.items())
             _write(
                 "inchworm: train agents with PPO\n\nusage: inchworm COMMAND …   (inchworm COMMAND --help lists its flags)\n\n"
-                f"{rows}\n  --debug      with any command: show the traceback of an error\n"
+                f"{rows}\n  --traceback  with any command: show the traceback of an error\n"
             )
             return OK
         name = "version" if arguments[0] in ("-V", "--version") else arguments[0]
@@ -65,14 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = f"did you mean inchworm {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
             _write_error(f"inchworm: unknown command {name}; {hint}\n")
             return WRONG_USE
-        code = _run(name, arguments[1:], debug)
+        code = _run(name, arguments[1:], traced)
         _write("")
         return code
     except KeyboardInterrupt:  # before or after the command, which handles its own
         return exit_code()
 
 
-def _run(name: str, arguments: list[str], debug: bool) -> int:
+def _run(name: str, arguments: list[str], traced: bool) -> int:
     """Run a command; an error becomes one line and an exit code. A defect keeps its traceback."""
     from inchworm.core.errors import USAGE_ERRORS, InchwormError, SaveError
 
@@ -91,7 +94,7 @@ def _run(name: str, arguments: list[str], debug: bool) -> int:
         if isinstance(error, BrokenPipeError):  # the reader of our output has gone, as `| head` does
             _silence_stdout()
             return OK
-        if debug:
+        if traced:
             traceback.print_exception(error)
         else:
             _write_error("\n".join([f"inchworm: {error}", *getattr(error, "__notes__", ())]) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, env_errors
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
 from inchworm.env.pettingzoo_copy import is_team_env
@@ -67,5 +67,6 @@ def has_several_agents(config: EnvConfig, *, where: str = "") -> bool:
             raise UsageError(f"{where}{error}") from error
         return True
     env = make_named_env(config, where=where)
-    env.close()
+    with env_errors(f"{where}{config.id}", "close"):
+        env.close()
     return is_team_env(env)

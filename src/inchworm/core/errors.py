@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InchwormError(Exception):
     """Base of all errors that are about the user's input or world, not about a defect in inchworm."""
@@ -49,3 +55,42 @@ class MissingExtraError(InchwormError, ImportError):
 
 USAGE_ERRORS = (ConfigError, SpaceError, MissingExtraError)
 """What is wrong before anything has begun: commands exit with code 2 and leave nothing behind."""
+
+
+# Errors of the user's own code, told in a line
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = ("<frozen", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def error_text(error: BaseException, limit: int = 2_000) -> str:
+    """The text of an error on one line, cut after `limit` characters; also of an error whose `__str__` raises."""
+    try:
+        return " ".join(str(error)[: 2 * limit].split())[:limit]
+    except Exception:
+        return "(its __str__ raised an error)"
+
+
+def user_frames(error: BaseException, most: int = 3) -> list[str]:
+    """The deepest frames of the user's own code in a traceback, as `file:line in function`; of other libraries if there are none."""
+    places = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
+    outside = [place for place in places if not place[0].startswith(_OURS)]
+    own = [place for place in outside if not place[0].startswith(_LIBRARIES)]
+    return [f"{file}:{line} in {function}" for file, line, function in (own or outside)[-most:]]
+
+
+def describe_error(error: BaseException) -> str:
+    """An error's type and text on one line, then a line for each of the user's frames."""
+    text = error_text(error)
+    return "\n  at ".join([f"{type(error).__name__}{': ' if text else ''}{text}", *user_frames(error)])
+
+
+@contextmanager
+def env_errors(where: str, call: str) -> Iterator[None]:
+    """Raise what an environment's code raises as an `EnvError`; even SystemExit, so that `sys.exit()` does not end the program."""
+    try:
+        yield
+    except InchwormError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"{where}: {call} raised {describe_error(error)}") from error

@@ -31,7 +31,7 @@ from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source, is_vector_env
 from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
-from inchworm.env.values import CastWarning, make_split
+from inchworm.env.values import RESET_KEYWORDS, CastWarning, make_split
 
 
 def takes_seed_and_options(env: Any, found: Findings) -> bool:
@@ -39,7 +39,7 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
     try:
         inspect.signature(env.unwrapped.reset).bind(seed=0, options=None)
     except TypeError:
-        found.problems.append("reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)")
+        found.problems.append(RESET_KEYWORDS)
         return False
     except ValueError:  # some built-in callables have no signature
         pass
@@ -80,6 +80,7 @@ def drive(copy: Copy, trace: Trace, steps: int, seed: int, actions: Sequence[Tre
     spaces = (copy.observation_space, copy.action_space)
     rows, _ = allocate_rows(*spaces, copy.num_lanes, 1, global_state_space=copy.global_state_space)
     copy.attach(rows)
+    rows.seeds[0] = seed
     copy.reset(seed, None)
     trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in _SHOWN})
     episodes = 0
@@ -95,6 +96,7 @@ def drive(copy: Copy, trace: Trace, steps: int, seed: int, actions: Sequence[Tre
         chosen = split(rows.actions)
         ended = copy.step(chosen if isinstance(copy, TeamCopy) else chosen[0]) is not None
         episodes += ended
+        rows.seeds[0], rows.episodes[0] = seed + episodes, episodes
         names = (*_SHOWN, "final_observations") if ended else _SHOWN
         trace.rows.append({name: map_tree(np.copy, getattr(rows, name)) for name in names})
 

@@ -140,7 +140,8 @@ class EpisodeLedger:
         self._rows, self._action_space = rows, action_space
         self.seed, self.first_copy, self.lanes_per_copy = seed, first_copy, lanes_per_copy
         self.num_copies = len(rows.seeds)
-        self.episodes = [-1] * self.num_copies  # the number of the running episode of each copy
+        self.episodes = rows.episodes  # [E] the number of the running episode of each copy
+        self.episodes[:] = -1
         self.options: list[Any] = [None] * self.num_copies
         self.next_options: list[Any] = [None] * self.num_copies
         self._returns = RunningReturns(rows.rewards, self.num_copies)
@@ -173,7 +174,7 @@ class EpisodeLedger:
         return seed
 
     def _derive_next_seed(self, copy: int) -> None:
-        self._rows.next_seeds[copy] = episode_seed(self.seed, self.first_copy + copy, self.episodes[copy] + 1)
+        self._rows.next_seeds[copy] = episode_seed(self.seed, self.first_copy + copy, int(self.episodes[copy]) + 1)
 
     def running_episode(self, copy: int, *, step_pending: bool) -> RunningEpisode:
         """The running episode of a copy; without the last recorded actions if their step is still pending."""
@@ -205,7 +206,7 @@ class EpisodeLedger:
             whole.append(self._log.since(start if kept else now, lanes))
             copies.append(
                 {
-                    "episode": self.episodes[copy],
+                    "episode": int(self.episodes[copy]),
                     "seed": int(self._rows.seeds[copy]),
                     "options": self.options[copy],
                     "next_options": self.next_options[copy],

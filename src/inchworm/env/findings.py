@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.core.errors import InchwormError
+from inchworm.core.errors import InchwormError, describe_error, error_text
 from inchworm.core.spaces import Space, check_action_space, check_observation_space, leaf, leaves, path_name
 from inchworm.core.types import Tree
 
@@ -36,13 +36,9 @@ class Findings:
         try:
             return action()
         except InchwormError as error:
-            self.problems.append(str(error))
-        except Exception as error:  # an environment may raise anything, and all of it is worth reporting
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            at = f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place is not None else ""
-            self.problems.append(f"{what} raised {type(error).__name__}: {str(error)[:500]}{at}")
+            self.problems.append(error_text(error))
+        except (Exception, SystemExit) as error:  # an environment may raise anything, and all of it is worth reporting
+            self.problems.append(f"{what} raised {' '.join(describe_error(error).split())}")
         return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, MissingExtraError
+from inchworm.core.errors import EnvError, MissingExtraError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, zeros
 from inchworm.core.types import Array, Tree
@@ -271,12 +271,13 @@ class GymnasiumVectorWorld:
         elif self._is_new:  # one stream for all lanes: seeded once
             seed = derive_seed(self._seed, "vector env")
         given: dict[str, Any] = dict(options or {})
-        if len(lanes) < self.num_lanes:
-            if self._is_new:  # some cannot begin before all have begun once
-                self._env.reset(seed=seed if seeds is None else None)
-            given["reset_mask"] = np.isin(np.arange(self.num_lanes), lanes)
-        self._is_new = False
-        observations, _ = self._env.reset(seed=seed, options=given or None)
+        with env_errors(type(self._env).__name__, "reset"):
+            if len(lanes) < self.num_lanes:
+                if self._is_new:  # some cannot begin before all have begun once
+                    self._env.reset(seed=seed if seeds is None else None)
+                given["reset_mask"] = np.isin(np.arange(self.num_lanes), lanes)
+            self._is_new = False
+            observations, _ = self._env.reset(seed=seed, options=given or None)
         return map_tree(lambda array: array[list(lanes)], observations)
 
     def start(self, actions: Tree) -> None:
@@ -285,11 +286,13 @@ class GymnasiumVectorWorld:
 
     def finish(self) -> Moved:
         """One step of all lanes."""
-        return Moved(*self._env.step(self._actions))
+        with env_errors(type(self._env).__name__, "step"):
+            return Moved(*self._env.step(self._actions))
 
     def close(self) -> None:
         """Close the vector env."""
-        self._env.close()
+        with env_errors(type(self._env).__name__, "close"):
+            self._env.close()
 
 
 class EnvPoolWorld:

@@ -6,7 +6,6 @@ no history: seeds, options and actions belong to the vector env (`episodes.py`),
 
 from __future__ import annotations
 
-import copy as copying
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
 from inchworm.env.restore import Env, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import Refusal, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
 
 
 class GymnasiumCopy:
@@ -33,7 +32,7 @@ class GymnasiumCopy:
         self.next_options: dict[str, Any] | None = None
         refuse_stateful_wrappers(env)
         list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
-        self.seed, self._steps = -1, 0
+        self.seed, self.steps = -1, 0
         self.state_keeper = find_state_keeper(env)
         self._step = env.step
         self._put = make_writer(env.observation_space)
@@ -64,7 +63,7 @@ class GymnasiumCopy:
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and write its first observation."""
-        self.seed, self._steps = seed, 0
+        self.seed, self.steps = seed, 0
         observation, info = self._reset_env(seed, options)
         try:
             self._put(observation, self._seen, self.lane)
@@ -74,7 +73,7 @@ class GymnasiumCopy:
             raise EnvError(f"{self.where()}: {refusal}") from None
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Any, Mapping[str, Any]]:
-        result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
+        result = call_reset(self.env, seed, options, self.where)
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
             raise EnvError(f"{self.where()}: reset must return (observation, info), with info a dict; got {type(result).__name__}")
         return result
@@ -82,7 +81,7 @@ class GymnasiumCopy:
     def step(self, action: Any) -> list[Ended] | None:
         """Step the environment and write the row; where the episode ended, begin the next and return the last info's numbers."""
         rows, lane = self._rows, self.lane
-        self._steps += 1
+        self.steps += 1
         result = self._step(action)
         try:
             observation, reward, terminated, truncated, info = result
@@ -120,4 +119,4 @@ class GymnasiumCopy:
         """Lane, step and episode, for a message."""
         if self.seed < 0:
             return f"lane {self.lane}, before its first episode"
-        return f"lane {self.lane}, step {self._steps} of the episode with seed {self.seed}"
+        return f"lane {self.lane}, step {self.steps} of {self._rows.describe_episode(self.lane, self.seed)}"

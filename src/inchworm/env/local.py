@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from inchworm.core.errors import EnvError
+from inchworm.core.errors import EnvError, InchwormError, describe_error, error_text
 from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
@@ -49,9 +50,11 @@ class LocalCopies:
         self._split: Callable[[Tree], list[Any]] = split_teams if isinstance(self.copies[0], TeamCopy) else split
 
     def _add(self, make: Callable[[], Env], index: int) -> None:
+        doing = "making the environment"
         try:
             env: Any = make()
             check_one_env(env, "the factory")
+            doing = "reading its spaces and its first reset"
             is_team = is_team_env(env)
             if any(env.unwrapped is copy.env.unwrapped for copy in self.copies):
                 raise EnvError(f"the factory returned the same environment for two lanes; lane {index} needs a new one on each call")
@@ -61,9 +64,12 @@ class LocalCopies:
                     "set policy.central_critic=false"
                 )
             copy = TeamCopy(as_team(env), index, global_state=self._global_state) if is_team else GymnasiumCopy(env, index)
-        except BaseException as error:  # an environment may also raise KeyboardInterrupt
-            error.add_note(f"while lane {index * (self.copies[0].num_lanes if self.copies else 1)} was made")
-            raise
+        except BaseException as error:
+            where = f"lane {index * (self.copies[0].num_lanes if self.copies else 1)}"
+            if isinstance(error, InchwormError | KeyboardInterrupt):  # an environment may also raise KeyboardInterrupt
+                error.add_note(f"while {where} was made")
+                raise
+            raise EnvError(f"{where}: {doing} raised {describe_error(error)}") from error
         if self.copies and _kind(copy) != _kind(self.copies[0]):
             raise EnvError(f"lane {copy.lane} has other spaces than lane {self.copies[0].lane}: all copies of an environment must be alike")
         self.copies.append(copy)
@@ -89,11 +95,8 @@ class LocalCopies:
         self._clear_flags()
         for index, seed in zip(indices, seeds):
             copy = self._copy(index)
-            try:
+            with self._watched(copy):
                 copy.reset(seed, copy.next_options)
-            except BaseException as error:
-                self._note(copy, error)
-                raise
 
     def step(self) -> list[Ended]:
         """One step of every copy, with the actions in the rows."""
@@ -106,9 +109,9 @@ class LocalCopies:
                 over = copy.step(action)
                 if over is not None:
                     ended += over
-        except BaseException as error:
-            self._note(copy, error)
-            raise
+        except BaseException:
+            with self._watched(copy):
+                raise
         return ended
 
     finish = step
@@ -118,10 +121,18 @@ class LocalCopies:
             self.rows.terminated[lane] = self.rows.truncated[lane] = False
         self._ended = []
 
-    def _note(self, copy: Copy, error: BaseException) -> None:
-        self.failed = copy
-        if not isinstance(error, EnvError | KeyboardInterrupt):
-            error.add_note(f"in the environment of {copy.where()}")
+    @contextmanager
+    def _watched(self, copy: Copy, call: str = "") -> Iterator[None]:
+        """Raise what a copy raises as an `EnvError` that names the lane, the episode and the call: also SystemExit, but not Ctrl-C."""
+        try:
+            yield
+        except (InchwormError, KeyboardInterrupt):
+            self.failed = copy
+            raise
+        except BaseException as error:
+            self.failed = copy
+            call = call or ("step" if copy.steps else "reset")
+            raise EnvError(f"{copy.where()}: {call} raised {describe_error(error)}") from error
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """What `env.reset` gets from the copies' next reset on."""
@@ -139,7 +150,7 @@ class LocalCopies:
             rewards = self.rows.rewards[copy.lane : copy.lane + width]
             actions = job.actions if width == 1 else map_tree(lambda array: array.reshape(-1, *array.shape[2:]), job.actions)
             total, taken = 0.0, 0
-            try:
+            with self._watched(copy):
                 copy.reset(job.seed, job.options)
                 for action in self._split(actions):
                     tick()
@@ -148,9 +159,6 @@ class LocalCopies:
                         self._ended += over
                         break
                     total, taken = total + float(rewards[0] if width == 1 else team_sums(rewards, 1)[0]), taken + 1
-            except BaseException as error:
-                self._note(copy, error)
-                raise
             results.append((total, taken))
         return results
 
@@ -167,14 +175,11 @@ class LocalCopies:
         """Begin episodes and set their saved states."""
         for job in jobs:
             copy = self._copy(job.copy)
-            try:
+            with self._watched(copy, "restoring it"):
                 if copy.state_keeper is None:
                     raise EnvError(f"{copy.where()}: it was saved by get_state, but the environment here has no get_state and set_state")
                 copy.reset(job.seed, job.options)
                 copy.state_keeper.set(job.state)
-            except BaseException as error:
-                self._note(copy, error)
-                raise
 
     def _copy(self, index: int) -> Copy:
         return self.copies[index - self._first_copy]
@@ -183,7 +188,7 @@ class LocalCopies:
         """Close every environment; a failure is a warning."""
         warn_of(self.close_all())
 
-    def close_all(self, ignored: type[BaseException] = Exception) -> list[str]:
+    def close_all(self, ignored: type[BaseException] | tuple[type[BaseException], ...] = (Exception, SystemExit)) -> list[str]:
         """Close every environment, also after one failed to; returns the failures, a sentence each.
 
         In a worker, where no Ctrl-C arrives, even a KeyboardInterrupt is `ignored`: an environment has raised it.
@@ -193,7 +198,7 @@ class LocalCopies:
             try:
                 copy.env.close()
             except ignored as error:  # one environment that cannot be closed must not keep the others open
-                problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {str(error)[:2000]}")
+                problems.append(f"lane {copy.lane} failed to close: {type(error).__name__}: {error_text(error)}")
         return problems
 
 

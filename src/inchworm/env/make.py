@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import wrappers
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, env_errors
 from inchworm.env import atari
 from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
 from inchworm.env.registry import find_world
@@ -97,7 +97,8 @@ def call_factory(factory: Callable[..., Any], config: EnvConfig) -> Any:
             raise EnvError(f"{config.id} cannot be called with env.kwargs={config.kwargs}: {error}; it takes {signature}") from None
     except ValueError:  # some built-in callables have no signature
         pass
-    return factory(**config.kwargs)
+    with env_errors(config.id, "making the environment"):
+        return factory(**config.kwargs)
 
 
 def complete_env(env: Any, config: EnvConfig) -> Env:
@@ -166,8 +167,12 @@ def _find_factory(name: str) -> Callable[..., Any] | None:
 def _import(module_name: str, name: str) -> Any:
     """Import the module; also from the working directory, as on a command line."""
     try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+        with env_errors(f"env.id={name!r}", f"importing {module_name}"):
+            return importlib.import_module(module_name)
+    except EnvError as raised:
+        error = raised.__cause__
+        if not isinstance(error, ModuleNotFoundError):
+            raise
         if error.name == "pettingzoo":
             raise MissingExtraError(f'env.id={name!r} needs PettingZoo; type: pip install "inchworm[marl]"') from None
         top = module_name.partition(".")[0]
@@ -198,9 +203,10 @@ def _make_registered(config: EnvConfig) -> Env:
         raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
     except gym.error.Error as error:
         raise EnvError(f"env.id={config.id!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not config.kwargs and not isinstance(error, TypeError):  # the environment's own error
-            raise
+            with env_errors(f"env.id={config.id!r}", "making the environment"):
+                raise
         raise EnvError(
             f"env.id={config.id!r} could not be made with env.kwargs={brief(config.kwargs)}: {type(error).__name__}: {error}"
         ) from error

@@ -6,7 +6,6 @@ is ignored. The copy's episode ends for all lanes at once, when no agent is left
 
 from __future__ import annotations
 
-import copy as copying
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from inchworm.core.types import Tree
 from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
 from inchworm.env.step_arrays import StepRows, tree_leaves
-from inchworm.env.values import Refusal, accepts, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import Refusal, accepts, call_reset, flag, info_numbers, make_writer, real_scalar
 
 Agent = Any
 """PettingZoo's name of an agent: mostly text."""
@@ -202,7 +201,7 @@ class TeamCopy:
         self.num_lanes = len(self.agents)
         self.copy, self.lane = copy, copy * self.num_lanes
         self._place = {agent: place for place, agent in enumerate(self.agents)}
-        self.seed, self._steps = -1, 0
+        self.seed, self.steps = -1, 0
         self.action_space = common_space(env, self.agents, "action")
         self._clips = [make_clip(space) if space != self.action_space else None for space in map(env.action_space, self.agents)]
         own = self.observation_space = common_space(env, self.agents, "observation")
@@ -240,7 +239,7 @@ class TeamCopy:
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and write its first observations."""
-        self.seed, self._steps = seed, 0
+        self.seed, self.steps = seed, 0
         observations, infos = self._reset_env(seed, options)
         self._alive = self._alive_now()
         if not self._alive:
@@ -257,7 +256,7 @@ class TeamCopy:
         self._write_state(self._rows.global_state)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
-        result = self.env.reset(seed=seed, options=copying.deepcopy(options) if options else options)
+        result = call_reset(self.env, seed, options, self.where)
         if not isinstance(result, tuple) or len(result) != 2 or not all(isinstance(part, Mapping) for part in result):
             raise EnvError(f"{self.where()}: reset must return the dicts (observations, infos); got {type(result).__name__}")
         return result
@@ -266,7 +265,7 @@ class TeamCopy:
 
     def step(self, actions: Sequence[Any]) -> list[Ended] | None:
         """Step the environment and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
-        self._steps += 1
+        self.steps += 1
         chosen = ((place, actions[place], self._clips[place]) for place in self._alive)
         result = self.env.step({self.agents[place]: action if clip is None else clip(action) for place, action, clip in chosen})
         observations, flags, infos = self._read_step(result)
@@ -278,7 +277,7 @@ class TeamCopy:
                 )
             if not any(done) and place not in living:
                 raise EnvError(f"{self.where(place)}: it left env.agents and is neither terminated nor truncated; set one of them")
-        if not living or self._steps >= self._limit:
+        if not living or self.steps >= self._limit:
             return self._end(observations, flags, infos)
         seen = self._rows.observations
         self._terminated[:] = self._truncated[:] = self._joined[:] = False
@@ -411,4 +410,6 @@ class TeamCopy:
             who = f"lanes {self.lane} to {self.lane + self.num_lanes - 1}" if self.num_lanes > 1 else f"lane {self.lane}"
         else:
             who = f"agent {self.agents[place]!r} (lane {self.lane + place})"
-        return f"{who}, before the first episode" if self.seed < 0 else f"{who}, step {self._steps} of the episode with seed {self.seed}"
+        if self.seed < 0:
+            return f"{who}, before the first episode"
+        return f"{who}, step {self.steps} of {self._rows.describe_episode(self.copy, self.seed)}"

@@ -44,6 +44,8 @@ class StepRows:
     """[E] i64: the seeds of the running episodes."""
     next_seeds: Array
     """[E] i64: the seeds of the episodes after them."""
+    episodes: Array
+    """[E] i64: the numbers of the running episodes, from 0; -1 before the first."""
     valid: Array
     """[B] bool: the lane has a living agent that `observations` belongs to. All true, and never written, where a copy is one lane."""
     joined: Array
@@ -61,6 +63,11 @@ class StepRows:
     def lanes_per_copy(self) -> int:
         """How many adjacent lanes a copy fills."""
         return len(self.rewards) // max(1, len(self.seeds))
+
+    def describe_episode(self, copy: int, seed: int) -> str:
+        """`episode 3 with seed 99`, counted from 1: the one that runs in a copy, or the one that is about to begin."""
+        number = int(self.episodes[copy]) + (1 if self.seeds[copy] == seed else 2)
+        return f"episode {number} with seed {seed}"
 
 
 def allocate_rows(
@@ -101,6 +108,7 @@ def allocate_rows(
         truncated=take(lanes, np.bool_),
         seeds=take(copies, np.int64),
         next_seeds=take(copies, np.int64),
+        episodes=take(copies, np.int64),
         valid=np.ones(lanes, np.bool_) if single else take(lanes, np.bool_),
         joined=np.zeros(lanes, np.bool_) if single else take(lanes, np.bool_),
         final_valid=np.ones(lanes, np.bool_) if single else take(lanes, np.bool_),

@@ -5,6 +5,7 @@ Values are never broadcast or guessed: a value has the shape and kind of its spa
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.core.errors import SpaceError
+from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name
 from inchworm.core.types import Tree
 
@@ -40,6 +41,19 @@ def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool
     except (TypeError, ValueError):
         return False
     return True
+
+
+RESET_KEYWORDS = "reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)"
+
+
+def call_reset(env: Any, seed: int, options: Any, where: Callable[[], str]) -> Any:
+    """Call `env.reset`; one that does not take the keywords, as in old versions of Gym, is an error that says so."""
+    try:
+        return env.reset(seed=seed, options=copy.deepcopy(options) if options else options)
+    except TypeError:
+        if accepts(env.unwrapped.reset, seed=seed, options=options):
+            raise
+        raise EnvError(f"{where()}: {RESET_KEYWORDS}") from None
 
 
 def brief(value: Any) -> str:

@@ -114,9 +114,9 @@ KILLED, HUNG = "was killed by SIGKILL", "gave no answer within 3 s; raise env.wo
         *((moment, count, is_killed, KILLED) for moment, count in [("step", 33), ("stepped", 0)]),
         *(("reset", count, is_killed, KILLED) for count in (1, 5)),
         ("step", 9, exits, "exited with code 3"),
-        ("step", 9, raises_system_exit, r"exited, lane \d, episode seed \d+: SystemExit: enough"),
+        ("step", 9, raises_system_exit, r"exited: lane \d, step \d+ of episode \d+ with seed \d+: step raised SystemExit: enough"),
         ("step", 9, segfaults, "was killed by SIGSEGV"),
-        ("step", 9, runs_out_of_memory, r"exited, lane \d, episode seed \d+: MemoryError: no more"),
+        ("step", 9, runs_out_of_memory, r"exited: lane \d, step \d+ of episode \d+ with seed \d+: step raised MemoryError: no more"),
         ("step", 9, sleeps, HUNG),
         ("reset", 4, ignores_sigterm, HUNG),
     ],
@@ -312,7 +312,7 @@ def test_an_error_in_the_replay_is_reported(tmp_path):
 
     env = WorkerVectorEnv(faulty(tmp_path, ("step", 9, is_killed), ("step", 3, raises)), LANES, 1, seed=3)
     with pytest.raises(
-        WorkerError, match=r"(?s)env worker 0 \(lanes 0 to 3\), lane \d, episode seed \d+: ValueError: only here.*in raises"
+        WorkerError, match=r"(?s)env worker 0 \(lanes 0 to 3\): lane \d, step \d+ of .*: step raised ValueError: only here.*in raises"
     ):
         play(env, STEPS)
     env.close()

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from inchworm.core.errors import WorkerError
 from inchworm.env.workers import messages
@@ -25,6 +24,13 @@ POLL_SECONDS = 0.5
 
 class WorkerDied(Exception):
     """A worker has exited, or was killed because it hung; `WorkerProcess.exit_reason` has the details."""
+
+
+class WorkerTraceback(Exception):
+    """The cause of a `WorkerError`: its text is the traceback in the worker, which cannot be sent as it is."""
+
+    def __str__(self) -> str:
+        return f"\nTraceback in the worker:\n{self.args[0]}"
 
 
 class WorkerProcess:
@@ -112,9 +118,10 @@ class WorkerProcess:
         except (EOFError, OSError):
             raise WorkerDied from None
         if message.kind == messages.ERROR:
-            raise WorkerError(f"{self}{_format_report(message.header)}")
+            traceback = message.header["traceback"]
+            raise WorkerError(f"{self}: {message.header['text']}") from (WorkerTraceback(traceback) if traceback else None)
         if message.kind == messages.EXITING:
-            self._reason = f"exited{_format_report(message.header)}"
+            self._reason = f"exited: {' '.join(message.header['text'].split())}"
             raise WorkerDied
         return message
 
@@ -164,12 +171,6 @@ def _deferred_signals() -> Iterator[None]:
             signal.signal(number, handler)
         for late in arrived:
             signal.raise_signal(late)
-
-
-def _format_report(report: Mapping[str, Any]) -> str:
-    lane = "" if report["lane"] is None else f", lane {report['lane']}, episode seed {report['seed']}"
-    traceback = f"\n\nTraceback in the worker:\n{report['traceback']}" if report["traceback"] else ""
-    return f"{lane}: {report['type']}: {report['text']}{traceback}"
 
 
 def end_processes(workers: Sequence[WorkerProcess], grace: float) -> list[str]:

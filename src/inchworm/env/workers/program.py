@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 import gymnasium as gym
 
-from inchworm.core.errors import EnvError, InchwormError
+from inchworm.core.errors import EnvError, InchwormError, describe_error, error_text
 from inchworm.core.spaces import space_to_dict
 from inchworm.env.episodes import Replay
 from inchworm.env.local import LocalCopies
@@ -59,11 +59,12 @@ class Worker:
                 kind = message.kind
                 try:
                     answer = self._HANDLERS[kind](self, message)
-                except (SystemExit, MemoryError) as error:  # not an error in the environment's code: a new process may succeed
-                    with contextlib.suppress(OSError, MemoryError):
-                        self._connection.sendall(messages.pack(messages.EXITING, self._report(error)))
-                    os._exit(1)
                 except BaseException as error:  # also a KeyboardInterrupt that an environment raises
+                    if isinstance(error.__cause__ if isinstance(error, EnvError) else error, SystemExit | MemoryError):
+                        # Not an error in the environment's code: a new process may succeed.
+                        with contextlib.suppress(OSError, MemoryError):
+                            self._connection.sendall(messages.pack(messages.EXITING, self._report(error)))
+                        os._exit(1)
                     answer = messages.pack(messages.ERROR, self._report(error))
                 self._connection.sendall(answer)
         except (EOFError, ConnectionError):
@@ -158,21 +159,15 @@ class Worker:
             self._connection.sendall(messages.ALIVE)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
+        """What happened, in a line with the user's frames, and the traceback if there is more to see in it."""
+        ours = isinstance(error, InchwormError)
         failed = self._copies.failed if self._copies is not None else None
+        where = "" if failed is None else f"{failed.where()}: "
+        notes = getattr(error, "__notes__", ())  # such as the lane that was being made
         return {
-            "type": type(error).__name__,
-            "text": _text(error)[:_TEXT_LIMIT],
-            "traceback": "" if isinstance(error, InchwormError) else _traceback(error)[-2 * _TEXT_LIMIT :],
-            "lane": None if failed is None else failed.lane,
-            "seed": None if failed is None else failed.seed,
+            "text": "\n  ".join([str(error) if ours else f"{where}{describe_error(error)}", *notes])[:_TEXT_LIMIT],
+            "traceback": "" if ours and error.__cause__ is None else _traceback(error)[-2 * _TEXT_LIMIT :],
         }
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its __str__ raised an error)"
 
 
 def _traceback(error: BaseException) -> str:
@@ -181,7 +176,7 @@ def _traceback(error: BaseException) -> str:
     current: BaseException | None = error
     while current is not None and len(parts) < 5:
         notes = "".join(f"\n{note}" for note in getattr(current, "__notes__", ()))
-        parts.append(f"{''.join(traceback.format_tb(current.__traceback__))}{type(current).__name__}: {_text(current)[:1000]}{notes}")
+        parts.append(f"{''.join(traceback.format_tb(current.__traceback__))}{type(current).__name__}: {error_text(current, 1_000)}{notes}")
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "\n\n".join(reversed(parts))
 
