@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
@@ -185,9 +186,11 @@ def test_an_interrupted_run_saves_its_last_iteration_and_can_be_resumed(
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, err) == (code, "")
-    assert out.splitlines()[-1] == "  inchworm resume long"
+    assert (process.returncode, err) == (code, "finishing this iteration, press again to stop now\n")
     done = read_rows(rows)[-1]["iteration"]
+    (saved,) = [line for line in out.splitlines() if line.startswith("interrupted; ")]
+    assert saved == f"interrupted; {read_rows(rows)[-1]['env_steps']:,} steps ({done:,} iterations) are saved. To continue:"
+    assert out.splitlines()[-1] == "  inchworm resume long"
     result = cli("resume", "long", "--run.max-iterations", done + 1, "--evaluation.final-episodes", 0)
     assert result.code == 0, result.err
     assert [row["iteration"] for row in read_rows(rows)] == list(range(1, done + 2))
@@ -266,3 +269,114 @@ def test_what_is_not_exact_is_reported_once_if_it_can_be_printed(cli: Any, small
         assert result.err.count("it has a clock") == 1
     monkeypatch.setattr(sys, "stderr", Broken())
     assert cli("resume", "clock", "--total-timesteps=576").code == 0
+
+
+# errors
+
+
+FAILS_ONCE = """
+import pathlib
+import gymnasium as gym
+import numpy as np
+
+class Env(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(2, np.float32), self.fail(), self.count == 70, False, {}
+
+    def fail(self):
+        if self.count == 50 and pathlib.Path("now").exists():
+            pathlib.Path("now").unlink()
+            raise ValueError("a wire came loose")
+        return 1.0
+"""
+
+
+def test_an_environment_that_raises_costs_at_most_an_iteration(cli: Any, tmp_path: Path, small: list[str]) -> None:
+    (tmp_path / "fails_once.py").write_text(FAILS_ONCE)
+    (tmp_path / "now").touch()
+    flags = ["fails_once:Env", *small, "--run.checkpoint-interval=0", "--env.num-workers=0", "--quiet"]
+    result = cli("train", *flags, "--run.name=stopped")
+    assert result.code == 1
+    run = tmp_path / "runs" / "stopped"
+    assert (run / "policy.safetensors").exists()
+    assert result.err.splitlines()[-1].endswith("to continue: inchworm resume stopped --env fails_once:Env")
+    assert cli("resume", "stopped", "--env", "fails_once:Env", "--quiet").code == 0
+    assert cli("train", *flags, "--run.name=undisturbed").code == 0
+    for name in ("metrics.jsonl", "policy.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "runs" / "undisturbed" / name).read_bytes(), name
+
+
+# what to type next
+
+
+def test_an_interruption_before_anything_is_saved_says_so(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("inchworm.train.trainer.make_collector", interrupt)
+    result = cli("train", "CartPole-v1", *small, "--run.name=early")
+    assert result.code == 130
+    assert result.out.splitlines()[-2:] == [
+        "interrupted; nothing was saved by this command. To start it again:",
+        "  inchworm resume early",
+    ]
+
+
+def test_a_second_press_names_the_steps_that_are_saved(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = NumpyOptimizer.update
+
+    def twice(learner: Any, *arguments: Any) -> Any:
+        if learner.updates == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return learn(learner, *arguments)
+
+    monkeypatch.setattr("inchworm.train.callbacks.SNAPSHOT_SHARE", 1e9)  # as if iterations were slow
+    monkeypatch.setattr(NumpyOptimizer, "update", twice)
+    result = cli("train", "CartPole-v1", *small, "--run.name=twice", "--run.checkpoint-interval=0", "--run.backend=numpy")
+    assert result.code == 130
+    assert "interrupted; 128 steps (2 iterations) are saved. To continue:" in result.out
+
+
+@pytest.mark.parametrize(
+    ("limit", "more"),
+    [
+        ("--run.max-iterations=2", "--run.max-iterations 4"),
+        ("--run.max-episodes=1", "--run.max-episodes "),
+        ("--quiet=false", "--total-timesteps 512"),
+    ],
+)
+def test_the_hint_names_the_limit_that_ended_the_run(cli: Any, small: list[str], limit: str, more: str) -> None:
+    result = cli("train", "CartPole-v1", *small, "--run.name=ended", limit)
+    (hint,) = [line.strip() for line in result.out.splitlines() if "inchworm resume" in line]
+    assert hint.startswith(f"inchworm resume ended {more}")
+    again = cli("resume", "ended")
+    assert again.out.splitlines()[-1].strip() == hint
+    before = len(read_rows(Path("runs/ended/metrics.jsonl")))
+    assert cli(*hint.split()[1:], "--quiet").code == 0
+    assert len(read_rows(Path("runs/ended/metrics.jsonl"))) > before
+
+
+def test_a_run_whose_checkpoints_were_deleted_starts_over_only_if_asked(cli: Any, run: Path, small: list[str]) -> None:
+    rows, policy = (run / "metrics.jsonl").read_bytes(), (run / "policy.safetensors").read_bytes()
+    shutil.rmtree(run / "checkpoints")
+    flags = ["CartPole-v1", *small, "--run.name=small", "--quiet"]
+    for command in (["train", *flags], ["resume", "small"]):
+        refused = cli(*command)
+        assert refused.code == 2
+        assert "its checkpoints are gone" in refused.err
+        assert "--run.name small --overwrite" in refused.err
+        assert (run / "metrics.jsonl").read_bytes() == rows
+    assert cli("train", *flags, "--overwrite").code == 0
+    assert (run / "metrics.jsonl").read_bytes() == rows
+    assert (run / "policy.safetensors").read_bytes() == policy
+    assert cli("train", *flags, "--overwrite", "--ppo.gamma=0.5").code == 0  # also with other settings
+    assert (run / "policy.safetensors").read_bytes() != policy

@@ -351,9 +351,8 @@ def test_a_missing_or_different_callback_is_reported(tmp_path: Path) -> None:
             trainer.load_checkpoint()
             with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but found {found} in its place"):
                 trainer.train(2 * BATCH)
-        shutil.rmtree(tmp_path / "checkpoints")
-        with pytest.warns(UserWarning, match="starting over"):
-            finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
+        shutil.rmtree(tmp_path)
+        finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
 
 
 def test_stateful_trackers_are_restored_too(tmp_path: Path) -> None:
@@ -541,11 +540,15 @@ def test_what_is_not_exact_is_in_the_manifest_and_reported(tmp_path: Path) -> No
         trainer.load_checkpoint()
 
 
-def test_a_run_without_its_checkpoints_says_that_it_begins_again(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_were_deleted_is_not_begun_again(tmp_path: Path) -> None:
     expect = finish(trainer_for(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.warns(UserWarning, match=r"rows up to iteration 6 but no checkpoint \(its checkpoints are gone\); starting over"):
-        assert finish(trainer_for(tmp_path / "run")) == expect
+    files = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ConfigError, match=r"rows up to iteration 6 but no checkpoint: its checkpoints are gone.*delete the directory$"):
+        finish(trainer_for(tmp_path / "run"))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == files
+    shutil.rmtree(tmp_path / "run")
+    assert finish(trainer_for(tmp_path / "run")) == expect
 
 
 def test_missing_rows_are_reported(tmp_path: Path) -> None:

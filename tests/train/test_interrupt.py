@@ -59,10 +59,18 @@ def press() -> None:
 
 
 @pytest.mark.parametrize("iteration", [1, 3])
-def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_path: Path) -> None:
+def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def press_and_read() -> None:
+        press()
+        said.append(capsys.readouterr().err)  # at once, not when the iteration has ended
+
     with trainer_for(tmp_path / "run") as trainer:
         with pytest.raises(KeyboardInterrupt):
-            trainer.train(callback=At(iteration, press))
+            trainer.train(callback=At(iteration, press_and_read))
+        assert said == ["finishing this iteration, press again to stop now\n"]
+        assert trainer.saver.saved == (iteration, iteration * BATCH)
         assert trainer.state.interrupted
         assert trainer.state.iteration == trainer.n_updates == iteration
         assert len(trainer.state.history["loss"]) == iteration

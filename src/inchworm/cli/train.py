@@ -6,7 +6,7 @@ What trains is imported only after the first line is printed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
@@ -21,6 +21,7 @@ from inchworm.run.directory import BEST_POLICY, POLICY, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
+    from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
 
 PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
@@ -42,6 +43,8 @@ class TrainOptions(ConfigBase):
     """Print nothing but errors and warnings."""
     profile: bool = False
     """Print a table of where the time went at the end."""
+    overwrite: bool = False
+    """Start over in the directory of --run.name: delete the run that is there."""
 
 
 def run_train(arguments: Sequence[str]) -> int:
@@ -49,7 +52,7 @@ def run_train(arguments: Sequence[str]) -> int:
     options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
     config = resolve_config(options.env, options.config, changes, PROG_TRAIN)
     check_can_be_trained_in(config)
-    with create_run(config) as run:
+    with create_run(config, overwrite=options.overwrite) as run:
         try:
             return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
         except USAGE_ERRORS:  # wrong use leaves nothing behind
@@ -105,25 +108,25 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     from inchworm.train.resolve import resolve_choices
     from inchworm.train.trainer import PPOTrainer
 
-    config, reasons = resolve_choices(run.config.policy, run.config.env, run.config)
-    if config != run.config:
-        run.save_config(config)  # what was chosen by measuring is chosen once
-    for reason in reasons:
-        terminal.print(reason, markup=False)
-    has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
     profile = Profile() if profiled else None
-    against = evaluation_opponent(config) or config.evaluation.baseline or ""
-    console = ConsoleTracker(config.run.total_timesteps, title=config.env.id, baseline=against, terminal=terminal)
-    with contextlib.ExitStack() as stack:
+    against = evaluation_opponent(run.config) or run.config.evaluation.baseline or ""
+    console = ConsoleTracker(run.config.run.total_timesteps, title=run.config.env.id, baseline=against, terminal=terminal)
+    with contextlib.ExitStack() as stack, _interruptions(run, console, terminal, stack) as savers:
+        config, reasons = resolve_choices(run.config.policy, run.config.env, run.config)
+        if config != run.config:
+            run.save_config(config)  # what was chosen by measuring is chosen once
+        for reason in reasons:
+            terminal.print(reason, markup=False)
+        has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run))
+        savers.append(trainer.saver)
         state = trainer.state
         if has_checkpoint:
             trainer.load_checkpoint()
             done = is_done(state, config.run)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
-                following = f"inchworm resume {run.typed} --total-timesteps {2 * state.env_steps}"
-                terminal.print(f"the run {run.path} {reached}; to continue:\n  {following}", markup=False)
+                terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
                 return OK
             steps = f"{state.env_steps:,} steps"
             where = (
@@ -133,15 +136,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         terminal.print(trainer.size, markup=False)
         raise_if_received()
         console.start(state.env_steps, state.best_score)
-        try:
-            state.keep_history = False  # metrics.jsonl has it
-            trainer.train(profile=profile)
-        except KeyboardInterrupt:
-            console.close()
-            saved = f"interrupted at {state.env_steps:,} steps; the last complete iteration is saved. To continue:"
-            terminal.print(f"{saved}\n  inchworm resume {run.typed}", markup=False)
-            stack.enter_context(leaving())
-            raise
+        state.keep_history = False  # metrics.jsonl has it
+        trainer.train(profile=profile)
         console.close()
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
         if profile is not None:
@@ -155,6 +151,36 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         return EVALUATION_FAILED if state.failures else OK
 
 
+@contextlib.contextmanager
+def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack: contextlib.ExitStack) -> Iterator[list[Saver]]:
+    """Print what is saved when a signal ends the block, whose saver is in the list as soon as there is one."""
+    savers: list[Saver] = []
+    try:
+        yield savers
+    except KeyboardInterrupt:
+        console.close()
+        saved = savers[0].saved if savers else None
+        if saved is not None:
+            text = f"{saved.env_steps:,} steps ({saved.iteration:,} iterations) are saved. To continue:"
+        else:
+            text = "nothing was saved by this command. To start it again:"
+        terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}", markup=False)
+        stack.enter_context(leaving())
+        raise
+
+
+def _longer(run: Run, state: TrainingState) -> str:
+    """Return the command that continues a run beyond the limits that it has reached."""
+    limits = run.config.run
+    reached = {
+        "--total-timesteps": state.env_steps >= limits.total_timesteps and state.env_steps,
+        "--run.max-iterations": limits.max_iterations is not None and state.iteration >= limits.max_iterations and state.iteration,
+        "--run.max-episodes": limits.max_episodes is not None and state.episodes >= limits.max_episodes and state.episodes,
+    }
+    flags = [f"{flag} {2 * done}" for flag, done in reached.items() if done] or [f"--total-timesteps {2 * limits.total_timesteps}"]
+    return f"inchworm resume {run.typed} {' '.join(flags)}"
+
+
 def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     """Return the score, the run's files, and what to type next."""
     from inchworm.selfplay.callback import REPORT
@@ -165,7 +191,7 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
         f"score: {_score(state, opponent)}",
         f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",
         f"next:  inchworm evaluate {name} --episodes 100",
-        f"       inchworm resume {name} --total-timesteps {2 * run.config.run.total_timesteps}",
+        f"       {_longer(run, state)}",
     ]
     if heuristic_of(run.config.env.id) is not None:
         lines.append(f"       inchworm evaluate {name} --opponent heuristic --save-replay game.json, then inchworm replay game.json")

@@ -327,7 +327,10 @@ class TrainingCheckpointer:
                 break
         if not problems:
             raise FileNotFoundError(f"there is no checkpoint in {self.directory}; run.checkpoint_interval sets how often one is written")
-        raise CorruptFileError("every checkpoint is damaged: " + "; ".join(problems.values()))
+        raise CorruptFileError(
+            f"every checkpoint is damaged: {'; '.join(problems.values())}. Copy an intact one from a backup into {self.directory}, "
+            "or start a new run; to start over under this name, add --overwrite to its inchworm train command"
+        )
 
     def save_policy(self, policy: Policy, epoch: int, metadata: Mapping[str, Any] | None = None) -> PolicyRecord:
         """Save a policy as the checkpoint of `epoch`, together with the trainer state of that epoch if it has been saved."""

@@ -183,6 +183,15 @@ class Run:
         if not self.continued and not self.checkpoints.exists() and not (self.path / "metrics.jsonl").exists():
             shutil.rmtree(self.path)
 
+    def clear(self) -> None:
+        """Delete everything in the directory, which must be locked, so that the run is new again."""
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == CONFIG):  # the config last: until then it is a run
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK:
+                entry.unlink()
+        self.continued = False
+
     def close(self) -> None:
         """Release the lock."""
         descriptor, self._lock = self._lock, None
@@ -196,8 +205,11 @@ class Run:
         self.close()
 
 
-def create_run(config: TrainingConfig) -> Run:
-    """Create and lock the run that `config` describes: a new directory, or an existing one named `run.name` with an equal config."""
+def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
+    """Create and lock the run that `config` describes: a new directory, or an existing one named `run.name` with an equal config.
+
+    With `overwrite` an existing run is deleted first.
+    """
     directory, name = Path(config.run.directory), config.run.name
     try:
         make_directory(directory)
@@ -209,6 +221,8 @@ def create_run(config: TrainingConfig) -> Run:
     run = Run(path, config, continued=(path / CONFIG).exists())
     run.lock()
     try:
+        if overwrite and run.continued:
+            run.clear()
         if run.continued:
             run.config = load_config(path / CONFIG, env=config.env.id)
             run.change_config(keep_choices(run.config, config))

@@ -312,14 +312,25 @@ class Saver:
                 raise ConfigError(
                     f"{self.directory} already holds a run ({newest.name}); resume it with load_checkpoint(), or use another run_dir"
                 )
-            interval = self._config.run.checkpoint_interval
             for rows in self._parts.rows:
                 if done := rows.last_iteration():
-                    why = "its checkpoints are gone" if interval and done >= interval else "it ended before the first one"
-                    found = f"rows up to iteration {done} but no checkpoint ({why})"
-                    warnings.warn(f"{self.directory} has {found}; starting over", stacklevel=3)
+                    self._check_restart(self.directory, f"{self.directory} has rows up to iteration {done} but no checkpoint")
                 rows.truncate_after(self._parts.state.iteration)
         self._owns_directory = True
+
+    def _check_restart(self, directory: Path, found: str) -> None:
+        """Refuse to begin a run again whose checkpoints were deleted; warn if it had none, because then nothing is lost."""
+        files = policy_files(self._parts.policy, POLICY, self._parts.policy.get_weights())
+        if not any((directory / file).exists() for file in files):  # they are written after the first checkpoint
+            warnings.warn(f"{found} (it ended before the first one); starting over", stacklevel=4)
+            return
+        again = "delete the directory"
+        if self._run is not None and not self._takes_lock:
+            again = f"repeat its inchworm train command with --run.name {self._run.name} --overwrite"
+        raise ConfigError(
+            f"{found}: its checkpoints are gone, and training from the beginning would replace what is left; put them back into "
+            f"{directory / CHECKPOINTS}, or use another directory; to start over here, {again}"
+        )
 
     def prepare(self, taken: TrainerState, directory: str | Path | None = None) -> Callable[[], Path]:
         """Copy a state for the run's directory or the given one; the returned function writes it, in this thread or another.

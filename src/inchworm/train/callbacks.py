@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -229,10 +230,12 @@ class TrackCallback(BaseCallback):
 GRACE_SECONDS = 7.0
 """Seconds that a running iteration may take to finish after Ctrl-C."""
 
+FINISHING = "finishing this iteration, press again to stop now"
+
 
 @contextlib.contextmanager
 def interruptible(state: TrainingState) -> Iterator[None]:
-    """Stop the loop after its iteration on the first SIGINT; raise on a second one, in an evaluation, or when the grace period ends.
+    """Stop the loop after its iteration on the first SIGINT, and say so; raise on a second one, in an evaluation, or when the grace period ends.
 
     Outside the main thread this does nothing, because signals cannot be caught there.
     """
@@ -249,6 +252,10 @@ def interruptible(state: TrainingState) -> Iterator[None]:
         if again or state.evaluating:
             raise KeyboardInterrupt
         timer.start()
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or just being written to
+                sys.stderr.write(f"{FINISHING}\n")
+                sys.stderr.flush()
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
