@@ -314,6 +314,27 @@ def test_an_environment_that_raises_costs_at_most_an_iteration(cli: Any, tmp_pat
         assert (run / name).read_bytes() == (tmp_path / "runs" / "undisturbed" / name).read_bytes(), name
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_environment_is_short_and_the_traceback_on_request(
+    cli: Any, tmp_path: Path, small: list[str], workers: int
+) -> None:
+    (tmp_path / "fails.py").write_text(
+        FAILS_ONCE.replace(' and pathlib.Path("now").exists()', "").replace('pathlib.Path("now").unlink()', "")
+    )
+    flags = ["fails:Env", *small, f"--env.num-workers={workers}", "--quiet"]
+    short = cli("train", *flags, "--run.name=short")
+    assert short.code == 1
+    first, *frames, last = [line for line in short.err.splitlines() if not line.startswith("warning: ")]
+    assert first.endswith("step raised ValueError: a wire came loose")
+    assert [frame.rpartition(" in ")[2] for frame in frames] == ["step", "fail"]
+    assert last.endswith("inchworm resume short --env fails:Env")
+    long = cli("train", *flags, "--run.name=long", "--traceback")
+    assert long.code == 1
+    assert 'raise ValueError("a wire came loose")' in long.err
+    assert "Traceback (most recent call last)" in long.err
+    assert long.err.splitlines()[-1].endswith("inchworm resume long --env fails:Env")
+
+
 # what to type next
 
 

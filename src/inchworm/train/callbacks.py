@@ -235,9 +235,9 @@ FINISHING = "finishing this iteration, press again to stop now"
 
 @contextlib.contextmanager
 def interruptible(state: TrainingState) -> Iterator[None]:
-    """Stop the loop after its iteration on the first SIGINT, and say so; raise on a second one, in an evaluation, or when the grace period ends.
+    """Stop the loop after its iteration on the first SIGINT; raise on a second one, in an evaluation, or when the grace period ends.
 
-    Outside the main thread this does nothing, because signals cannot be caught there.
+    The first is answered at once on stderr. Outside the main thread this does nothing, because signals cannot be caught there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
