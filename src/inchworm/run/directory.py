@@ -36,6 +36,7 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
+RATINGS_PAGE = "ratings.html"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 
