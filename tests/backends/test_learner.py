@@ -10,7 +10,8 @@ import torch
 from gymnasium import spaces
 
 from doubles.learners import NUMPY, SIDES, TORCH, collect, parameters
-from inchworm.backends.learner import ARGUMENTS, explained_variance, ratio_metrics, schedule_factor, summary
+from inchworm.backends.custom_losses import ARGUMENTS
+from inchworm.backends.learner import explained_variance, ratio_metrics, schedule_factor, summary
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError

@@ -6,20 +6,20 @@ minibatches, and the optimiser steps on those.
 
 from __future__ import annotations
 
-import inspect
 import math
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optree
 
+from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig, Schedule
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
@@ -27,7 +27,7 @@ from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.tensor_file import write_tensor_file
 from inchworm.core.trees import flatten_tree
-from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats
+from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
@@ -49,53 +49,6 @@ EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", "ex
     "effective_sample_size": 1.0
 }
 """The metrics of an update that takes no step."""
-
-
-_OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "advantages", "returns", "valid")
-_OF_EVALUATION = ("values", "log_probs", "entropy")
-ARGUMENTS = ("policy", "minibatch", "evaluation", "obs", *_OF_MINIBATCH, *_OF_EVALUATION)
-"""The parameter names that a loss may have; values, log-probs and entropy are the current policy's, with gradients."""
-
-
-@dataclass(frozen=True)
-class CustomLoss:
-    """A custom loss function (step 8 of 9) with the name it is logged under and the arguments it asked for."""
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[str, ...]
-    keywords: tuple[str, ...] = ()
-    """What it gets by keyword: keyword-only parameters, and with `**batch` everything else in `ARGUMENTS`."""
-
-    def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
-        """Call the function with the arguments that it asked for."""
-        known: dict[str, Any] = {"policy": policy, "minibatch": minibatch, "evaluation": evaluation, "obs": minibatch.observations}
-        for name in (*self.arguments, *self.keywords):
-            if name not in known:
-                known[name] = getattr(minibatch if name in _OF_MINIBATCH else evaluation, name)
-        return self.function(*[known[name] for name in self.arguments], **{name: known[name] for name in self.keywords})
-
-
-def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
-    """Find the name and arguments of each function; raise if an argument is unknown or two functions have the same name."""
-    losses: dict[str, CustomLoss] = {}
-    for function in functions:
-        inner = getattr(function, "func", function)  # functools.partial
-        name = getattr(inner, "__name__", type(inner).__name__)
-        parameters = inspect.signature(function).parameters.values()
-        asked = [parameter for parameter in parameters if parameter.default is parameter.empty]
-        required = [p.name for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        keywords = [p.name for p in asked if p.kind is p.KEYWORD_ONLY]
-        for argument in (*required, *keywords):
-            if argument not in ARGUMENTS:
-                raise ConfigError(f"the custom loss {name} asks for {argument!r}; a loss may ask for {', '.join(ARGUMENTS)}")
-        if name in losses:
-            raise ConfigError(f"two custom losses are called {name}; give them different names, under which they are logged")
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            taken = {parameter.name for parameter in parameters}  # those with a default keep it
-            keywords += [argument for argument in ARGUMENTS if argument not in taken]
-        losses[name] = CustomLoss(name, function, tuple(required), tuple(keywords))
-    return tuple(losses.values())
 
 
 class BaseLearner(ABC):

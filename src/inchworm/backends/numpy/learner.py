@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, CustomLoss, StepMetrics, check_moments
+from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss

@@ -17,7 +17,8 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, CustomLoss, StepMetrics, check_moments
+from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
