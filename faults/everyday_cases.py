@@ -120,6 +120,8 @@ FIELDS: dict[str, Field] = {
     "evaluation.num_envs": _int(1, 1, 2),
     "evaluation.deterministic": _FLAG,
     "evaluation.seed": _int(0, 0, 7),
+    "evaluation.max_episode_steps": _int(1, None, 5, 50, empty=True),
+    "evaluation.baseline": Field("text", empty=True, usual=(None, "random")),
     "run.name": Field("text", empty=True, usual=(None,)),
     "run.directory": Field("text", usual=("runs",)),
     "run.seed": _int(0, 0, 1, 12345),

@@ -438,7 +438,7 @@ def test_a_stale_rollout_warns_once_unless_its_age_is_expected(side):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         learner.update(old)  # not stale
-    with pytest.warns(UserWarning, match=r"made by weights 1 updates old"):
+    with pytest.warns(UserWarning, match=r"made by weights that are 1 update old"):
         learner.update(old)
     policy = side.policy()
     expected, old = side.learner(policy, CONFIG.replace(max_staleness=1)), collect(policy)

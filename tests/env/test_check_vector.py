@@ -190,7 +190,7 @@ def alike(self, count):
         (lambda: broken(Drift, begin=alike), "seeding: all lanes begin with the same observation"),
         (lambda: broken(reset=one_seed), "order of lanes: another seed of lane 0 alone changed the observations of lane 1 at step 0"),
         (lambda: broken(step=another_order(Sound.step, 0)), "order of lanes: other actions of lane 0 alone changed the observations of"),
-        (lambda: broken(step=another_order(Sound.step, 1, 2)), "stepping raised AssertionError: self._autoreset_envs"),  # Gymnasium notices
+        (lambda: broken(step=another_order(Sound.step, 1, 2)), "step raised AssertionError: self._autoreset_envs"),  # Gymnasium notices
         (lambda: broken(Drift, step=another_order(Drift.step, 0, 1, 2)), "order of lanes: other actions of"),
         (lambda: broken(Drift, step=another_order(Drift.step, 1)), "order of lanes: other actions of lane 0 alone changed the rewards"),
         (lambda: broken(reset=ignores_mask), r"autoreset: reset with options\['reset_mask'\] of lane . changed lane"),

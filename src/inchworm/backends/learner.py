@@ -129,7 +129,7 @@ class BaseLearner(ABC):
             staleness, made_by = math.inf, "weights that are not in the recent history of this policy"
         elif known.any():
             staleness = float(self.policy.policy_version - int(rollout.policy_version[known].min()))
-            made_by = f"weights {staleness:.0f} updates old"
+            made_by = f"weights that are {staleness:.0f} update{'' if staleness == 1 else 's'} old"
         limit = self.config.max_staleness
         if limit is not None and staleness > limit:
             raise RolloutError(
