@@ -14,7 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 PYTHON ?= python3.11 python3 python3.12 python3.13 python
-JOBS ?= 2
+# Test processes: one more than the cores of CI, because some tests wait for env workers.
+JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
