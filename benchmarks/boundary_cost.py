@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from inchworm import PPOTrainer
-from inchworm.collect.collector import LaneGroup
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.spaces import zeros
 from inchworm.env.values import make_writer
@@ -159,10 +158,9 @@ def measure(work: BoundaryWork) -> Cost:
             trainer.learn(rollout)
             times.append(time.perf_counter() - began)
         step = trainer.env.step(rollout.actions[0])
-        group = LaneGroup(trainer.env, 0)
         samples = rollout.num_valid
         row = _row_cost(trainer.env.observation_space, rollout) if not isinstance(work.env, str) else 0.0
-        look = best_of(lambda: group.check(step, moved=1)) / work.num_envs
+        look = best_of(lambda: trainer.collector._check_finite(step, moved=1)) / work.num_envs
         learn = best_of(lambda: check_finite(rollout.to_dict())) / samples
     return Cost(work.name, min(times) / samples, row, look, learn)
 

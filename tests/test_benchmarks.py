@@ -19,6 +19,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
+def test_every_script_imports(module: Any) -> None:
+    for path in sorted(BENCHMARKS.glob("*.py")):
+        module(path.stem)
+
+
 def test_welch_by_hand(module: Any) -> None:
     """Means 2 and 4, variances 1 and 4, n = 3 each: t = -2 / sqrt(5/3) = -1.549, df = (5/3)² / ((1/3)²/2 + (4/3)²/2) = 50/17."""
     ours, theirs = [1.0, 2.0, 3.0], [2.0, 4.0, 6.0]
