@@ -120,6 +120,12 @@ def test_normalize_and_back():
     assert rms.denormalize(np.zeros((1, 2), np.float32)).dtype == np.float32
 
 
+def test_the_state_of_scalar_statistics_holds_arrays():
+    rms = RunningMeanStd()
+    rms.update(np.array([1.0, 2.0]))
+    assert [type(value) for value in rms.state_dict().values()] == [np.ndarray] * 3  # NumPy's own scalars cannot be saved
+
+
 def test_state_round_trip():
     rms = RunningMeanStd((3,))
     rms.update(np.random.default_rng(0).standard_normal((9, 3)))

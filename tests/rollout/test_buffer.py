@@ -99,14 +99,15 @@ def test_a_kept_rollout_is_read_only_and_untouched_by_the_next():
     kept = buffer.get(last_observations=last_observations(2))
     with pytest.raises(RolloutError, match=r"full \(1 rows\).*reset\(\)"):
         buffer.add(**row(4, 2))
-    buffer.reset()
+    buffer.reset(2)
     assert len(buffer) == 0
-    with pytest.raises(RolloutError, match="holds 0 of 1 rows"):
+    with pytest.raises(RolloutError, match="holds 0 of 2 rows"):
         buffer.get(last_observations=last_observations(2))
     buffer.add(**row(5, 2))
+    buffer.add(**row(6, 2))
     following = buffer.get(last_observations=last_observations(2) + 1)
     assert kept.actions.tolist() == [[300, 301]]
-    assert following.actions.tolist() == [[500, 501]]
+    assert following.actions.tolist() == [[500, 501], [600, 601]]
     for rollout in (kept, following):
         for name in rollout:
             value = rollout[name]

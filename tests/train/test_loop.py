@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, small_config
-from doubles.toys import ActionReward, Counter, watched
+from doubles.toys import Counter, watched
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EvalConfig, PPOConfig
 from inchworm.core.errors import ConfigError
@@ -126,6 +126,14 @@ def test_an_iteration_is_collect_callbacks_learn_hand_over_in_this_order() -> No
     ]
     starts, ends = ([(name, *what) for name in ("first", "second")] for what in (("start", 0, 0), ("end", 2)))
     assert journal == [*starts, *iterations[0], *iterations[1], *ends]
+
+
+def test_a_collector_that_follows_the_policy_is_not_given_its_weights() -> None:
+    journal: list[Any] = []
+    components = parts(journal, iterations=1)
+    components.collector.follows = components.policy
+    run_training_loop(TrainingState(), components, default_training_step)
+    assert [what for what, *_ in journal] == ["collect", "update"]
 
 
 def test_a_rollout_that_a_callback_returns_is_what_is_learned_from() -> None:
@@ -277,17 +285,6 @@ def test_the_clock_is_kept_apart_by_name() -> None:
 
 
 # ---- whole runs
-def test_functional_training_loop_trains_a_toy_from_its_parts() -> None:
-    policy = policy_for(ActionReward)
-    quick = PPOConfig(rollout_steps=STEPS, update_epochs=4, num_minibatches=1, learning_rate=3e-2, ent_coef=0.0)
-    state = functional_training_loop(config(iterations=40, ppo=quick), policy, ActionReward)
-    assert state.iteration == 40
-    assert state.episodes == state.env_steps == 40 * BATCH  # episodes of one step
-    assert policy.policy_version == 40
-    assert state.history["iteration_episodes"][0] == BATCH
-    assert state.history["mean_reward"][-1] > 0.9  # a coin earns 0, the best policy 1
-
-
 def test_functional_and_trainer_give_the_same_bits() -> None:
     policies = [policy_for("CartPole-v1", seed=3) for _ in range(3)]
     for policy in policies[:2]:

@@ -167,9 +167,15 @@ class BaseLearner(ABC):
                 minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
                 if not epochs:
                     first = ratio_metrics(self.ratios(minibatches[0]))
-                    if on_policy:
-                        self._check_ratio_error(first["ratio_error"])
-                    if self._too_few_samples(first["effective_sample_size"]):
+                    if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
+                        self._warn_of_ratio_error(first["ratio_error"])
+                    least, effective = config.min_effective_sample_size, first["effective_sample_size"]
+                    if least is not None and effective < least:
+                        warnings.warn(
+                            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, below "
+                            f"ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
+                            stacklevel=3,
+                        )
                         return {**EMPTY, **first}
                 epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
                 self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
@@ -179,26 +185,12 @@ class BaseLearner(ABC):
             self.publish_weights()
         return {**summary(epochs), **first, "epochs": float(len(epochs))}
 
-    def _check_ratio_error(self, ratio_error: float) -> None:
-        """Warn once if weights that collected a rollout do not agree with its log-probs, and name the likely cause."""
-        if ratio_error <= RATIO_TOLERANCE:
-            return
+    def _warn_of_ratio_error(self, ratio_error: float) -> None:
+        """Warn once that the weights that collected a rollout do not agree with its log-probs, and name the likely cause."""
         message, layers = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted", self.mode_layers()
         if layers:
             message += f"; {', '.join(layers)} behave differently in training and in acting: remove them, or use layers such as LayerNorm"
         self._warn_once("ratio_error", message)
-
-    def _too_few_samples(self, effective: float) -> bool:
-        """Whether the guard `min_effective_sample_size` skips the steps of this update; warn if so."""
-        least = self.config.min_effective_sample_size
-        if least is None or effective >= least:
-            return False
-        warnings.warn(
-            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, "
-            f"below ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
-            stacklevel=4,
-        )
-        return True
 
     @abstractmethod
     def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:

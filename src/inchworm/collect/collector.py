@@ -46,8 +46,8 @@ class RolloutCollector:
         self._step_pending = False  # between send and recv
         self._reset_episode_state()
         self._trained = policy if isinstance(policy, Policy) else None  # asked once: isinstance with a protocol is slower than an act
-        self._source = follows if isinstance(follows, Policy) else self._trained
-        self._followed = 0  # fingerprint of the source's weights when they were last read
+        self.follows = follows if isinstance(follows, Policy) else self._trained
+        self._followed = 0  # fingerprint of its weights when they were last read
         self._version = 0
         self._fingerprint: int | None = None  # of the weights that act; None until it is needed
         self._follow()
@@ -63,12 +63,12 @@ class RolloutCollector:
 
         The weights themselves are compared, not versions or torch's counters, which not every change moves.
         """
-        if self._source is None or self._trained is None:
+        if self.follows is None or self._trained is None:
             return
-        weights = self._source.get_weights()
+        weights = self.follows.get_weights()
         found = fingerprint(weights)
         if found != self._followed:
-            if self._source is not self._trained:
+            if self.follows is not self._trained:
                 self._trained.set_weights(weights)
             self._followed = self._fingerprint = found
         elif self._fingerprint is None:
@@ -101,13 +101,12 @@ class RolloutCollector:
                 self._check_finite(now, moved=0)
                 self._now = now
             buffer = self._buffer
-            if buffer is not None and buffer.num_steps == num_steps:
-                buffer.reset()
-            else:
+            if buffer is None:
                 spaces = (env.observation_space, env.action_space)
                 memory: dict[str, Any] = {"state": self._state, "state_every": self._sequence_length}
-                buffer = RolloutBuffer.create(num_steps, env.num_lanes, *spaces, **memory, global_state=now.global_state)
-                self._buffer = buffer
+                self._buffer = buffer = RolloutBuffer.create(num_steps, env.num_lanes, *spaces, **memory, global_state=now.global_state)
+            else:
+                buffer.reset(num_steps)
             episodes: list[EpisodeRecord] = []
             for _ in range(num_steps):
                 observations, episode_starts, valid = buffer.begin_row(now, self._state)

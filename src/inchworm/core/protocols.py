@@ -149,6 +149,9 @@ class Collector(Stateful, Protocol):
     """Episodes finished since then."""
     recent: deque[EpisodeRecord]
     """The most recent of them."""
+    # Optional: a collector without it is given the weights after every update.
+    follows: Policy | None = None
+    """The policy whose weights it reads itself before it collects."""
 
     def collect(self, num_steps: int) -> Rollout:
         """The next `num_steps` steps of every lane, continuing where the last call stopped."""

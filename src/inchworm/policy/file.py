@@ -29,8 +29,13 @@ VALUE_HEAD = ("critic.head.weight", "critic.head.bias")
 def check_weights(spec: PolicySpec, weights: Mapping[str, np.ndarray]) -> None:
     """Raise if the names or shapes of weights are not the spec's."""
     check_shapes(weights, spec.layers, more=True)  # before anything of the spec's sizes is allocated
+    check_shapes(weights, weight_shapes(spec))
+
+
+def weight_shapes(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a policy's weights: parameters, statistics and version."""
     statistics = {name: value.shape for name, value in PolicyStatistics(spec).to_weights().items()}
-    check_shapes(weights, {**spec.layers, **statistics, VERSION: ()})
+    return {**spec.layers, **statistics, VERSION: ()}
 
 
 def check_shapes(weights: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], *, more: bool = False) -> None:

@@ -71,7 +71,7 @@ class RunningMeanStd:
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """mean, var and count as arrays."""
-        return {"mean": self.mean.copy(), "var": self.var.copy(), "count": np.array(self.count, np.int64)}
+        return {"mean": np.array(self.mean), "var": np.array(self.var), "count": np.array(self.count, np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

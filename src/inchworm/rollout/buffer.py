@@ -102,9 +102,9 @@ class RolloutBuffer:
         """Number of rows so far."""
         return self._row
 
-    def reset(self) -> None:
-        """Discard all rows and begin with fresh arrays; a rollout that was returned keeps its own."""
-        self._row = 0
+    def reset(self, num_steps: int | None = None) -> None:
+        """Discard all rows and begin with fresh arrays, of another number of steps if one is given; a returned rollout keeps its own."""
+        self._row, self.num_steps = 0, self.num_steps if num_steps is None else num_steps
         self._cuts: dict[tuple[int, int], tuple[Tree, ...]] = {}  # (t, b) -> the true successor: observation, memory, global state, valid
         self._fields: dict[str, Tree] = {}
         targets: list[list[Target]] = []

@@ -122,7 +122,7 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     collected = time.perf_counter()
     components.learner.env_steps = steps_before  # not the number of rows learned from: a rollout may hold some from elsewhere
     stats = components.learner.update(rollout, components.custom_losses)
-    components.collector.set_weights(components.policy.get_weights())
+    give_weights(components.policy, components.collector)
     return {
         **stats,
         **episode_metrics(state, rollout),
@@ -130,6 +130,12 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
         "timing/collect_seconds": collected - began,
         "timing/learn_seconds": time.perf_counter() - collected,
     }
+
+
+def give_weights(policy: Policy, collector: Collector) -> None:
+    """Let a collector act with the policy's weights, unless it reads them itself."""
+    if getattr(collector, "follows", None) is not policy:
+        collector.set_weights(policy.get_weights())
 
 
 def is_done(state: TrainingState, run: RunConfig) -> bool:

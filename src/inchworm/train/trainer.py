@@ -39,7 +39,7 @@ from inchworm.train.callbacks import (
     interruptible,
     stateful_parts,
 )
-from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, run_training_loop
+from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, give_weights, run_training_loop
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
 
@@ -275,7 +275,7 @@ class PPOTrainer:
         """
         with learning_threads(self.config.run.threads, self.config.run.backend):
             stats = self.learner.update(rollout, custom_loss_fns)
-        self.collector.set_weights(self.policy.get_weights())
+        give_weights(self.policy, self.collector)
         if not self._in_loop:  # which counts its own iterations
             self.state.iteration += 1
             self.state.follow(self.collector)

@@ -61,31 +61,30 @@ def _by_lane(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
     return np.array(lanes, np.float64).reshape(deltas.shape[::-1])[:, ::-1].T
 
 
-def rollout_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> Array:
-    """The values [T, B] of every row. With a memory, by the sequences that learning reads, all at once instead of row after row."""
-    shared: tuple[Tree, ...] = (lane_states(rollout), rollout.valid) if reads_global_state(policy) else ()
-    critic = cast(ReadsGlobalState, policy)
+def critic_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> tuple[Array, Array]:
+    """The values [T, B] of every row, and those [K] of the true successors of the cut rows.
+
+    With a memory, rows are read by the sequences that learning reads, all at once instead of row after row; successors are read with the
+    memory after their cut row. Arrays are only indexed and compared, so tensors work as well.
+    """
+    central, critic = reads_global_state(policy), cast(ReadsGlobalState, policy)
+    shared: tuple[Tree, ...] = (lane_states(rollout), rollout.valid) if central else ()
     if not optree.tree_leaves(rollout.policy_state):
-        return critic.value(rollout.observations, rollout.policy_state, rollout.episode_starts, *shared)
-    length = config.sequence_length_for(rollout.num_steps, memory=True)
-    observations, starts, *more = split_into_sequences((rollout.observations, rollout.episode_starts, *shared), length)  # [L, N, …]
-    state = sequence_states(rollout.policy_state, rollout.num_steps, length, rollout.state_every)
-    values = critic.value(observations, state, starts, *more)  # [L, N]
-    return join_sequences(values, rollout.num_steps, rollout.num_lanes)
-
-
-def cut_values(policy: Policy, rollout: Rollout, no_resets: Array) -> Array:
-    """The values [K] of the true successors of the cut rows; `no_resets` [1, K] is all false: the memory is not reset before them."""
-    cuts: Tree = (rollout.cut_observations, cut_lane_states(rollout))
-    successors, shared = optree.tree_map(lambda leaf: leaf[None], cuts)  # [1, K, …]
-    extra = (shared, rollout.cut_valid[None]) if reads_global_state(policy) else ()
-    return cast(ReadsGlobalState, policy).value(successors, rollout.cut_state, no_resets, *extra)[0]
+        values = critic.value(rollout.observations, rollout.policy_state, rollout.episode_starts, *shared)
+    else:
+        length = config.sequence_length_for(rollout.num_steps, memory=True)
+        observations, starts, *more = split_into_sequences((rollout.observations, rollout.episode_starts, *shared), length)  # [L, N, …]
+        state = sequence_states(rollout.policy_state, rollout.num_steps, length, rollout.state_every)
+        values = join_sequences(critic.value(observations, state, starts, *more), rollout.num_steps, rollout.num_lanes)
+    cuts: Tree = (rollout.cut_observations, rollout.cut_valid, cut_lane_states(rollout) if central else ())
+    successors, valid, states = optree.tree_map(lambda leaf: leaf[None], cuts)  # [1, K, …]
+    no_resets = valid != valid  # false everywhere, in the backend's arrays
+    return values, critic.value(successors, rollout.cut_state, no_resets, *((states, valid) if central else ()))[0]
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """Values, values of the true successors, advantages and returns of a rollout under the current critic."""
-    values = np.asarray(rollout_values(policy, rollout, config))  # [T, B]
-    at_cuts = np.asarray(cut_values(policy, rollout, np.zeros((1, len(rollout.cut_rows)), bool)))  # [K]
+    values, at_cuts = map(np.asarray, critic_values(policy, rollout, config))  # [T, B], [K]
     next_values = shift_values(values, rollout.cut_rows, at_cuts)
     flags = (rollout.terminated, rollout.truncated)
     advantages = compute_gae(rollout.rewards, values, next_values, *flags, config.gamma, config.gae_lambda)

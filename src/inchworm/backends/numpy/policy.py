@@ -22,7 +22,7 @@ from inchworm.core.errors import RolloutError, SpaceError
 from inchworm.core.seeding import make_stream
 from inchworm.core.spaces import MASK_KEY, PLACE, WORLD
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_weights, rescaled_value_head
+from inchworm.policy.file import VERSION, Predicts, check_shapes, rescaled_value_head, weight_shapes
 from inchworm.policy.layout import ActionLayout, ObservationLayout
 from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
@@ -110,7 +110,7 @@ class NumpyPolicy(Predicts):
             raise SpaceError(f'convolutions do not run in NumPy; use the torch backend for policy.kind="{spec.config.kind}" on images')
         self.spec, self.central_critic = spec, spec.global_state is not None
         self.policy_version = 0
-        self.statistics = PolicyStatistics(spec)
+        self.statistics, self._shapes = PolicyStatistics(spec), weight_shapes(spec)
         self._activation = ACTIVATIONS[spec.config.activation].apply
         self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
@@ -181,7 +181,7 @@ class NumpyPolicy(Predicts):
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set parameters, statistics and version; names and shapes must be the spec's."""
-        check_weights(self.spec, weights)
+        check_shapes(weights, self._shapes)
         self._weights = {name: np.array(weights[name]) for name in self.spec.layers}
         self.statistics.from_weights(weights)
         self.policy_version = int(weights[VERSION])

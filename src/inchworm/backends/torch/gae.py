@@ -38,10 +38,9 @@ def gae_on_device(
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
     """Values, values of the true successors, advantages and returns of a rollout of tensors under the current critic."""
-    values = reference.rollout_values(policy, rollout, config)  # [T, B]
-    no_resets = torch.zeros((1, len(rollout.cut_rows)), dtype=torch.bool, device=values.device)
+    values, at_cuts = reference.critic_values(policy, rollout, config)  # [T, B], [K]
     next_values = torch.cat([values[1:], values[-1:]])
     rows = rollout.cut_rows.long()
-    next_values[rows[:, 0], rows[:, 1]] = reference.cut_values(policy, rollout, no_resets)  # [K]
+    next_values[rows[:, 0], rows[:, 1]] = at_cuts
     advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)

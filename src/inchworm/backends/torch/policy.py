@@ -27,7 +27,7 @@ from inchworm.backends.torch.network import (
 from inchworm.core.errors import ConfigError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_shapes, check_weights, rescaled_value_head
+from inchworm.policy.file import VERSION, Predicts, check_shapes, rescaled_value_head, weight_shapes
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
@@ -171,10 +171,7 @@ class TorchPolicy(Predicts, nn.Module):
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set parameters, statistics and version; names and shapes must be this policy's."""
-        if self.builtin:
-            check_weights(self.spec, weights)
-        else:
-            check_shapes(weights, {name: own.shape for name, own in self.get_weights().items()})
+        check_shapes(weights, weight_shapes(self.spec) if self.builtin else {name: own.shape for name, own in self.get_weights().items()})
         targets = {**dict(self.named_parameters()), **({} if self.builtin else dict(self.named_buffers()))}
         with torch.no_grad():
             for name, tensor in targets.items():
