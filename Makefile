@@ -6,6 +6,7 @@
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
 #   make learning   learning compared with Stable-Baselines3, 15 seeds each, for docs/results.md (hours)
 #   make variants   settings compared seed by seed: forget bias, value scaling (hours; an interrupted one continues)
+#   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 
@@ -19,10 +20,10 @@ JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams learning variants faults docs clean
+.PHONY: help train test browser lint format bench guard teams learning variants presets faults docs clean
 
 help:
-	@sed -n 's/^# \{0,3\}//p' Makefile | head -9
+	@sed -n '/^$$/q; s/^# \{0,3\}//p' Makefile
 
 # Use the first interpreter of $(PYTHON) that runs and is new enough.
 $(VENV)/made:
@@ -99,6 +100,10 @@ learning: $(VENV)/installed-dev
 variants: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/forget_bias.py
 	$(BIN)/python benchmarks/value_scaling.py
+
+presets: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/presets.py
+	$(BIN)/python benchmarks/learning.py --report
 
 IDS ?=
 FACTOR ?=

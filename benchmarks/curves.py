@@ -1,10 +1,11 @@
-"""Learning curves as plain SVG: for each side the mean over its seeds, and the range between the worst and the best seed."""
+"""Learning curves: the figures of a run, and curves as plain SVG, the mean over seeds with the range from the worst to the best seed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,10 @@ POINTS = 60
 
 Curve = Sequence[tuple[int, float]]
 
+COMPARED = ("area under the curve", "last eighth")
+SHOWN = (*COMPARED, "greedy score", "sampled score")
+"""The figures of a run. The first two are tested."""
+
 
 def smoothed(curve: Curve, total: int) -> np.ndarray:
     """[POINTS] mean return of the episodes that ended in the last tenth of the run before each point; NaN where none did."""
@@ -23,6 +28,17 @@ def smoothed(curve: Curve, total: int) -> np.ndarray:
     ends = np.linspace(0, total, POINTS + 1)[1:]
     windows = [returns[(steps > end - total / 10) & (steps <= end)] for end in ends]
     return np.array([window.mean() if len(window) else math.nan for window in windows])
+
+
+def figures(run: dict[str, Any]) -> dict[str, float]:
+    """The figures of a run, by name; what an older result lacks is missing."""
+    curve, total = run["curve"], run["steps"]
+    line = smoothed(curve, total)
+    known = np.flatnonzero(np.isfinite(line))
+    filled = line[known[np.maximum(0, np.searchsorted(known, np.arange(len(line)), "right") - 1)]]  # the last value known, else the first
+    late = [episode_return for step, episode_return in curve if step > total * 7 / 8]
+    found = {"area under the curve": float(filled.mean()), "last eighth": float(np.mean(late)), "greedy score": float(run["score"])}
+    return found | ({"sampled score": float(run["sampled_score"])} if "sampled_score" in run else {})
 
 
 def draw(title: str, sides: dict[str, list[Curve]], total: int) -> str:

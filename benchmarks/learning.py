@@ -24,7 +24,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from curves import draw, smoothed
+import presets
+from curves import COMPARED, SHOWN, draw, figures
 from machine import machine_facts
 from seeds import bootstrap_interval, holm, interquartile_mean, p_differs
 from side import PRESET, PRESET_STEPS, SIDES, run_side
@@ -38,10 +39,6 @@ TARGET = 475.0
 Runs = list[dict[str, Any]]
 Results = dict[str, dict[str, Runs]]
 """work -> side -> runs, by seed"""
-
-COMPARED = ("area under the curve", "last eighth")
-SHOWN = (*COMPARED, "greedy score", "sampled score")
-"""The figures of a run. The first two are tested."""
 
 
 def main() -> None:
@@ -111,17 +108,6 @@ def read_results(directory: Path, works: list[str], sides: list[str], seeds: int
             if runs:
                 results.setdefault(work, {})[side] = runs
     return results
-
-
-def figures(run: dict[str, Any]) -> dict[str, float]:
-    """The figures of a run, by name; what an older result lacks is missing."""
-    curve, total = run["curve"], run["steps"]
-    line = smoothed(curve, total)
-    known = np.flatnonzero(np.isfinite(line))
-    filled = line[known[np.maximum(0, np.searchsorted(known, np.arange(len(line)), "right") - 1)]]  # the last value known, else the first
-    late = [episode_return for step, episode_return in curve if step > total * 7 / 8]
-    found = {"area under the curve": float(filled.mean()), "last eighth": float(np.mean(late)), "greedy score": float(run["score"])}
-    return found | ({"sampled score": float(run["sampled_score"])} if "sampled_score" in run else {})
 
 
 def samples(runs: Runs, name: str) -> list[float]:
@@ -217,6 +203,7 @@ def write_page(results: Results, docs: Path) -> None:
     ]
     if PRESET in results:
         lines += _preset_section(results[PRESET])
+    lines += presets.section()
     lines += ["## Learning curves", "", "Return of training episodes: mean over seeds, and the range from the worst to the best seed.", ""]
     for work, sides in results.items():
         total = max(run["steps"] for runs in sides.values() for run in runs)

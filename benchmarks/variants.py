@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +16,8 @@ from statistics import fmean
 from typing import Any
 
 import jobs
-from curves import smoothed
+from curves import SHOWN, figures, smoothed
 from figures import table
-from learning import SHOWN, figures
 from seeds import half_interval
 
 RESULTS = Path(__file__).parent / "results" / "variants"
@@ -34,6 +33,8 @@ class Case:
     """The variant that this one is compared with, seed by seed; its own name if with none."""
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int | None = None
+    """How many seeds at most, where a run is slow."""
 
 
 Run = dict[str, Any]
@@ -66,7 +67,7 @@ def run_missing(path: Path, cases: Sequence[Case], seeds: int, scale: float, wor
             pool.submit(measure, case, seed, scale)
             for seed in range(seeds)
             for case in cases
-            if (case.task, case.variant, seed, scale) not in done
+            if (case.task, case.variant, seed, scale) not in done and (case.seeds is None or seed < case.seeds)
         ]
         try:
             for future in as_completed(wanted):
@@ -85,7 +86,10 @@ def with_interval(samples: Sequence[float]) -> str:
     return f"{fmean(samples):.4g}" + (f" ± {half_interval(samples):.2g}" if len(samples) > 1 else "")
 
 
-def report(cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
+Report = Callable[[Sequence[Case], Sequence[Run]], list[str]]
+
+
+def paired_report(cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
     """Markdown: the figures of every case, and their differences from those of the same seeds of its base."""
     found: dict[tuple[str, str], dict[int, Run]] = {}
     for run in runs:
@@ -109,7 +113,7 @@ def report(cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
     return [*lines, f"Mean over seeds ± half of its 95 % interval. Differences, seed by seed: {compared}."]
 
 
-def compare(name: str, doc: str | None, cases: Sequence[Case], *, seeds: int) -> None:
+def compare(name: str, doc: str | None, cases: Sequence[Case], *, seeds: int, report: Report = paired_report) -> None:
     """The command line of a comparison: run what is missing, print the summary."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks, variants = (list(dict.fromkeys(getattr(case, part) for case in cases)) for part in ("task", "variant"))

@@ -125,13 +125,13 @@ def test_variants_are_compared_seed_by_seed_and_finished_runs_are_not_repeated(
     assert measured == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     runs = variants.read_runs(path)
     assert len(runs) == 6
-    text = "\n".join(variants.report(cases, runs))
+    text = "\n".join(variants.paired_report(cases, runs))
     assert "| b | 3 | 12 ± 27 |" in text  # 1, 12, 23: 4.303 · 11 / sqrt 3
     assert "| 2 ± 2.5 | 2 ± 2.5 | 2 ± 2.5 |" in text  # 4.303 / sqrt 3
     assert "b from a" in text
 
 
-@pytest.mark.parametrize("name", ["forget_bias", "value_scaling"])
+@pytest.mark.parametrize("name", ["forget_bias", "value_scaling", "presets"])
 def test_every_variant_has_its_base(module: Any, name: str) -> None:
     cases = module(name).CASES
     known = {(case.task, case.variant) for case in cases}
