@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from inchworm.policy.file import fingerprint, load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.run.directory import CHECKPOINTS, POLICY
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
@@ -113,22 +115,12 @@ def outside_load(policy: TorchPolicy) -> None:
     policy.load_state_dict({name: value + 0.1 for name, value in policy.state_dict().items()})
 
 
-def outside_weights(policy: TorchPolicy) -> None:
-    policy.set_weights({name: value + 1 if name == "actor.head.bias" else value for name, value in policy.get_weights().items()})
-
-
-def outside_step(policy: TorchPolicy) -> None:
-    for parameter in policy.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    torch.optim.SGD(policy.parameters(), lr=0.1).step()
-
-
 def outside_data(policy: TorchPolicy) -> None:
     for parameter in policy.parameters():
         parameter.data.mul_(2)  # invisible to torch's version counters
 
 
-@pytest.mark.parametrize("change", [outside_load, outside_weights, outside_step, outside_data])
+@pytest.mark.parametrize("change", [outside_load, outside_data])
 def test_the_collector_follows_changes_of_the_policy_from_outside(change: Any) -> None:
     policy = shared_policy()
     with PPOTrainer(policy, "CartPole-v1", PPO, num_envs=2) as trainer:
@@ -225,7 +217,7 @@ def test_train_calls_the_learn_of_a_subclass() -> None:
             super().learn(rollout, custom_loss_fns)
             return super().learn(rollout, custom_loss_fns)
 
-    with Twice(SMALL, functools.partial(Corridor, 5), config()) as trainer:
+    with Twice(SMALL, functools.partial(Corridor, 5), config(ppo=PPO.replace(max_staleness=1))) as trainer:
         history = trainer.train(3 * BATCH)
         assert Twice.seen == [STEPS] * 3
         assert trainer.n_updates == 6
@@ -360,7 +352,7 @@ EXACT: dict[str, tuple[PolicyConfig, PPOConfig, Any, int]] = {  # with the numbe
     "plain": (SMALL, PPO, "CartPole-v1", 0),
     "normalised, scheduled": (NORMALISED, SCHEDULED, "CartPole-v1", 0),
     "lstm": (LSTM, SEQUENCES, "CartPole-v1", 2),
-    "gru": (GRU, SEQUENCES, "CartPole-v1", 1),
+    "gru": (GRU, SEQUENCES, "CartPole-v1", 0),
     "scaled rewards": (NORMALISED, PPO.replace(scale_rewards=True), "CartPole-v1", 0),
     "team, scaled rewards": (SMALL, PPO.replace(scale_rewards=True), functools.partial(comings, plan=DEATHS, masks="info"), 0),
     "team": (NORMALISED, PPO, functools.partial(comings, plan=DEATHS, masks="info"), 0),
@@ -476,6 +468,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_with_a_clean_reco
     with pytest.warns(UserWarning, match=r"no checkpoint \(it ended before the first one\); starting over"):
         again = finish(trainer_for(run_dir=tmp_path / "killed"))
     assert again == finish(trainer_for(run_dir=tmp_path / "whole"))
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_again_even_if_it_has_no_policy_file(tmp_path: Path) -> None:
+    finish(trainer_for(run_dir=tmp_path), 4 * BATCH)
+    shutil.rmtree(tmp_path / CHECKPOINTS)
+    (tmp_path / POLICY).unlink()  # networks of users have none
+    with trainer_for(run_dir=tmp_path) as trainer, pytest.raises(ConfigError, match=r"rows up to iteration 4 .*its checkpoints are gone"):
+        trainer.train(8 * BATCH)
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten_by_another(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ class BaseLearner(ABC):
                 if not epochs:
                     first = ratio_metrics(self.ratios(minibatches[0]))
                     if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
-                        self._warn_of_ratio_error(first["ratio_error"])
+                        self._warn_of_ratio_error(first["ratio_error"], minibatches[0])
                     least, effective = config.min_effective_sample_size, first["effective_sample_size"]
                     if least is not None and effective < least:
                         warnings.warn(
@@ -185,11 +185,11 @@ class BaseLearner(ABC):
             self.publish_weights()
         return {**summary(epochs), **first, "epochs": float(len(epochs))}
 
-    def _warn_of_ratio_error(self, ratio_error: float) -> None:
+    def _warn_of_ratio_error(self, ratio_error: float, minibatch: Any) -> None:
         """Warn once that the weights that collected a rollout do not agree with its log-probs, and name the likely cause."""
-        message, layers = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted", self.mode_layers()
-        if layers:
-            message += f"; {', '.join(layers)} behave differently in training and in acting: remove them, or use layers such as LayerNorm"
+        message = f"ratio_error is {ratio_error:.2g}: the policy that learns disagrees with the one that acted"
+        if parts := self.mode_parts(minibatch):
+            message += f"; these behave differently in training and in acting: {', '.join(parts)}. Use layers such as LayerNorm instead"
         self._warn_once("ratio_error", message)
 
     @abstractmethod
@@ -230,8 +230,9 @@ class BaseLearner(ABC):
     def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore the optimiser's state."""
 
-    def mode_layers(self) -> list[str]:
-        """The kinds of layers in the policy, such as dropout, that behave differently while learning; the built-in networks have none."""
+    def mode_parts(self, minibatch: Any) -> list[str]:
+        """The parts of the policy, such as dropout, that behave differently while learning; the built-in networks have none."""
+        del minibatch
         return []
 
     def publish_weights(self) -> None:  # noqa: B027 - optional

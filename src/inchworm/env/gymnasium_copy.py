@@ -18,7 +18,9 @@ from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
 from inchworm.env.restore import Env, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar, returns_five
+
+STEP_VALUES = "step must return the 5 values (observation, reward, terminated, truncated, info)"
 
 
 class GymnasiumCopy:
@@ -82,13 +84,16 @@ class GymnasiumCopy:
         """Step the environment and write the row; where the episode ended, begin the next and return the last info's numbers."""
         rows, lane = self._rows, self.lane
         self.steps += 1
-        result = self._step(action)
+        try:
+            result = self._step(action)
+        except ValueError:
+            if returns_five(self.env, action):
+                raise
+            raise EnvError(f"{self.where()}: {STEP_VALUES}") from None
         try:
             observation, reward, terminated, truncated, info = result
         except (TypeError, ValueError):
-            raise EnvError(
-                f"{self.where()}: step must return the 5 values (observation, reward, terminated, truncated, info); got {result!r:.200}"
-            ) from None
+            raise EnvError(f"{self.where()}: {STEP_VALUES}; got {result!r:.200}") from None
         try:
             self._rewards[lane] = reward if type(reward) is float else real_scalar(reward)
             if terminated is not False or truncated is not False:

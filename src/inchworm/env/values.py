@@ -56,6 +56,18 @@ def call_reset(env: Any, seed: int, options: Any, where: Callable[[], str]) -> A
         raise EnvError(f"{where()}: {RESET_KEYWORDS}") from None
 
 
+def returns_five(env: Any, action: Any) -> bool:
+    """Whether an environment's own step returns five values; unknown counts as true.
+
+    To be asked after a step has failed: Gymnasium's wrappers cannot unpack the four values of old versions of Gym.
+    """
+    try:
+        result = env.unwrapped.step(action)
+    except (Exception, SystemExit):
+        return True
+    return not isinstance(result, tuple) or len(result) == 5
+
+
 def brief(value: Any) -> str:
     """A value as short text for a message."""
     text = " ".join(repr(value).split())

@@ -314,14 +314,19 @@ class Saver:
                 )
             for rows in self._parts.rows:
                 if done := rows.last_iteration():
-                    self._check_restart(self.directory, f"{self.directory} has rows up to iteration {done} but no checkpoint")
+                    self._check_restart(self.directory, done)
                 rows.truncate_after(self._parts.state.iteration)
         self._owns_directory = True
 
-    def _check_restart(self, directory: Path, found: str) -> None:
-        """Refuse to begin a run again whose checkpoints were deleted; warn if it had none, because then nothing is lost."""
+    def _check_restart(self, directory: Path, done: int) -> None:
+        """Refuse to begin a run again whose checkpoints were deleted; warn if it had none, because then nothing is lost.
+
+        It had one if there is a policy file, which follows the first, or if it has done more iterations than lie between two.
+        """
+        found = f"{directory} has rows up to iteration {done} but no checkpoint"
         files = policy_files(self._parts.policy, POLICY, self._parts.policy.get_weights())
-        if not any((directory / file).exists() for file in files):  # they are written after the first checkpoint
+        interval = self._parts.config().run.checkpoint_interval
+        if not any((directory / file).exists() for file in files) and not 0 < interval < done:
             warnings.warn(f"{found} (it ended before the first one); starting over", stacklevel=4)
             return
         again = "delete the directory"

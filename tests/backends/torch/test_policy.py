@@ -24,8 +24,6 @@ from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
-CNN = PolicyConfig(kind="cnn", cnn_filters=((4, 3, 2), (5, 2, 1)), cnn_features=6, hidden_sizes=(7,))
-
 
 def test_values_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
     policy = TORCH.policy()
@@ -35,25 +33,6 @@ def test_values_do_not_depend_on_the_chunks_they_are_made_in(monkeypatch):
     torch.testing.assert_close(policy.value(observations), whole, rtol=0, atol=1e-6)
     assert policy.value(np.zeros((0, 3, 3), np.float32)).shape == (0, 3)
     assert not policy.value(observations).requires_grad
-
-
-def test_the_mask_is_not_an_input_of_the_network():
-    space = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
-    policy = TORCH.policy(space)
-    x = np.random.default_rng(0).normal(size=(1, 2, 2)).astype(np.float32)
-    masks = [np.array([[[1, 1, 1], [1, 0, 0]]], np.int8), np.array([[[0, 0, 1], [0, 1, 1]]], np.int8)]
-    values = [policy.value({"x": x, "action_mask": mask}) for mask in masks]
-    torch.testing.assert_close(*values, rtol=0, atol=0)
-
-
-def test_acting_draws_from_the_given_stream_only():
-    policy = TORCH.policy()
-    before = torch.random.get_rng_state()
-    assert policy.predict(np.zeros(3), deterministic=False, rng=np.random.default_rng(0)) in (0, 1, 2)
-    streams = [np.random.default_rng(1), np.random.default_rng(1)]
-    steps = [policy.act(np.zeros((5, 3), np.float32), (), np.ones(5, bool), stream) for stream in streams]
-    np.testing.assert_array_equal(steps[0].actions, steps[1].actions)
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 class Counting(Network):
@@ -235,12 +214,26 @@ class Modes(MyNetwork):
         return self.layer(super().features(observations))
 
 
-@pytest.mark.parametrize("layer", ["Dropout", "BatchNorm1d"])
-def test_layers_that_change_with_the_mode_show_in_the_ratio_and_are_named(layer):
+class DropsOut(torch.nn.Module):
+    """Dropout by a function of torch, which no look at the layers finds."""
+
+    def forward(self, features):
+        return torch.nn.functional.dropout(features, 0.5, self.training)
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (torch.nn.Dropout(0.5), "Dropout"),
+        (torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1]), "BatchNorm1d"),
+        (DropsOut(), "the network's own code"),
+    ],
+    ids=["dropout", "batch norm", "dropout by a function"],
+)
+def test_what_changes_with_the_mode_shows_in_the_ratio_and_is_named(layer, named):
     spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
     torch.manual_seed(0)
-    made = Modes(torch.nn.Dropout(0.5) if layer == "Dropout" else torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1]))
-    policy = TorchPolicy(spec, network=made)
+    policy = TorchPolicy(spec, network=Modes(layer))
     learner, measured = PPOOptimizer(policy, CONFIG), []
 
     def first_ratio(log_probs, minibatch):
@@ -249,7 +242,7 @@ def test_layers_that_change_with_the_mode_show_in_the_ratio_and_are_named(layer)
 
     rollout = play(policy, 0)
     rollout = replace(rollout, weights_fingerprint=np.full(8, fingerprint(policy.get_weights()), np.uint64))
-    with pytest.warns(UserWarning, match=rf"disagrees with the one that acted; {layer} behave differently in training"):
+    with pytest.warns(UserWarning, match=rf"these behave differently in training and in acting: {named}"):
         stats = learner.update(rollout, [first_ratio])
     assert stats["ratio_error"] == measured[0] > 1e-3, "what the first step sees, with its random numbers"
 

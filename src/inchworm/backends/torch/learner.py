@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
+from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, RATIO_TOLERANCE, BaseLearner, StepMetrics, check_moments, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
@@ -422,9 +422,15 @@ class PPOOptimizer(BaseLearner):
             buffer.copy_(kept)
         return self.to_host((log_probs - minibatch.log_probs).exp()[minibatch.valid])
 
-    def mode_layers(self) -> list[str]:
-        """The classes of layers, such as Dropout and BatchNorm, that behave differently while learning."""
-        return sorted({type(module).__name__ for module in cast(nn.Module, self.policy).modules() if _changes_with_mode(module)})
+    def mode_parts(self, minibatch: Minibatch) -> list[str]:
+        """The classes of layers, such as Dropout and BatchNorm, that behave differently while learning, or the network's own code."""
+        layers = sorted({type(module).__name__ for module in cast(nn.Module, self.policy).modules() if _changes_with_mode(module)})
+        if layers or getattr(self.policy, "builtin", False):
+            return layers
+        with torch.no_grad():  # by which the policy knows that it does not learn
+            log_probs = self.policy.evaluate(minibatch).log_probs
+        as_it_acted = ratio_metrics(self.to_host((log_probs - minibatch.log_probs).exp()[minibatch.valid]))
+        return ["the network's own code, such as torch.nn.functional.dropout"] if as_it_acted["ratio_error"] <= RATIO_TOLERANCE else []
 
     def to_host(self, array: Tensor) -> np.ndarray:
         """A tensor as an array."""
