@@ -13,7 +13,18 @@ import gymnasium as gym
 import pytest
 
 from doubles.trackers import Recorder
-from inchworm import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PolicyMap, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
+from inchworm import (
+    ConvergenceConfig,
+    EnvConfig,
+    EvalConfig,
+    OpponentConfig,
+    PolicyConfig,
+    PolicyMap,
+    PPOConfig,
+    PPOTrainer,
+    RunConfig,
+    TrainingConfig,
+)
 from inchworm.cli.main import COMMANDS, main
 from inchworm.worlds.toys import DEATHS, comings
 
@@ -169,6 +180,7 @@ def logged_names(env: Any, policy: Any = None, losses: Sequence[Callable[..., An
     config = TrainingConfig(
         ppo=PPOConfig(rollout_steps=16, update_epochs=1, num_minibatches=1, scale_rewards=True),
         evaluation=EvalConfig(interval=2, episodes=2, final_episodes=2, num_envs=2, max_episode_steps=cap, baseline="random"),
+        convergence=ConvergenceConfig(target=1e9, window=1),
         run=RunConfig(total_timesteps=10**9, max_iterations=2),
         **sections,
     )

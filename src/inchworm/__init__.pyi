@@ -12,6 +12,7 @@ from inchworm.collect.opponents import OpponentVectorEnv as OpponentVectorEnv
 from inchworm.collect.opponents import team_lanes as team_lanes
 from inchworm.config.presets import small_fast_config as small_fast_config
 from inchworm.config.sections import CollectConfig as CollectConfig
+from inchworm.config.sections import ConvergenceConfig as ConvergenceConfig
 from inchworm.config.sections import EnvConfig as EnvConfig
 from inchworm.config.sections import EvalConfig as EvalConfig
 from inchworm.config.sections import OpponentConfig as OpponentConfig

@@ -274,53 +274,23 @@ def test_what_is_not_exact_is_reported_once_if_it_can_be_printed(cli: Any, small
 # errors
 
 
-FAILS_ONCE = """
-import pathlib
-import gymnasium as gym
-import numpy as np
+FAILS = """
+from doubles.toys import Counter
 
-class Env(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(2, np.float32), {}
-
+class Env(Counter):
     def step(self, action):
-        self.count += 1
-        return np.zeros(2, np.float32), self.fail(), self.count == 70, False, {}
+        return super().step(action) if self.steps < 4 else self.fail()
 
     def fail(self):
-        if self.count == 50 and pathlib.Path("now").exists():
-            pathlib.Path("now").unlink()
-            raise ValueError("a wire came loose")
-        return 1.0
+        raise ValueError("a wire came loose")
 """
-
-
-def test_an_environment_that_raises_costs_at_most_an_iteration(cli: Any, tmp_path: Path, small: list[str]) -> None:
-    (tmp_path / "fails_once.py").write_text(FAILS_ONCE)
-    (tmp_path / "now").touch()
-    flags = ["fails_once:Env", *small, "--run.checkpoint-interval=0", "--env.num-workers=0", "--quiet"]
-    result = cli("train", *flags, "--run.name=stopped")
-    assert result.code == 1
-    run = tmp_path / "runs" / "stopped"
-    assert (run / "policy.safetensors").exists()
-    assert result.err.splitlines()[-1].endswith("to continue: inchworm resume stopped --env fails_once:Env")
-    assert cli("resume", "stopped", "--env", "fails_once:Env", "--quiet").code == 0
-    assert cli("train", *flags, "--run.name=undisturbed").code == 0
-    for name in ("metrics.jsonl", "policy.safetensors"):
-        assert (run / name).read_bytes() == (tmp_path / "runs" / "undisturbed" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_of_the_environment_is_short_and_the_traceback_on_request(
     cli: Any, tmp_path: Path, small: list[str], workers: int
 ) -> None:
-    (tmp_path / "fails.py").write_text(
-        FAILS_ONCE.replace(' and pathlib.Path("now").exists()', "").replace('pathlib.Path("now").unlink()', "")
-    )
+    (tmp_path / "fails.py").write_text(FAILS)
     flags = ["fails:Env", *small, f"--env.num-workers={workers}", "--quiet"]
     short = cli("train", *flags, "--run.name=short")
     assert short.code == 1
@@ -384,6 +354,17 @@ def test_the_hint_names_the_limit_that_ended_the_run(cli: Any, small: list[str],
     before = len(read_rows(Path("runs/ended/metrics.jsonl")))
     assert cli(*hint.split()[1:], "--quiet").code == 0
     assert len(read_rows(Path("runs/ended/metrics.jsonl"))) > before
+
+
+def test_a_converged_run_says_so_and_continues_with_another_target(cli: Any, small: list[str]) -> None:
+    flags = ["--convergence.target=5", "--convergence.window=1", "--convergence.returns=training", "--total-timesteps=100000"]
+    result = cli("train", "CartPole-v1", *small, "--run.name=ended", *flags)
+    text = "converged after 64 steps (1 iterations): the mean return of the last 1 training episodes, "
+    assert text in result.out
+    again = cli("resume", "ended")
+    assert (again.code, f"has {text}" in again.out) == (0, True)
+    assert again.out.rstrip().endswith("inchworm resume ended --convergence.target null")
+    assert "not converged: the target is 600;" in cli("resume", "ended", "--convergence.target=600", "--total-timesteps=128").out
 
 
 def test_a_run_whose_checkpoints_were_deleted_starts_over_only_if_asked(cli: Any, run: Path, small: list[str]) -> None:

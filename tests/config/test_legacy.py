@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from inchworm.config.reading import LegacyNameWarning
-from inchworm.config.sections import CollectConfig, EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import CollectConfig, ConvergenceConfig, EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 
+OTHERS = pytest.mark.filterwarnings("ignore::inchworm.config.reading.LegacyNameWarning")
+"""Names that are reported besides the one that a test looks for."""
 OLDER = {
     "clip_coef": ["clip_range", "clip_epsilon"],
     "update_epochs": ["n_epochs", "epochs_per_update"],
@@ -32,6 +34,7 @@ def test_an_older_name_is_accepted_from_plain_data_with_a_warning(old: str, new:
         PPOConfig(**{old: 1})
 
 
+@OTHERS
 def test_value_coef_weighs_a_loss_without_the_half() -> None:
     # c * mean(error^2) there is vf_coef * mean(error^2) / 2 here, so vf_coef = 2c
     with pytest.warns(LegacyNameWarning, match=r"^value_coef=0.5 is called vf_coef=1.0 here, .* 1/2; accepted$"):
@@ -46,7 +49,10 @@ def test_value_coef_weighs_a_loss_without_the_half() -> None:
         PPOConfig.from_dict({"value_coef": 0.5, "vf_coef": 1.0})
 
 
-EPISODES = {"max_episodes": 1000, "max_steps_per_episode": 500, "eval_frequency": 50, "eval_episodes": 10}
+EPISODES = {
+    "max_episodes": 1000, "max_steps_per_episode": 500, "target_reward": 195.0, "convergence_window": 100, "early_stopping_patience": 10,
+    "eval_frequency": 50, "eval_episodes": 10,
+}  # fmt: skip
 EPISODES_PPO = {
     "learning_rate": 3e-4, "clip_epsilon": 0.2, "gamma": 0.99, "gae_lambda": 0.95, "entropy_coef": 0.01, "value_coef": 0.5,
     "max_grad_norm": 0.5, "epochs_per_update": 10, "batch_size": 64, "minibatch_size": 64,
@@ -61,6 +67,7 @@ def test_the_table_of_a_trainer_of_episodes() -> None:
         env=EnvConfig(num_envs=1, max_episode_steps=500),  # it has one environment
         ppo=SAME_PPO,
         evaluation=EvalConfig(interval=50, episodes=10),
+        convergence=ConvergenceConfig(target=195.0, window=100, patience=10, returns="training"),  # it looks at every episode
         run=RunConfig(max_episodes=1000, total_timesteps=500_000),  # 1000 episodes of at most 500 steps
     )
     messages = " ".join(str(warning.message) for warning in caught)
@@ -73,6 +80,7 @@ def test_the_table_of_a_trainer_of_episodes() -> None:
     assert (config.run.max_episodes, config.run.total_timesteps, config.run.log_interval) == (7, 50, 3)
 
 
+@OTHERS
 def test_the_table_of_ppo_alone_is_for_one_environment() -> None:
     with pytest.warns(LegacyNameWarning, match="batch_size is called rollout_steps here, for one environment"):
         assert PPOConfig.from_dict(EPISODES_PPO) == SAME_PPO
@@ -130,7 +138,7 @@ def test_an_older_whole_config() -> None:
         ({"ppo": {"clip_range": 0.1, "clip_epsilon": 0.1}}, "are the same setting"),
         ({"collect": {"groups": True}}, "collect.groups=True is not supported"),
         ({"collect": {"groups": 2}}, "collect.groups=2 is not supported: .* delete it"),
-        ({"max_episodes": 10, "target_reward": 195.0}, "target_reward=195.0 is not supported: .* callback"),
+        ({"target_reward": 195.0, "convergence": 3}, "convergence must be a mapping"),
         ({"enable_mlflow": True}, "enable_mlflow=True is not supported: .* trackers"),
         ({"max_episodes": "x", "max_steps_per_episode": 500}, "run.max_episodes='x'"),
         ({"gamma": 0.9, "ppo": {"gamma": 0.9}}, "gamma and ppo.gamma are the same setting; keep ppo.gamma"),

@@ -103,6 +103,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
     from inchworm.run.checkpoint import TrainingCheckpointer
+    from inchworm.train.convergence import describe_convergence, has_converged
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
     from inchworm.train.resolve import resolve_choices
@@ -123,9 +124,11 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         state = trainer.state
         if has_checkpoint:
             trainer.load_checkpoint()
-            done = is_done(state, config.run)
+            done = is_done(state, config.run) or has_converged(state, config.convergence)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
+                if has_converged(state, config.convergence):
+                    reached = f"has {describe_convergence(state, config.convergence)}"
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
                 return OK
             steps = f"{state.env_steps:,} steps"
@@ -139,6 +142,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         state.keep_history = False  # metrics.jsonl has it
         trainer.train(profile=profile)
         console.close()
+        if text := describe_convergence(state, config.convergence):
+            terminal.print(text, markup=False)
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
@@ -177,7 +182,10 @@ def _longer(run: Run, state: TrainingState) -> str:
         "--run.max-iterations": limits.max_iterations is not None and state.iteration >= limits.max_iterations and state.iteration,
         "--run.max-episodes": limits.max_episodes is not None and state.episodes >= limits.max_episodes and state.episodes,
     }
-    flags = [f"{flag} {2 * done}" for flag, done in reached.items() if done] or [f"--total-timesteps {2 * limits.total_timesteps}"]
+    flags = [f"{flag} {2 * done}" for flag, done in reached.items() if done]
+    if "converged" in state.convergence:
+        flags.append("--convergence.target null")
+    flags = flags or [f"--total-timesteps {2 * limits.total_timesteps}"]
     return f"inchworm resume {run.typed} {' '.join(flags)}"
 
 

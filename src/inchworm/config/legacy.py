@@ -34,6 +34,9 @@ _MOVED = {
     "eval_frequency": ("evaluation", "interval"),
     "eval_episodes": ("evaluation", "episodes"),
     "log_frequency": ("run", "log_interval"),
+    "target_reward": ("convergence", "target"),
+    "convergence_window": ("convergence", "window"),
+    "early_stopping_patience": ("convergence", "patience"),
 }
 """Settings of a trainer outside `ppo`: the section and the name that they have here."""
 
@@ -44,9 +47,6 @@ _ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")
 """Names of a trainer that has one environment, so that its batch is the steps of that one."""
 
 _NO_SETTING = {
-    "target_reward": "no setting stops a run at a target; use a callback",
-    "convergence_window": "no setting stops a run at a target; use a callback",
-    "early_stopping_patience": "no setting stops a run at a target; use a callback",
     "enable_mlflow": "no setting turns it on; give trackers= to PPOTrainer",
 }
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
@@ -140,6 +140,10 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
             raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
         target[name] = value
         reports.append(f"{old} is called {section}.{name} here; accepted")
+    convergence = modern.get("convergence")
+    if "target_reward" in {*table, *trainer} and isinstance(convergence, dict) and "returns" not in convergence:
+        convergence["returns"] = "training"
+        reports.append("convergence.returns=training is set, because that trainer compares the returns of training episodes")
     if not {*table, *trainer}.isdisjoint(_ONE_ENV):
         _complete_episodes(modern, reports)
     if isinstance(modern.get("collect"), dict):

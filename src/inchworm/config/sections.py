@@ -321,6 +321,20 @@ class EvalConfig(ConfigBase):
     on the same seeds. Against opponents the baseline is the opponent, by default the world's heuristic, or random where it has none."""
 
 
+@config_class("convergence.")
+class ConvergenceConfig(ConfigBase):
+    """When a run counts as converged and stops, before its other limits."""
+
+    target: float | None = None
+    """Mean return to reach; null never stops a run early."""
+    window: Count = 100
+    """Number of latest episodes whose mean return is compared with the target; before there are as many, nothing is compared."""
+    patience: Count = 1
+    """Checks in a row that must be at the target; one below it starts the count again."""
+    returns: Literal["evaluation", "training"] = "evaluation"
+    """Which episodes: those of evaluations, checked after each, or those of training, checked after each iteration in which one ended."""
+
+
 def _known_backend(name: Any) -> Any:
     if name not in list(BACKENDS):
         raise ConfigError(f"run.backend={short(name)} is not known; use {' or '.join(BACKENDS)}")
@@ -376,11 +390,17 @@ class TrainingConfig(ConfigBase):
     collect: CollectConfig = field(default_factory=CollectConfig)
     opponent: OpponentConfig = field(default_factory=OpponentConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch")
+        if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
+            raise ConfigError(
+                f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
+                "training; set evaluation.interval, or convergence.returns=training"
+            )
 
 
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:

@@ -44,7 +44,8 @@ FREE_FIELDS = frozenset({
     "run.name", "run.directory", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
-    "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps",
+    "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
+    "convergence.window", "convergence.patience", "convergence.returns",
 })  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""

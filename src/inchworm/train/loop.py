@@ -41,6 +41,8 @@ class TrainingState:
     """The iteration after which it was reached."""
     scored: int | None = None
     """The iteration after which the final evaluation was taken."""
+    convergence: dict[str, Any] = field(default_factory=dict)
+    """The checks so far, as plain data: see `train/convergence`; empty without a target."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the current iteration; callbacks may add to them."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -57,11 +59,13 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """What cannot be read from the collector, as plain data."""
-        return {"iteration": self.iteration, "best_score": self.best_score, "stopped": self.stopped}
+        state: dict[str, Any] = {"iteration": self.iteration, "best_score": self.best_score, "stopped": self.stopped}
+        return {**state, "convergence": dict(self.convergence)} if self.convergence else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.iteration, self.best_score = int(state["iteration"]), state["best_score"]
+        self.convergence = dict(state.get("convergence", {}))
         self.best_iteration = self.scored = None  # the checkpoint's manifest knows whether it was this iteration
         self.should_stop, self.interrupted, self.ended = bool(state.get("stopped", False)), False, False
 

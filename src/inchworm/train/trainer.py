@@ -39,6 +39,7 @@ from inchworm.train.callbacks import (
     interruptible,
     stateful_parts,
 )
+from inchworm.train.convergence import ConvergenceCallback, has_converged
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, give_weights, run_training_loop
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
@@ -85,6 +86,7 @@ def create_training_components(
     unused = changed_settings(config, (*RUN_DIRECTORY, *RUN_FILES))
     if config.evaluation.interval or config.evaluation.final_episodes:
         unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
+    unused += changed_settings(config, ["convergence.target"])
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} would have no effect: create_training_components makes only the parts of an iteration; "
@@ -299,7 +301,8 @@ class PPOTrainer:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
         self.saver.claim_directory()
         self.learner.total_timesteps = config.run.total_timesteps
-        self.state.should_stop = self.state.stopped  # a run that was killed after a callback stopped it only has to finish
+        # A run that was killed after a callback stopped it only has to finish.
+        self.state.should_stop = self.state.stopped or has_converged(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
@@ -393,6 +396,10 @@ class PPOTrainer:
             callbacks.append(
                 EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
             )
+        if config.convergence.target is not None:
+            if config.convergence.returns == "evaluation" and self.evaluator is None:
+                raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
+            callbacks.append(ConvergenceCallback(config.convergence))
         return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
 
     def _save_after(self, error: BaseException) -> None:

@@ -1,0 +1,82 @@
+"""When a run has converged: the mean return of the latest episodes has been at the target for some checks in a row.
+
+The record of the checks is part of `TrainingState`, so that a resumed run decides as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inchworm.config.sections import ConvergenceConfig
+from inchworm.core.protocols import BaseCallback
+from inchworm.rollout.rollout import Rollout
+from inchworm.train.loop import TrainingState
+
+
+class ConvergenceCallback(BaseCallback):
+    """Stops a run that has converged, and reports how near it is.
+
+    A check compares the mean return of the latest `window` episodes with the target: after every evaluation, or with
+    `returns="training"` after every iteration in which an episode ended. A check below the target starts the count again.
+    """
+
+    def __init__(self, config: ConvergenceConfig) -> None:
+        assert config.target is not None
+        self._config, self._target = config, config.target
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Begin the record, unless one with the same settings was restored."""
+        if state.convergence.get("settings") != self._config.to_dict():
+            state.convergence = {"settings": self._config.to_dict(), "returns": [], "best": None, "checks": 0}
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> None:
+        """Add the episodes of training, if those are compared."""
+        if self._config.returns == "training":
+            self._add(state, [episode.episode_return for episode in rollout.episodes])
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Check, if there is something new; False stops the run."""
+        del metrics
+        record, config = state.convergence, self._config
+        if config.returns == "evaluation" and state.evaluations and state.evaluations[-1]["iteration"] == state.iteration:
+            self._add(state, state.evaluations[-1].get("returns", ()))  # a failed one has none
+        if not record.pop("new", False) or len(record["returns"]) < config.window:
+            return None
+        mean = sum(record["returns"]) / config.window
+        record["best"] = mean if record["best"] is None else max(mean, record["best"])
+        record["checks"] = record["checks"] + 1 if mean >= self._target else 0
+        shown = {"mean_return": mean, "best_mean_return": record["best"], "checks": record["checks"]}
+        state.metrics |= {f"convergence/{name}": float(value) for name, value in shown.items()}
+        if record["checks"] < config.patience:
+            return None
+        record["converged"] = {"iteration": state.iteration, "env_steps": state.env_steps, "mean_return": mean}
+        return False
+
+    def _add(self, state: TrainingState, returns: Any) -> None:
+        record = state.convergence
+        if len(returns):
+            record["returns"] = [*record["returns"], *map(float, returns)][-self._config.window :]
+            record["new"] = True
+
+
+def has_converged(state: TrainingState, config: ConvergenceConfig) -> bool:
+    """Whether the run has converged with these settings; with others it may continue."""
+    return "converged" in state.convergence and state.convergence["settings"] == config.to_dict()
+
+
+def describe_convergence(state: TrainingState, config: ConvergenceConfig) -> str:
+    """Say whether, when and why a run converged; empty if it has no target."""
+    if config.target is None:
+        return ""
+    episodes = f"the last {config.window} {config.returns} episodes"
+    best = state.convergence.get("best")
+    if not has_converged(state, config):
+        reached = "" if best is None else f"; the best mean return of {episodes} was {best:.5g}"
+        return f"not converged: the target is {config.target:g}{reached}"
+    found = state.convergence["converged"]
+    times = f" in {config.patience} checks in a row" if config.patience > 1 else ""
+    return (
+        f"converged after {found['env_steps']:,} steps ({found['iteration']:,} iterations): the mean return of {episodes}, "
+        f"{found['mean_return']:.5g}, was at least {config.target:g}{times}"
+    )
