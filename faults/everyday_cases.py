@@ -122,6 +122,10 @@ FIELDS: dict[str, Field] = {
     "evaluation.seed": _int(0, 0, 7),
     "evaluation.max_episode_steps": _int(1, None, 5, 50, empty=True),
     "evaluation.baseline": Field("text", empty=True, usual=(None, "random")),
+    "convergence.target": Field("float", empty=True, usual=(None,)),
+    "convergence.window": _int(1, 1, 100),
+    "convergence.patience": _int(1, 1, 3),
+    "convergence.returns": _choice("training", "evaluation"),
     "run.name": Field("text", empty=True, usual=(None,)),
     "run.directory": Field("text", usual=("runs",)),
     "run.seed": _int(0, 0, 1, 12345),
@@ -154,6 +158,8 @@ WRONG_TYPES: dict[str, tuple[Any, ...]] = {
 
 def out_of_range(field: Field) -> list[Any]:
     """Values of the right type beyond a bound."""
+    if field.kind == "float" and field.low is None:
+        return []
     if field.kind == "float":
         low = -1e-9 if field.low == 0 else (field.low or 0.0) - 0.1
         return [low, -1e30, *([0.0] if field.above else []), *([] if field.high is None else [field.high + 1e-6, 1e30])]
