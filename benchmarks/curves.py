@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
-COLOURS = {"inchworm": "#1b7f3b", "stable-baselines3": "#9a5b00"}
+COLOURS = ("#1b7f3b", "#9a5b00", "#2f6fb5", "#b0307a", "#7a6ad8", "#808080")
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 16, 34, 40
 POINTS = 60
@@ -41,9 +41,8 @@ def figures(run: dict[str, Any]) -> dict[str, float]:
     return found | ({"sampled score": float(run["sampled_score"])} if "sampled_score" in run else {})
 
 
-def draw(title: str, sides: dict[str, list[Curve]], total: int) -> str:
-    """An SVG document; its colours are readable on light and on dark pages."""
-    lines = {side: np.stack([smoothed(curve, total) for curve in curves]) for side, curves in sides.items() if curves}
+def draw(title: str, lines: Mapping[str, np.ndarray], total: int) -> str:
+    """An SVG document of smoothed curves [seeds, POINTS] by name; its colours are readable on light and on dark pages."""
     values = np.concatenate([line[np.isfinite(line)] for line in lines.values()])
     ticks = nice_ticks(float(values.min()), float(values.max()))
     low, high = min(ticks[0], float(values.min())), max(ticks[-1], float(values.max()))
@@ -57,7 +56,7 @@ def draw(title: str, sides: dict[str, list[Curve]], total: int) -> str:
         known = np.isfinite(line).any(axis=0)
         shown = line[:, known]
         worst, best, mean = np.nanmin(shown, 0), np.nanmax(shown, 0), np.nanmean(shown, 0)
-        colour = COLOURS.get(side, "#666")
+        colour = COLOURS[index % len(COLOURS)]
         band = _points(np.concatenate([x[known], x[known][::-1]]), np.concatenate([y(best), y(worst)[::-1]]))
         parts.append(f'<polygon points="{band}" fill="{colour}" fill-opacity="0.18"/>')
         parts.append(f'<polyline points="{_points(x[known], y(mean))}" fill="none" stroke="{colour}" stroke-width="2"/>')

@@ -15,7 +15,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from variants import Case, compare
+from figures import Section
+from variants import Case, compare, curve_images, kept_runs, paired_report
 
 PLACES = {"after": "layers first", "before": "memory first"}
 BIASES = (1.0, 0.0)
@@ -90,11 +91,33 @@ def variant(bias: float, place: str) -> str:
 
 
 CASES = [
-    Case(task, variant(bias, place), variant(1.0, place), "forget_bias:train", {"task": task, "bias": bias, "place": place})
-    for task in TASKS
-    for place in PLACES
-    for bias in BIASES
+    *(
+        Case(task, variant(bias, place), variant(1.0, place), "forget_bias:train", {"task": task, "bias": bias, "place": place})
+        for task in TASKS
+        for place in PLACES
+        for bias in BIASES
+    ),
+    *(
+        Case("CartPole without velocities", name, variant(1.0, "before"), "recurrent:train_peer", {"shared": shared}, seeds)
+        for name, shared, seeds in (("RecurrentPPO, shared LSTM", True, 8), ("RecurrentPPO", False, 5))
+    ),
 ]
+
+
+def section() -> Section:
+    """The part of docs/memory_and_teams.md."""
+    runs = kept_runs("forget_bias")
+    lines = [
+        "Made by `benchmarks/forget_bias.py`. The forget gates of an LSTM begin with the bias 1 (73 % open, the default) or 0 (half open);",
+        "the hidden layers come before the memory (layers first, the default) or after it. On CartPole-v1 with its velocities hidden,",
+        "sb3-contrib's RecurrentPPO learns with the settings of the section Memory, with one LSTM and with two, as it does by default.",
+        "",
+        *paired_report(CASES, runs),
+        "",
+        *curve_images("forget_bias", CASES, runs),
+    ]
+    return Section("How an LSTM begins", lines)
+
 
 if __name__ == "__main__":
     compare("forget_bias", __doc__, CASES, seeds=8)

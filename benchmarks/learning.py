@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import presets
-from curves import COMPARED, SHOWN, draw, figures
+from curves import COMPARED, SHOWN, draw, figures, smoothed
 from machine import machine_facts
 from seeds import bootstrap_interval, holm, interquartile_mean, p_differs
 from side import PRESET, PRESET_STEPS, SIDES, run_side
@@ -208,8 +208,8 @@ def write_page(results: Results, docs: Path) -> None:
     for work, sides in results.items():
         total = max(run["steps"] for runs in sides.values() for run in runs)
         title = f"{'CartPole-v1 (preset)' if work == PRESET else LEARNING[work].env_id}: return of training episodes"
-        curves = {side: [run["curve"] for run in sides[side]] for side in SIDES if side in sides}
-        (docs / "curves" / f"{work}.svg").write_text(draw(title, curves, total), encoding="utf-8")
+        lines_of = {side: np.stack([smoothed(run["curve"], total) for run in sides[side]]) for side in SIDES if side in sides}
+        (docs / "curves" / f"{work}.svg").write_text(draw(title, lines_of, total), encoding="utf-8")
         lines += [f"![{title}](curves/{work}.svg)", ""]
     lines += ["## Machine", "", *(f"- {fact}" for fact in machine_facts()), ""]
     (docs / "results.md").write_text("\n".join(lines), encoding="utf-8")

@@ -25,6 +25,8 @@ class Page:
     opening: tuple[str, ...]
     modules: dict[str, str]
     """Kept file -> the module whose `section` turns it into text, in the order of the page."""
+    comparisons: tuple[str, ...] = ()
+    """Modules that compare variants and make a section of the runs they keep themselves; they follow the others."""
 
 
 PAGES = (
@@ -56,6 +58,7 @@ PAGES = (
             "page. What falls short is shown as it is.",
         ),
         {"corridor": "corridor", "recurrent": "recurrent", "skirmish": "skirmish", "combat": "combat", "spread": "spread"},
+        ("forget_bias",),
     ),
 )
 
@@ -65,6 +68,7 @@ def text(page: Page, kept: dict[str, dict[str, Any]]) -> str:
     sections: dict[str, Section] = {
         name: importlib.import_module(page.modules[name]).section(kept[name]["data"]) for name in page.modules if name in kept
     }
+    sections |= {name: importlib.import_module(name).section() for name in page.comparisons}
     lines = [
         *page.opening,
         "",

@@ -22,7 +22,7 @@ from figures import table
 from inchworm.config.presets import PRESETS
 from inchworm.config.sections import TrainingConfig
 from seeds import half_interval
-from variants import RESULTS, Case, Run, compare, read_runs
+from variants import Case, Run, compare, kept_runs
 
 PUBLISHED: dict[str, tuple[float, float, int, str]] = {
     "Acrobot-v1": (-73.5, 18.2, 1_000_000, "Acrobot-v1"),
@@ -109,7 +109,7 @@ def report(cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
 
 def section() -> list[str]:
     """The part of docs/results.md, from the runs that are kept."""
-    return ["## Presets", "", *report(CASES, [run for run in read_runs(RESULTS / "presets.jsonl") if run["scale"] == 1.0])]
+    return ["## Presets", "", *report(CASES, kept_runs("presets"))]
 
 
 if __name__ == "__main__":

@@ -79,16 +79,14 @@ def ours(seed: int, iterations: int, sequence_length: int, place: str = "before"
     return {"iterations": figures[WARMUP:], "returns": returns}
 
 
-def theirs(seed: int, iterations: int, shared: bool, *, score: bool) -> dict[str, Any]:
-    """The same with RecurrentPPO; its value loss has no ½, so its coefficient is half of ours."""
+def build_peer(seed: int, shared: bool) -> Any:
+    """RecurrentPPO on its vector env; its value loss has no ½, so its coefficient is half of ours."""
     import torch
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
 
     from inchworm.worlds.toys import PartialCartPole
-    from sb3_side import Clock
 
     torch.set_num_threads(1)
     network = {
@@ -98,11 +96,44 @@ def theirs(seed: int, iterations: int, shared: bool, *, score: bool) -> dict[str
         "net_arch": {"pi": [64, 64], "vf": [64, 64]},
     }
     env = VecNormalize(make_vec_env(PartialCartPole, n_envs=ENVS, seed=seed), gamma=0.99)
-    model: Any = RecurrentPPO(
+    return RecurrentPPO(
         "MlpLstmPolicy", env, learning_rate=RATE, n_steps=STEPS, batch_size=MINIBATCH,
         n_epochs=EPOCHS, gamma=0.99, gae_lambda=0.95, clip_range=0.2, ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5, seed=seed, device="cpu",
         policy_kwargs=network,
     )  # fmt: skip
+
+
+def peer_returns(model: Any, seed: int, episodes: int, *, deterministic: bool = True) -> list[float]:
+    """The returns of its policy on a separate environment, with the statistics of training."""
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from inchworm.worlds.toys import PartialCartPole
+
+    held = VecNormalize(make_vec_env(PartialCartPole, n_envs=1, seed=10_000 + seed), training=False, norm_reward=False)
+    held.obs_rms = model.get_env().obs_rms
+    found: Any = evaluate_policy(model, held, episodes, deterministic=deterministic, return_episode_rewards=True)
+    return [float(value) for value in found[0]]
+
+
+def train_peer(seed: int, scale: float, shared: bool) -> dict[str, Any]:
+    """One training of the peer with its curve, and the mean returns of 100 greedy and of 100 sampled episodes."""
+    from sb3_side import Curve
+
+    model, curve, began = build_peer(seed, shared), Curve(), time.perf_counter()
+    model.learn(round(scale * TRAINING), callback=curve)
+    seconds = time.perf_counter() - began
+    greedy, sampled = (fmean(peer_returns(model, seed, 100, deterministic=flag)) for flag in (True, False))
+    steps = int(model.num_timesteps)
+    return {"steps": steps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled}
+
+
+def theirs(seed: int, iterations: int, shared: bool, *, score: bool) -> dict[str, Any]:
+    """The same as `ours` with RecurrentPPO."""
+    from sb3_side import Clock
+
+    model = build_peer(seed, shared)
 
     class Iterations(Clock):
         """Notes when each rollout begins and ends; learning lies between."""
@@ -123,13 +154,7 @@ def theirs(seed: int, iterations: int, shared: bool, *, score: bool) -> dict[str
 
     clock = Iterations()
     model.learn(iterations * ENVS * STEPS, callback=clock)
-    returns: list[float] = []
-    if score:
-        held = VecNormalize(make_vec_env(PartialCartPole, n_envs=1, seed=10_000 + seed), training=False, norm_reward=False)
-        held.obs_rms = env.obs_rms
-        found: Any = evaluate_policy(model, held, EPISODES, deterministic=True, return_episode_rewards=True)
-        returns = [float(value) for value in found[0]]
-    return {"iterations": clock.figures[WARMUP:], "returns": returns}
+    return {"iterations": clock.figures[WARMUP:], "returns": peer_returns(model, seed, EPISODES) if score else []}
 
 
 def now() -> Moment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -15,12 +16,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 import jobs
-from curves import SHOWN, figures, smoothed
+from curves import SHOWN, draw, figures, smoothed
 from figures import table
 from seeds import half_interval
 
 RESULTS = Path(__file__).parent / "results" / "variants"
+CURVES = Path(__file__).parents[1] / "docs" / "curves"
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,26 @@ def paired_report(cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
         lines += [f"### {task}, {steps:,} env steps", "", *table(heads, rows)]
     compared = "; ".join(dict.fromkeys(f"{case.variant} from {case.base}" for case in cases if case.variant != case.base))
     return [*lines, f"Mean over seeds ± half of its 95 % interval. Differences, seed by seed: {compared}."]
+
+
+def curve_images(name: str, cases: Sequence[Case], runs: Sequence[Run]) -> list[str]:
+    """Markdown: a picture of each task's learning curves, which is written to docs/curves/."""
+    CURVES.mkdir(parents=True, exist_ok=True)
+    lines = ["Return of training episodes: mean over seeds, and the range from the worst to the best seed.", ""]
+    for task in dict.fromkeys(run["task"] for run in runs):
+        variants = dict.fromkeys(case.variant for case in cases if case.task == task)
+        found = {one: [run["curve"] for run in runs if (run["task"], run["variant"]) == (task, one)] for one in variants}
+        total = max(run["steps"] for run in runs if run["task"] == task)
+        file = f"{name}-{re.sub('[^a-z0-9]+', '-', task.lower())}.svg"
+        curves = {one: np.array(own, float) for one, own in found.items() if own}  # a point without an episode is null, here NaN
+        (CURVES / file).write_text(draw(f"{task}: return of training episodes", curves, total), encoding="utf-8")
+        lines += [f"![{task}: return of training episodes](curves/{file})", ""]
+    return lines
+
+
+def kept_runs(name: str) -> list[Run]:
+    """The finished runs of a comparison in the repository, of whole trainings."""
+    return [run for run in read_runs(RESULTS / f"{name}.jsonl") if run["scale"] == 1.0]
 
 
 def compare(name: str, doc: str | None, cases: Sequence[Case], *, seeds: int, report: Report = paired_report) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from scipy.stats import t
 
@@ -49,7 +50,7 @@ def test_curves_are_well_formed_and_smoothed_over_a_tenth(module: Any) -> None:
     line = curves.smoothed(curve, 1000)
     assert line[-1] == 10.0  # the last tenth, (900, 1000], holds the episode of return 10 alone
     assert math.isnan(line[0])  # nothing had ended by then
-    svg = ElementTree.fromstring(curves.draw("a <b> & c", {"inchworm": [curve, curve]}, 1000))
+    svg = ElementTree.fromstring(curves.draw("a <b> & c", {"inchworm": np.stack([line, line])}, 1000))
     assert svg.tag.endswith("svg")
 
 
