@@ -50,10 +50,7 @@ _TESTS = {
     "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py collect/test_actors.py",
     "collect/collector.py": "collect/test_collector.py collect/test_teams.py",
     "run/checkpoint.py": "run/test_checkpoint.py run/test_saver.py",
-    "run/saver.py": (
-        "run/test_saver.py train/test_trainer.py cli/test_train.py::test_a_longer_run_equals_one_that_was_meant_to_be_that_long "
-        "run/test_saver.py"
-    ),
+    "run/saver.py": "run/test_saver.py train/test_trainer.py cli/test_train.py",
     "env/episodes.py": (
         "env/test_episodes.py env/test_vector_env.py "
         "env/workers/test_rebuild.py::test_a_worker_that_is_killed_at_any_moment_changes_nothing"

@@ -457,7 +457,6 @@ class Saver:
             parts.keep_compile(state["config"]["ppo"]["compile"])
             parts.policy.set_weights(state["weights"])
             parts.learner().load_state_dict(state["learner"])
-            parts.collector.set_weights(state["weights"])
             parts.collector.load_state_dict(state["collector"])
             parts.state.load_state_dict(state["state"])
             parts.state.best_iteration = checkpoint.step if manifest.get("best") else None
