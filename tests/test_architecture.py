@@ -81,10 +81,8 @@ assert rollout.num_valid == 16
     "code",
     [
         COLLECT,
-        "import inchworm.env.workers.program",
-        "from inchworm import NumpyPolicy, RolloutCollector, Rollout, make_vector_env, evaluate_policy, load_policy, PolicyEvaluator",
-        "from inchworm import PPOTrainer, compute_advantages, functional_training_loop",
-        "import inchworm.cli.main, inchworm.cli.train, inchworm.cli.evaluate, inchworm.cli.rollouts",
+        "from inchworm import Rollout, load_policy, PolicyEvaluator, PPOTrainer, compute_advantages, functional_training_loop",
+        "import inchworm.env.workers.program, inchworm.cli.main, inchworm.cli.train, inchworm.cli.evaluate, inchworm.cli.rollouts",
     ],
 )
 def test_acting_and_collecting_import_no_learning_framework(code: str) -> None:
@@ -169,11 +167,6 @@ def test_packages_import_downwards_only() -> None:
             if ours != theirs and (floor[theirs] >= floor[ours] or (ours, theirs) in NEVER):
                 upwards.add((name, target))
     assert upwards == set()
-
-
-def test_every_module_begins_with_a_docstring() -> None:
-    silent = [relative(path) for path, tree in TREES.items() if not ast.get_docstring(tree)]
-    assert silent == []
 
 
 FORBIDDEN_CALLS = {"hasattr", "print", "eval", "exec", "locals"}

@@ -9,13 +9,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from doubles.learners import NUMPY, SIDES, TORCH, collect, parameters
+from doubles.learners import NUMPY, SIDES, TORCH, collect, of_unknown_weights, parameters
 from inchworm.backends.custom_losses import ARGUMENTS
 from inchworm.backends.learner import explained_variance, ratio_metrics, schedule_factor, summary
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError
-from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.sequences import successor_observations
 
 
 def test_means_are_over_the_steps_that_were_taken():
@@ -103,14 +103,6 @@ def test_a_loss_with_batch_as_keywords_gets_everything(side):
     assert seen["next_observations"].shape == seen["obs"].shape == seen["observations"].shape
     assert seen["minibatch"].rewards is seen["rewards"]
     assert seen["evaluation"].values is seen["values"]
-
-
-def test_a_keyword_only_argument_that_does_not_exist_is_refused(side):
-    def wrong(*, reward):
-        return reward
-
-    with pytest.raises(ConfigError, match=r"the custom loss wrong asks for 'reward'"):
-        side.learner(side.policy(), WHOLE).update(collect(side.policy()), [wrong])
 
 
 @pytest.mark.parametrize(("value", "slope"), [(math.nan, 0.0), (0.0, math.nan)], ids=["value", "gradient"])
@@ -206,13 +198,13 @@ def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
     policy, theirs = (side.policy_of(spec, weights) for side in SIDES)
     learners = [side.learner(one, SEVERAL.replace(gradient_accumulation=pieces)) for side, one in zip(SIDES, (policy, theirs))]
     for seed in range(3):
-        rollout = collect(policy, seed=seed)
+        rollout = of_unknown_weights(collect(policy, seed=seed))  # they are those of one of the two
         valid = rollout.valid.copy()
         valid[3:6, 1] = False
         rollout = replace(rollout, valid=valid)
         stats = [learner.update(rollout, [getattr(kind, name) for name in names]) for learner, kind in zip(learners, (InNumpy, InTorch))]
         assert stats[0].keys() == stats[1].keys()
-        for name in stats[0].keys() - {"staleness"}:  # the rollout was made by the bits of one of them
+        for name in stats[0]:
             assert stats[0][name] == pytest.approx(stats[1][name], rel=1e-9, abs=1e-9), name
         for name, weight in theirs.get_weights().items():
             np.testing.assert_allclose(policy.get_weights()[name], weight, rtol=0, atol=1e-10, err_msg=name)
@@ -265,35 +257,6 @@ def test_what_a_loss_gets(side):
     assert stats["loss/my_loss"] == pytest.approx((arrays["values"] ** 2).mean(), rel=1e-6)
 
 
-def test_sequences_keep_their_shape(side):
-    shapes = []
-
-    def my_loss(values, minibatch):
-        shapes.append((values.shape, minibatch.observations.shape, minibatch.valid.shape))
-        return nothing(side, values)
-
-    policy = side.policy()
-    config = PPOConfig(update_epochs=1, num_minibatches=2, sequence_length=4, gradient_accumulation=2)
-    side.learner(policy, config).update(collect(policy), [my_loss])
-    # 12 / 4 · 3 = 9 sequences, in minibatches of 5 and of 4 and padding, each in parts of 2 and 3
-    assert sorted(shapes) == [((4, n), (4, n, 3), (4, n)) for n in (2, 2, 3, 3)]
-
-
-def test_the_policy_that_a_loss_sees_is_the_current_one():
-    biases = []
-
-    def watch(policy, evaluation, minibatch):
-        np.testing.assert_allclose(policy.evaluate(minibatch).values, evaluation.values, atol=1e-5)
-        biases.append(policy.get_weights()["actor.head.bias"].copy())
-        return 0.0, {}
-
-    policy = NUMPY.policy()
-    NUMPY.learner(policy, PPOConfig(learning_rate=1e-2, update_epochs=1, num_minibatches=4)).update(collect(policy), [watch])
-    assert len(biases) == 4
-    assert len({bias.tobytes() for bias in biases}) == 4  # each step moves it
-    assert (policy.get_weights()["actor.head.bias"] != biases[-1]).any()
-
-
 def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
     def fails(policy, values):
         seen.append(parameters(policy))
@@ -310,46 +273,17 @@ def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
     assert (parameters(policy) != before).any()
 
 
-def numbered():
-    """obs of row (t, b) is 10 t + b; the true successor of row t is 1000 + t at cuts, else the next row's."""
-    steps, lanes = 6, 2
-    number = (10 * np.arange(steps)[:, None] + np.arange(lanes)).astype(np.float32)
-    observations = np.stack([number] * 3, -1)
-    successors = 1000 + np.stack([number] * 3, -1)
-    successors[:-1] = observations[1:]
-    truncated, terminated = np.zeros((steps, lanes), bool), np.zeros((steps, lanes), bool)
-    truncated[2, 0] = terminated[3, 1] = True
-    successors[2, 0] = 1020.0
-    data = {
-        "observations": observations / 100,
-        "actions": np.zeros((steps, lanes), np.int64),
-        "log_probs": np.full((steps, lanes), np.log(1 / 3), np.float32),
-        "rewards": number,
-        "terminated": terminated,
-        "truncated": truncated,
-        "next_observations": successors / 100,
-    }
-    return Rollout.from_dict(data), successors
-
-
 @pytest.mark.parametrize(("length", "pieces"), [(1, 1), (1, 3), (4, 2)])
 def test_next_observations_are_the_true_successors(side, length, pieces):
-    rollout, successors = numbered()
-    found = {}
+    policy, found = side.policy(), {}
+    rollout = replace(collect(policy), rewards=np.arange(36, dtype=np.float32).reshape(12, 3))  # so that each row is known by its reward
 
     def curiosity(next_observations, rewards, values):
-        for row, reward in zip(next_observations.reshape(-1, 3), rewards.reshape(-1)):
-            found[int(reward)] = float(row[0] * 100)
+        found.update(zip(rewards.reshape(-1).tolist(), next_observations.reshape(-1, 3).tolist()))
         return nothing(side, values)
 
-    config = WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)
-    side.learner(side.policy(), config).update(rollout, [curiosity])
-    for t in range(6):
-        for b in range(2):
-            if not rollout.terminated[t, b]:  # nothing follows a terminated row
-                assert found[10 * t + b] == pytest.approx(float(successors[t, b, 0]), abs=1e-3), (t, b)
-    assert found[20] == pytest.approx(1020, abs=1e-3)  # the truncated row: what came before the reset, not the next episode
-    assert found[50] == pytest.approx(1050, abs=1e-3)  # and the lane's last row
+    side.learner(policy, WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)).update(rollout, [curiosity])
+    np.testing.assert_array_equal([found[number] for number in range(36)], successor_observations(rollout).reshape(36, 3))
 
 
 def test_names_of_partials_and_objects(side):
@@ -373,8 +307,12 @@ def test_arguments_and_names_are_checked_before_anything_moves(side):
     def asks(observation):
         return nothing(side, observation)
 
-    with pytest.raises(ConfigError, match="the custom loss asks asks for 'observation'; a loss may ask for policy, minibatch"):
-        learner.update(rollout, [asks])
+    def by_keyword(*, reward):
+        return nothing(side, reward)
+
+    for wrong, words in ((asks, "'observation'; a loss may ask for policy, minibatch"), (by_keyword, "'reward'")):
+        with pytest.raises(ConfigError, match=f"the custom loss {wrong.__name__} asks for {words}"):
+            learner.update(rollout, [wrong])
     with pytest.raises(ConfigError, match="two custom losses are called numpy_pull"):
         learner.update(rollout, [numpy_pull, numpy_pull])
     assert learner.updates == 0

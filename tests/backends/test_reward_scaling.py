@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.wrappers import NormalizeReward
+from gymnasium.wrappers import NormalizeReward, TransformReward
 
 from doubles.learners import SIDES, collect
+from doubles.toys import Counter
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig
 from inchworm.rollout.fake import create_fake_rollout
@@ -66,28 +66,14 @@ def test_sums_and_statistics_are_those_of_loops_over_lanes_and_rows(lanes: int) 
         assert scaled.observations is given.observations
 
 
-class Wave(gym.Env[Any, Any]):
-    """An endless episode whose rewards are random."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.reward = float(np.float32(self.np_random.normal(2, 5)))
-        return np.zeros(1, np.float32), self.reward, False, False, {}
-
-
 def test_the_scale_is_that_of_gymnasiums_wrapper() -> None:
     """Rollouts of one step, so that the statistics move as often; the wrapper's begin with 1e-4 of a sample of variance 1."""
-    wave, scaler = Wave(), RewardScaler(0.99)
-    env = NormalizeReward(wave, gamma=0.99)
-    env.reset(seed=3)
-    for step in range(300):
+    rewards, scaler = np.random.default_rng(3).normal(2, 5, 300).astype(np.float32).tolist(), RewardScaler(0.99)
+    env = NormalizeReward(TransformReward(Counter(length=301), lambda step: rewards[int(step) - 1]), gamma=0.99)
+    env.reset()
+    for step, reward in enumerate(rewards):
         normalised = float(env.step(0)[1])
-        scaled = scaler(rollout_of([[wave.reward]]))
+        scaled = scaler(rollout_of([[reward]]))
         if step > 10:
             assert scaled.rewards.item() == pytest.approx(normalised, rel=1e-3), step
     assert scaler.scale == pytest.approx(float(np.sqrt(env.return_rms.var)), rel=1e-5)
@@ -123,7 +109,7 @@ def test_learning_with_it_is_learning_from_scaled_rewards(side: Any, popart: boo
 def test_rollouts_combined_of_fewer_or_more_lanes() -> None:
     side = SIDES[0]
     policy = side.policy()
-    learner = side.learner(policy, PPO.replace(scale_rewards=True))
+    learner = side.learner(policy, PPO.replace(scale_rewards=True, max_staleness=3))
     one, other = (collect(policy, seed=seed) for seed in (0, 1))
     for rollout in (one, combine_rollouts([one, other]), select_lanes(one, [1]), other):
         assert np.isfinite(list(learner.update(rollout).values())).all()

@@ -6,14 +6,13 @@ from collections import Counter as Counts
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import optree
 import pytest
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_rollouts
-from doubles.toys import Corridor, Counter
+from doubles.toys import Corridor, Counter, SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RECENT_EPISODES, RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
@@ -22,7 +21,7 @@ from inchworm.core.types import EndedEpisode, EnvStep, PolicyStep, Tree
 from inchworm.env.source import make_vector_env
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.rollout import ARRAY_FIELDS, Rollout
+from inchworm.rollout.rollout import ARRAY_FIELDS
 
 LENGTHS = (3, 4, 5)
 """Lane b's episodes have LENGTHS[b] steps; even ones terminate, odd ones are truncated."""
@@ -46,17 +45,13 @@ class ScriptedEnv:
         self.rewards = np.zeros(self.num_lanes, np.float32)
         self.flags = {name: np.zeros(self.num_lanes, bool) for name in ("terminated", "truncated", "episode_starts")}
         self.valid = np.ones(self.num_lanes, bool)
-        self.global_state = np.zeros((self.num_lanes, 1), np.float32)
         self.poison: dict[tuple[int, str], float] = {}
         """(number of the step since the reset, what) -> the number that lane 1 gets instead."""
 
     def _show(self, ended: Sequence[EndedEpisode] = ()) -> EnvStep:
         for lane in range(self.num_lanes):
             self.observations[lane] = (lane, self.episode[lane], self.taken[lane])
-        self.global_state[:, 0] = self.episode * 10 + self.taken
-        return EnvStep(
-            self.observations, self.rewards, **self.flags, valid=self.valid, ended=tuple(ended), global_state={"joint": self.global_state}
-        )
+        return EnvStep(self.observations, self.rewards, **self.flags, valid=self.valid, ended=tuple(ended))
 
     def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
         assert seeds is None
@@ -67,13 +62,13 @@ class ScriptedEnv:
         self.rewards[:] = 0
         self.flags["terminated"][:] = self.flags["truncated"][:] = False
         self.flags["episode_starts"][:] = self.taken == 0
-        return self._show()
+        return self._poisoned(self._show(), 0)
 
     def send(self, actions: Tree) -> None:
         assert not self.under_way
         self.received.append(np.array(actions))
         self.under_way = True
-        for array in (self.observations, self.rewards, *self.flags.values(), self.global_state):
+        for array in (self.observations, self.rewards, *self.flags.values()):
             array.fill(0)  # so that a kept reference instead of a copy is noticed
 
     def recv(self) -> EnvStep:
@@ -89,12 +84,10 @@ class ScriptedEnv:
             self.flags["episode_starts"][lane] = over
             if over:
                 final = np.array((lane, self.episode[lane], self.taken[lane]), np.float32)
-                joint = {"joint": np.array([10 * self.episode[lane] + self.taken[lane]], np.float32)}  # before the reset
-                ended.append(EndedEpisode(lane, self.seed_of(lane, self.episode[lane]), final, {"odd": float(not even)}, joint))
+                ended.append(EndedEpisode(lane, 1000 * lane + int(self.episode[lane]), final, {"odd": float(not even)}))
                 self.episode[lane] += 1
                 self.taken[lane] = 0
-        shown = self._show(ended)
-        return self._poisoned(shown, len(self.received))
+        return self._poisoned(self._show(ended), len(self.received))
 
     def _poisoned(self, shown: EnvStep, number: int) -> EnvStep:
         for (at, what), value in self.poison.items():
@@ -106,10 +99,6 @@ class ScriptedEnv:
                 [lane_1] = [ended for ended in shown.ended if ended.lane == 1]
                 lane_1.final_observation[0] = value
         return shown
-
-    @staticmethod
-    def seed_of(lane: int, episode: int) -> int:
-        return 1000 * lane + int(episode)
 
     def step(self, actions: Tree) -> EnvStep:
         raise AssertionError("send and recv are enough")
@@ -157,17 +146,23 @@ def expected(num_steps: int, first: int = 0) -> dict[str, np.ndarray]:
         "truncated": over & (episode % 2 == 1),
         "episode_starts": step == 0,
         "valid": np.ones_like(over),
-        "policy_state": step.astype(np.float32),  # what the stub has read of the episode before, if nothing had ended
+        # Before a row the stub has read the rows of the running episode, or all of the last one where a new one opens.
+        "policy_state": np.where((step == 0) & (row > 0), length, step).astype(np.float32),
     }
 
 
 # ---- where every number lands
-@pytest.mark.parametrize("num_steps", [1, 4, 23])
-def test_identifiable_rows_land_at_their_time_and_lane(num_steps: int) -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(num_steps)
-    assert (rollout.num_steps, rollout.num_lanes) == (num_steps, 3)  # T rows of B lanes, exactly
-    for name, value in expected(num_steps).items():
-        assert name == "policy_state" or np.array_equal(rollout[name], value), name
+@pytest.mark.parametrize("calls", [(1,), (23,), (4, 5)], ids=str)
+def test_identifiable_rows_land_at_their_time_and_lane(calls: tuple[int, ...]) -> None:
+    """Also where episodes continue from one call to the next."""
+    env = ScriptedEnv()
+    collector = RolloutCollector(env, Stub())
+    for number, num_steps in enumerate(calls):
+        rollout = collector.collect(num_steps)
+        assert (rollout.num_steps, rollout.num_lanes) == (num_steps, 3)  # T rows of B lanes, exactly
+        for name, value in expected(num_steps, sum(calls[:number])).items():
+            assert np.array_equal(rollout[name], value), name
+    assert env.resets == 1
 
 
 def test_the_sampled_action_is_stored_and_the_clipped_one_is_sent() -> None:
@@ -185,28 +180,12 @@ def test_the_log_probs_are_the_policys_and_its_noise_the_collectors_stream() -> 
     assert not np.isin(other, same[0]).any()
 
 
-@pytest.mark.parametrize(("every", "rows"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
-def test_memory_is_recorded_before_the_observation_is_read(every: int, rows: list[int]) -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub(), sequence_length=every).collect(7)
-    # Before row t the stub has read the rows of the running episode, or all of the last one where a new one opens.
-    step = expected(7)["policy_state"]
-    before = np.where((step == 0) & (np.arange(7) > 0)[:, None], np.array(LENGTHS), step)
-    assert rollout.policy_state.tolist() == before[rows].tolist()
-
-
-def test_the_global_state_is_of_the_row_and_not_of_its_successor() -> None:
-    rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(6)
-    script = expected(6)["observations"]
-    assert np.array_equal(rollout.global_state["joint"][..., 0], 10 * script[..., 1] + script[..., 2])
-    after = rollout.cut_observations  # (lane, episode, steps): what the global state is made of here
-    assert np.array_equal(rollout.cut_global_state["joint"][:, 0], 10 * after[:, 1] + after[:, 2])
+def test_memory_is_recorded_where_a_sequence_may_begin() -> None:
+    rollout = RolloutCollector(ScriptedEnv(), Stub(), sequence_length=3).collect(7)
+    assert rollout.policy_state.tolist() == expected(7)["policy_state"][[0, 3, 6]].tolist()
 
 
 # ---- cut rows
-def cuts(rollout: Rollout) -> dict[tuple[int, int], list[float]]:
-    return {(int(t), int(b)): rollout.cut_observations[k].tolist() for k, (t, b) in enumerate(rollout.cut_rows)}
-
-
 @pytest.mark.parametrize(
     ("steps", "expected_cuts", "memories"),
     [
@@ -221,22 +200,11 @@ def cuts(rollout: Rollout) -> dict[tuple[int, int], list[float]]:
 )
 def test_cut_rows_hold_the_true_successors(steps: int, expected_cuts: dict[tuple[int, int], list[float]], memories: list[int]) -> None:
     rollout = RolloutCollector(ScriptedEnv(), Stub()).collect(steps)
-    assert cuts(rollout) == expected_cuts
+    assert dict(zip(map(tuple, rollout.cut_rows.tolist()), rollout.cut_observations.tolist())) == expected_cuts
     assert rollout.cut_state.tolist() == memories
 
 
 # ---- one call after another
-def test_episodes_continue_from_call_to_call() -> None:
-    env = ScriptedEnv()
-    collector = RolloutCollector(env, Stub())
-    first, second = collector.collect(4), collector.collect(5)
-    for rollout, begin in ((first, 0), (second, 4)):
-        for name in ("observations", "rewards", "episode_starts", "terminated", "truncated"):
-            assert np.array_equal(rollout[name], expected(rollout.num_steps, begin)[name]), name
-    assert env.resets == 1
-    assert second.policy_state[0].tolist() == [1, 4, 4]  # lane 0 is one step into its next episode, lane 1 has just ended one
-
-
 def test_episode_statistics_across_rollout_boundaries() -> None:
     collector = RolloutCollector(ScriptedEnv(), Stub())
     rollouts = [collector.collect(4), collector.collect(4)]
@@ -314,32 +282,23 @@ def test_a_torch_policy_collects_without_gradients() -> None:
 
 def test_weights_given_act_from_the_next_collect_on_and_sign_the_rollout() -> None:
     env = make_vector_env("CartPole-v1", 4)
-    spec = spec_of(env)
-    collector = RolloutCollector(env, NumpyPolicy(spec, seed=1))
+    policy = NumpyPolicy(spec_of(env), seed=1)
+    collector = RolloutCollector(env, policy)
     first = collector.collect(4)
-    always_left = NumpyPolicy(spec, seed=1).get_weights()
+    always_left = policy.get_weights()
     always_left["actor.head.bias"] = np.array([50.0, -50.0], np.float32)
     always_left["policy_version"] = np.array(7, np.int64)
     collector.set_weights(always_left)
     second = collector.collect(4)
     assert first.actions.any()
     assert not second.actions.any()
-    assert (first.policy_version.tolist(), second.policy_version.tolist()) == ([0] * 4, [7] * 4)
-    assert second.weights_fingerprint.tolist() == [fingerprint(always_left)] * 4
-    assert first.weights_fingerprint[0] != second.weights_fingerprint[0]
-
-
-def test_a_policy_that_learns_in_place_signs_its_rollouts_anew() -> None:
-    env = make_vector_env("CartPole-v1", 2)
-    policy = NumpyPolicy(spec_of(env), seed=1)
-    collector = RolloutCollector(env, policy)
-    first = collector.collect(2)
-    weights = policy.get_weights()
-    weights |= {"actor.head.bias": np.ones(2, np.float32), "policy_version": np.array(1, np.int64)}
-    policy.set_weights(weights)  # as a learner does that shares the object
-    second = collector.collect(2)
-    assert second.policy_version.tolist() == [1, 1]
-    assert second.weights_fingerprint.tolist() == [fingerprint(weights)] * 2 != first.weights_fingerprint.tolist()
+    later = always_left | {"policy_version": np.array(8, np.int64)}
+    policy.set_weights(later)  # as a learner does that shares the object
+    third = collector.collect(4)
+    assert [rollout.policy_version.tolist() for rollout in (first, second, third)] == [[0] * 4, [7] * 4, [8] * 4]
+    signed = [set(rollout.weights_fingerprint.tolist()) for rollout in (first, second, third)]
+    assert signed[1:] == [{fingerprint(always_left)}, {fingerprint(later)}]
+    assert len(set.union(*signed)) == 3
 
 
 def test_an_actor_follows_a_policy_and_keeps_other_weights_until_that_policy_changes() -> None:
@@ -384,6 +343,7 @@ def test_an_actor_without_weights_cannot_be_given_any() -> None:
 @pytest.mark.parametrize(
     ("at", "what", "says"),
     [
+        (0, "observation", r"observation 'observation' of lane 1 is not finite at step 0 of its episode"),  # of the reset
         (2, "reward", r"reward of lane 1 is not finite at step 2 of its episode: nan"),
         (6, "reward", r"reward of lane 1 is not finite at step 2 of its episode: nan"),  # the second step of its second episode
         (3, "observation", r"observation 'observation' of lane 1 is not finite at step 3 of its episode: \[ 1.  0. nan\]"),
@@ -399,51 +359,46 @@ def test_a_number_that_is_not_finite_stops_at_its_step(at: int, what: str, says:
     with pytest.raises(BadNumberError, match=says.replace("nan", "inf") if bad == np.inf else says):
         collector.collect(9)
     assert len(env.received) == at  # not one step further
-    assert collector.env_steps == 3 * (at - 1)  # the bad step does not count
-    assert collector.episodes == len(collector.recent) == sum((at - 1) // length for length in LENGTHS)
-
-
-def test_a_bad_first_observation_is_named_too() -> None:
-    env = ScriptedEnv()
-    env.poison[0, "observation"] = np.nan
-    env.reset = lambda seeds=None, indices=None: env._poisoned(ScriptedEnv.reset(env), 0)  # type: ignore[method-assign]
-    with pytest.raises(BadNumberError, match="observation 'observation' of lane 1 is not finite at step 0"):
-        RolloutCollector(env, Stub()).collect(1)
+    good = max(at - 1, 0)  # the bad step does not count
+    assert collector.env_steps == 3 * good
+    assert collector.episodes == len(collector.recent) == sum(good // length for length in LENGTHS)
 
 
 def test_the_bad_key_of_a_dict_observation_is_named() -> None:
-    class Broken(gym.Env[Any, Any]):
-        observation_space = spaces.Dict(
-            {"camera": spaces.Box(0, 255, (2,), np.uint8), "speed": spaces.Dict({"x": spaces.Box(-9, 9, (1,))})}
-        )
-        action_space = spaces.Discrete(2)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return {"camera": np.zeros(2, np.uint8), "speed": {"x": np.zeros(1, np.float32)}}, {}
-
+    class Broken(SpacesEnv):
         def step(self, action: Any) -> Any:
-            return {"camera": np.zeros(2, np.uint8), "speed": {"x": np.full(1, np.nan, np.float32)}}, 0.0, False, False, {}
+            observation, *rest = super().step(action)
+            observation["speed"]["x"][:] = np.nan
+            return observation, *rest
 
-    env = make_vector_env(Broken, 2)
+    seen = spaces.Dict({"camera": spaces.Box(0, 255, (2,), np.uint8), "speed": spaces.Dict({"x": spaces.Box(-9, 9, (1,))})})
+    env = make_vector_env(functools.partial(Broken, seen, spaces.Discrete(2)), 2)
     with pytest.raises(BadNumberError, match=r"observation 'speed.x' of lane 0 .* at step 1"):
         RolloutCollector(env, NumpyPolicy(spec_of(env))).collect(3)
 
 
-@pytest.mark.parametrize("what", ["bad number", "interruption"])
-def test_after_half_a_step_the_next_collect_begins_new_episodes(what: str) -> None:
+class Shapeless(Stub):
+    """Returns log-probs of a wrong shape at its third call."""
+
+    def act(self, *given: Any, **named: Any) -> PolicyStep:
+        step = super().act(*given, **named)
+        return dataclasses.replace(step, log_probs=step.log_probs[:1]) if self.calls == 3 else step
+
+
+@pytest.mark.parametrize("error", [BadNumberError, KeyboardInterrupt, RolloutError])
+def test_after_half_a_step_the_next_collect_begins_new_episodes(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step has a bad number, is interrupted, or was sent before its action turns out to have a wrong shape."""
     env = ScriptedEnv()
-    collector = RolloutCollector(env, Stub())
+    collector = RolloutCollector(env, Shapeless() if error is RolloutError else Stub())
     collector.collect(2)
-    if what == "bad number":
-        env.poison[3, "reward"] = np.nan
-        with pytest.raises(BadNumberError):
+    with monkeypatch.context() as patch:
+        if error is BadNumberError:
+            patch.setitem(env.poison, (3, "reward"), np.nan)
+        elif error is KeyboardInterrupt:
+            patch.setattr(env, "_show", lambda ended=(): (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(error):
             collector.collect(4)
-    else:
-        env._show = lambda ended=(): (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
-            collector.collect(4)
-        del env._show  # type: ignore[method-assign]
-    env.poison.clear()
+    assert not env.under_way  # what was sent has been received
     rollout = collector.collect(3)
     assert env.resets == 2
     assert rollout.episode_starts[0].all()
@@ -452,6 +407,17 @@ def test_after_half_a_step_the_next_collect_begins_new_episodes(what: str) -> No
     # The half-lived episode leaves no trace: lane 0 is in its next one now (the bad step ended one more), of three steps.
     episode = rollout.observations[0, 0, 1]
     assert [(e.lane, e.length, e.episode_return) for e in rollout.episodes] == [(0, 3, 30 * episode + 6)]
+
+
+def test_the_first_error_is_the_one_that_is_reported() -> None:
+    class Dying(ScriptedEnv):
+        def recv(self) -> EnvStep:
+            if len(self.received) == 3:
+                raise OSError("gone as well")
+            return super().recv()
+
+    with pytest.raises(RolloutError, match="log_probs"):
+        RolloutCollector(Dying(), Shapeless()).collect(5)
 
 
 # ---- options, and saving in the middle
@@ -478,14 +444,6 @@ def test_a_collector_resumes_bit_for_bit_from_its_saved_state(env: Any, workers:
     assert_equal_rollouts(undisturbed.collect(9), expect[0])
     for each in (undisturbed, resumed):
         each.close()
-
-
-def test_memory_resumes_from_a_saved_state() -> None:
-    undisturbed, resumed = RolloutCollector(ScriptedEnv(), Stub()), RolloutCollector(ScriptedEnv(), Stub())
-    undisturbed.collect(7)
-    resumed.load_state_dict(undisturbed.state_dict())
-    # After 7 rows lane 0 is one step into its third episode, lane 1 three into its second, lane 2 two.
-    assert resumed.collect(1).policy_state.tolist() == undisturbed.collect(1).policy_state.tolist() == [[1, 3, 2]]
 
 
 def test_the_state_before_the_first_step_is_a_state_too() -> None:
@@ -533,37 +491,6 @@ def test_a_state_of_several_groups_is_refused() -> None:
     state = collector.state_dict()
     with pytest.raises(ConfigError, match=r"2 alternating groups of environments \(collect.groups\), which were removed"):
         collector.load_state_dict(state | {"vector_env": [state["vector_env"]] * 2})
-
-
-class Shapeless(Stub):
-    """Returns log-probs of a wrong shape at its third call."""
-
-    def act(self, *given: Any, **named: Any) -> PolicyStep:
-        step = super().act(*given, **named)
-        return dataclasses.replace(step, log_probs=step.log_probs[:1]) if self.calls == 3 else step
-
-
-def test_a_pending_step_is_drained_when_writing_fails() -> None:
-    env = ScriptedEnv()
-    collector = RolloutCollector(env, Shapeless())
-    with pytest.raises(RolloutError, match="log_probs"):
-        collector.collect(5)
-    assert not env.under_way
-    rollout = collector.collect(3)
-    assert env.resets == 2
-    assert rollout.episode_starts[0].all()
-    assert not rollout.policy_state[0].any()
-
-
-def test_the_first_error_is_the_one_that_is_reported() -> None:
-    class Dying(ScriptedEnv):
-        def recv(self) -> EnvStep:
-            if len(self.received) == 3:
-                raise OSError("gone as well")
-            return super().recv()
-
-    with pytest.raises(RolloutError, match="log_probs"):
-        RolloutCollector(Dying(), Shapeless()).collect(5)
 
 
 # ---- what actors may do

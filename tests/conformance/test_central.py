@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.learners import telling_weights
 from inchworm import Advantages, NumpyPolicy, PolicyConfig, PolicySpec, PPOConfig, Rollout, compute_advantages
 from inchworm.backends.numpy.policy import fresh_weights
 from inchworm.core.errors import RolloutError
@@ -30,23 +31,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def spec_of(kind: str) -> PolicySpec:
     return PolicySpec(OBSERVATIONS, ACTIONS, PolicyConfig(**{"hidden_sizes": (6,), **KINDS[kind]}, central_critic=True), WORLD, 3)
-
-
-def weights_of(spec: PolicySpec, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(3)
-    weights = {
-        name: value + 0.1 * rng.standard_normal(value.shape) if name in spec.layers else value
-        for name, value in fresh_weights(spec, 0).items()
-    }
-    for prefix in ("observation_normalizer", "global_state_normalizer", "value_normalizer"):
-        if f"{prefix}.mean" in weights:
-            shape = weights[f"{prefix}.mean"].shape
-            weights |= {
-                f"{prefix}.mean": rng.normal(0.5, 0.1, shape),
-                f"{prefix}.var": np.full(shape, 0.25),
-                f"{prefix}.count": np.array(9),
-            }
-    return {name: value.astype(dtype) if name in spec.layers else value for name, value in weights.items()}
 
 
 def data(seed: int = 0) -> dict[str, Any]:
@@ -79,7 +63,7 @@ def minibatch_of(given: dict[str, Any], state: Any) -> Minibatch:
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_are_the_reference_ones(backend: Any, kind: str, dtype: Any, tolerance: float) -> None:
     spec, given = spec_of(kind), data()
-    weights = weights_of(spec, dtype)
+    weights = telling_weights(spec, dtype)
     expected = NumpyPolicy(spec, weights)
     policy = backend.policy(spec, weights)
     reference = expected.value(
@@ -93,7 +77,7 @@ def test_values_are_the_reference_ones(backend: Any, kind: str, dtype: Any, tole
 @pytest.mark.parametrize("kind", KINDS)
 def test_invalid_rows_are_valued_by_the_world_alone_and_valid_ones_by_both(backend: Any, kind: str) -> None:
     spec, given = spec_of(kind), data()
-    policy = backend.policy(spec, weights_of(spec))
+    policy = backend.policy(spec, telling_weights(spec))
     before = values_of(backend, policy, given)
     other = {**given, "observations": {**given["observations"], "seen": given["observations"]["seen"] + 1}}
     changed = values_of(backend, policy, other) != before
@@ -109,7 +93,7 @@ def test_invalid_rows_are_valued_by_the_world_alone_and_valid_ones_by_both(backe
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_actor_never_sees_the_world(backend: Any, kind: str) -> None:
     spec, given = spec_of(kind), data()
-    policy = backend.policy(spec, weights_of(spec))
+    policy = backend.policy(spec, telling_weights(spec))
     first = policy.evaluate(backend.minibatch(minibatch_of(given, policy.initial_state(N))))
     given["global_state"]["world"]["map"] += 1
     second = policy.evaluate(backend.minibatch(minibatch_of(given, policy.initial_state(N))))
@@ -122,13 +106,13 @@ def test_the_actor_never_sees_the_world(backend: Any, kind: str) -> None:
 
 
 def test_rows_are_valid_where_nothing_else_is_given(backend: Any) -> None:
-    given, policy = data() | {"valid": np.ones((L, N), bool)}, backend.policy(spec_of("mlp"), weights_of(spec_of("mlp")))
+    given, policy = data() | {"valid": np.ones((L, N), bool)}, backend.policy(spec_of("mlp"), telling_weights(spec_of("mlp")))
     observations, starts, world = (backend.tree(given[name]) for name in ("observations", "episode_starts", "global_state"))
     np.testing.assert_array_equal(backend.numpy(policy.value(observations, (), starts, world)), values_of(backend, policy, given))
 
 
 def test_a_missing_global_state_is_reported(backend: Any) -> None:
-    given, policy = data(), backend.policy(spec_of("mlp"), weights_of(spec_of("mlp")))
+    given, policy = data(), backend.policy(spec_of("mlp"), telling_weights(spec_of("mlp")))
     with pytest.raises(RolloutError, match=r"central_critic needs a global state, and there is none.*global_state=True"):
         policy.value(backend.tree(given["observations"]), (), backend.array(given["episode_starts"]))
     with pytest.raises(RolloutError, match="there is none"):

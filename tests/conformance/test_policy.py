@@ -7,6 +7,7 @@ import optree
 import pytest
 from gymnasium import spaces
 
+from doubles.learners import ACTIVATION_FUNCTIONS, plain_outputs, telling_weights
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.types import Minibatch
@@ -19,20 +20,6 @@ LENGTH, WIDTH = 2, 5
 def spec_of(case, observation_space, **options):
     config = PolicyConfig(hidden_sizes=(8, 7), action_bounds=case.bounds, **options)
     return PolicySpec(case.observation_space(observation_space), case.action_space, config)
-
-
-def weights_of(spec, dtype=np.float32, seed=3):
-    """Fresh weights with heads large enough that every number depends on the observation, and statistics that are not trivial."""
-    rng = np.random.default_rng(seed)
-    weights = fresh_weights(spec, seed)
-    for name in spec.layers:
-        if "head" in name or name.endswith("bias") or name == "log_std":
-            weights[name] = rng.uniform(-0.7, 0.7, weights[name].shape)
-        weights[name] = weights[name].astype(dtype)
-    for name in weights:
-        if name.startswith(("observation_normalizer", "value_normalizer")):
-            weights[name] = np.asarray({"mean": 0.3, "var": 4.0, "count": 10}[name.split(".")[-1]] + 0 * weights[name], weights[name].dtype)
-    return weights
 
 
 def minibatch_of(policy, case, space, seed=4):
@@ -52,7 +39,7 @@ def minibatch_of(policy, case, space, seed=4):
 def test_evaluate_and_value_equal_the_reference(backend, case, dtype, tolerance):
     space = spaces.Dict({"b": spaces.Box(-3, 3, (4,)), "a": spaces.Discrete(3, start=1)})
     spec = spec_of(case, space, normalize_observations=True, normalize_values=True)
-    weights = weights_of(spec, dtype)
+    weights = telling_weights(spec, dtype)
     reference, policy = NumpyPolicy(spec, weights), backend.policy(spec, weights)
     minibatch = minibatch_of(reference, case, space)
     expected, found = reference.evaluate(minibatch), policy.evaluate(backend.minibatch(minibatch))
@@ -69,7 +56,7 @@ def test_evaluate_and_value_equal_the_reference(backend, case, dtype, tolerance)
 def test_the_same_stream_gives_the_same_actions(backend, case, deterministic):
     space = spaces.Box(-3, 3, (4,))
     spec = spec_of(case, space, normalize_observations=True)
-    weights = weights_of(spec)
+    weights = telling_weights(spec)
     observations = case.observations(space, (9,), np.random.default_rng(1))
     steps = [
         policy.act(observations, (), np.ones(9, bool), np.random.default_rng(2), deterministic=deterministic)
@@ -86,7 +73,7 @@ def test_what_the_environment_gets_lies_in_its_space(backend, case):
     space = spaces.Box(-3, 3, (4,))
     spec = spec_of(case, space, log_std_init=2.0)  # wide enough to leave every bound
     policy = backend.policy(
-        spec, {**weights_of(spec), **({"log_std": np.full(spec.layers["log_std"], 2.0)} if "log_std" in spec.layers else {})}
+        spec, {**telling_weights(spec), **({"log_std": np.full(spec.layers["log_std"], 2.0)} if "log_std" in spec.layers else {})}
     )
     rng = np.random.default_rng(1)
     observations = case.observations(space, (50,), rng)
@@ -102,27 +89,15 @@ def test_log_std_is_bounded_under_tanh(backend):
     assert draws.std() == pytest.approx(np.exp(2.0), rel=0.05)  # not e^4
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
+@pytest.mark.parametrize("activation", ACTIVATION_FUNCTIONS)
 @pytest.mark.parametrize("shared_trunk", [False, True])
 @pytest.mark.parametrize("hidden_sizes", [(), (5,), (6, 4)])
 def test_every_architecture(backend, activation, shared_trunk, hidden_sizes):
     config = PolicyConfig(hidden_sizes=hidden_sizes, activation=activation, shared_trunk=shared_trunk)
     spec = PolicySpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(4), config)
-    weights = weights_of(spec, np.float64)
+    weights = telling_weights(spec, np.float64)
     observations = np.random.default_rng(0).standard_normal((1, 6, 3)).astype(np.float32)
-    policy, flat = backend.policy(spec, weights), observations[0].astype(np.float64)
-    functions = {
-        "tanh": np.tanh,
-        "relu": lambda x: x * (x > 0),
-        "elu": lambda x: np.where(x > 0, x, np.exp(x) - 1),
-        "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
-        "silu": lambda x: x / (1 + np.exp(-x)),
-    }
-    hidden = flat
-    for index in range(len(hidden_sizes)):
-        name = f"{'trunk' if shared_trunk else 'critic'}.{index}"
-        hidden = functions[activation](hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
-    expected = (hidden @ weights["critic.head.weight"].T + weights["critic.head.bias"])[:, 0]
+    policy, expected = backend.policy(spec, weights), plain_outputs(spec, weights, observations[0].astype(np.float64))[1]
     values = backend.numpy(policy.value(backend.tree(observations), (), ()))
     np.testing.assert_allclose(values, expected[None], rtol=0, atol=1e-12)
 
@@ -143,7 +118,7 @@ def test_normalisers_by_hand(backend):
 
 def test_weights_travel_between_backends_unchanged(backend, case):
     spec = spec_of(case, spaces.Box(-1, 1, (2,)), normalize_observations=True, normalize_values=True)
-    weights = weights_of(spec)
+    weights = telling_weights(spec)
     weights["policy_version"] = np.array(17)
     policy = backend.policy(spec, weights)
     found = policy.get_weights()
@@ -162,7 +137,7 @@ def test_statistics_move_alike(backend):
     dead[4:7, 1] = True
     rollout = replace(rollout, valid=~dead)
     returns = np.random.default_rng(0).normal(5, 3, (12, 3)).astype(np.float32)
-    policy = backend.policy(spec, weights_of(spec))
+    policy = backend.policy(spec, telling_weights(spec))
     policy.set_weights({**fresh_weights(spec, 0), "policy_version": np.array(0)})
     policy.update_statistics(rollout, backend.array(returns))
     weights = policy.get_weights()
@@ -181,7 +156,7 @@ def test_statistics_move_alike(backend):
 def test_popart_keeps_values_in_reward_units(backend):
     spec = PolicySpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), PolicyConfig(hidden_sizes=(8,), normalize_values=True))
     rollout = create_fake_rollout(spec.observation_space, spec.action_space, 10, 2)
-    policy = backend.policy(spec, weights_of(spec))
+    policy = backend.policy(spec, telling_weights(spec))
     observations = backend.tree(rollout.observations)
     before = backend.numpy(policy.value(observations, (), ()))
     head = policy.get_weights()["critic.head.weight"]

@@ -27,13 +27,6 @@ def test_seeds_fit_an_environment_and_copies_and_episodes_are_not_interchangeabl
     assert len(set(seeds)) == 1000
 
 
-def test_a_stream_does_not_depend_on_what_others_drew():
-    first = make_stream(3, "shuffle")
-    make_stream(3, "sampling").random(1000)
-    np.random.default_rng(0).random(10)
-    assert make_stream(3, "shuffle").random() == first.random()
-
-
 def test_streams_are_saved_and_restored_to_the_bit():
     stream = make_stream(1, "sampling")
     stream.random(7)

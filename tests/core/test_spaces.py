@@ -14,12 +14,9 @@ from inchworm.core.spaces import (
     form_of,
     in_one_line,
     leaf,
-    leaf_dtype,
-    leaf_shape,
     leaves,
     mask_sizes,
     mask_space,
-    path_name,
     space_from_dict,
     space_to_dict,
     split_mask,
@@ -47,13 +44,6 @@ def test_leaves_and_trees_are_sorted_and_have_the_structure_of_the_space():
     assert list(leaves(spaces.Tuple([]))) == []
 
 
-def test_paths():
-    assert leaf({"a": (1, {"k": 2})}, ("a", 1, "k")) == 2
-    assert leaf(5, ()) == 5
-    assert path_name(("a", 1, "k")) == "a.1.k"
-    assert path_name(()) == "observation"
-
-
 @pytest.mark.parametrize(
     "space, named",
     [
@@ -77,13 +67,6 @@ def test_zeros():
     assert tree["a"][0].shape == (5, 2)
     assert tree["a"][1]["k"].dtype == np.int8
     assert not any(np.any(leaf(tree, path)) for path, _ in leaves(NESTED))
-
-
-def test_shapes_and_dtypes():
-    assert leaf_shape(spaces.Discrete(3)) == ()
-    assert leaf_shape(spaces.MultiDiscrete([[1, 2], [3, 4]])) == (2, 2)
-    assert leaf_dtype(spaces.Box(0, 1, (1,), np.float16)) == np.float16
-    assert leaf_dtype(spaces.Discrete(3)) == np.int64
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,40 @@ TORCH = Side("torch", torch_policy, lambda *given, **options: PPOOptimizer(*give
 SIDES = [NUMPY, TORCH]
 
 
+def telling_weights(spec: PolicySpec, dtype: Any = np.float32, seed: int = 3) -> dict[str, np.ndarray]:
+    """Fresh weights with heads large enough that every number depends on the observation, and statistics that are not trivial."""
+    rng, weights = np.random.default_rng(seed), dict(fresh_weights(spec, seed))
+    for name in weights:
+        if name in spec.layers:
+            if "head" in name or name.endswith("bias") or name == "log_std":
+                weights[name] = rng.uniform(-0.7, 0.7, weights[name].shape)
+            weights[name] = weights[name].astype(dtype)
+        elif "_normalizer." in name:
+            weights[name] = np.asarray({"mean": 0.3, "var": 4.0, "count": 10}[name.split(".")[-1]] + 0 * weights[name], weights[name].dtype)
+    return weights
+
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "tanh": np.tanh,
+    "relu": lambda x: x * (x > 0),
+    "elu": lambda x: np.where(x > 0, x, np.exp(x) - 1),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+
+def plain_outputs(spec: PolicySpec, weights: Any, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Action outputs [n, C] and values [n] of an MLP, layer by layer."""
+    f, found = ACTIVATION_FUNCTIONS[spec.config.activation], {}
+    for name in ("actor", "critic"):
+        hidden = inputs
+        for index in range(len(spec.config.hidden_sizes)):
+            layer = f"{'trunk' if spec.config.shared_trunk else name}.{index}"
+            hidden = f(hidden @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"])
+        found[name] = hidden @ weights[f"{name}.head.weight"].T + weights[f"{name}.head.bias"]
+    return found["actor"], found["critic"][:, 0]
+
+
 def parameters(policy: Any) -> np.ndarray:
     """All parameters of a policy as one vector."""
     weights = policy.get_weights()
@@ -92,6 +126,11 @@ def collect(policy: Any, num_steps=12, num_lanes=3, *, seed=0, episode_length=5,
         policy_version=np.full(num_lanes, policy.policy_version, np.int32),
         weights_fingerprint=np.full(num_lanes, fingerprint(policy.get_weights()), np.uint64),
     )
+
+
+def of_unknown_weights(rollout: Rollout) -> Rollout:
+    """The rollout without a record of which weights acted, so that it counts as neither stale nor foreign."""
+    return replace(rollout, weights_fingerprint=np.zeros_like(rollout.weights_fingerprint))
 
 
 def some_legal(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:

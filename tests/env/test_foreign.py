@@ -11,11 +11,14 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from doubles.crashing import World
 from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, run
+from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.protocols import VectorEnv
-from inchworm.core.seeding import derive_seed, restore_stream, stream_state
+from inchworm.core.seeding import derive_seed
+from inchworm.core.spaces import mask_space, with_mask
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.env.foreign import BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
 from inchworm.env.source import make_vector_env
@@ -264,52 +267,30 @@ def test_results_without_one_value_per_lane_are_rejected(change, message):
 
 
 # ---- restoring copies that have their own seeds
-class Hybrid(gym.Env):
-    """A world with a mask, a tuple of actions and random ends: the position is a sum of what was done and drawn."""
+class MaskedWorld(World):
+    """Its mask is a part of the observation."""
 
-    observation_space = spaces.Dict({"x": spaces.Box(-1e9, 1e9, (2,), np.float64), "action_mask": spaces.Tuple([spaces.MultiBinary(3)])})
-    action_space = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,), np.float32)])
+    def __init__(self):
+        super().__init__()
+        self.observation_space = with_mask(self.observation_space, mask_space(self.action_space))
 
-    def observe(self):
-        mask = np.ones(3, np.int8)
-        mask[int(abs(self.x[0] * 10)) % 3] = 0
-        self.mask = mask
-        return {"x": self.x.copy(), "action_mask": (mask,)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x = self.np_random.normal(size=2) + (options or {}).get("shift", 0.0)
-        return self.observe(), {}
-
-    def step(self, action):
-        assert self.mask[action[0]], "an action that the mask forbids"
-        self.x = self.x + action[1] * (1 + action[0]) + self.np_random.normal(size=2)
-        return self.observe(), float(self.x.sum()), bool(self.np_random.random() < 0.08), False, {}
+    def _observe(self):
+        seen, info = super()._observe()
+        return seen | info, {}
 
 
-class Moody(gym.Env):
-    """A world that draws from a stream that no seed governs, in the copies that are marked."""
+class Moody(Counter):
+    """Its observations hold numbers that no seed governs."""
 
-    observation_space = spaces.Box(-9.0, 9.0, (1,), np.float64)
-    action_space = spaces.Discrete(2)
     moods = np.random.default_rng(0)
 
-    def __init__(self, moody, ends=False):
-        self.moody, self.ends = moody, ends
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.x = 0, self.np_random.random(1)
-        return self.x, {}
-
-    def step(self, action):
-        self.t += 1
-        self.x = (self.x + action + (self.moods.random(1) if self.moody else 0.1)) % 1.0
-        return self.x, 1.0, self.ends and self.t == 3, False, {}
+    def _observe(self):
+        return super()._observe() + self.moods.random()
 
 
-@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize("steps", [0, 1, 24, 25, 67])
+@pytest.mark.parametrize(
+    ("kind", "steps"), [(SyncVectorEnv, 0), (SyncVectorEnv, 1), (SyncVectorEnv, 24), (SyncVectorEnv, 25), (AsyncVectorEnv, 67)]
+)
 def test_a_restored_state_continues_bit_identically(kind, steps):
     straight, fresh = adapted(kind=kind), adapted(kind=kind, seed=99)
     assert type(straight) is BatchedVectorEnv
@@ -325,11 +306,11 @@ def test_a_restored_state_continues_bit_identically(kind, steps):
 
 
 def test_episodes_of_all_lengths_are_restored_with_masks_and_options():
-    straight, fresh = adapted(*[Hybrid] * 6), adapted(*[Hybrid] * 6)
-    straight.set_reset_options({"shift": 3.0}, indices=[1, 4])
+    straight, fresh = adapted(*[MaskedWorld] * 6), adapted(*[MaskedWorld] * 6)
+    straight.set_reset_options({"bonus": 3.0}, indices=[1, 4])
     run(straight, 41, seed=1)
     straight.reset(indices=[2])  # an episode of no steps: it begins at the very end of the replay
-    straight.set_reset_options({"shift": -5.0}, indices=[4])  # not yet true for the running episode
+    straight.set_reset_options({"bonus": -5.0}, indices=[4])  # not yet true for the running episode
     state = straight.state_dict()
     lengths = [copy["length"] for copy in state["copies"]]
     assert lengths[2] == 0
@@ -347,11 +328,8 @@ def test_a_state_of_gymnasiums_vector_env_can_be_loaded_into_ours():
 
 
 def test_a_copy_that_is_not_restored_begins_a_new_episode_and_the_run_is_inexact_from_then_on():
-    def moody():
-        return adapted(lambda: Moody(False), lambda: Moody(True), lambda: Moody(False))
-
-    straight, fresh = moody(), moody()
-    run(straight, 5)
+    straight, fresh, again = (adapted(Counter, Moody, Counter) for _ in range(3))
+    run(straight, 3)
     with pytest.warns(UserWarning, match=r"lane 1 could not be restored \(replaying .* different observation.*\); starting a new episode"):
         fresh.load_state_dict(straight.state_dict())
     step = fresh.reset(indices=())
@@ -360,16 +338,15 @@ def test_a_copy_that_is_not_restored_begins_a_new_episode_and_the_run_is_inexact
     assert fresh.inexact == ["1 of 3 copies could not be restored at a resume and started new episodes"]
     assert not fresh.exact
     # Later checkpoints say so, once, however often the run is resumed.
-    again = moody()
     again.load_state_dict(fresh.state_dict())
     assert again.inexact == fresh.inexact
     assert straight.exact
 
 
 def test_an_episode_that_ends_during_replay_is_not_restored_and_the_others_are():
-    straight, fresh = (adapted(lambda: Moody(False), lambda ends=ends: Moody(False, ends)) for ends in (False, True))
+    straight, fresh = (adapted(lambda: Counter(9), lambda length=length: Counter(length)) for length in (9, 3))
     run(straight, 7)
-    with pytest.warns(UserWarning, match=r"lane 1 .*replaying its actions gave return and length \(2.0, 2\), but \(7.0, 7\) was saved"):
+    with pytest.warns(UserWarning, match=r"lane 1 .*replaying its actions gave return and length \(3.0, 2\), but \(28.0, 7\) was saved"):
         fresh.load_state_dict(straight.state_dict())
     assert fresh.reset(indices=()).episode_starts.tolist() == [False, True]
 
@@ -388,34 +365,14 @@ def test_wrappers_whose_statistics_cross_episodes_are_named():
 
 
 # ---- restoring vector envs whose copies draw from one stream
-class Kept(gym.vector.VectorEnv):
-    """A vector env with a simulator behind it, and get_state and set_state."""
-
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
-    single_observation_space = spaces.Box(-1e9, 1e9, (1,), np.float64)
-    single_action_space = spaces.Discrete(3)
-    num_envs = 2
-
-    def __init__(self):
-        self.simulator = types.SimpleNamespace(x=None, bonus=0)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        fresh = self.np_random.normal(size=(2, 1))
-        self.simulator.x = fresh if options is None else np.where(options["reset_mask"][:, None], fresh, self.simulator.x)
-        return self.simulator.x.copy(), {}
-
-    def step(self, actions):
-        simulator = self.simulator
-        simulator.x, simulator.bonus = simulator.x + actions[:, None] + self.np_random.normal(size=(2, 1)), simulator.bonus + 1
-        return simulator.x.copy(), np.full(2, float(simulator.bonus)), simulator.x[:, 0] > 6, np.zeros(2, bool), {}
+class Kept(Streamed):
+    """The same with get_state and set_state."""
 
     def get_state(self):
-        return {"x": self.simulator.x, "bonus": self.simulator.bonus, "stream": stream_state(self.np_random)}
+        return {"drawn": self.drawn, "n": self.n, "t": self.t}
 
     def set_state(self, state):
-        self.simulator.x, self.simulator.bonus = np.array(state["x"]), state["bonus"]
-        self.np_random = restore_stream(state["stream"])
+        self.drawn, self.n, self.t = state["drawn"], np.array(state["n"]), np.array(state["t"])
 
 
 def through_a_file(state):
@@ -464,7 +421,7 @@ def test_a_vector_env_without_get_state_is_marked_inexact_and_starts_new_episode
 
 
 def test_a_state_that_a_file_cannot_hold_is_reported():
-    env = make_vector_env(type("Unsayable", (Kept,), {"get_state": lambda self: {"simulator": self.simulator}})())
+    env = make_vector_env(type("Unsayable", (Kept,), {"get_state": lambda self: {"simulator": self}})())
     env.reset()
     with pytest.warns(UserWarning, match=r"get_state of Unsayable gave what a file cannot hold.*it cannot be restored"):
         env.state_dict()

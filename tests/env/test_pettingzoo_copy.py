@@ -17,7 +17,7 @@ from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.pettingzoo_copy import as_team, is_team_env, nothing_seen
 from inchworm.env.source import make_vector_env
-from inchworm.worlds.toys import DEATHS, JOINS, Comings, Sacrifice
+from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 
 def team_env(plan=DEATHS, copies=1, *, global_state=False, **kwargs):
@@ -194,15 +194,6 @@ def test_a_mask_that_is_missing_or_forbids_everything():
             env.reset()
             with pytest.raises(EnvError, match=rf"agent 'agent_0' \(lane 0\), step 1 of episode 1 .*{words}"):
                 env.step(actions_of(env))
-
-
-def test_actions_of_the_dead_are_ignored():
-    one, two = team_env(copies=2), team_env(copies=2)
-    one.reset(), two.reset()
-    for number in range(6):
-        dead = np.zeros(6, np.int64)
-        dead[[1, 4]] = 2 if number >= 2 else 0
-        assert_equal_steps([one.step(actions_of(one))], [two.step(dead)])
 
 
 @pytest.mark.parametrize("global_state", [False, True])
@@ -441,17 +432,6 @@ def test_an_environment_of_one_agent_has_no_global_state():
         make_vector_env(team_env(), global_state=True)
     shared = team_env(global_state=True)
     assert make_vector_env(shared, global_state=True) is shared
-
-
-def test_a_dead_agent_shares_a_later_reward():
-    with make_vector_env(Sacrifice, 1, global_state=True) as env:
-        env.reset()
-        rewards = [env.step(np.array([1, 0])).rewards.tolist() for _ in range(3)]
-        last = env.step(np.array([0, 0]))
-        assert rewards == [[pytest.approx(-0.1), 0], [0, 0], [0, 0]]
-        assert last.rewards.tolist() == [1, 1]
-        assert last.terminated.tolist() == [True, True]
-        assert last.ended[0].final_global_state.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 # ---- where PettingZoo's environments come from

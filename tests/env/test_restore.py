@@ -113,30 +113,31 @@ def assert_same(one, other):
     assert firsts == seconds
 
 
-def test_a_state_that_no_file_can_hold_is_replayed_with_one_warning():
-    class Strange(Keeper):
-        def get_state(self):
-            return {"place": {1, 2}}
+class Strange(Keeper):
+    def get_state(self):
+        return {"place": {1, 2}}
 
-    class Objects(Keeper):
-        def get_state(self):
-            return np.array([None, self])
 
-    for kind, words in ((Strange, "place is set"), (Objects, "not of numbers")):
-        for layout in LAYOUTS[:2]:
-            with make(layout, kind) as env:
-                run(env, 5)
-                with pytest.warns(UserWarning, match=rf"get_state of {kind.__name__} gave.*{words}.*by replay instead") as seen:
-                    saved = env.state_dict()
-                assert len(seen) == 1
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    env.state_dict()
-                assert "state" not in saved["copies"][0]
-                expected = continue_run(env, 60)
-            with make(layout, kind) as env:
-                env.load_state_dict(saved)
-                assert_equal_steps(continue_run(env, 60), expected)
+class Objects(Keeper):
+    def get_state(self):
+        return np.array([None, self])
+
+
+@pytest.mark.parametrize(("kind", "words", "layout"), [(Strange, "place is set", (2, False)), (Objects, "not of numbers", (0, False))])
+def test_a_state_that_no_file_can_hold_is_replayed_with_one_warning(kind, words, layout):
+    with make(layout, kind) as env:
+        run(env, 5)
+        with pytest.warns(UserWarning, match=rf"get_state of {kind.__name__} gave.*{words}.*by replay instead") as seen:
+            saved = env.state_dict()
+        assert len(seen) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            env.state_dict()
+        assert "state" not in saved["copies"][0]
+        expected = continue_run(env, 60)
+    with make(layout, kind) as env:
+        env.load_state_dict(saved)
+        assert_equal_steps(continue_run(env, 60), expected)
 
 
 def test_which_layer_keeps_the_state():

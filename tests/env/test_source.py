@@ -15,6 +15,7 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import EnvSource, InProcessVectorEnv, env_source, make_vector_env
 from inchworm.worlds.cartpole import NativeCartPole
+from inchworm.worlds.toys import Sacrifice
 
 
 def cartpole():
@@ -35,6 +36,7 @@ def cartpoles():
         (lambda: functools.partial(cartpole), "factory", "partial", None),
         (cartpole, "gymnasium", "CartPole-v1", 1),
         (Corridor, "gymnasium", "Corridor", 1),
+        (Sacrifice, "pettingzoo", "inchworm.worlds.toys:Sacrifice", 1),
         (cartpoles, "gymnasium.vector", "SyncVectorEnv", 3),
         (lambda: InProcessVectorEnv(Corridor, 2), "vector", "InProcessVectorEnv", 2),
         (lambda: DuelVectorEnv(3), "vector", "doubles.duel:DuelVectorEnv", 3),
@@ -44,17 +46,8 @@ def test_what_was_handed_over(make, kind, name, copies):
     source = env_source(make())
     assert (source.kind, source.name, source.num_copies) == (kind, name, copies)
     assert source.can_be_copied == (copies is None)
-    assert source.is_instance == (kind == "gymnasium")
+    assert source.is_instance == (kind in ("gymnasium", "pettingzoo"))
     assert env_source(source) is source
-
-
-def test_a_pettingzoo_environment_is_an_instance():
-    from inchworm.worlds import toys
-
-    source = env_source(toys.Sacrifice())
-    assert (source.kind, source.num_copies, source.is_instance, source.can_be_copied) == ("pettingzoo", 1, True, False)
-    assert source.name == "inchworm.worlds.toys:Sacrifice"
-    assert source.for_evaluation(EnvConfig()) is None
 
 
 @pytest.mark.parametrize("thing", [3, None, SimpleNamespace(num_lanes=2)])
@@ -73,8 +66,8 @@ def test_separate_copies_for_evaluation():
         assert env is not given
         env.reset()
         assert [env.step(0)[3] for _ in range(5)] == [False] * 4 + [True]  # with the config's limit
-    assert env_source(Corridor()).for_evaluation(config) is None
-    assert env_source(InProcessVectorEnv(Corridor, 1)).for_evaluation(config) is None
+    for alone in (Corridor(), Sacrifice(), InProcessVectorEnv(Corridor, 1)):
+        assert env_source(alone).for_evaluation(config) is None
 
 
 def test_a_vector_env_is_returned_with_the_attributes_it_lacks():

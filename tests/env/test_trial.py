@@ -28,6 +28,7 @@ class Walk(gym.Env):
 
     def __init__(self):
         type(self).made += 1
+        self.number, self.steps = self.made, 0
 
     def noise(self):
         return self.np_random.normal()
@@ -38,7 +39,7 @@ class Walk(gym.Env):
         return self.x.copy(), {}
 
     def step(self, action):
-        self.t += 1
+        self.t, self.steps = self.t + 1, self.steps + 1
         self.x = self.x + action + self.noise()
         return self.x.copy(), 1.0, bool(self.np_random.random() < 0.02), False, {}
 
@@ -46,41 +47,15 @@ class Walk(gym.Env):
         type(self).closed += 1
 
 
-class OwnStream(Walk):
-    """Draws from a stream that the seed does not govern."""
-
-    stream = np.random.default_rng(0)
-
-    def noise(self):
-        return self.stream.normal()
+def walking(name, noise):
+    return type(name, (Walk,), {"noise": noise})
 
 
-class Tired(Walk):
-    """Keeps something from one episode to the next: the same seed leads elsewhere in a copy that has played before."""
-
-    steps = 0
-
-    def noise(self):
-        self.steps += 1
-        return self.np_random.normal() + (0.001 if self.steps > 20 else 0.0)
-
-
-class Born(Walk):
-    """Is another world each time it is made."""
-
-    def __init__(self):
-        super().__init__()
-        self.wind = 0.1 * self.made
-
-    def noise(self):
-        return self.wind
-
-
-class Later(Walk):
-    """Its randomness begins only after some steps of an episode, after those that are replayed."""
-
-    def noise(self):
-        return OwnStream.stream.normal() if self.t > 16 else 0.0
+STREAM = np.random.default_rng(0)
+OwnStream = walking("OwnStream", lambda self: STREAM.normal())  # the seed does not govern it
+Tired = walking("Tired", lambda self: self.np_random.normal() + 0.001 * (self.steps > 20))  # it has played earlier episodes
+Born = walking("Born", lambda self: 0.1 * self.number)  # another world each time it is made
+Later = walking("Later", lambda self: STREAM.normal() if self.t > 16 else 0.0)  # after the steps that are replayed
 
 
 class Raises(Walk):
@@ -201,7 +176,7 @@ def test_a_team_is_tried_like_any_environment(tmp_path):
 
     class RandomState(Comings):
         def state(self):
-            return super().state() + OwnStream.stream.random()
+            return super().state() + STREAM.random()
 
     fickle = functools.partial(FickleTeam, tmp_path / "made")
     for make, shared, flawed in ((Comings, True, False), (Comings, False, False), (RandomState, True, True), (fickle, False, True)):

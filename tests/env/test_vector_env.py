@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from doubles.stepping import assert_equal_steps, continue_run
+from doubles.stepping import assert_equal_steps, continue_run, reset_and_step
 from doubles.toys import Corridor, Counter, watched
 from inchworm.core.errors import EnvError, SpaceError
 from inchworm.core.seeding import episode_seed
@@ -22,16 +22,9 @@ def act(env, value=0):
     return env.step(np.full(env.num_lanes, value))
 
 
-def test_seeds_depend_on_run_copy_and_episode():
-    env = counters(seed=11, first_copy=5)
-    assert env.reset().observations[:, 0].tolist() == [episode_seed(11, copy, 0) for copy in (5, 6, 7)]
-    assert env.reset().observations[:, 0].tolist() == [episode_seed(11, copy, 1) for copy in (5, 6, 7)]
-
-
 def test_a_part_of_the_lanes_is_reset():
     env = counters(seed=1)
-    env.reset()
-    act(env)
+    reset_and_step(env, 1)
     step = env.reset(seeds=[77], indices=[1])
     assert step.observations.tolist() == [[episode_seed(1, 0, 0), 1], [77, 0], [episode_seed(1, 2, 0), 1]]
     assert step.episode_starts.tolist() == [False, True, False]
@@ -185,8 +178,7 @@ def test_a_replay_with_a_different_result_is_reported_and_begins_a_new_episode()
             return super()._observe() + Unsteady.drift * (self.episode == episode_seed(0, 1, 0))
 
     env = make_vector_env(Unsteady, 3)
-    env.reset()
-    act(env)
+    reset_and_step(env, 1)
     state = env.state_dict()
     Unsteady.drift = 1
     with pytest.warns(UserWarning, match="lane 1 could not be restored.*different observation") as caught:
@@ -200,8 +192,7 @@ def test_a_replay_with_a_different_result_is_reported_and_begins_a_new_episode()
 @pytest.mark.parametrize("change", [{"episode_return": 5.0}, {"length": 3}])
 def test_return_and_length_are_verified(change):
     env = counters(1, length=9)
-    env.reset()
-    act(env), act(env)
+    reset_and_step(env, 2)
     state = env.state_dict()
     state["copies"][0].update(change)
     if "length" in change:  # one action more than was taken
@@ -212,8 +203,7 @@ def test_return_and_length_are_verified(change):
 
 def test_an_episode_that_ends_during_its_replay_is_not_restored():
     env = counters(1, length=3)
-    env.reset()
-    act(env), act(env)
+    reset_and_step(env, 2)
     state = env.state_dict()
     short = counters(1, length=2)
     with pytest.warns(UserWarning, match=r"replaying its actions gave return and length \(1.0, 1\), but \(3.0, 2\) was saved"):
@@ -226,9 +216,7 @@ def test_an_episode_that_ends_during_its_replay_is_not_restored():
 
 def test_replay_is_bounded():
     env = counters(2, length=500, max_replay_steps=100)
-    env.reset()
-    for _ in range(90):
-        act(env)
+    reset_and_step(env, 90)
     env.reset(indices=[1])
     for _ in range(20):
         act(env, 1)
@@ -245,7 +233,7 @@ def test_states_of_other_numbers_of_copies_or_actions_are_rejected():
     with pytest.raises(EnvError, match=r"2 copies, here are 3; set env\.num_envs=2"):
         counters(3).load_state_dict(state)
     env = counters(1)
-    env.reset(), act(env)
+    reset_and_step(env, 1)
     state = env.state_dict()
     state["actions"]["part0"] = np.zeros(5, int)
     with pytest.raises(EnvError, match="need 1 actions"):

@@ -4,11 +4,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 
+from doubles.toys import Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.actors import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, TrainingConfig
@@ -27,30 +26,23 @@ def length_of(seed: int) -> int:
     return seed % 7 + 1
 
 
-class SeedWorld(gym.Env[np.ndarray, int]):
-    observation_space = spaces.Box(-10.0, 10.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-    opened = 0
-    closed = 0
+class SeedWorld(Counter):
+    """It shows (seed, step)."""
+
+    opened = closed = 0
 
     def __init__(self, *, raises: bool = False) -> None:
+        super().__init__()
         self.raises = raises
         SeedWorld.opened += 1
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        assert seed is not None
-        self.seed, self.steps, self.actions = seed, 0, 0
-        return np.zeros(1, np.float32), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self.raises:
             raise RuntimeError("the world ended")
-        self.steps += 1
-        self.actions += int(action)
-        over = self.steps == length_of(self.seed)
-        info = {"is_success": self.seed % 2 == 0, "ones": self.actions} if over else {}
-        return np.full(1, self.steps, np.float32), float(self.seed % 5), over, False, info
+        self.length = length_of(self.episode)
+        observation, _, over, _, info = super().step(action)
+        ending = {"is_success": self.episode % 2 == 0, "ones": info["total"]}
+        return observation, float(self.episode % 5), over, False, ending if over else {}
 
     def close(self) -> None:
         SeedWorld.closed += 1
@@ -67,7 +59,7 @@ class Coin:
 
     def act(self, observations: Tree, state: Tree, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
         seen = np.where(episode_starts, 0.0, state)
-        assert np.array_equal(seen, observations[:, 0])  # the observation counts the same steps
+        assert np.array_equal(seen, observations[:, 1])  # the observation counts the same steps
         actions = np.ones(len(seen), np.int64) if deterministic else rng.integers(0, 2, len(seen))
         return PolicyStep(actions, actions, np.zeros(len(seen), np.float32), seen + 1)
 

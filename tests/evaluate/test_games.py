@@ -7,10 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from doubles.duel import WIDTH, DuelVectorEnv, Plays, length_of
+from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.seeding import episode_seed
@@ -74,21 +74,16 @@ def test_a_bad_return_names_the_lane() -> None:
 # ---- episodes that do not end
 
 
-class Endless(gym.Env[Any, Any]):
+class Endless(Counter):
     """Never ends; pays its action, 0 or 1, at each step. An episode whose seed is even ends after three steps, with success."""
 
-    observation_space = spaces.Box(0, np.inf, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        assert seed is not None
-        self.seed, self.steps = seed, 0
-        return np.zeros(1, np.float32), {}
+    def _observe(self) -> np.ndarray:
+        return super()._observe()[::-1]  # (step, seed)
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        over = self.seed % 2 == 0 and self.steps == 3
-        return np.full(1, self.steps, np.float32), float(action), over, False, {"is_success": True} if over else {}
+        self.length = 10**9 if self.episode % 2 else 3
+        observation, _, over, _, _ = super().step(action)
+        return observation, float(action), over, False, {"is_success": True} if over else {}
 
 
 class EndlessDuel(DuelVectorEnv):

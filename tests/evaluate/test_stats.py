@@ -11,16 +11,8 @@ import pytest
 
 from inchworm.evaluate.stats import EvalStats, MatchStats, t_quantile_975, wilson_interval95
 
-# The 97.5 % column of the usual tables, to all the digits they print.
-TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000}
 
-
-@pytest.mark.parametrize("degrees", TABLE)
-def test_t_quantiles_equal_the_printed_table(degrees: int) -> None:
-    assert t_quantile_975(degrees) == pytest.approx(TABLE[degrees], abs=5.1e-4)
-
-
-@pytest.mark.parametrize("degrees", [3, 8, 37, 100, 101, 250])
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 8, 37, 100, 101, 250])
 def test_t_97_5_percent_of_the_density_lies_below(degrees: int) -> None:
     t = np.linspace(0.0, t_quantile_975(degrees), 20_001)
     log_scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - 0.5 * math.log(degrees * math.pi)
@@ -161,14 +153,6 @@ def test_no_win_rate_no_interval_and_success_says_its_own() -> None:
     assert points.win_text == "win rate 1.50"
 
 
-def test_each_agents_return_is_kept() -> None:
-    stats = make([3.0, 7.0], agent_returns=[[1.0, 2.0], [3.0, 4.0]])
-    assert stats.to_dict()["agent_returns"] == [[1.0, 2.0], [3.0, 4.0]]
-    assert stats.mean_return == 5.0
-    alone = make([3.0, 7.0])
-    assert alone.agent_returns.tolist() == [[3.0], [7.0]]
-
-
 def match(wins: list[float], **fields: Any) -> MatchStats:
     ones = np.ones(len(wins))
     return MatchStats(returns=ones, lengths=ones * 12, seeds=ones, infos={"win": wins, "hp_margin": ones * 0.25}, **fields)  # type: ignore[dict-item]
@@ -200,9 +184,11 @@ def test_the_return_of_a_team_is_called_that() -> None:
     assert re.match(r"mean team return 5 ± \S+, per agent 2\.5 \(95 %, 2 greedy episodes\), from 4 to 6", str(stats))
     data = stats.to_dict()
     assert (data["return_of"], data["agents"], data["mean_agent_return"]) == ("team", 2, 2.5)
+    assert data["agent_returns"] == agents.tolist()
     alone = EvalStats(returns=[4.0, 6.0], lengths=[5, 5], seeds=[1, 2])
     assert str(alone).startswith("mean return 5 ± ")
     assert alone.to_dict()["return_of"] == "agent"
+    assert alone.agent_returns.tolist() == [[4.0], [6.0]]
 
 
 def test_the_difference_to_a_baseline_is_paired() -> None:

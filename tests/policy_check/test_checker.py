@@ -86,7 +86,6 @@ def test_a_fault_is_found_alone_and_named(name: str) -> None:
             "act's actions must be a NumPy array [6] for 6 lanes, not ndarray [6, 1]",
         ),
         (lambda step: replace(step, log_probs=step.log_probs * np.nan), "act's log_probs are not finite"),
-        (lambda step: replace(step, state=None), "act's state must have the form of initial_state(6)"),
     ],
 )
 def test_malformed_steps_are_described(change: Any, words: str) -> None:

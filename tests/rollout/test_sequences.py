@@ -89,16 +89,6 @@ def test_a_known_spacing_refuses_sequences_that_begin_elsewhere():
     assert len(sequence_states(memory, 100, 28)) == 4  # the spacing is unknown: it may be 28
 
 
-def test_torch_tensors_pass_alike():
-    torch = pytest.importorskip("torch")
-    base = identifiable(5, 3)
-    tensor = torch.from_numpy(base)
-    np.testing.assert_array_equal(split_into_sequences(tensor, 2).numpy(), split_into_sequences(base, 2))
-    np.testing.assert_array_equal(split_valid(tensor >= 0, 2).numpy(), split_valid(base >= 0, 2))
-    chosen = select_sequences({"x": split_into_sequences(tensor, 2)}, torch.tensor([4, 0]))["x"]
-    np.testing.assert_array_equal(chosen.numpy(), split_into_sequences(base, 2)[:, [4, 0]])
-
-
 @given(st.integers(0, 40), st.integers(1, 50), st.integers(0, 2**32 - 1))
 def test_every_sequence_exactly_once(total, parts, seed):
     permutation = np.random.default_rng(seed).permutation(total)

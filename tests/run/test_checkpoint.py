@@ -1,6 +1,7 @@
 """Checkpoints: complete, atomic, verified; a damaged one is passed over, never believed."""
 
 import errno
+import itertools
 import os
 import shutil
 import subprocess
@@ -52,7 +53,6 @@ def test_round_trip(tmp_path):
     expected["weights"] = {}
     assert loaded.state == expected
     assert loaded.manifest["versions"]["numpy"] == np.__version__
-    assert loaded.manifest["versions"].keys() >= {"inchworm", "python", "numpy", "torch", "gymnasium"}
     for name in ("arrays.safetensors", "state.json"):
         assert loaded.manifest["files"][name]["size"] == (path / name).stat().st_size
 
@@ -69,13 +69,11 @@ def test_the_newest_are_kept(tmp_path):
         TrainingCheckpointer(tmp_path, keep=1)
 
 
-def test_order_is_by_number_not_by_text(checkpoints):
-    for step in (9, 10, 100_000_000_000):
+@pytest.mark.parametrize("step", [-1, 10**12])
+def test_a_step_that_does_not_fit_the_name_is_refused(checkpoints, step):
+    checkpoints.save(10**12 - 1, {})
+    with pytest.raises(ValueError, match="step="):
         checkpoints.save(step, {})
-    assert checkpoints.load().step == 100_000_000_000
-    for step in (-1, 10**12):
-        with pytest.raises(ValueError, match="step="):
-            checkpoints.save(step, {})
 
 
 def test_none_yet(tmp_path):
@@ -97,15 +95,6 @@ def test_the_same_step_twice(tmp_path, checkpoints):
     checkpoints.save(2, state(222))
     assert checkpoints.load().state["moments"][0]["step"] == 222
     assert checkpoints.load().step == 2
-
-
-def test_a_run_that_went_back_leaves_its_old_future(tmp_path):
-    checkpoints = TrainingCheckpointer(tmp_path, keep=3)
-    for step in (10, 20, 30):
-        checkpoints.save(step, state(step))
-    checkpoints.save(11, state(11))
-    assert [path.name[-2:] for path in checkpoints.all()] == ["10", "11"]
-    assert checkpoints.load().step == 11
 
 
 def test_what_was_left_behind_is_removed_and_never_taken(tmp_path, checkpoints):
@@ -402,11 +391,12 @@ def test_the_best_is_kept_with_the_newest_and_load_takes_the_newest(tmp_path, ch
     assert steps(without) == [8, 9]
 
 
-def test_a_best_of_another_history_goes(tmp_path, checkpoints):
-    checkpoints.save(1, state(1), note=ManifestNote(score=1.0))
-    checkpoints.save(9, state(9), note=ManifestNote(score=9.0))
-    checkpoints.save(2, state(2))
+def test_a_run_that_went_back_leaves_its_old_future_and_the_best_of_it(tmp_path):
+    checkpoints = TrainingCheckpointer(tmp_path, keep=3)
+    for step, score in ((1, 1.0), (8, None), (9, 9.0), (2, None)):
+        checkpoints.save(step, state(step), note=ManifestNote(score=score))
     assert steps(checkpoints) == [1, 2]
+    assert checkpoints.load().step == 2
     assert checkpoints.best() == tmp_path / "step-000000000001"
 
 
@@ -424,39 +414,31 @@ def test_a_checkpoint_with_a_damaged_manifest_is_never_the_best(checkpoints):
 
 
 # ---- directories that are none
-def test_a_file_in_place_of_the_directory_is_an_error(tmp_path):
-    (tmp_path / "checkpoints").write_text("")
+def make_file(path, monkeypatch):
+    path.write_text("")
+
+
+def make_broken_link(path, monkeypatch):
+    path.symlink_to(path.with_name("gone"))
+
+
+def make_unreadable(path, monkeypatch):
+    path.mkdir()
+    monkeypatch.setattr(module.os, "listdir", failing(errno.EACCES))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(make_file, "Not a directory"), (make_broken_link, "a broken symbolic link"), (make_unreadable, "Permission denied")],
+)
+def test_what_is_no_readable_directory_is_not_taken_for_an_empty_one(tmp_path, monkeypatch, make, words):
     checkpoints = TrainingCheckpointer(tmp_path / "checkpoints")
+    make(checkpoints.directory, monkeypatch)
     for ask in (checkpoints.all, checkpoints.latest, checkpoints.best, checkpoints.load):
-        with pytest.raises(InchwormError, match=r"checkpoints cannot be read: .*Not a directory"):
+        with pytest.raises(InchwormError, match=f"checkpoints .*{words}"):
             ask()
     with pytest.raises(OSError, match="checkpoint of iteration 1"):
         checkpoints.save(1, state())
-
-
-def test_a_link_to_nowhere_is_not_an_empty_directory(tmp_path):
-    (tmp_path / "checkpoints").symlink_to(tmp_path / "gone")
-    with pytest.raises(InchwormError, match="broken symbolic link"):
-        TrainingCheckpointer(tmp_path / "checkpoints").latest()
-
-
-def test_a_directory_that_may_not_be_read_is_not_an_empty_one(checkpoints, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(module.os, "listdir", refuse)
-    with pytest.raises(InchwormError, match=r"cannot be read: .*Permission denied"):
-        checkpoints.latest()
-
-
-def test_a_link_to_a_directory_elsewhere_is_followed(tmp_path):
-    (tmp_path / "large disk").mkdir()
-    (tmp_path / "checkpoints").symlink_to(tmp_path / "large disk")
-    checkpoints = TrainingCheckpointer(tmp_path / "checkpoints")
-    for step in (1, 2, 3):
-        checkpoints.save(step, state(step))
-    assert checkpoints.load().step == 3
-    assert len(names(tmp_path / "large disk")) == 2
 
 
 def test_files_and_links_among_checkpoints_are_passed_over_and_pruned(tmp_path, checkpoints):
@@ -474,23 +456,14 @@ def test_a_reader_looks_again_when_a_writer_prunes_meanwhile(tmp_path, monkeypat
     """What was listed is gone by the time it is read: that is not damage."""
     checkpoints, writer = TrainingCheckpointer(tmp_path), TrainingCheckpointer(tmp_path)
     writer.save(1, state(1))
-    read, left = module.read_checkpoint, [3]
+    read, to_come = module.read_checkpoint, iter(range(2, 8))
 
     def slow(path):
-        if left[0]:
-            left[0] -= 1
-            for _ in range(2):
-                writer.save(writer.load(writer.latest()).step + 1, state())
+        for step in itertools.islice(to_come, 2):
+            writer.save(step, state())
         return read(path)
 
-    def patched(path):
-        monkeypatch.setattr(module, "read_checkpoint", read)
-        try:
-            return slow(path)
-        finally:
-            monkeypatch.setattr(module, "read_checkpoint", patched)
-
-    monkeypatch.setattr(module, "read_checkpoint", patched)
+    monkeypatch.setattr(module, "read_checkpoint", slow)
     assert checkpoints.load().step == 7  # 1, and three times two more
 
 

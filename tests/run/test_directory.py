@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -117,20 +116,6 @@ def test_a_second_trainer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -
             open_run(run.path).lock()
     run.close()  # closing twice does no harm
     create_run(config).close()
-
-
-def test_the_lock_of_a_killed_trainer_counts_no_more(tmp_path: Path, mine: TrainingConfig) -> None:
-    path = tmp_path / "runs" / "mine" / "lock"
-    code = (
-        f"import fcntl, os, time; f = open({str(path)!r}, 'r+'); fcntl.flock(f, fcntl.LOCK_EX); print('locked', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(InchwormError, match="in use"):
-            create_run(mine)
-        holder.kill()
-    create_run(mine).close()
 
 
 def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, mine: TrainingConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,7 @@ from inchworm.run import checkpoint as checkpoint_module
 from inchworm.run import saver as saver_module
 from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 from inchworm.run.directory import NotExactWarning
-from inchworm.run.saver import (
-    BACKGROUND_RATIO,
-    FORMAT,
-    SaveThread,
-    check_state,
-)
+from inchworm.run.saver import BACKGROUND_RATIO, FORMAT, SaveThread, check_state
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
@@ -177,24 +172,15 @@ def test_a_policy_file_that_can_never_be_written_ends_in_an_error(tmp_path: Path
 
 
 def test_an_error_that_is_not_the_disks_is_not_hidden(tmp_path: Path) -> None:
-    class Broken(BaseCallback):
+    class Unsayable(Patience):
         def state_dict(self) -> dict[str, Any]:
             return {"x": object()}
 
-        def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    with trainer_for(tmp_path, callbacks=[Broken()]) as trainer, pytest.raises(TypeError, match="callbacks/0/state/x is object"):
+    with trainer_for(tmp_path, callbacks=[Unsayable(9)]) as trainer, pytest.raises(TypeError, match="callbacks/0/state/x is object"):
         trainer.train()
 
 
 # ---- in the background
-@pytest.fixture
-def background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every save but the first goes to the thread."""
-    monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", 0)
-
-
-@pytest.mark.usefixtures("background")
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_what_is_written_in_the_background_is_the_state_at_that_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
@@ -207,33 +193,20 @@ def test_what_is_written_in_the_background_is_the_state_at_that_iteration(
         time.sleep(0.2)
         return write(*arguments, **options)
 
-    class Look(BaseCallback):
-        trainer: PPOTrainer
+    def look(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        taken[state.iteration] = bits(trainer.full_state())
 
-        def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-            taken[state.iteration] = bits(self.trainer.full_state())
-
+    monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", 0)  # every save but the first goes to the thread
     monkeypatch.setattr(checkpoint_module, "write_tensor_file", slow)
-    look = Look()
     whole = config(iterations=10, max_iterations=9, checkpoint_interval=3, keep_checkpoints=9, backend=backend).replace(
         policy=PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
     )
-    with PPOTrainer(whole.policy, "CartPole-v1", whole, run_dir=tmp_path / "run", callbacks=[look]) as trainer:
-        look.trainer = trainer
-        trainer.train()
+    with PPOTrainer(whole.policy, "CartPole-v1", whole, run_dir=tmp_path) as trainer:
+        trainer.train(callback=look)
     assert threads == ["MainThread", "inchworm-save", "inchworm-save"]
     for step in (3, 6, 9):
-        found = TrainingCheckpointer(tmp_path / "run" / "checkpoints").load(tmp_path / f"run/checkpoints/step-{step:012d}")
-        assert bits(found.state) == taken[step]
-    assert read_policy(tmp_path / "run" / "policy.safetensors")[1]["policy_version"] == 9
-
-
-@pytest.mark.usefixtures("background")
-def test_a_run_saved_in_the_background_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole = finish(trainer_for(tmp_path / "whole"))
-    for stop in (1, 3, 4):
-        finish(trainer_for(tmp_path / str(stop), settings=config(max_iterations=stop, checkpoint_interval=1)))
-        assert finish(trainer_for(tmp_path / str(stop)), resume=True) == whole
+        assert bits(TrainingCheckpointer(tmp_path).load(tmp_path / f"checkpoints/step-{step:012d}").state) == taken[step]
+    assert read_policy(tmp_path / "policy.safetensors")[1]["policy_version"] == 9
 
 
 # ---- the best
@@ -342,17 +315,13 @@ def test_stateful_callbacks_are_restored_with_the_run(tmp_path: Path, where: str
     assert (tmp_path / "parts" / METRICS).read_bytes() == (tmp_path / "whole" / METRICS).read_bytes()
 
 
-def test_a_missing_or_different_callback_is_reported(tmp_path: Path) -> None:
-    class Other(Patience): ...
-
+@pytest.mark.parametrize(("others", "found"), [([], "none"), ([Counting()], "a Counting"), ([BaseCallback()], "a BaseCallback")])
+def test_a_missing_or_different_callback_is_reported(tmp_path: Path, others: list[Any], found: str) -> None:
     finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
-    for others, found in (([], "none"), ([Other(9)], "a Other"), ([BaseCallback()], "a BaseCallback")):
-        with trainer_for(tmp_path, callbacks=others) as trainer:
-            trainer.load_checkpoint()
-            with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but found {found} in its place"):
-                trainer.train(2 * BATCH)
-        shutil.rmtree(tmp_path)
-        finish(trainer_for(tmp_path, callbacks=[Patience(9)], settings=config(max_iterations=1)))
+    with trainer_for(tmp_path, callbacks=others) as trainer:
+        trainer.load_checkpoint()
+        with pytest.warns(NotExactWarning, match=f"state of callback 1, a Patience, but found {found} in its place"):
+            trainer.train(2 * BATCH)
 
 
 def test_stateful_trackers_are_restored_too(tmp_path: Path) -> None:

@@ -193,12 +193,3 @@ def test_a_directory_that_is_not_there_yet_keeps_the_rows_waiting(tmp_path: Path
     (tmp_path / "gone").mkdir()
     file.append(b"two\n")
     assert (tmp_path / "gone" / "rows").read_bytes() == b"one\ntwo\n"
-
-
-def test_rows_are_counted_with_those_of_before(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_bytes(b"one\ntwo\nhal")
-    file = RowFile(tmp_path / "rows")
-    assert file.count == 2
-    file.append(b"three\n")
-    assert file.count == 3
-    assert (tmp_path / "rows").read_bytes() == b"one\ntwo\nthree\n"

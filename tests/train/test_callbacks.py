@@ -79,14 +79,6 @@ def test_evaluates_at_intervals_and_at_the_end_and_never_at_the_start(
     assert [entry["env_steps"] for entry in state.evaluations] == [iteration * BATCH for iteration, _ in after]
 
 
-def test_the_scores_join_the_iterations_metrics() -> None:
-    callback, _, _ = evaluating(3.0, interval=1, final_episodes=0)
-    state = live(callback, 1)
-    assert state.metrics["evaluation/mean_return"] == 3.0
-    assert state.metrics["evaluation/info/success"] == 1.0
-    assert state.metrics["loss"] == 1.0
-
-
 def test_each_new_best_score_is_reported() -> None:
     callback, _, bests = evaluating(-5.0, -7.0, -5.0, -4.0, 2.0, interval=1)
     state = live(callback, 4)

@@ -28,14 +28,6 @@ def undisturbed(tmp_path: Path, **options: Any) -> dict[str, Any]:
     return finish(trainer_for(tmp_path / "undisturbed", **options))
 
 
-def resumed(run_dir: Path, at: int, **options: Any) -> dict[str, Any]:
-    with trainer_for(run_dir, **options) as trainer:
-        trainer.load_checkpoint()
-        assert trainer.state.iteration == at
-        trainer.train()
-        return outcome(trainer)
-
-
 @pytest.fixture(autouse=True)
 def the_handler_is_put_back() -> Any:
     before = signal.getsignal(signal.SIGINT)
@@ -75,7 +67,8 @@ def test_once_finishes_the_iteration_saves_it_and_leaves(iteration: int, tmp_pat
         assert trainer.state.iteration == trainer.n_updates == iteration
         assert len(trainer.state.history["loss"]) == iteration
     assert [row["iteration"] for row in read_rows(tmp_path / "run" / METRICS)] == list(range(1, iteration + 1))
-    assert resumed(tmp_path / "run", iteration) == undisturbed(tmp_path)
+    assert newest(tmp_path / "run") == iteration
+    assert finish(trainer_for(tmp_path / "run"), resume=True) == undisturbed(tmp_path)
 
 
 def test_the_same_trainer_can_continue(tmp_path: Path) -> None:
@@ -105,8 +98,8 @@ def test_twice_leaves_at_once_with_the_iteration_before(tmp_path: Path) -> None:
     with trainer_for(tmp_path / "run") as trainer, pytest.raises(KeyboardInterrupt):
         trainer.train(callback=At(3, twice))
     assert reached == ["still here"]
-    assert 0 <= (at := newest(tmp_path / "run")) <= 2
-    assert resumed(tmp_path / "run", at) == undisturbed(tmp_path)
+    assert 0 <= newest(tmp_path / "run") <= 2
+    assert finish(trainer_for(tmp_path / "run"), resume=True) == undisturbed(tmp_path)
 
 
 def newest(run_dir: Path) -> int:
@@ -134,7 +127,7 @@ def test_an_iteration_that_does_not_end_is_left_and_the_last_complete_one_saved(
         assert trainer.total_timesteps == iteration * BATCH  # in the middle of that iteration
     assert newest(tmp_path / "run") == iteration - 1
     assert (tmp_path / "run" / "policy.safetensors").exists()
-    assert resumed(tmp_path / "run", iteration - 1) == undisturbed(tmp_path)
+    assert finish(trainer_for(tmp_path / "run"), resume=True) == undisturbed(tmp_path)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -157,28 +150,6 @@ def test_an_iteration_that_is_left_can_be_taken_again_by_the_same_trainer(tmp_pa
         assert trainer.state.iteration == 2
         trainer.train()
         assert outcome(trainer) == undisturbed(tmp_path)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_an_evaluation_that_does_not_end_loses_nothing_either(tmp_path: Path) -> None:
-    trainer_is_made = [False]
-
-    class StuckWhenScored(Corridor):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scored = trainer_is_made[0]
-
-        def step(self, action: Any) -> Any:
-            if self.scored:
-                stuck()
-            return super().step(action)
-
-    with trainer_for(tmp_path / "run", StuckWhenScored, interval=3) as trainer:
-        trainer_is_made[0] = True
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-    assert newest(tmp_path / "run") == 2  # the third was not complete: its score is part of it
-    assert resumed(tmp_path / "run", 2, interval=3) == undisturbed(tmp_path, interval=3)
 
 
 @pytest.mark.parametrize(("interval", "saved"), [(3, 2), (0, 6)])

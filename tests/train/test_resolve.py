@@ -136,11 +136,6 @@ def test_memory_is_recorded_where_sequences_begin(length: Any, recorded: int) ->
     components.collector.close()
 
 
-def test_memory_needs_torch() -> None:
-    with pytest.raises(ConfigError, match=r"policy.kind=lstm can be trained only with torch.*run.backend=torch"):
-        PPOTrainer("lstm", "CartPole-v1", backend="numpy")
-
-
 def test_an_actor_that_is_not_a_policy_can_collect_but_not_learn() -> None:
     with PPOTrainer(RandomActor(CARTPOLE.action_space), "CartPole-v1", num_envs=2) as trainer:
         rollout = trainer.collect_rollouts(5)

@@ -1,11 +1,9 @@
 """Tests of worlds/replay.py: saved replays are loaded, anything else is rejected in one line, and nothing from a file becomes markup."""
 
 import base64
-import copy
 import hashlib
 import json
 import math
-import random
 import re
 import zipfile
 from collections.abc import Callable
@@ -17,9 +15,7 @@ from typing import Any
 import pytest
 
 from doubles.replays import PWNED, hostile_replay, long_replay, skirmish_replay, small_replay
-from faults.hostile_files import edit_bytes, edit_meaning
 from inchworm.core.errors import CorruptFileError, InchwormError
-from inchworm.core.tensor_file import JSON_PIECES
 from inchworm.worlds import replay as replay_format
 from inchworm.worlds.replay import MARK, MAX_BYTES, ReplayError, check_replay, embedded, load_replay, replay_page, save_replay
 from inchworm.worlds.skirmish import SkirmishConfig
@@ -157,10 +153,6 @@ def test_a_file_cut_short_anywhere_says_so(tmp_path: Path) -> None:
         (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
         (b"[]", "JSON is not an object"),
         (b'{"format":"inchworm-replay","format":"x"}', "duplicate key in JSON"),
-        (b'{"format":NaN}', "JSON contains the number NaN"),
-        (b"[" * 100_000, "RecursionError"),
-        (b'{"a":' + b"9" * 10_000 + b"}", "integer string conversion"),
-        (b"[" + b"[]," * JSON_PIECES, f"JSON with more than {JSON_PIECES:,} values"),
     ],
 )
 def test_json_of_other_kinds_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
@@ -200,25 +192,6 @@ def test_the_largest_games_fit(tmp_path: Path) -> None:
     """20 units for 1,000 steps: 20 x 6 + 8 values a frame are 128,000, below the limit; and reading takes a moment, not seconds."""
     path = save_replay(tmp_path / "game.json", long_replay(1000, size=10))
     assert len(load_replay(path)["frames"]) == 1001
-
-
-@pytest.mark.slow
-def test_mutants_are_replays_or_corrupt(tmp_path: Path) -> None:
-    """Changed by bytes and by meaning, 500 each: nothing but `CorruptFileError`, and what is taken can be saved again."""
-    rng, path, taken = random.Random(5), tmp_path / "game.json", 0
-    replay = small_replay()
-    blob = json.dumps(replay).encode()
-    for number in range(1_000):
-        mutant = edit_bytes(blob, rng) if number % 2 else json.dumps(edit_meaning(replay, rng)).encode()
-        path.write_bytes(mutant)
-        try:
-            found = load_replay(path)
-        except CorruptFileError:
-            continue
-        taken += 1
-        assert check_replay(copy.deepcopy(found)) == found
-        json.dumps(found, allow_nan=False)
-    assert 33 < taken < 667  # the mutants are near enough to replays to reach every check
 
 
 # ---- the page

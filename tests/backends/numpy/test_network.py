@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from doubles.learners import ACTIVATION_FUNCTIONS, plain_outputs
 from inchworm.backends.numpy.network import ACTIVATIONS, KEPT_PASSES, FlatNetwork
 from inchworm.config.sections import PolicyConfig
 from inchworm.policy.spec import PolicySpec
 
-FUNCTIONS = {
-    "tanh": np.tanh,
-    "relu": lambda x: x * (x > 0),
-    "elu": lambda x: np.where(x > 0, x, np.exp(x) - 1),
-    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-}
 STEP = 1e-5
 
 
@@ -29,19 +23,7 @@ def network_of(spec, seed=0, dtype=np.float64):
     return network
 
 
-def plainly(spec, weights, inputs):
-    """Outputs [n, C] and values [n], layer by layer."""
-    f, depth, found = FUNCTIONS[spec.config.activation], len(spec.config.hidden_sizes), {}
-    for name in ("actor", "critic"):
-        hidden = inputs
-        for index in range(depth):
-            layer = f"{'trunk' if spec.config.shared_trunk else name}.{index}"
-            hidden = f(hidden @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"])
-        found[name] = hidden @ weights[f"{name}.head.weight"].T + weights[f"{name}.head.bias"]
-    return found["actor"], found["critic"][:, 0]
-
-
-@pytest.mark.parametrize("activation", list(FUNCTIONS))
+@pytest.mark.parametrize("activation", list(ACTIVATION_FUNCTIONS))
 @pytest.mark.parametrize("shared_trunk", [False, True], ids=["separate", "shared"])
 @pytest.mark.parametrize("hidden_sizes", [(), (5,), (4, 3, 5)], ids=["0", "1", "3"])
 def test_every_parameters_slope_is_the_difference_it_makes(activation, shared_trunk, hidden_sizes):
@@ -51,7 +33,7 @@ def test_every_parameters_slope_is_the_difference_it_makes(activation, shared_tr
     inputs, by_outputs, by_values = rng.normal(size=(6, 3)), rng.normal(size=(4, 6)), rng.normal(size=6)
     both = network.over(6)
     outputs, values = both.forward(inputs)
-    expected = plainly(spec, network.weights, inputs)
+    expected = plain_outputs(spec, network.weights, inputs)
     np.testing.assert_allclose(outputs.T, expected[0], rtol=0, atol=1e-13)
     np.testing.assert_allclose(values, expected[1], rtol=0, atol=1e-13)
     both.backward(by_outputs, by_values)
@@ -60,12 +42,12 @@ def test_every_parameters_slope_is_the_difference_it_makes(activation, shared_tr
         for step in (STEP, -STEP):
             moved = network.parameters.copy()
             moved[index] += step
-            there = plainly(spec, network.views(moved), inputs)
+            there = plain_outputs(spec, network.views(moved), inputs)
             sides.append((there[0].T * by_outputs).sum() + (there[1] * by_values).sum())
         assert network.gradient[index] == pytest.approx((sides[0] - sides[1]) / (2 * STEP), abs=1e-8), index
 
 
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize("name", list(ACTIVATION_FUNCTIONS))
 def test_activations_far_from_0_by_hand(name):
     # Far to the right: tanh is 1 and flat, all others are x with slope 1. Far to the left they are -1, 0, -1, -0.5 and 0, with slope 0
     # but for leaky relu's 0.01. At 0 those with a corner take the slope from the left, as torch does.
@@ -129,15 +111,3 @@ def test_a_pass_is_made_once_for_each_number_of_rows():
         results.append((outputs.copy(), values.copy(), network.gradient.copy()))
     for one, other in zip(*results):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_gradient_takes_the_place_of_the_last_one():
-    # Backward twice is not twice the gradient: a gradient replaces the last one.
-    network = network_of(spec_of((5,), shared_trunk=True))
-    rng = np.random.default_rng(0)
-    network.over(2).forward(rng.normal(size=(2, 3)))
-    gradients = rng.normal(size=(4, 2)), rng.normal(size=2)
-    network.over(2).backward(*gradients)
-    once = network.gradient.copy()
-    network.over(2).backward(*gradients)
-    np.testing.assert_array_equal(network.gradient, once)

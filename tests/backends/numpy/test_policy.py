@@ -7,23 +7,17 @@ import pytest
 from gymnasium import spaces
 
 from doubles.learners import NUMPY
-from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, encode_observations, flatten_actions
+from inchworm.backends.numpy.policy import encode_mask, encode_observations
 from inchworm.core.errors import InchwormError, SpaceError
 from inchworm.core.types import Minibatch
 from inchworm.policy.layout import action_layout, observation_layout
-from inchworm.rollout.fake import create_fake_rollout
 
 
 def test_predict_gives_an_action_of_the_space():
-    rng = np.random.default_rng(0)
     policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=4))
     action = policy.predict([0.1, 0.2])
     assert type(action) is int
     assert action in (4, 5, 6)
-    space = spaces.Dict({"go": spaces.Box(-1, 1, (2,)), "what": spaces.Discrete(2), "where": spaces.Tuple([spaces.MultiDiscrete([2, 3])])})
-    policy = NUMPY.policy(spaces.Dict({"x": spaces.Box(-1, 1, (1,)), "k": spaces.Discrete(4)}), space)
-    for deterministic in (True, False):
-        assert space.contains(policy.predict({"x": np.zeros(1, np.float32), "k": 3}, deterministic=deterministic, rng=rng))
     space = spaces.Box(-1, 1, (), np.float32)  # without axes the action still is an array
     action = NUMPY.policy(spaces.Box(-1, 1, (2,)), space).predict(np.zeros(2, np.float32))
     assert isinstance(action, np.ndarray)
@@ -50,14 +44,6 @@ def test_predict_refuses_other_observations():
         policy.predict({"x": "no numbers"})
 
 
-def test_predict_obeys_the_mask():
-    space = spaces.Dict({"observation": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})
-    policy = NUMPY.policy(space, spaces.Discrete(3))
-    for legal in range(3):
-        mask = np.eye(3, dtype=np.int8)[legal]
-        assert policy.predict({"observation": np.zeros(2, np.float32), "action_mask": mask}) == legal
-
-
 def test_weights_that_do_not_fit_are_refused_by_name():
     policy = NUMPY.policy(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
     weights = policy.get_weights()
@@ -67,29 +53,6 @@ def test_weights_that_do_not_fit_are_refused_by_name():
         policy.set_weights({name: value for name, value in weights.items() if name != "critic.head.bias"})
     with pytest.raises(InchwormError, match=r"unknown \['extra'\]"):
         policy.set_weights({**weights, "extra": np.zeros(1)})
-
-
-def test_convolutions_are_refused():
-    with pytest.raises(SpaceError, match="torch backend"):
-        NUMPY.policy(spaces.Box(0, 255, (36, 36, 3), np.uint8), spaces.Discrete(2), kind="cnn")
-
-
-def test_acting_and_evaluating_leave_statistics_alone():
-    policy = NUMPY.policy(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), normalize_observations=True, normalize_values=True)
-    rollout = create_fake_rollout(policy.spec.observation_space, policy.spec.action_space, 5, 2)
-    policy.update_statistics(rollout, np.ones((5, 2), np.float32))
-    before = policy.get_weights()
-    policy.act(rollout.observations[0], (), np.ones(2, bool), np.random.default_rng(0))
-    policy.value(rollout.observations)
-    policy.predict(np.zeros(2))
-    np.testing.assert_equal(policy.get_weights(), before)
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
-    spec = NUMPY.policy().spec
-    first, again, other = (NumpyPolicy(spec, seed=seed).get_weights() for seed in (1, 1, 2))
-    np.testing.assert_equal(again, first)
-    assert (first["actor.0.weight"] != other["actor.0.weight"]).any()
 
 
 def test_what_a_policy_did_stays_what_it_was_when_it_acts_again():
@@ -160,22 +123,7 @@ def test_parts_of_a_dict_stand_in_the_order_of_their_names_and_the_mask_is_left_
     np.testing.assert_array_equal(encode(space, tree), [[0, 1, 7]])
 
 
-def test_leading_axes_stay():
-    space = spaces.Tuple([spaces.Box(-9, 9, (2,)), spaces.Discrete(2)])
-    tree = (np.arange(12.0).reshape(2, 3, 2), np.ones((2, 3), int))
-    found = encode(space, tree, 2)
-    assert found.shape == (2, 3, 4)
-    np.testing.assert_array_equal(found[1, 2], [10, 11, 0, 1])
-
-
 def test_masks_stand_in_the_order_of_the_logits():
     layout = action_layout(spaces.Dict({"z": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,)), "a": spaces.MultiBinary(1)}), "clip")
     mask = {"z": np.array([[0, 1]], np.int8), "a": np.array([[1, 0]], np.int8)}
     np.testing.assert_array_equal(encode_mask(layout, mask), [[True, False, False, True]])
-
-
-def test_actions_are_counted_from_zero():
-    layout = action_layout(spaces.Dict({"z": spaces.Discrete(4, start=-2), "b": spaces.Box(-1, 1, (2,))}), "clip")
-    choices, gaussians = flatten_actions(layout, {"z": np.array([-2, 1]), "b": np.array([[1.0, 2], [3, 4]], np.float32)})
-    np.testing.assert_array_equal(choices, [[0], [3]])
-    np.testing.assert_array_equal(gaussians, [[1, 2], [3, 4]])

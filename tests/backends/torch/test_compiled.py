@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from doubles.learners import TORCH, collect, parameters
+from doubles.learners import TORCH, collect, of_unknown_weights, parameters
 from inchworm.backends.torch import compiled
 from inchworm.backends.torch.learner import PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
@@ -58,6 +58,7 @@ def with_world(rollout):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("case", CASES)
 def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     *given, config = CASES[case]
@@ -65,9 +66,9 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     policies = {mode: policy_of(*given) for mode in ("off", "on")}
     learners = {mode: learner_of(policy, config, mode) for mode, policy in policies.items()}
     for seed in range(3):
-        rollout = gather(policies["off"], seed=seed)
+        rollout = of_unknown_weights(gather(policies["off"], seed=seed))  # they are those of one of the two
         stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
-        for name in stats["off"].keys() - {"staleness"}:  # the rollout was made by the bits of one of them
+        for name in stats["off"]:
             assert stats["on"][name] == pytest.approx(stats["off"][name], rel=1e-3, abs=1e-4), name
     assert np.abs(parameters(policies["on"]) - parameters(policy_of(*given))).max() > 1e-3  # it did move
     np.testing.assert_allclose(parameters(policies["on"]), parameters(policies["off"]), rtol=0, atol=1e-5)

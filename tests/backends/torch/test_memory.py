@@ -18,7 +18,7 @@ from inchworm.core.errors import RolloutError
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.rollout import Rollout, combine_rollouts
+from inchworm.rollout.rollout import Rollout
 
 KINDS = ("lstm", "gru")
 pytestmark = pytest.mark.filterwarnings("error:ratio_error")
@@ -57,16 +57,6 @@ def test_an_update_with_any_sequence_length(kind, length):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_goes_on_from_one_rollout_to_the_next(kind):
-    _, (first, second) = cartpole(kind)
-    lane = int(np.flatnonzero(~second.episode_starts[0])[0])
-    last = np.flatnonzero((first.cut_rows == (22, lane)).all(1))[0]
-    for name, leaf in second.policy_state.items():
-        assert np.abs(leaf[0, lane]).max() > 0
-        np.testing.assert_array_equal(leaf[0, lane], first.cut_state[name][last])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_memory_recorded_more_often_teaches_the_same(kind):
     (policy, (_, often)), (_, (_, seldom)) = cartpole(kind, every=2), cartpole(kind, every=6)
     assert len(often.policy_state["hidden"]) == 12 > len(seldom.policy_state["hidden"]) == 4
@@ -89,45 +79,11 @@ def test_micro_batches_give_the_same_step(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_value_normaliser_does_not_move_values(kind):
-    policy, (first, second) = cartpole(kind, normalize_values=True)
-    policy.update_statistics(first, np.random.default_rng(0).normal(3, 2, (23, 3)))
-    seen = torch.from_numpy(np.array(second.observations))
-    before = policy.value(seen)
-    policy.update_statistics(first, np.random.default_rng(1).normal(30, 20, (23, 3)))
-    np.testing.assert_allclose(policy.value(seen), before, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_of_a_rollout_are_those_of_one_row_after_another(kind):
-    """Sequences with the recorded memory give the values of the whole rollout from its first memory."""
-    policy, (_, rollout) = cartpole(kind)
-    found = compute_advantages(policy, rollout, PPOConfig(sequence_length=5))
-    first = {name: torch.from_numpy(np.array(leaf[0])) for name, leaf in rollout.policy_state.items()}
-    seen, starts = (torch.from_numpy(np.array(array)) for array in (rollout.observations, rollout.episode_starts))
-    np.testing.assert_allclose(found.values, policy.value(seen, first, starts), atol=2e-6)
-    in_numpy = compute_advantages(acting_policy(policy), rollout, PPOConfig(sequence_length=5))
-    np.testing.assert_allclose(found.advantages, in_numpy.advantages, atol=2e-5)
-    assert found.values.shape == (23, 3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_many_sequences_are_valued_in_parts(kind, monkeypatch):
     policy, (_, rollout) = cartpole(kind)
     whole = compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values
     monkeypatch.setattr("inchworm.backends.torch.policy.VALUE_CHUNK", 11)  # two sequences of 5 rows at once
     np.testing.assert_allclose(compute_advantages(policy, rollout, PPOConfig(sequence_length=5)).values, whole, atol=1e-6)
-
-
-def test_a_rollout_joined_selected_and_from_disk_teaches_the_same(tmp_path):
-    policy, (one, two) = cartpole("lstm")
-    both = combine_rollouts([one, two])
-    assert both.policy_state["cell"].shape == (5, 6, 1, 6)
-    again = both.select_lanes([3, 4, 5])
-    expected = learned(policy, two)[0]
-    for rollout in (again, Rollout.load(two.save(tmp_path / "rollout.safetensors")), Rollout.from_dict(two.to_dict())):
-        np.testing.assert_equal(learned(policy, rollout)[0], expected)
-    assert learned(policy, both)[1]["ratio_error"] < 5e-5
 
 
 def test_made_up_rollouts_have_memory_too():

@@ -90,16 +90,6 @@ def test_images_are_read_a_few_at_once_without_gradients(monkeypatch):
     assert sizes == [3, 3, 1, 7]  # with gradients all together
 
 
-def test_acting_and_learning_agree_on_images():
-    policy = make_policy((3, 14, 12))
-    images = draw((3, 14, 12), 8)
-    step = policy.act(images.numpy(), (), np.ones(8, bool), np.random.default_rng(0))
-    with torch.enable_grad():
-        outputs, _ = policy.network(images)
-    log_probs = torch.log_softmax(outputs, -1)[torch.arange(8), torch.from_numpy(np.array(step.actions)).long()]
-    np.testing.assert_allclose(step.log_probs, log_probs.detach().numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_an_image_next_to_numbers():
     space = spaces.Dict({"camera": spaces.Box(0, 255, (9, 8, 1), np.uint8), "speed": spaces.Box(-1, 1, (2,))})
     policy = TorchPolicy(

@@ -231,9 +231,8 @@ class DropsOut(torch.nn.Module):
     ids=["dropout", "batch norm", "dropout by a function"],
 )
 def test_what_changes_with_the_mode_shows_in_the_ratio_and_is_named(layer, named):
-    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
     torch.manual_seed(0)
-    policy = TorchPolicy(spec, network=Modes(layer))
+    policy = TorchPolicy(SPEC, network=Modes(layer))
     learner, measured = PPOOptimizer(policy, CONFIG), []
 
     def first_ratio(log_probs, minibatch):
@@ -248,9 +247,8 @@ def test_what_changes_with_the_mode_shows_in_the_ratio_and_is_named(layer, named
 
 
 def test_measuring_the_ratio_changes_nothing():
-    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
     layer = torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1])
-    policy = TorchPolicy(spec, network=Modes(torch.nn.Sequential(layer, torch.nn.Dropout(0.5))))
+    policy = TorchPolicy(SPEC, network=Modes(torch.nn.Sequential(layer, torch.nn.Dropout(0.5))))
     learner = PPOOptimizer(policy, CONFIG.replace(min_effective_sample_size=1.0))  # no step is taken
     before, generator = policy.get_weights(), torch.get_rng_state()
     with warnings.catch_warnings():
@@ -270,8 +268,7 @@ def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
             modes.append(self.training)
             return super().features(observations)
 
-    spec = PolicySpec(spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(2), PolicyConfig())
-    policy = TorchPolicy(spec, network=Watching())
+    policy = TorchPolicy(SPEC, network=Watching())
     rollout = play(policy, 0)
     assert set(modes) == {False}, "dropout and the like are off while acting"
     modes.clear()

@@ -11,15 +11,7 @@ from gymnasium import spaces
 from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig
 from inchworm.env.workers import auto
-from inchworm.env.workers.auto import (
-    WorkerChoice,
-    choose_by_step,
-    choose_num_workers,
-    cpu_quota,
-    lockstep_seconds,
-    step_seconds,
-    usable_cores,
-)
+from inchworm.env.workers.auto import WorkerChoice, choose_by_step, choose_num_workers, step_seconds, usable_cores
 
 
 class Slow(gym.Env):
@@ -63,9 +55,9 @@ def costs(monkeypatch):
 
 
 def test_the_arithmetic_of_a_lockstep(costs):
-    assert lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
-    assert lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
-    assert lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
+    assert auto.lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
+    assert auto.lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
+    assert auto.lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
 
 
 def test_the_reason_is_a_sentence_with_the_figures(costs):
@@ -141,7 +133,7 @@ def put(root, files):
     ],
 )
 def test_quota(tmp_path, files, quota):
-    assert cpu_quota(put(tmp_path, files)) == quota
+    assert auto.cpu_quota(put(tmp_path, files)) == quota
 
 
 def test_affinity_and_quota_bound_each_other(tmp_path, monkeypatch):

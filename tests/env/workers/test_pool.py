@@ -4,7 +4,6 @@ import functools
 import gc
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -56,9 +55,9 @@ class Faulty(Counter):
             self.fault()
 
 
-def raises(error):
+def raises(kind, *content):
     def fault():
-        raise error
+        raise kind(*content) from KeyError("the cause")
 
     return fault
 
@@ -69,7 +68,7 @@ def play(make, num_envs, num_workers):
 
 
 # ---- the same bits in every layout
-@pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 1, False), (5, 4, False), (2, 1, True), (5, 2, True), (4, 3, True)])
+@pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 3, False), (2, 1, True), (5, 2, True)])
 def test_any_number_of_workers_gives_the_same_bits(copies, workers, helped):
     config = EnvConfig(id="CartPole-v1", num_envs=copies, native=False)
     with make_vector_env(config, seed=3, num_workers=0) as here:
@@ -147,59 +146,43 @@ def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
 
 
 # ---- errors in environments
-PLAIN, INTERRUPT = (ValueError("boom"), "ValueError: boom"), (KeyboardInterrupt(), "KeyboardInterrupt")
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise RuntimeError("cannot be pickled")
+
+
+class WithoutText(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
 
 
 @pytest.mark.parametrize(
-    ("moment", "error", "words"),
+    ("moment", "kind", "content", "words"),
     [
-        *((moment, *error) for moment in ("init", "reset", "step") for error in (PLAIN, INTERRUPT)),
-        ("step", ValueError("100 % of %s"), "ValueError: 100 % of %s"),
-        ("step", ValueError("żółw \ud800"), "ValueError: żółw"),
+        *((moment, ValueError, "boom", "ValueError: boom") for moment in ("init", "reset", "step")),
+        ("step", KeyboardInterrupt, "", "KeyboardInterrupt"),
+        ("step", ValueError, "100 % of %s", "ValueError: 100 % of %s"),
+        ("step", ValueError, "żółw \ud800", "ValueError: żółw"),
+        ("step", ValueError, "x" * 10_000_000, "ValueError: xxx"),
+        ("step", Unpicklable, "not sent", "Unpicklable: not sent"),
+        ("step", WithoutText, "", "WithoutText: (its"),
     ],
+    ids=lambda value: getattr(value, "__name__", ascii(value)[:20]),
 )
-def test_an_error_arrives_with_its_traceback_lane_and_seed(moment, error, words):
+def test_an_error_arrives_with_its_traceback_lane_and_seed(moment, kind, content, words):
     with pytest.raises(WorkerError) as caught:
-        play(lambda: Faulty(moment, raises(error)), 2, 1)
+        play(lambda: Faulty(moment, raises(kind, content)), 2, 1)
     first, *frames = [line for line in str(caught.value).splitlines() if line != "  while lane 0 was made"]
     assert words in first
     assert frames[-1].startswith(f"  at {__file__}:")
     assert frames[-1].endswith(" in fault")  # the frame that raised
-    assert "Traceback in the worker" in str(caught.value.__cause__)
+    traceback = str(caught.value.__cause__)
+    assert "Traceback in the worker" in traceback
+    assert len(content) > 1000 or "KeyError: 'the cause'" in traceback
+    assert len(str(caught.value)) + len(traceback) < 40_000
     steps = {"init": "", "reset": "0", "step": "3"}[moment]
     where = f"lane 1, step {steps} of episode 1 with seed {episode_seed(0, 1, 0)}: " if steps else ""
     assert first.startswith(f"env worker 0 (lanes 0 to 1): {where}")
-
-
-def test_errors_that_cannot_be_pickled_arrive_as_text():
-    class Unpicklable(Exception):
-        def __reduce__(self):
-            raise RuntimeError("cannot be pickled")
-
-    class WithoutText(Exception):
-        def __str__(self):
-            raise RuntimeError("no text")
-
-    def caused():
-        try:
-            raise KeyError("the cause")
-        except KeyError as error:
-            raise RuntimeError("the effect") from error
-
-    def unpicklable():
-        raise Unpicklable("not sent")
-
-    cases = [
-        (unpicklable, "Unpicklable: not sent"),
-        (raises(ValueError("x" * 10_000_000)), "ValueError: xxx"),
-        (raises(WithoutText()), r"WithoutText: \(its"),
-        (caused, "RuntimeError: the effect"),
-    ]
-    for fault, words in cases:
-        with pytest.raises(WorkerError, match=words) as caught:
-            play(lambda fault=fault: Faulty("step", fault, lane=0), 1, 1)
-        assert len(str(caught.value)) + len(str(caught.value.__cause__)) < 40_000
-    assert re.search("(?s)KeyError: 'the cause'.*RuntimeError: the effect", str(caught.value.__cause__))
 
 
 def test_a_broken_contract_is_reported_in_one_line():
@@ -211,7 +194,7 @@ def test_a_broken_contract_is_reported_in_one_line():
 
 
 def test_after_an_error_the_vector_env_can_only_be_closed():
-    env = make_vector_env(lambda: Faulty("reset", raises(ValueError("boom"))), 2, 1)
+    env = make_vector_env(lambda: Faulty("reset", raises(ValueError, "boom")), 2, 1)
     with pytest.raises(WorkerError, match="boom"):
         env.reset()
     with pytest.raises(WorkerError, match="have ended after an earlier error"):
@@ -247,36 +230,23 @@ def test_the_number_of_workers_is_checked():
 
 
 # ---- deaths and time-outs, without restarts
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"),
-        (lambda: os._exit(3), "exited with code 3"),
-        (
-            raises(SystemExit(3)),
-            rf"exited: lane 1, step \d of episode 1 with seed {episode_seed(0, 1, 0)}: step raised SystemExit: 3 .*in fault",
-        ),
-    ],
-)
-def test_a_worker_that_dies_is_named(fault, words):
-    seeds = f"episode seeds by lane 1: {episode_seed(0, 1, 0)}"
-    with WorkerVectorEnv(lambda: Faulty("step", fault), 3, 3, worker_restarts=0) as env:
+def test_a_worker_that_dies_is_named():
+    where = rf"lane 1, step \d of episode 1 with seed {episode_seed(0, 1, 0)}: step raised SystemExit: 3 .*in fault"
+    with WorkerVectorEnv(lambda: Faulty("step", raises(SystemExit, 3)), 3, 3, worker_restarts=0) as env:
         reset_and_step(env, 2)
-        with pytest.raises(WorkerError, match=rf"(?s)env worker 1 \(lane 1\) {words}.*{seeds}") as caught:
+        seeds = f"episode seeds by lane 1: {episode_seed(0, 1, 0)}"
+        with pytest.raises(WorkerError, match=rf"(?s)env worker 1 \(lane 1\) exited: {where}.*{seeds}.*because env.worker_restarts=0"):
             env.step(np.zeros(3, int))
-    assert "because env.worker_restarts=0" in str(caught.value)
 
 
-def test_a_death_between_steps_or_while_another_worker_is_slow_is_noticed():
-    for steps in (0, 2):
-        env = WorkerVectorEnv(lambda: Faulty("step", sleeps, lane=0), 2, 2, worker_restarts=0)
-        reset_and_step(env, steps)
-        if steps:
-            env.send(np.zeros(2, int))
-            time.sleep(0.1)  # worker 0 sleeps now
-        kill(env, 1)
-        with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
-            env.recv() if steps else env.step(np.zeros(2, int))
+def test_a_death_while_another_worker_is_slow_is_noticed():
+    env = WorkerVectorEnv(lambda: Faulty("step", sleeps, lane=0), 2, 2, worker_restarts=0)
+    reset_and_step(env, 2)
+    env.send(np.zeros(2, int))
+    time.sleep(0.1)  # worker 0 sleeps now
+    kill(env, 1)
+    with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) was killed by SIGKILL"):
+        env.recv()
 
 
 def test_a_long_replay_reports_that_it_is_alive():
@@ -294,7 +264,7 @@ def test_a_long_replay_reports_that_it_is_alive():
 
 # ---- Ctrl-C and the end
 def test_an_environment_may_fail_to_close_or_never_close():
-    env = make_vector_env(lambda: Faulty("close", raises(OSError("stuck"))), 1, 1)
+    env = make_vector_env(lambda: Faulty("close", raises(OSError, "stuck")), 1, 1)
     with pytest.warns(UserWarning, match="lane 0 failed to close: OSError: stuck"):
         env.close()
     for fault in (sleeps, ignores_sigterm):
@@ -405,7 +375,7 @@ def test_a_forked_process_does_not_end_its_parents_workers():
 # ---- this process's share
 @pytest.mark.parametrize(("lane", "error"), [(0, WorkerError), (1, EnvError)])
 def test_an_error_in_a_worker_or_in_this_process(lane, error):
-    with WorkerVectorEnv(lambda: Faulty("step", raises(ZeroDivisionError("boom")), lane), 3, 1, help_workers=True) as env:
+    with WorkerVectorEnv(lambda: Faulty("step", raises(ZeroDivisionError, "boom"), lane), 3, 1, help_workers=True) as env:
         reset_and_step(env, 2)  # the worker has lane 0, this process lanes 1 and 2
         with pytest.raises(error, match="boom"):
             env.step(np.zeros(3, int))
@@ -419,7 +389,7 @@ def team(plan):
 
 
 @needs_pettingzoo
-@pytest.mark.parametrize(("workers", "helped", "shared"), [(1, False, True), (2, False, False), (1, True, True), (2, True, True)])
+@pytest.mark.parametrize(("workers", "helped", "shared"), [(2, False, False), (1, True, True)])
 @pytest.mark.parametrize("plan", [DEATHS, JOINS])
 def test_teams_have_the_same_bits_in_every_layout(plan, workers, helped, shared):
     with InProcessVectorEnv(team(plan), 3, seed=3, global_state=shared) as here:

@@ -1,5 +1,6 @@
 """Tests of env/workers/process.py: how processes start, and how a waiter spins for a bounded time, then blocks."""
 
+import errno
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from doubles.crashing import kill, workers
+from doubles.disk import failing
 from doubles.toys import Counter
 from inchworm.core.errors import WorkerError
 from inchworm.env.source import WorkerVectorEnv
@@ -107,12 +109,9 @@ def test_on_a_busy_core_many_waits_block_at_once(pipe, monkeypatch):
 
 
 def test_a_process_that_cannot_be_started_is_a_clear_error(monkeypatch):
-    def refuses(*args, **kwargs):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
     with WorkerVectorEnv(Counter, 2, 2) as env:
         env.reset()
-        monkeypatch.setattr(subprocess, "Popen", refuses)
+        monkeypatch.setattr(subprocess, "Popen", failing(errno.EAGAIN))
         kill(env, 1)
         with pytest.raises(WorkerError, match=r"env worker 1 \(lane 1\) could not be started: .*temporarily unavailable.*ulimit -u"):
             env.step([0, 0])

@@ -12,6 +12,7 @@ from inchworm.worlds.skirmish import parallel_env
 pytest.importorskip("pettingzoo")
 
 
+@pytest.mark.filterwarnings("ignore:The old environment creation API")
 def test_pettingzoos_own_tests_pass_without_a_warning() -> None:
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
