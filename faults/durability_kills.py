@@ -60,6 +60,7 @@ class Chain:
         ended = runs.run(runs.command(runs.arguments(UPDATES), hooks=hooks), self.directory)
         self._check_resumed(ended.out)
         if ended.code == 0:
+            self.expected_step = UPDATES  # it ended before the kill
             return False
         self.kills.append(phase)
         if ended.code != -9 or note.read_bytes().decode().strip() != phase:

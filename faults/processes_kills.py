@@ -89,7 +89,7 @@ def _kill_in_one_run(
     """One run with some kills: a case for each of them, and one for the bits of the run."""
     names, beats = shared_names(), fresh(directory / "beats")
     with runs.started(COMMAND, directory, **{BEATS: str(beats), STEP_SECONDS: "0.001"}) as child:
-        rows = directory / RUN / "metrics.jsonl"  # from its first row on, the run has opened all its files
+        rows = directory / RUN / "timing.jsonl"  # from its first row on, the run has opened all its files
         wait_for(lambda: (rows.exists() and rows.stat().st_size) or not child.running(), runs.LIMIT)
         before = runs.count_descriptors(child.pid) if child.running() else 0
         for _ in range(min(KILLS_PER_RUN, work.count - kills.count)):
