@@ -199,7 +199,9 @@ def _disk_problem(case: Case, directory: Path, errors: str) -> str:
     except InchwormError as error:
         return f"a checkpoint is corrupt: {error}"
     rows = (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
-    last = rows if len(case.signals) == 1 else (steps[-1] if steps else 0)
+    # A second signal, or one in an evaluation, ends the run at once: what is saved is a snapshot, which fast iterations may have passed.
+    at_once = len(case.signals) > 1 or case.phase == "evaluation"
+    last = (steps[-1] if steps else 0) if at_once else rows
     due = sorted({*range(SAVED, last + 1, SAVED), *range(SCORED, last + 1, SCORED), *([last] if last else [])})
     if [step for step in steps if step] != due:  # a run that had not finished an iteration may have saved its beginning
         return f"after {rows} iterations there are checkpoints of {steps}, not of {due}"

@@ -33,6 +33,7 @@ DRAWS = 700
 TRANSIENT = {
     "learner/stream/uinteger": "half of a draw, looked at only while has_uint32 is 1",
     "collector/stream/uinteger": "half of a draw, looked at only while has_uint32 is 1",
+    "learner/env_steps": "a training sets it to the collector's count before every update; only a learner of its own counts by itself",
     "learner/bad_steps": "minibatches in a row that were not finite: the next good one sets it to 0",
 }
 """Values that are taken over at loading, and need not show in what follows, with the reason why."""

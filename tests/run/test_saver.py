@@ -27,7 +27,7 @@ from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm import PolicySpec
 from inchworm.config.sections import EvalConfig, PolicyConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, InchwormError
+from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.file import load_policy, read_policy
@@ -235,6 +235,16 @@ def test_the_best_by_evaluation_is_kept_also_off_the_interval(tmp_path: Path, mo
         trainer.load_checkpoint()
         assert (trainer.state.iteration, trainer.state.best_score) == (9, 5.0)
     assert load_policy(tmp_path / "best_policy.safetensors").policy_version == 2  # from the checkpoint
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    with trainer_for(tmp_path) as trainer:
+        broken = trainer.policy.get_weights()
+        broken["actor.head.bias"][0] = np.nan
+        trainer.policy.set_weights(broken)
+        with pytest.raises(BadNumberError, match=r"the weight actor.head.bias is not finite; not saved"):
+            trainer.save_checkpoint()
+    assert steps(tmp_path) == []
 
 
 def test_without_keep_best_only_the_newest_stay(tmp_path: Path) -> None:

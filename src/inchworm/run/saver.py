@@ -352,7 +352,7 @@ class Saver:
         self.warn_inexact(taken.note.exact)
         weights = taken.state["weights"]
         for name, array in weights.items():
-            if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise BadNumberError(
                     f"the weight {name} is not finite; not saved. Resume from the last checkpoint with a lower learning rate"
                 )
