@@ -36,16 +36,16 @@ $(VENV)/made:
 	done; \
 	echo "inchworm needs Python 3.11 or newer, and none of '$(PYTHON)' is. Install one, or run: make PYTHON=/path/to/python" >&2; exit 1
 
-# Install torch first and separately: it is the only large download.
 $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
-	@echo "installing inchworm into $(VENV) (a minute or two the first time)"
-	@$(PIP) torch
+	@echo "installing inchworm into $(VENV) (under a minute the first time)"
 	@$(PIP) -e .
 	@touch $@
 
+# torch first and separately: it is the only large download.
 $(VENV)/installed-dev: $(VENV)/installed
-	@echo "installing test dependencies"
-	@$(PIP) -e '.[dev,box2d,mujoco,atari,marl,bench]'
+	@echo "installing torch and the test dependencies"
+	@$(PIP) torch
+	@$(PIP) -e '.[dev,torch,box2d,mujoco,atari,marl,bench]'
 	@touch $@
 
 train: $(VENV)/installed

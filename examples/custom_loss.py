@@ -32,7 +32,7 @@ def entropy_floor(entropy: Tensor, valid: Tensor) -> Tensor:
 
 def main(steps: int = 20_000) -> dict[str, list[float]]:
     config = PPOConfig(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, rollout_steps=32, update_epochs=10, minibatch_size=256)
-    with PPOTrainer("mlp", "CartPole-v1", config, num_envs=8, seed=0) as trainer:
+    with PPOTrainer("mlp", "CartPole-v1", config, num_envs=8, seed=0, backend="torch") as trainer:
         history = trainer.train(total_timesteps=steps, custom_loss_fns=[mirror_symmetry, entropy_floor])
         for name in ("loss", "loss/mirror_symmetry", "grad_norm/mirror_symmetry", "loss/entropy_floor"):
             print(f"{name:28} first {history[name][0]:9.5f}   last {history[name][-1]:9.5f}")

@@ -268,7 +268,7 @@ class Walk:
 def walk() -> Walk:
     config = PPOConfig(rollout_steps=8, num_minibatches=2, update_epochs=1)
     seen = Walk()
-    with PPOTrainer("mlp", lambda: gym.make("CartPole-v1"), config, num_envs=2) as trainer:
+    with PPOTrainer("mlp", lambda: gym.make("CartPole-v1"), config, num_envs=2, backend="torch") as trainer:
         trainer.learner  # noqa: B018 - made before the walk begins
         before = sys.getprofile()
         sys.setprofile(seen)

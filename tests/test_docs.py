@@ -181,7 +181,7 @@ def logged_names(env: Any, policy: Any = None, losses: Sequence[Callable[..., An
         ppo=PPOConfig(rollout_steps=16, update_epochs=1, num_minibatches=1, scale_rewards=True),
         evaluation=EvalConfig(interval=2, episodes=2, final_episodes=2, num_envs=2, max_episode_steps=cap, baseline="random"),
         convergence=ConvergenceConfig(target=1e9, window=1),
-        run=RunConfig(total_timesteps=10**9, max_iterations=2),
+        run=RunConfig(total_timesteps=10**9, max_iterations=2, backend="torch"),  # which derives custom losses
         **sections,
     )
     small = PolicyConfig(hidden_sizes=(4,), normalize_observations=True)

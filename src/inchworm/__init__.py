@@ -23,7 +23,14 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = importlib.import_module("importlib.metadata").version("inchworm")
     elif name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            value = getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            from inchworm.core.errors import MissingExtraError
+
+            raise MissingExtraError(f'inchworm.{name} needs torch, which is not installed; type: pip install "inchworm[torch]"') from error
     else:
         raise AttributeError(f"module 'inchworm' has no attribute {name!r}")
     globals()[name] = value

@@ -1,8 +1,8 @@
 """The public names of inchworm, each with the module it lives in: read by type checkers and by `__init__.py`, which imports lazily."""
 
-from inchworm.backends.numpy.gae import compute_gae as compute_gae
 from inchworm.backends.numpy.policy import NumpyPolicy as NumpyPolicy
 from inchworm.backends.registry import compute_advantages as compute_advantages
+from inchworm.backends.registry import compute_gae as compute_gae
 from inchworm.backends.torch.learner import PPOOptimizer as PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy as TorchPolicy
 from inchworm.collect.actors import RandomActor as RandomActor

@@ -15,7 +15,6 @@ from inchworm.backends.learner import explained_variance, ratio_metrics, schedul
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError
-from inchworm.rollout.sequences import successor_observations
 
 
 def test_means_are_over_the_steps_that_were_taken():
@@ -283,7 +282,7 @@ def test_next_observations_are_the_true_successors(side, length, pieces):
         return nothing(side, values)
 
     side.learner(policy, WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)).update(rollout, [curiosity])
-    np.testing.assert_array_equal([found[number] for number in range(36)], successor_observations(rollout).reshape(36, 3))
+    np.testing.assert_array_equal([found[number] for number in range(36)], rollout.next_observations.reshape(36, 3))
 
 
 def test_names_of_partials_and_objects(side):
@@ -348,11 +347,19 @@ def refusal(answer):
 )
 def test_a_loss_that_returns_something_else_is_refused(answer):
     message = refusal(answer)
-    assert message.startswith(
-        "with --backend numpy the custom loss my_loss must return (value, gradients), gradients by log_probs, entropy"
-    )
-    assert "[1, 36]" in message
-    assert message.endswith("NumPy cannot derive them itself; or use --backend torch")
+    assert message.startswith("the custom loss my_loss did not return its gradients; with run.backend=numpy a loss is given NumPy arrays")
+    assert "must return (value, gradients), gradients by log_probs, entropy, values [1, 36] or by a weight's name" in message
+    assert "set run.backend=torch" in message
+
+
+def test_a_loss_that_is_written_for_torch_is_told_what_to_set():
+    def smooth(values):
+        return values.square().clamp(max=1.0).mean()  # NumPy's arrays have no square()
+
+    policy = NUMPY.policy()
+    with pytest.raises(ConfigError, match=r"(?s)smooth raised AttributeError.*set run.backend=torch") as caught:
+        NUMPY.learner(policy, WHOLE).update(collect(policy), [smooth])
+    assert isinstance(caught.value.__cause__, AttributeError)
 
 
 def test_gradients_by_unknown_names_and_of_wrong_shapes_are_refused():

@@ -16,6 +16,7 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import (
     acting_policy,
     compute_advantages,
+    compute_gae,
     get_backend,
     is_builtin,
     learning_threads,
@@ -148,7 +149,7 @@ def make_learner(policy, config, dump_directory):
 def test_another_package_adds_a_backend_and_trains_with_it(tmp_path, monkeypatch):
     monkeypatch.setitem(BACKENDS, "dummy", "")
     monkeypatch.delitem(BACKENDS, "dummy")  # and is removed after the test
-    with pytest.raises(ConfigError, match=r"run.backend='dummy' is not known; use numpy or torch"):
+    with pytest.raises(ConfigError, match=r"run.backend='dummy' is not known; use auto, numpy or torch"):
         RunConfig(backend="dummy")
     (tmp_path / "dummy_backend.py").write_text(DUMMY)
     monkeypatch.syspath_prepend(tmp_path)
@@ -164,3 +165,12 @@ def test_another_package_adds_a_backend_and_trains_with_it(tmp_path, monkeypatch
         register_backend("dummy", "another_module")
     with pytest.raises(ConfigError, match=r"there is no backend 'jax'; use one of numpy, torch, dummy"):
         get_backend("jax")
+
+
+def test_gae_of_tensors_is_a_tensor_with_the_same_numbers() -> None:
+    rng = np.random.default_rng(0)
+    numbers, flags = rng.normal(size=(3, 5, 2)).astype(np.float32), rng.random((2, 5, 2)) < 0.3
+    expected = compute_gae(*numbers, *flags, 0.9, 0.8)
+    found = compute_gae(*torch.from_numpy(numbers), *torch.from_numpy(flags), 0.9, 0.8)
+    assert isinstance(found, torch.Tensor)
+    np.testing.assert_array_equal(found.numpy(), expected)

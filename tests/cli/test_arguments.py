@@ -105,10 +105,6 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
     assert (by_number.num_minibatches, by_number.minibatch_size) == (4, None)
     by_size = resolved("Skirmish-v0", "--ppo.minibatch-size=64").ppo  # the preset has num_minibatches
     assert (by_size.num_minibatches, by_size.minibatch_size) == (None, 64)
-    assert resolved("CartPole-v1").run.backend == "numpy"
-    assert resolved("CartPole-v1", "--policy.kind", "gru").run.backend == "torch"
-    assert resolved("Skirmish-v0", "--policy.central-critic").run.backend == "torch"
-    assert resolved("Skirmish-v0", "--policy.central-critic", "--backend", "numpy").run.backend == "numpy"
 
 
 @pytest.mark.parametrize(

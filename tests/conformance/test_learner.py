@@ -21,7 +21,6 @@ from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import successor_observations
 
 ROW_FIELDS = (
     "observations", "actions", "log_probs", "rewards", "terminated", "episode_starts", "returns", "advantages", "values",
@@ -39,7 +38,7 @@ def with_the_dead(rollout, garbage=np.nan):
     data = {name: optree.tree_map(np.array, value) for name, value in rollout.to_dict().items() if not name.startswith(("cut", "episodes"))}
     valid = np.ones(rollout.rewards.shape, bool)
     valid[8:, 1] = valid[:2, 0] = False
-    data |= {"valid": valid, "next_observations": successor_observations(rollout)}
+    data |= {"valid": valid, "next_observations": rollout.next_observations}
     data["terminated"][7, 1], data["truncated"][7:, 1] = True, False
     for name in ("observations", "next_observations", "actions", "log_probs", "rewards"):
         for leaf in optree.tree_leaves(data[name]):

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from inchworm.config.sections import PolicyConfig
@@ -118,6 +119,17 @@ def test_normalize_and_back():
     assert rms.normalize(np.zeros((1, 2), np.float32)).dtype == np.float32
     assert rms.normalize(np.zeros((1, 2), np.uint8)).dtype == np.float64
     assert rms.denormalize(np.zeros((1, 2), np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_tensors_give_tensors(dtype):
+    rms = RunningMeanStd((2,))
+    rms.update(torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True))
+    samples = torch.tensor([[5, 6]], dtype=dtype)
+    for method in (rms.normalize, rms.denormalize):
+        found, expected = method(samples), method(samples.numpy())
+        assert found.dtype == (torch.float64 if dtype == torch.int64 else dtype)
+        np.testing.assert_array_equal(found.numpy(), expected)
 
 
 def test_the_state_of_scalar_statistics_holds_arrays():

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import optree
 import pytest
+import torch
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_rollouts
@@ -13,7 +14,6 @@ from inchworm.core.errors import BadNumberError, RolloutError
 from inchworm.core.types import EpisodeRecord
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import ARRAY_FIELDS, FIELDS, Rollout, combine_rollouts, select_lanes
-from inchworm.rollout.sequences import successor_observations
 
 BOX, CHOICE = spaces.Box(-10, 10, (2,), np.float32), spaces.Discrete(3)
 
@@ -84,6 +84,27 @@ def test_sizes_and_mapping_access():
         rollout["advantages"]
     with pytest.raises(KeyError, match="it has observations"):
         rollout["zzzzzz"]
+
+
+def test_dones_and_successors_are_read_like_fields():
+    rollout = rich()
+    np.testing.assert_array_equal(rollout["dones"], rollout.terminated | rollout.truncated)
+    for found, own in zip(optree.tree_leaves(rollout["next_observations"]), optree.tree_leaves(rollout.next_observations), strict=True):
+        np.testing.assert_array_equal(found, own)
+    assert "dones" not in rollout  # what is made from the fields is not stored with them
+
+
+def test_the_same_as_tensors():
+    rollout = rich()
+    tensors = rollout.to_torch()
+    assert tensors.keys() == {*FIELDS, "dones", "next_observations"}
+    for name in (*ARRAY_FIELDS, "dones", "next_observations"):
+        for tensor, array in zip(optree.tree_leaves(tensors[name]), optree.tree_leaves(rollout[name]), strict=True):
+            assert isinstance(tensor, torch.Tensor)
+            np.testing.assert_array_equal(tensor.numpy(), array)
+    tensors["rewards"].zero_()  # a copy
+    assert rollout.rewards.any()
+    assert tensors["episodes"] == rollout.episodes
 
 
 def test_map_reaches_every_array():
@@ -321,7 +342,7 @@ def test_a_reward_beyond_float32_is_noticed():
 # combine and select
 def test_combine_rebases_everything():
     one, two = rich(0), rich(1, lanes=2, copies=1)
-    both = combine_rollouts([one, two])
+    both = combine_rollouts([one, two.to_dict()])  # a mapping is a rollout, too
     both.validate()
     np.testing.assert_array_equal(both.rewards, np.concatenate([one.rewards, two.rewards], 1))
     np.testing.assert_array_equal(both.observations["b"][0][:, 4:], two.observations["b"][0])
@@ -331,8 +352,8 @@ def test_combine_rebases_everything():
     assert both.weights_fingerprint.tolist() == [2**64 - 1] * 4 + [2**64 - 2] * 2
     # lanes of the second rollout begin at 4: its truncated rows (2, 1) and (4, 1) are (2, 5) and (4, 5)
     assert both.cut_rows.tolist() == [[2, 1], [2, 5], [4, 3], [4, 5], *([5, lane] for lane in range(6))]
-    successors = successor_observations(both)["a"]
-    np.testing.assert_array_equal(successors, np.concatenate([successor_observations(r)["a"] for r in (one, two)], 1))
+    successors = both.next_observations["a"]
+    np.testing.assert_array_equal(successors, np.concatenate([r.next_observations["a"] for r in (one, two)], 1))
     # at (t, b) the number is 1000 * seed + 10 t + b, and a quarter more is the global state that followed
     cut = [21.25, 1021.25, 43.25, 1041.25, *(50.25 + lane for lane in range(4)), 1050.25, 1051.25]
     assert both.cut_global_state.tolist() == cut
@@ -359,7 +380,7 @@ def test_select_in_any_order():
     np.testing.assert_array_equal(chosen.rewards, rollout.rewards[:, [3, 0, 1]])
     # old lanes 3, 0, 1 are now 0, 1, 2: the truncated rows (2, 1) and (4, 3) are (2, 2) and (4, 0)
     assert chosen.cut_rows.tolist() == [[2, 2], [4, 0], [5, 0], [5, 1], [5, 2]]
-    np.testing.assert_array_equal(successor_observations(chosen)["a"], successor_observations(rollout)["a"][:, [3, 0, 1]])
+    np.testing.assert_array_equal(chosen.next_observations["a"], rollout.next_observations["a"][:, [3, 0, 1]])
     assert [(e.lane, e.episode_return) for e in chosen.episodes] == [(2, 1.5), (0, 2.0)]
     # lanes 3 | 0, 1 belong to the copies 1 | 0, 0: not equally many, so each lane has its own row
     np.testing.assert_array_equal(chosen.global_state, rollout.global_state[:, [1, 0, 0]])

@@ -21,7 +21,6 @@ from inchworm.rollout.sequences import (
     sequence_states,
     split_into_sequences,
     split_valid,
-    successor_observations,
 )
 
 
@@ -154,9 +153,9 @@ def test_successors_are_the_next_rows_and_at_cuts_the_true_ones():
     flags = {"terminated": np.array([[0, 1], [0, 0], [0, 0]], bool), "truncated": np.array([[0, 0], [1, 0], [0, 0]], bool)}
     cuts = {"cut_rows": [[1, 0], [2, 0], [2, 1]], "cut_observations": [71.0, 72.0, 73.0]}
     rollout = Rollout.from_dict({"observations": observations, **zeros, **flags, **cuts})
-    np.testing.assert_array_equal(successor_observations(rollout), [[2, 20], [71, 30], [72, 73]])
+    np.testing.assert_array_equal(rollout.next_observations, [[2, 20], [71, 30], [72, 73]])
     np.testing.assert_array_equal(rollout.observations, observations)
-    assert successor_observations(create_fake_rollout(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), 0, 2)).shape == (0, 2, 2)
+    assert create_fake_rollout(spaces.Box(-1, 1, (2,)), spaces.Discrete(3), 0, 2).next_observations.shape == (0, 2, 2)
 
 
 SPACE = spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(3)})

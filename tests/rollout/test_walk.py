@@ -67,7 +67,7 @@ WORLDS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_the_ratio_is_one_before_and_after_updates(name: str) -> None:
     env, options = WORLDS[name]
     config = PPOConfig(rollout_steps=24, num_minibatches=2, update_epochs=2, learning_rate=1e-2)
-    with PPOTrainer(PolicyConfig(hidden_sizes=(16, 16), **options), env, config, num_envs=3, seed=1) as trainer:
+    with PPOTrainer(PolicyConfig(hidden_sizes=(16, 16), **options), env, config, num_envs=3, seed=1, backend="torch") as trainer:
         assert isinstance(trainer.policy, TorchPolicy)
         assert isinstance(trainer.collector.policy, TorchPolicy if "images" in name else NumpyPolicy)
         for update in range(4):  # with normalisers the first only moves their statistics

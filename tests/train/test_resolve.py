@@ -20,6 +20,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers.auto import WorkerChoice
+from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
@@ -71,17 +72,21 @@ def test_two_arguments_are_enough(kind: str) -> None:
 )
 def test_every_form_of_a_policy_collects_and_learns(policy: Any, config: PolicyConfig) -> None:
     with PPOTrainer(policy, "CartPole-v1", num_envs=2, seed=1) as trainer:
-        if isinstance(policy, TorchPolicy):
+        if isinstance(policy, TorchPolicy | NumpyPolicy):
             assert trainer.policy is policy
-        if isinstance(policy, NumpyPolicy):
-            assert isinstance(trainer.policy, TorchPolicy)  # NumPy only acts: its twin learns
-            assert all(np.array_equal(value, policy.get_weights()[name]) for name, value in trainer.policy.get_weights().items())
         assert trainer.config.policy == config  # the run's record names the network that was trained
         before = trainer.policy.get_weights()
         trainer.learn(trainer.collect_rollouts(8))
         after, acting = trainer.policy.get_weights(), trainer.collector.policy.get_weights()
         assert any(not np.array_equal(before[name], value) for name, value in after.items())
         assert all(np.array_equal(acting[name], value) for name, value in after.items())
+
+
+def test_a_policy_in_numpy_is_trained_by_torch_as_a_copy_if_that_is_asked_for() -> None:
+    policy = NumpyPolicy(SPEC, seed=5)
+    with PPOTrainer(policy, "CartPole-v1", num_envs=2, seed=1, backend="torch") as trainer:
+        assert isinstance(trainer.policy, TorchPolicy)
+        assert all(np.array_equal(value, policy.get_weights()[name]) for name, value in trainer.policy.get_weights().items())
 
 
 def test_the_seed_decides_weights_worlds_and_samples() -> None:
@@ -267,22 +272,54 @@ def test_nothing_is_left_open_and_each_choice_has_a_reason(monkeypatch: pytest.M
 
     config, reasons = choose(TrainingConfig.from_dict(OPEN))
     assert (config.env.num_workers, config.env.help_workers) == (3, True)
-    assert config.ppo.compile == "off"  # 100,000 steps do not repay it
-    assert reasons[0] == "3 workers: because"
-    assert reasons[1].startswith("ppo.compile=off, because ")
+    assert (config.run.backend, config.ppo.compile) == ("numpy", "off")
+    assert reasons[0].startswith("run.backend=numpy, because ")
+    assert reasons[1] == "3 workers: because"
+    assert reasons[2].startswith("ppo.compile=off, because ")
     assert choose(config) == (config, [])
-    long = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 100_000_000}})
+    long = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 100_000_000, "backend": "torch"}})
     assert choose(long)[0].ppo.compile == "on"
     assert choose(long, RandomActor(CARTPOLE.action_space))[0].ppo.compile == "off"
 
 
+TORCH = PolicyConfig(kind="lstm"), PolicyConfig(kind="cnn"), PolicyConfig(central_critic=True), PolicyConfig(hidden_sizes=(8, 1024))
+
+
+@pytest.mark.parametrize(
+    ("policy", "config", "losses", "backend"),
+    [
+        ("mlp", {}, False, "numpy"),
+        (PolicyConfig(hidden_sizes=(512, 512)), {"run": {"device": "cpu"}}, False, "numpy"),
+        (NumpyPolicy(SPEC), {}, False, "numpy"),
+        (RandomActor(CARTPOLE.action_space), {}, False, "numpy"),
+        (PolicyMap(policies={"a": "mlp", "b": "mlp"}, lane_map=["a", "b"]), {}, False, "numpy"),
+        *((network, {}, False, "torch") for network in TORCH),
+        (PolicyMap(policies={"a": "mlp", "b": PolicyConfig(kind="gru")}, lane_map=["a", "b"]), {}, False, "torch"),
+        (TorchPolicy(SPEC), {}, False, "torch"),
+        ("mlp", {}, True, "torch"),
+        ("mlp", {"ppo": {"compile": "on"}}, False, "torch"),
+        ("mlp", {"run": {"device": "cuda"}}, False, "torch"),
+        ("lstm", {"run": {"backend": "torch"}}, False, "torch"),
+    ],
+)
+def test_the_backend_is_chosen_by_the_config_and_the_policy(policy: Any, config: dict[str, Any], losses: bool, backend: str) -> None:
+    chosen, reasons = resolve_choices(policy, Corridor, TrainingConfig.from_dict(config), losses=losses)
+    assert chosen.run.backend == backend
+    assert [reason.startswith(f"run.backend={backend}, because ") for reason in reasons] == [True] * (
+        "backend" not in config.get("run", {})
+    )
+
+
 def test_a_continued_run_keeps_its_choices() -> None:
-    before = TrainingConfig.from_dict({"env": {"num_workers": 2, "help_workers": True}, "ppo": {"compile": "on"}})
+    before = TrainingConfig.from_dict(
+        {"env": {"num_workers": 2, "help_workers": True}, "ppo": {"compile": "on"}, "run": {"backend": "torch"}}
+    )
     now = TrainingConfig.from_dict(OPEN | {"run": {"total_timesteps": 7}})
     kept = keep_choices(before, now)
     assert kept.env.help_workers
     assert (kept.env.num_workers, kept.ppo.compile, kept.run.total_timesteps, kept.env.num_envs) == (2, "on", 7, 4)
-    fixed = TrainingConfig.from_dict({"env": {"num_workers": 1}, "ppo": {"compile": "off"}})
+    assert kept.run.backend == "torch"
+    fixed = TrainingConfig.from_dict({"env": {"num_workers": 1}, "ppo": {"compile": "off"}, "run": {"backend": "numpy"}})
     assert keep_choices(before, fixed) == fixed
 
 
@@ -325,7 +362,7 @@ def config_of(total: int = 1_000_000, *, policy: PolicyConfig | None = None, run
         env=EnvConfig(num_envs=4),
         policy=policy or PolicyConfig(),
         ppo=PPOConfig(**{"rollout_steps": 250, "minibatch_size": 100, "update_epochs": 3, **ppo}),
-        run=RunConfig(total_timesteps=total, **(run or {})),
+        run=RunConfig(**{"total_timesteps": total, "backend": "torch", **(run or {})}),
     )
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import threadpoolctl
 
 from inchworm.config.sections import BACKENDS, PPOConfig, TrainingConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import ConfigError, MissingExtraError
 from inchworm.core.protocols import Actor, Learner, Policy
-from inchworm.core.types import Advantages
+from inchworm.core.types import Advantages, Array
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
@@ -37,6 +37,11 @@ class Backend(Protocol):
 
     def compute_advantages(self, policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
         """See `compute_advantages`."""
+
+    def compute_gae(
+        self, rewards: Any, values: Any, next_values: Any, terminated: Any, truncated: Any, gamma: float, gae_lambda: float
+    ) -> Any:
+        """See `compute_gae`."""
 
     def acting_policy(self, policy: Policy) -> Actor:
         """See `acting_policy`."""
@@ -77,7 +82,12 @@ def get_backend(name: str) -> Backend:
     """The backend of a name."""
     if name not in BACKENDS:
         raise ConfigError(f"there is no backend {name!r:.80}; use one of {', '.join(BACKENDS)}")
-    return cast(Backend, importlib.import_module(BACKENDS[name]))
+    try:
+        return cast(Backend, importlib.import_module(BACKENDS[name]))
+    except ModuleNotFoundError as error:
+        if error.name != name:  # a backend is called as its framework
+            raise
+        raise MissingExtraError(f'run.backend={name} needs {name}, which is not installed; type: pip install "inchworm[{name}]"') from error
 
 
 def backend_of(policy: Policy) -> Backend:
@@ -87,7 +97,7 @@ def backend_of(policy: Policy) -> Backend:
 
 def imported_backends() -> dict[str, Backend]:
     """The backends whose framework (the package of the same name) this process has imported: those whose state is worth saving."""
-    return {name: get_backend(name) for name, module in BACKENDS.items() if name in sys.modules or module in sys.modules}
+    return {name: get_backend(name) for name, module in BACKENDS.items() if sys.modules.get(name) or module in sys.modules}
 
 
 def make_policy(spec: PolicySpec, *, seed: int = 0, weights: Mapping[str, np.ndarray] | None = None, backend: str = "torch") -> Policy:
@@ -143,6 +153,19 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
 
         return composite_advantages(policy, rollout, lambda part, own: compute_advantages(part, own, config))
     return backend_of(policy).compute_advantages(policy, rollout, config)
+
+
+def compute_gae(
+    rewards: Array, values: Array, next_values: Array, terminated: Array, truncated: Array, gamma: float, gae_lambda: float
+) -> Array:
+    """Generalised advantage estimates [T, B] (Schulman et al. 2016, equations 11 to 16), of arrays or of one framework's tensors.
+
+    A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
+    keeps its next value: V of the true successor, which `next_values` holds.
+    """
+    framework = type(rewards).__module__.partition(".")[0]  # of a tensor, which is called as its backend
+    backend = get_backend(framework if framework in BACKENDS else "numpy")
+    return backend.compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
 
 
 @contextlib.contextmanager

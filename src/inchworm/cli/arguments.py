@@ -237,11 +237,9 @@ def resolve_config(env: str, file: str | None, changes: Changes, prog: str) -> T
 def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
     """Return the config with the changes; a setting that excludes another one replaces it."""
     data = config.to_dict()
-    ppo, policy = changes.get("ppo", {}), changes.get("policy", {})
+    ppo = changes.get("ppo", {})
     if "num_minibatches" in ppo or "minibatch_size" in ppo:
         data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
-    if policy.get("kind") in ("lstm", "gru") or policy.get("central_critic"):
-        data["run"]["backend"] = "torch"  # presets of small environments use NumPy
     for section, fields in changes.items():
         data[section] |= fields
     return TrainingConfig.from_dict(data)

@@ -82,24 +82,24 @@ _ALL = (
             env=EnvConfig(id="CartPole-v1", num_envs=8),
             ppo=_CARTPOLE,
             evaluation=EvalConfig(interval=50, episodes=20),
-            run=RunConfig(backend="numpy", total_timesteps=59_904),  # 117 whole iterations within 60,000
+            run=RunConfig(total_timesteps=59_904),  # 117 whole iterations within 60,000
         ),
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
     _tuned(
         "Acrobot-v1", "-84.9 ± 2.9 after 102,400 steps, seeds 0 to 4", num_envs=16,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, update_epochs=4, rollout_steps=256,
-        run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=10),
+        run=RunConfig(total_timesteps=100_000, checkpoint_interval=10),
     ),
     _tuned(
         "MountainCar-v0", "-110.0 after 1,000,192 steps, seed 0", num_envs=16, policy=_NORMALIZED,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
-        run=RunConfig(backend="numpy", total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
+        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
     ),
     _tuned(
         "Pendulum-v1", "-174.1 ± 24.3 after 102,400 steps, seeds 0 to 4", num_envs=4,
         learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, ent_coef=0.0, update_epochs=10, rollout_steps=1024,
-        run=RunConfig(backend="numpy", total_timesteps=100_000, checkpoint_interval=5),
+        run=RunConfig(total_timesteps=100_000, checkpoint_interval=5),
     ),
     _tuned(
         "LunarLander-v3", "247.6 after 1,015,808 steps, seed 0", num_envs=16,

@@ -336,8 +336,9 @@ class ConvergenceConfig(ConfigBase):
 
 
 def _known_backend(name: Any) -> Any:
-    if name not in list(BACKENDS):
-        raise ConfigError(f"run.backend={short(name)} is not known; use {' or '.join(BACKENDS)}")
+    known = ["auto", *BACKENDS]
+    if name not in known:
+        raise ConfigError(f"run.backend={short(name)} is not known; use {', '.join(known[:-1])} or {known[-1]}")
     return name
 
 
@@ -357,8 +358,9 @@ class RunConfig(ConfigBase):
     """Stop after this many iterations, if that is sooner."""
     max_episodes: Count | None = None
     """Stop after this many finished episodes, if that is sooner."""
-    backend: Annotated[str, BeforeValidator(_known_backend)] = "torch"
-    """What trains the policy: torch, or numpy (MLP policies only), which needs no torch and is faster for small networks."""
+    backend: Annotated[str, BeforeValidator(_known_backend)] = "auto"
+    """What trains the policy: numpy (MLP policies only), which is the fastest for small networks and needs no torch, or torch. auto
+    chooses numpy where it can train the policy, and writes the choice into the run; it depends only on the config."""
     device: str = "auto"
     """Device of torch: auto is cuda if available, else cpu."""
     threads: Annotated[int, Field(ge=0, le=1_024)] = 1
@@ -395,7 +397,7 @@ class TrainingConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
-            raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch")
+            raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
         if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "

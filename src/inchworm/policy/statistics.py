@@ -31,7 +31,7 @@ class RunningMeanStd:
 
     def update(self, x: Array, where: Array | None = None) -> None:
         """Add samples [*batch, *shape], or those where `where` [*batch] is true."""
-        samples = np.asarray(x)
+        samples = _on_host(x)
         batch = samples.shape[: samples.ndim - self.mean.ndim]
         if samples.shape[len(batch) :] != self.mean.shape:
             raise ValueError(f"samples of shape {list(samples.shape)} do not end in {list(self.mean.shape)}, the shape of these statistics")
@@ -58,16 +58,16 @@ class RunningMeanStd:
         self.mean = self.mean + delta * (count / total)
         self.count = total
 
-    def normalize(self, x: Array, clip: float | None = None) -> np.ndarray:
-        """(x - mean) / std, clipped to ±clip, in the dtype of `x` if that is a float."""
-        samples = np.asarray(x)
+    def normalize(self, x: Array, clip: float | None = None) -> Array:
+        """(x - mean) / std, clipped to ±clip, in the dtype of `x` if that is a float; a torch tensor gives a tensor on its device."""
+        samples = _on_host(x)
         scaled = (samples - self.mean) / self.std
-        return _in_dtype_of(samples, scaled if clip is None else np.clip(scaled, -clip, clip))
+        return _as_given(x, samples, scaled if clip is None else np.clip(scaled, -clip, clip))
 
-    def denormalize(self, x: Array) -> np.ndarray:
+    def denormalize(self, x: Array) -> Array:
         """The inverse of `normalize` without clipping."""
-        samples = np.asarray(x)
-        return _in_dtype_of(samples, samples * self.std + self.mean)
+        samples = _on_host(x)
+        return _as_given(x, samples, samples * self.std + self.mean)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """mean, var and count as arrays."""
@@ -89,9 +89,19 @@ class RunningMeanStd:
         return other
 
 
-def _in_dtype_of(samples: np.ndarray, result: np.ndarray) -> np.ndarray:
-    """Cast to the samples' dtype if it is a float, else to float64."""
-    return np.asarray(result, samples.dtype if samples.dtype.kind == "f" else np.float64)
+def _is_tensor(x: Array) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch"
+
+
+def _on_host(x: Array) -> np.ndarray:
+    """Samples as an array, also of a torch tensor with gradients or on another device."""
+    return np.asarray(x.detach().cpu() if _is_tensor(x) else x)
+
+
+def _as_given(x: Array, samples: np.ndarray, result: np.ndarray) -> Array:
+    """The result in the samples' dtype if it is a float, else in float64, and as a tensor if `x` is one."""
+    cast = np.asarray(result, samples.dtype if samples.dtype.kind == "f" else np.float64)
+    return (x if x.is_floating_point() else x.double()).new_tensor(cast) if _is_tensor(x) else cast
 
 
 def _moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -126,11 +136,11 @@ class ReturnNormalizer:
         """Add returns of any shape, or those where `where` is true."""
         self.rms.update(returns, where)
 
-    def normalize(self, returns: Array) -> np.ndarray:
+    def normalize(self, returns: Array) -> Array:
         """Reward units -> normalised."""
         return self.rms.normalize(returns)
 
-    def denormalize(self, values: Array) -> np.ndarray:
+    def denormalize(self, values: Array) -> Array:
         """Normalised -> reward units."""
         return self.rms.denormalize(values)
 

@@ -24,7 +24,8 @@ from inchworm.rollout.from_dict import LEARNER_FIELDS, complete_fields
 class Rollout:
     """What the environment and the behaviour policy did in T steps of B lanes; read-only.
 
-    It can also be used as a mapping: `rollout["rewards"]`, `"rewards" in rollout`, `dict(rollout)`.
+    It can also be used as a mapping: `rollout["rewards"]`, `"rewards" in rollout`, `dict(rollout)`. `rollout["dones"]` and
+    `rollout["next_observations"]` are made from the fields.
     """
 
     observations: Tree  # [T, B, *obs]      raw; may hold the key "action_mask"
@@ -70,6 +71,28 @@ class Rollout:
         return int(self.valid.sum())
 
     @property
+    def dones(self) -> Array:
+        """[T, B] bool: this step ended the episode or was cut off."""
+        return self.terminated | self.truncated
+
+    @property
+    def next_observations(self) -> Tree:
+        """The observation after each step, [T, B, *obs]: the next row's, and at cut rows the true successor.
+
+        Do not use the rows that are terminated: they hold the first observation of the lane's next episode.
+        Leaves are only indexed, so tensors work as well as arrays.
+        """
+        time, lane = self.cut_rows[:, 0], self.cut_rows[:, 1]
+        following = np.minimum(np.arange(1, self.num_steps + 1), self.num_steps - 1)  # [T]
+
+        def shifted(leaf: Array, cuts: Array) -> Array:
+            successors = leaf[following]  # [T, B, *obs]: indexing by an array makes a copy
+            successors[time, lane] = cuts
+            return successors
+
+        return optree.tree_map(shifted, self.observations, self.cut_observations)
+
+    @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
         return sum(int(leaf.nbytes) for name in ARRAY_FIELDS for leaf in optree.tree_leaves(self[name]))
@@ -85,7 +108,7 @@ class Rollout:
         return name in FIELDS
 
     def __getitem__(self, name: str) -> Any:
-        if name not in FIELDS:
+        if name not in FIELDS and name not in DERIVED:
             if name in LEARNER_FIELDS:
                 raise KeyError(f"a rollout does not hold {name}; compute_advantages(policy, rollout, config) computes it")
             near = difflib.get_close_matches(str(name), FIELDS, n=1, cutoff=0.4)
@@ -96,6 +119,15 @@ class Rollout:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name; the arrays are shared, not copied."""
         return {name: getattr(self, name) for name in FIELDS}
+
+    def to_torch(self, device: Any = "cpu") -> dict[str, Any]:
+        """Return the fields by name, with `dones` and `next_observations`, as torch tensors on a device; the arrays are copied."""
+        from inchworm.backends.registry import get_backend  # which backends there are is known above this package
+
+        as_tensor = get_backend("torch").from_array
+        whole = {name: getattr(self, name) for name in (*FIELDS, *DERIVED)}
+        arrays: Tree = {name: value for name, value in whole.items() if name not in checks.PLAIN}
+        return {**whole, **optree.tree_map(lambda array: as_tensor(array).to(device), arrays)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -138,16 +170,19 @@ class Rollout:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
+DERIVED = ("dones", "next_observations")
+"""What is made from the fields and can be read like them."""
 ARRAY_FIELDS = tuple(name for name in FIELDS if name not in checks.PLAIN)
 _CUTS = ("cut_observations", "cut_state", "cut_valid", "cut_global_state")  # each [K, …]
 
 
-def combine_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
+def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
     """Concatenate rollouts along lanes. Right for parallel workers and for rollouts taken one after another.
 
-    Each must have the same number of steps and the same trees, shapes and dtypes. Lanes of episodes and cut rows are renumbered.
+    Each must have the same number of steps and the same trees, shapes and dtypes; a mapping is read by `Rollout.from_dict`. Lanes of
+    episodes and cut rows are renumbered.
     """
-    rollouts = tuple(rollouts)
+    rollouts = tuple(one if isinstance(one, Rollout) else Rollout.from_dict(one) for one in given)
     _check_combinable(rollouts)
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]

@@ -143,23 +143,6 @@ def select_sequences(tree: Tree, columns: Any) -> Tree:
     return optree.tree_map(lambda leaf: leaf[:, columns], tree)
 
 
-def successor_observations(rollout: Rollout) -> Tree:
-    """Return the observation after each step, [T, B, *obs]: the next row's, and at cut rows the true successor.
-
-    Do not use the rows that are terminated: they hold the first observation of the lane's next episode.
-    Leaves are only indexed, so tensors work as well as arrays.
-    """
-    time, lane = rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]
-    following = np.minimum(np.arange(1, rollout.num_steps + 1), rollout.num_steps - 1)  # [T]
-
-    def shifted(leaf: Array, cuts: Array) -> Array:
-        successors = leaf[following]  # [T, B, *obs]: indexing by an array makes a copy
-        successors[time, lane] = cuts
-        return successors
-
-    return optree.tree_map(shifted, rollout.observations, rollout.cut_observations)
-
-
 def fill_invalid_rows(rollout: Rollout) -> Rollout:
     """Fill invalid rows with a valid row's observation, action and log-prob, so that networks never see unset data.
 

@@ -299,6 +299,8 @@ def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
         now = now.replace(env=now.env.replace(num_workers=before.env.num_workers, help_workers=before.env.help_workers))
     if now.ppo.compile == "auto":
         now = now.replace(ppo=now.ppo.replace(compile=before.ppo.compile))
+    if now.run.backend == "auto":
+        now = now.replace(run=now.run.replace(backend=before.run.backend))
     return now
 
 

@@ -93,7 +93,7 @@ def create_training_components(
             "use functional_training_loop or PPOTrainer, or leave the defaults"
         )
     source = config.env if env is None else env
-    config, _ = resolve_choices(policy, source, config)
+    config, _ = resolve_choices(policy, source, config, losses=bool(custom_losses))
     vector_env = resolve_env(source, config)
     try:
         policy = resolve_policy(policy, config, vector_env)
@@ -125,12 +125,11 @@ def functional_training_loop(
             f"{', '.join(unused)} would have no effect without a run directory; set run.name or run.directory, or leave the defaults"
         )
     with contextlib.ExitStack() as stack:
-        run = None
-        if writes:
-            source = config.env if env is None else env
-            asked = resolve_config(policy, source, config, num_envs=None, seed=None, backend=None, device=None)
-            run = stack.enter_context(create_run(asked))
-            config, _ = resolve_choices(policy, source, run.config)
+        source = config.env if env is None else env
+        config = resolve_config(policy, source, config, num_envs=None, seed=None, backend=None, device=None)
+        run = stack.enter_context(create_run(config)) if writes else None
+        config, _ = resolve_choices(policy, source, config if run is None else run.config, losses=bool(custom_losses))
+        if run is not None:
             run.save_config(config)  # what was chosen by measuring is chosen once
         try:
             trainer = PPOTrainer(policy, config.env if env is None else env, config, callbacks=callbacks, run_dir=run)

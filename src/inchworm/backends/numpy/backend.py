@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages
+from inchworm.backends.numpy.gae import compute_gae as compute_gae
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.protocols import Actor, Learner, Policy

@@ -25,7 +25,8 @@ from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_
 from inchworm.backends.numpy.network import FlatNetwork
 from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, flatten_actions
 from inchworm.config.sections import PPOConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import ConfigError, describe_error
+from inchworm.core.protocols import Policy
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE
@@ -36,7 +37,6 @@ from inchworm.rollout.sequences import (
     select_sequences,
     split_into_sequences,
     split_valid,
-    successor_observations,
 )
 
 
@@ -89,7 +89,7 @@ class RolloutSamples:
             "terminated": rollout.terminated,
             "truncated": rollout.truncated,
             "episode_starts": rollout.episode_starts,
-            "next_observations": successor_observations(rollout) if successors else (),
+            "next_observations": rollout.next_observations if successors else (),
             "log_probs": rollout.log_probs,
             "advantages": np.where(rollout.valid, advantages.advantages, dtype.type(0)),
             "returns": np.where(rollout.valid, advantages.returns, advantages.values),
@@ -244,7 +244,7 @@ class MinibatchStep:
             evaluation = Evaluation(**shaped, value_scale=forward.evaluation.value_scale)
             shape, dtype = evaluation.values.shape, evaluation.values.dtype
             for loss in losses:
-                value, gradients = _checked(loss, loss(self._policy, as_minibatch(micro), evaluation), self._network, shape)
+                value, gradients = _call(loss, self._policy, as_minibatch(micro), evaluation, self._network)
                 by = [share * np.asarray(gradients.get(name, np.zeros(shape)), dtype).reshape(-1) for name in OUTPUTS]
                 self._backward(micro, forward, LossGradients(*by))
                 for name in gradients.keys() - set(OUTPUTS):
@@ -259,11 +259,21 @@ class MinibatchStep:
         return row, total
 
 
-def _checked(loss: CustomLoss, answer: Any, network: FlatNetwork, shape: tuple[int, ...]) -> tuple[float, Mapping[str, np.ndarray]]:
-    """Validate what a custom loss returned: its value, and its gradients by name."""
-    wanted = f"(value, gradients), gradients by {', '.join(OUTPUTS)} {list(shape)} or by a weight's name; NumPy cannot derive them itself"
+def _call(
+    loss: CustomLoss, policy: Policy, minibatch: Minibatch, evaluation: Evaluation, network: FlatNetwork
+) -> tuple[float, Mapping[str, np.ndarray]]:
+    """Call a custom loss and validate what it returned: its value, and its gradients by name."""
+    shape = evaluation.values.shape
+    wanted = (
+        f"with run.backend=numpy a loss is given NumPy arrays and must return (value, gradients), gradients by {', '.join(OUTPUTS)} "
+        f"{list(shape)} or by a weight's name; set run.backend=torch, which derives gradients itself, for one that is written for torch"
+    )
+    try:
+        answer = loss(policy, minibatch, evaluation)
+    except (AttributeError, TypeError) as error:  # what NumPy's arrays raise where a tensor is expected
+        raise ConfigError(f"the custom loss {loss.name} raised {describe_error(error)}\n{wanted}") from error
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping) and np.ndim(answer[0]) == 0):
-        raise ConfigError(f"with --backend numpy the custom loss {loss.name} must return {wanted}; or use --backend torch")
+        raise ConfigError(f"the custom loss {loss.name} did not return its gradients; {wanted}")
     value, gradients = answer
     shapes = dict.fromkeys(OUTPUTS, shape) | {name: view.shape for name, view in network.weights.items()}
     for name, gradient in gradients.items():

@@ -13,6 +13,7 @@ import torch
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch import gae
+from inchworm.backends.torch.gae import compute_gae as compute_gae
 from inchworm.backends.torch.network import to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig, TrainingConfig

@@ -37,7 +37,6 @@ from inchworm.rollout.sequences import (
     sequence_states,
     split_into_sequences,
     split_valid,
-    successor_observations,
 )
 
 PER_SEQUENCE = "policy_state"
@@ -57,7 +56,7 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
         "advantages": torch.where(rollout.valid, advantages.advantages, 0),
         "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
         "values": advantages.values,
-        "next_observations": successor_observations(rollout) if successors else (),
+        "next_observations": rollout.next_observations if successors else (),
         "global_state": to_tensors(lane_states(rollout), rollout.valid.device),
     }
     return Minibatch(

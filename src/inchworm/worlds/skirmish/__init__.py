@@ -54,7 +54,7 @@ WORLD = World(
             ),
             opponent=OpponentConfig(mode="heuristic"),
             evaluation=EvalConfig(interval=50, episodes=64, final_episodes=200, num_envs=64),
-            run=RunConfig(backend="numpy", total_timesteps=5_000_000, log_interval=5),
+            run=RunConfig(total_timesteps=5_000_000, log_interval=5),
         ),
         score="0.92 and 0.98 of 200 games won against the heuristic at full strength, after 5,003,634 and 5,004,563 steps, seeds 0 and 1",
     ),
