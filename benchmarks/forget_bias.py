@@ -10,7 +10,6 @@ before the choice. The pendulum's velocity is hidden, too.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import gymnasium as gym
@@ -64,8 +63,8 @@ def PartialPendulum(**kwargs: Any) -> gym.Env[Any, Any]:
 
 def train(task: str, bias: float, place: Any, seed: int, scale: float) -> dict[str, Any]:
     """One training with its curve, and the mean returns of 100 greedy and of 100 sampled episodes."""
-    from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
-    from inchworm_side import Curve
+    from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+    from inchworm_side import train_and_score
 
     given = TASKS[task]
     config = TrainingConfig(
@@ -75,14 +74,7 @@ def train(task: str, bias: float, place: Any, seed: int, scale: float) -> dict[s
         evaluation=EvalConfig(interval=0, final_episodes=0, seed=10_000 + seed),
         run=RunConfig(seed=seed, total_timesteps=round(scale * given["steps"]), threads=1, device="cpu"),
     )
-    curve, began = Curve(), time.perf_counter()
-    with PPOTrainer(config.policy, config.env, config, callbacks=[curve]) as trainer:
-        trainer.train()
-        seconds = time.perf_counter() - began
-        greedy, sampled = (trainer.evaluate(100, deterministic=flag).mean_return for flag in (True, False))
-        return {
-            "steps": trainer.total_timesteps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled,
-        }  # fmt: skip
+    return train_and_score(config, 100)
 
 
 def variant(bias: float, place: str) -> str:

@@ -113,3 +113,15 @@ def train(
             sampled = trainer.evaluate(work.eval_episodes, deterministic=False).mean_return
             result |= {"curve": clock.points, "returns": returns, "score": sum(returns) / len(returns), "sampled_score": sampled}
     return result
+
+
+def train_and_score(config: TrainingConfig, episodes: int) -> dict[str, Any]:
+    """One training with its curve, and the mean returns of greedy and of sampled episodes: a run of `variants.py`."""
+    curve, began = Curve(), time.perf_counter()
+    with PPOTrainer(config.policy, config.env, config, callbacks=[curve]) as trainer:
+        trainer.train()
+        seconds = time.perf_counter() - began
+        greedy, sampled = (trainer.evaluate(episodes, deterministic=flag).mean_return for flag in (True, False))
+        return {
+            "steps": trainer.total_timesteps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled,
+        }  # fmt: skip

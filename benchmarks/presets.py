@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -53,8 +52,8 @@ def settings_hash(env_id: str) -> str:
 
 def train(env_id: str, settings: str, seed: int, scale: float) -> dict[str, Any]:
     """One training with its curve, and the mean returns of greedy and of sampled episodes."""
-    from inchworm import PPOTrainer, config_for
-    from inchworm_side import Curve
+    from inchworm import config_for
+    from inchworm_side import train_and_score
 
     assert settings == settings_hash(env_id)
     config = config_for(env_id)
@@ -63,14 +62,7 @@ def train(env_id: str, settings: str, seed: int, scale: float) -> dict[str, Any]
         evaluation=config.evaluation.replace(interval=0, final_episodes=0, seed=10_000 + seed),
         run=config.run.replace(seed=seed, total_timesteps=round(scale * config.run.total_timesteps), threads=1, device="cpu"),
     )
-    curve, began = Curve(), time.perf_counter()
-    with PPOTrainer(config.policy, config.env, config, callbacks=[curve]) as trainer:
-        trainer.train()
-        seconds = time.perf_counter() - began
-        greedy, sampled = (trainer.evaluate(100, deterministic=flag).mean_return for flag in (True, False))
-        return {
-            "steps": trainer.total_timesteps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled,
-        }  # fmt: skip
+    return train_and_score(config, 100)
 
 
 def case_of(env_id: str) -> Case:

@@ -34,8 +34,7 @@ PEER = "Stable-Baselines3, VecNormalize"
 
 def train(env_id: str, popart: bool, scale_rewards: bool, seed: int, scale: float) -> dict[str, Any]:
     """One training with its curve, and the mean returns of greedy and of sampled episodes."""
-    from inchworm import PPOTrainer
-    from inchworm_side import Curve, config_of
+    from inchworm_side import config_of, train_and_score
 
     work = scaled(WORKS[env_id], scale)
     config = config_of(work, seed, backend="numpy")
@@ -43,14 +42,7 @@ def train(env_id: str, popart: bool, scale_rewards: bool, seed: int, scale: floa
         policy=config.policy.replace(normalize_observations=True, normalize_values=popart),
         ppo=config.ppo.replace(scale_rewards=scale_rewards),
     )
-    curve, began = Curve(), time.perf_counter()
-    with PPOTrainer(config.policy, work.env_id, config, callbacks=[curve]) as trainer:
-        trainer.train()
-        seconds = time.perf_counter() - began
-        greedy, sampled = (trainer.evaluate(work.eval_episodes, deterministic=flag).mean_return for flag in (True, False))
-        return {
-            "steps": trainer.total_timesteps, "seconds": seconds, "curve": curve.points, "score": greedy, "sampled_score": sampled,
-        }  # fmt: skip
+    return train_and_score(config, work.eval_episodes)
 
 
 def train_peer(env_id: str, seed: int, scale: float) -> dict[str, Any]:
