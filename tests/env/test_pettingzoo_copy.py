@@ -445,17 +445,14 @@ def test_an_instance_is_one_copy_and_all_copies_have_as_many_agents():
         make_vector_env(lambda: Comings(next(plans)), 2)
 
 
-def test_agents_that_take_turns_go_through_pettingzoos_converter():
+def test_aec_environments_that_are_updated_once_per_cycle_go_through_pettingzoos_converter():
     spread = pytest.importorskip("mpe2.simple_spread_v3")
     with (
         make_vector_env(lambda: spread.env(N=2, max_cycles=4), 1) as aec,
         make_vector_env(lambda: spread.parallel_env(N=2, max_cycles=4), 1) as env,
     ):
         assert_equal_steps(run(aec, 5), run(env, 5))
-    turns = spread.raw_env()
-    turns.metadata = {**turns.metadata, "is_parallelizable": False}
-    with pytest.raises(EnvError, match=r"agents take turns one after another.*is_parallelizable"):
-        make_vector_env(turns)
+        assert not aec.turn_based
 
 
 def test_without_pettingzoo_the_extra_is_named(monkeypatch, tmp_path):

@@ -19,6 +19,7 @@ from inchworm.env.step_arrays import tree_leaves
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.buffer import RolloutBuffer
 from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.turns import hold_memory, own_turns
 
 RECENT_EPISODES = 100
 """Number of most recent episodes kept for running means."""
@@ -39,7 +40,8 @@ class RolloutCollector:
         self.env_steps = 0
         self.episodes = 0
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
-        self._sequence_length = sequence_length
+        self._turn_based = self.vector_env.turn_based
+        self._state_every = 1 if self._turn_based else sequence_length  # rows between two records of the memory
         self._stream = make_stream(seed, "sampling")
         self._lanes_per_copy, self._agents_leave = self.vector_env.lanes_per_copy, self.vector_env.agents_leave
         self._float_paths = [path for path, space in leaves(vector_env.observation_space) if leaf_dtype(space).kind == "f"]
@@ -89,7 +91,7 @@ class RolloutCollector:
                 self.vector_env.recv()
 
     def collect(self, num_steps: int) -> Rollout:
-        """The next `num_steps` steps of every lane."""
+        """The next `num_steps` steps of every lane; where agents take turns, the lanes' own moves among `num_steps` moves in every copy."""
         if num_steps < 1:
             raise ConfigError(f"collect needs 1 step or more, not {num_steps}")
         env, policy = self.vector_env, self.policy  # with its current weights
@@ -103,7 +105,7 @@ class RolloutCollector:
             buffer = self._buffer
             if buffer is None:
                 spaces = (env.observation_space, env.action_space)
-                memory: dict[str, Any] = {"state": self._state, "state_every": self._sequence_length}
+                memory: dict[str, Any] = {"state": self._state, "state_every": self._state_every}
                 self._buffer = buffer = RolloutBuffer.create(num_steps, env.num_lanes, *spaces, **memory, global_state=now.global_state)
             else:
                 buffer.reset(num_steps)
@@ -121,7 +123,7 @@ class RolloutCollector:
                 self._returns += after.rewards
                 self._lengths += valid
                 self.env_steps += int(np.count_nonzero(valid))
-                self._state = acted.state
+                self._state = hold_memory(acted.state, self._state, valid) if self._turn_based else acted.state
                 self._now = now = after
                 if self._agents_leave:
                     self._add_leaving_agents(after, buffer)
@@ -137,7 +139,7 @@ class RolloutCollector:
                 episodes=episodes,
             )
             on_error.pop_all()
-        return rollout
+        return own_turns(rollout) if self._turn_based else rollout
 
     def _add_leaving_agents(self, step: EnvStep, buffer: RolloutBuffer) -> None:
         """Record the true successors of agents that left while their copy's episode continues: their lanes show them only once."""

@@ -22,6 +22,7 @@ from inchworm.env.registry import team_worlds
 from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.values import make_put
 from inchworm.policy.file import fingerprint
+from inchworm.rollout.turns import hold_memory
 
 __all__ = ["OneOpponent", "OpponentSource", "OpponentVectorEnv", "own_lanes", "team_lanes"]
 
@@ -97,9 +98,10 @@ class Opponents:
         seed: int,
         first_copy: int = 0,
         deterministic: bool = False,
+        turn_based: bool = False,
     ) -> None:
         """`spaces` are those of an observation and of an action; copies are numbered from `first_copy`."""
-        self.source, self._spaces, self._lanes = source, spaces, lanes
+        self.source, self._spaces, self._lanes, self._turn_based = source, spaces, lanes, turn_based
         self._seed, self._first_copy, self._deterministic = seed, first_copy, deterministic
         self._put = make_put(spaces[1], what=f"actions of an opponent for {spaces[1]}:")
         self.names: list[str | None] = [None] * len(lanes)
@@ -135,7 +137,7 @@ class Opponents:
             lanes = group.lanes
             seen = map_tree(operator.itemgetter(lanes), now.observations)
             step = group.actor.act(seen, group.state, now.episode_starts[lanes], self._stream, deterministic=self._deterministic)
-            group.state = step.state
+            group.state = hold_memory(step.state, group.state, now.valid[lanes]) if self._turn_based else step.state
             self._put(step.env_actions, group.actions)
             for target, own in zip(tree_leaves(actions), tree_leaves(group.actions)):
                 target[lanes] = own
@@ -258,7 +260,9 @@ class OpponentVectorEnv:
             raise ConfigError(
                 f"{type(opponent).__name__} is not an opponent: it needs initial_state and act (an Actor), or draw, actor and record"
             )
-        self._opponents = Opponents(self.opponent, both, theirs, seed=seed, first_copy=first_copy, deterministic=deterministic)
+        self.turn_based = inner.turn_based
+        how: dict[str, Any] = {"deterministic": deterministic, "turn_based": inner.turn_based}
+        self._opponents = Opponents(self.opponent, both, theirs, seed=seed, first_copy=first_copy, **how)
         self._saved_source = self.opponent if isinstance(self.opponent, Stateful) else None
         self._place = np.full(inner.num_lanes, -1)  # [B'] a lane's number among ours, or -1
         self._place[self.lanes] = np.arange(self.num_lanes)

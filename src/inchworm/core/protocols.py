@@ -92,6 +92,8 @@ class VectorEnv(Protocol):
     """Space of the global state of one copy, for a central critic; None without one."""
     agents_leave: bool = False
     """Whether an agent may leave or join while its copy's episode continues; by default where a copy has several lanes."""
+    turn_based: bool = False
+    """Whether the agents of a copy move one after another; a lane is then valid when it is its agent's turn."""
 
     @property
     def inexact(self) -> Sequence[str]:
@@ -252,6 +254,7 @@ def complete_vector_env(env: Any) -> VectorEnv:
         "num_envs": env.num_lanes // lanes_per_copy,
         "global_state_space": None,
         "agents_leave": lanes_per_copy > 1,
+        "turn_based": False,
         "inexact": () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,),
     }
     for name, default in defaults.items():

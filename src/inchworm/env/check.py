@@ -24,9 +24,9 @@ from inchworm.env.check_vector import check_vector_env
 from inchworm.env.findings import Findings, check_leaves, check_spaces
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.gymnasium_copy import GymnasiumCopy
-from inchworm.env.local import Copy
+from inchworm.env.local import Copy, team_copy
 from inchworm.env.make import call_factory, complete_env, make_env, named_factory
-from inchworm.env.pettingzoo_copy import TeamCopy, as_team, has_state, is_team_env
+from inchworm.env.pettingzoo_copy import TeamCopy, has_state, is_team_env
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source, is_vector_env
 from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
@@ -148,13 +148,13 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
 
 def _copy_of(env: Any, *, global_state: bool = False) -> Copy:
     """The environment as training steps it."""
-    return TeamCopy(as_team(env), 0, global_state=global_state) if is_team_env(env) else GymnasiumCopy(Spy(env), 0)
+    return team_copy(env, 0, global_state=global_state) if is_team_env(env) else GymnasiumCopy(Spy(env), 0)
 
 
 def _copy_with_state(env: Any, steps: int, seed: int, found: Findings) -> Copy:
     """The environment as training steps it, with its global state if there is one that can be read at every step."""
     copy, central = _copy_of(env), Findings()
-    if not isinstance(copy, TeamCopy):
+    if not isinstance(copy, TeamCopy) or copy.turn_based:
         return copy
     copy.env.reset(seed=seed)
 
@@ -227,12 +227,15 @@ def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
     ends = [step for step, row in enumerate(rows) if "final_observations" in row]
     if not ends and not any(isinstance(wrapper, gym.wrappers.TimeLimit) for wrapper in wrapper_chain(copy.env)):
         found.notes.append(f"no episode ended within {taken} random steps; set env.max_episode_steps if there is no time limit")
-    if isinstance(copy, TeamCopy):
+    if isinstance(copy, TeamCopy) and copy.turn_based:
+        found.notes.append("agents take turns: a lane is valid when its agent moves")
+    elif isinstance(copy, TeamCopy):
         running = [(rows[step - 1]["valid"], rows[step]["valid"]) for step in range(1, len(rows)) if step not in ends]
         if any((before & ~after).any() for before, after in running):
             found.notes.append("agents leave before their episode ends: their lanes are invalid from then on, and count in nothing")
         if any(row["joined"].any() for row in rows):
             found.notes.append("agents join running episodes: their lanes are invalid before")
+    if isinstance(copy, TeamCopy):
         never = [agent for place, agent in enumerate(copy.agents) if not any(row["valid"][place] for row in rows)]
         if never:
             found.notes.append(f"{', '.join(map(str, never))} of possible_agents were never alive in {taken} random steps")

@@ -27,6 +27,7 @@ class GymnasiumCopy:
     """One Gymnasium environment as one lane. `num_lanes` is how many lanes a copy fills."""
 
     num_lanes = 1
+    turn_based = False
     global_state_space = None
 
     def __init__(self, env: Env, lane: int) -> None:

@@ -14,10 +14,17 @@ from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.pettingzoo_copy import TeamCopy, as_team, check_one_env, is_team_env
 from inchworm.env.restore import Env, Restore
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree
+from inchworm.env.turn_copy import TurnCopy
 from inchworm.env.values import make_split
 
 Copy: TypeAlias = GymnasiumCopy | TeamCopy
 """One copy of an environment, and the lanes that it fills."""
+
+
+def team_copy(env: Any, copy: int, *, global_state: bool = False) -> TeamCopy:
+    """A PettingZoo environment as one copy, whose agents act at once or take turns."""
+    team = as_team(env)
+    return (TurnCopy if team.turn_based else TeamCopy)(team, copy, global_state=global_state)
 
 
 class LocalCopies:
@@ -40,6 +47,7 @@ class LocalCopies:
         self.action_space = self.copies[0].action_space
         self.global_state_space = self.copies[0].global_state_space
         self.lanes_per_copy: int = self.copies[0].num_lanes
+        self.turn_based = self.copies[0].turn_based
         split, width = make_split(self.action_space), self.lanes_per_copy
 
         def split_teams(actions: Tree) -> list[Any]:
@@ -63,7 +71,7 @@ class LocalCopies:
                     f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
                     "set policy.central_critic=false"
                 )
-            copy = TeamCopy(as_team(env), index, global_state=self._global_state) if is_team else GymnasiumCopy(env, index)
+            copy = team_copy(env, index, global_state=self._global_state) if is_team else GymnasiumCopy(env, index)
         except BaseException as error:
             where = f"lane {index * (self.copies[0].num_lanes if self.copies else 1)}"
             if isinstance(error, InchwormError | KeyboardInterrupt):  # an environment may also raise KeyboardInterrupt

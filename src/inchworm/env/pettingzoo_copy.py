@@ -30,7 +30,7 @@ Agent = Any
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A PettingZoo parallel environment and what is put around it; one copy of it is as many lanes as it has possible agents."""
+    """A PettingZoo environment and what is put around it; one copy of it is as many lanes as it has possible agents."""
 
     env: Any
     max_steps: int | None = None
@@ -40,6 +40,11 @@ class Team:
     def unwrapped(self) -> Any:
         """The environment itself."""
         return self.env.unwrapped
+
+    @property
+    def turn_based(self) -> bool:
+        """Whether its agents move one after another."""
+        return isinstance(self.env, sys.modules["pettingzoo"].AECEnv)
 
     def close(self) -> None:
         """Close the environment."""
@@ -61,20 +66,14 @@ def check_one_env(env: Any, who: str) -> None:
 
 
 def as_team(env: Any, max_steps: int | None = None) -> Team:
-    """A PettingZoo environment as a team; one whose agents take turns goes through PettingZoo's own converter."""
+    """A PettingZoo environment as a team; an AEC environment that is updated once per cycle is made parallel by PettingZoo's converter."""
     if isinstance(env, Team):
         return env if max_steps is None else Team(env.env, max_steps)
     zoo = sys.modules["pettingzoo"]
-    if isinstance(env, zoo.AECEnv):
+    if isinstance(env, zoo.AECEnv) and env.metadata.get("is_parallelizable", False):
         from pettingzoo.utils.conversions import aec_to_parallel
 
-        try:
-            env = aec_to_parallel(env)
-        except AssertionError as error:
-            raise EnvError(
-                f"{env} is an AEC environment whose agents take turns one after another, and PettingZoo cannot make it parallel: {error}; "
-                "use an environment that is updated once per cycle (metadata is_parallelizable), or its parallel_env"
-            ) from None
+        env = aec_to_parallel(env)
     return Team(env, max_steps)
 
 
@@ -190,6 +189,7 @@ Flags = Mapping[int, tuple[bool, bool]]
 class TeamCopy:
     """One PettingZoo environment as `num_lanes` lanes. With `global_state`, `state()` is read too and dead agents keep earning credit."""
 
+    turn_based = False
     state_keeper = None  # a team's episode is restored by replay
     global_state_space: Space | None = None
 

@@ -44,11 +44,14 @@ class Engine(Protocol):
     An agent that leaves while the episode continues: without a global state it is terminated (or truncated) in that step; with one it is
     not, but its later rows are invalid and keep their rewards, and it gets its flag with the others when the copy's episode ends.
     Where a lane is truncated and the episode continues, its row shows the agent's true last observation once.
+    Where agents take turns (`turn_based`), every step is one move in each copy, and a lane is valid when it is its agent's turn; its first
+    turn in an episode is marked in `rows.joined`.
     """
 
     observation_space: Space
     action_space: Space
     lanes_per_copy: int
+    turn_based: bool = False
     rows: StepRows
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -110,6 +113,7 @@ class LaneVectorEnv:
         self.num_envs = len(rows.seeds)
         self.lanes_per_copy = engine.lanes_per_copy
         self.agents_leave = engine.lanes_per_copy > 1
+        self.turn_based = engine.turn_based
         self.global_state_space = rows.global_state_space
         self._put_actions = make_put(self.action_space)
         self._ledger = EpisodeLedger(

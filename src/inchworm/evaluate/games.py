@@ -20,6 +20,7 @@ from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
 from inchworm.evaluate.stats import UNDECIDED, EvalStats
+from inchworm.rollout.turns import hold_memory
 
 Progress = Callable[[int], None]
 """Called with the number of finished episodes whenever one ends."""
@@ -66,7 +67,7 @@ def play_games(
     step = env.reset(first, list(range(copies)))
     while finished < total:
         acted = policy.act(step.observations, state, step.episode_starts, rng, deterministic=deterministic)
-        state = acted.state
+        state = hold_memory(acted.state, state, step.valid) if env.turn_based else acted.state
         step = env.step(acted.env_actions)
         counts = playing < total  # [E]
         returns[playing[counts]] += step.rewards.reshape(copies, width)[counts]

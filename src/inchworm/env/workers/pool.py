@@ -81,9 +81,9 @@ class WorkerPool:
         described = [message.header for message in answers.values()]
         if any(spaces != described[0] for spaces in described):
             raise EnvError("the copies in different workers have different spaces: all copies of an environment must be alike")
-        observations, actions, keeps_states, width, global_state = described[0]
+        observations, actions, keeps_states, width, turn_based, global_state = described[0]
         self.observation_space, self.action_space = space_from_dict(observations), space_from_dict(actions)
-        self._keeps_states, self.lanes_per_copy = bool(keeps_states), int(width)
+        self._keeps_states, self.lanes_per_copy, self.turn_based = bool(keeps_states), int(width), bool(turn_based)
         self.global_state_space = None if global_state is None else space_from_dict(global_state)
         for worker in self._workers:
             worker.lanes_per_copy = self.lanes_per_copy

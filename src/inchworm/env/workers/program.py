@@ -84,6 +84,7 @@ class Worker:
             space_to_dict(block.action_space),
             block.keeps_states,
             block.lanes_per_copy,
+            block.turn_based,
             None if block.global_state_space is None else space_to_dict(block.global_state_space),
         ]
         return messages.pack(messages.HELLO, described)
