@@ -1,4 +1,4 @@
-"""Turn-based games as training sees them: ratio == 1 with memory and opponents, workers and resumes bit for bit, and a game that is learned."""
+"""Turn-based games as training sees them: ratio == 1 with memory and opponents, workers and resumes bit for bit, a game that is learned."""
 
 import functools
 

@@ -18,10 +18,7 @@ GAME = functools.partial(Stones, 5, 3, out=2, seeded=True)
 
 def steps_of(env, count):
     """Some steps in which one stone is taken each time."""
-    taken = [frozen(env.reset())]
-    for _ in range(count):
-        taken.append(frozen(env.step(np.zeros(env.num_lanes, np.int64))))
-    return taken
+    return [frozen(env.reset()), *(frozen(env.step(np.zeros(env.num_lanes, np.int64))) for _ in range(count))]
 
 
 def test_one_lane_is_valid_in_every_step_and_rewards_come_with_the_turn():

@@ -1,7 +1,8 @@
 """Step 1 of 9, where agents take turns: one copy of a PettingZoo AEC environment is k lanes, of which one moves in every step.
 
-A lane is valid when it is its agent's turn; until then it shows what the agent saw at its last turn, and its action is ignored. A step is one
-move. An agent gets the reward that it has accumulated since its last move when its turn comes or its game ends, as `env.last()` reports it.
+A lane is valid when it is its agent's turn; until then it shows what the agent saw at its last turn, and its action is ignored. A step is
+one move. An agent gets the reward that it has accumulated since its last move when its turn comes or its game ends, as `env.last()`
+reports it.
 """
 
 from __future__ import annotations
