@@ -1,5 +1,6 @@
 """`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
 
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,22 @@ def test_train_ends_with_the_score_the_run_and_what_to_type_next(cli: Any, small
     assert lines[-2] == f"next:  inchworm evaluate {path.name} --episodes 100"
     assert lines[-1] == f"       inchworm resume {path.name} --total-timesteps 512"
     assert any("256/256 steps 100%" in line for line in lines)
+
+
+def test_names_with_spaces_are_quoted_in_what_to_type(cli: Any, small: list[str], tmp_path: Path) -> None:
+    """Every suggested command, split as a shell splits it, is one that works."""
+    trained = cli("train", "CartPole-v1", *small, "--run.name", "my first run")
+    *_, evaluate, resume = trained.out.splitlines()
+    assert shlex.split(evaluate) == ["next:", "inchworm", "evaluate", "my first run", "--episodes", "100"]
+    assert shlex.split(resume) == ["inchworm", "resume", "my first run", "--total-timesteps", "512"]
+    assert cli("resume", "my first run").out.endswith("inchworm resume 'my first run' --total-timesteps 512\n")
+    collected = cli("collect", "my first run", "--steps", 4, "--out", "of my run.st").out.splitlines()[-1]
+    assert shlex.split(collected) == ["next:", "inchworm", "learn", "my first run", "of my run.st"]
+    assert "inchworm collect 'my first run' --out FILE" in cli("learn", "my first run").err
+    shutil.rmtree(tmp_path / "runs/my first run/checkpoints")
+    assert "--run.name 'my first run' --overwrite" in cli("resume", "my first run").err
+    (tmp_path / "runs/my first run/policy.safetensors").unlink()
+    assert "inchworm resume 'my first run' continues" in cli("evaluate", "my first run").err
 
 
 def test_a_finished_run_says_how_to_continue(cli: Any, refused: Any, small: list[str], run: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import shlex
 import shutil
 import sys
 import textwrap
@@ -230,7 +231,8 @@ def resolve_config(env: str, file: str | None, changes: Changes, prog: str) -> T
         raise UsageError(f"no environment is given; type: {prog} CartPole-v1, or {prog} --config FILE")
     if file is None:
         return apply_changes(config_for(named), changes)
-    config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {file}")
+    typed = shlex.quote(file).replace("{", "{{").replace("}", "}}")
+    config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {typed}")
     return apply_changes(config.replace(env=config.env.replace(id=named)) if named else config, changes)
 
 
