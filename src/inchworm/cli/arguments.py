@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
-from inchworm.config.reading import ConfigBase, field_docs, load_yaml
+from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.env.registry import config_for
@@ -178,6 +178,9 @@ def _convert(hint: Any, word: str) -> Any:
         if kind in kinds:
             with suppress(ValueError):
                 return kind(word)
+    if int in kinds:
+        with suppress(ValueError):
+            return as_whole(float(word))  # 1e6
     return word
 
 
