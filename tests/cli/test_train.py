@@ -102,6 +102,40 @@ def test_a_factory_must_be_typed_again(cli: Any, refused: Any, small: list[str],
     assert cli("collect", "mine", "--env", "my_world:make_env", "--out", "r.st").code == 0
 
 
+NOISY = """
+import threading, time, warnings
+import gymnasium
+
+def make_env(fails=False):
+    threading.Thread(target=time.sleep, args=(10_000,)).start()
+    return Noisy(gymnasium.make("CartPole-v1"), fails)
+
+class Noisy(gymnasium.Wrapper):
+    def __init__(self, env, fails):
+        super().__init__(env)
+        self.fails = fails
+
+    def step(self, action):
+        if self.fails:
+            raise ValueError("it broke")
+        warnings.warn("the pole is\\nloud", stacklevel=1)
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_warning_appears_once_and_threads_of_the_environment_do_not_keep_the_command_from_ending(
+    small: list[str], tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "noisy_world.py").write_text(NOISY)
+    command = [sys.executable, "-m", "inchworm", "train", "noisy_world:make_env", *small, f"--env.num-workers={workers}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "warning: the pole is loud\n")
+    assert "score: " in done.stdout
+    failed = subprocess.run([*command, "--env.kwargs={fails: true}"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert (failed.returncode, "it broke" in failed.stderr) == (1, True)
+
+
 def test_a_failed_evaluation_does_not_stop_training_and_makes_the_exit_code_3(
     cli: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
