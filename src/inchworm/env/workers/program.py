@@ -154,7 +154,7 @@ class Worker:
         messages.CLOSE: close,
     }
 
-    def show_warning(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    def show_warning(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         """Send a warning to the parent with the next answer: it may come from a thread of an environment. For `warnings.showwarning`."""
         known = next(base.__name__ for base in category.__mro__ if base.__module__ == "builtins")  # the parent may lack the class
         warning = {"text": str(message)[:_TEXT_LIMIT], "category": known, "file": filename, "line": lineno}
