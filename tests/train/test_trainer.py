@@ -260,7 +260,7 @@ def test_an_interrupted_call_says_so_in_the_state() -> None:
 def test_the_repr_is_one_line(tmp_path: Path) -> None:
     with trainer_for(run_dir=tmp_path / "mine") as trainer:
         trainer.train(2 * BATCH)
-        text = f"mlp, CartPole-v1 x 2, backend torch, {2 * BATCH} of {6 * BATCH} env steps, iteration 2, run {tmp_path}/mine"
+        text = f"mlp, CartPole-v1 x 2, backend torch, {2 * BATCH} env steps, iteration 2, run {tmp_path}/mine"
         assert repr(trainer) == f"PPOTrainer({text})"
     with PPOTrainer(TorchPolicy(PolicySpec(OBSERVED, ACTED, SMALL)), Forbidden(), PPO) as trainer:  # type: ignore[arg-type]
         assert repr(trainer).startswith("PPOTrainer(mlp, Forbidden x 2, ")

@@ -84,21 +84,23 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: list[float] = []
-        self._newest: list[float] = []  # less than one point
+        self._newest = 0.0, 0  # sum and number of the values that are less than one point
         self._per_point = 1
 
     def add(self, value: float) -> None:
         """Add the next value."""
-        self._newest = [*self._newest, value]
-        if len(self._newest) == self._per_point:
-            self._points, self._newest = [*self._points, fmean(self._newest)], []
+        total, count = self._newest[0] + value, self._newest[1] + 1
+        self._newest = total, count  # at once: another thread may be drawing
+        if count == self._per_point:
+            self._points, self._newest = [*self._points, total / count], (0.0, 0)
         if len(self._points) == self._POINTS:
             self._points = [fmean(pair) for pair in zip(self._points[::2], self._points[1::2])]
             self._per_point *= 2
 
     def __str__(self) -> str:
         """The line; empty below two points."""
-        points = [*self._points, *([fmean(newest)] if (newest := self._newest) else [])]
+        total, count = self._newest
+        points = [*self._points, *([total / count] if count else [])]
         low, high = min(points, default=0.0), max(points, default=0.0)
         if len(points) < 2 or not math.isfinite(high - low):
             return ""
@@ -217,7 +219,7 @@ class ConsoleTracker:
         self._unseen = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Store a row and show it, unless one was shown just before; evaluations are always shown."""
+        """Store a row. Without a live view it is printed, unless one was printed just before; evaluations are always printed."""
         self.step = step
         self.metrics |= metrics
         self._samples.append((self._clock(), step))

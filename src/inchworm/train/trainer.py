@@ -425,7 +425,7 @@ class PPOTrainer:
             policy.kind if policy is not None else type(self.policy).__name__,
             f"{self.config.env.id} x {self.config.env.num_envs}",
             f"backend {self.config.run.backend}",
-            f"{self.collector.env_steps:,} of {self.config.run.total_timesteps:,} env steps",
+            f"{self.collector.env_steps:,} env steps",
             f"iteration {self.state.iteration:,}",
             *([f"run {self.run_dir}"] if self.run_dir else []),
         ]
