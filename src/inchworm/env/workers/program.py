@@ -215,5 +215,6 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     main(sys.argv[1:])
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        sys.stdout.flush()
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or its reader is gone
+            sys.stdout.flush()
         os._exit(0)  # the interpreter would wait for threads that environments left running
