@@ -73,7 +73,7 @@ def test_a_missing_or_damaged_policy_is_one_line(refused: Any, run: Path) -> Non
     (run / "best_policy.safetensors").unlink()
     refused("has no best_policy.safetensors yet; omit --best", "evaluate", "small", "--best")
     (run / "policy.safetensors").unlink()
-    refused("the run runs/small has no policy.safetensors yet; inchworm resume runs/small continues its training", "evaluate", "small")
+    refused("the run runs/small has no policy.safetensors yet; inchworm resume small continues its training", "evaluate", "small")
 
 
 def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:

@@ -57,7 +57,7 @@ def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) 
         (["collect", "--out", "x"], "no run is given"),
         (["collect", "small", "--out", "x", "--steps", "0"], "collect needs 1 step or more"),
         (["collect", "small", "--out", "x", "--num-envs", "0"], "env.num_envs=0 must be 1 or more"),
-        (["learn", "small"], "no rollout is given; inchworm collect runs/small --out FILE makes one"),
+        (["learn", "small"], "no rollout is given; inchworm collect small --out FILE makes one"),
         (["learn", "small", "nowhere.st"], "nowhere.st"),
         (["learn", "small", "x", "--epochs", "0"], "ppo.update_epochs=0 must be 1 or more"),
         (["learn"], "no run is given"),

@@ -1,5 +1,6 @@
 """`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
 
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,22 @@ def test_train_ends_with_the_score_the_run_and_what_to_type_next(cli: Any, small
     assert lines[-2] == f"next:  inchworm evaluate {path.name} --episodes 100"
     assert lines[-1] == f"       inchworm resume {path.name} --total-timesteps 512"
     assert any("256/256 steps 100%" in line for line in lines)
+
+
+def test_names_with_spaces_are_quoted_in_what_to_type(cli: Any, small: list[str], tmp_path: Path) -> None:
+    """Every suggested command, split as a shell splits it, is one that works."""
+    trained = cli("train", "CartPole-v1", *small, "--run.name", "my first run")
+    *_, evaluate, resume = trained.out.splitlines()
+    assert shlex.split(evaluate) == ["next:", "inchworm", "evaluate", "my first run", "--episodes", "100"]
+    assert shlex.split(resume) == ["inchworm", "resume", "my first run", "--total-timesteps", "512"]
+    assert cli("resume", "my first run").out.endswith("inchworm resume 'my first run' --total-timesteps 512\n")
+    collected = cli("collect", "my first run", "--steps", 4, "--out", "of my run.st").out.splitlines()[-1]
+    assert shlex.split(collected) == ["next:", "inchworm", "learn", "my first run", "of my run.st"]
+    assert "inchworm collect 'my first run' --out FILE" in cli("learn", "my first run").err
+    shutil.rmtree(tmp_path / "runs/my first run/checkpoints")
+    assert "--run.name 'my first run' --overwrite" in cli("resume", "my first run").err
+    (tmp_path / "runs/my first run/policy.safetensors").unlink()
+    assert "inchworm resume 'my first run' continues" in cli("evaluate", "my first run").err
 
 
 def test_a_finished_run_says_how_to_continue(cli: Any, refused: Any, small: list[str], run: Path) -> None:
@@ -83,6 +100,40 @@ def test_a_factory_must_be_typed_again(cli: Any, refused: Any, small: list[str],
     assert cli("evaluate", "mine", "--env", "my_world:make_env", "--episodes", 2).code == 0
     assert cli("resume", "mine", "--env", "my_world:make_env", "--total-timesteps", 320, "--quiet").code == 0
     assert cli("collect", "mine", "--env", "my_world:make_env", "--out", "r.st").code == 0
+
+
+NOISY = """
+import threading, time, warnings
+import gymnasium
+
+def make_env(fails=False):
+    threading.Thread(target=time.sleep, args=(10_000,)).start()
+    return Noisy(gymnasium.make("CartPole-v1"), fails)
+
+class Noisy(gymnasium.Wrapper):
+    def __init__(self, env, fails):
+        super().__init__(env)
+        self.fails = fails
+
+    def step(self, action):
+        if self.fails:
+            raise ValueError("it broke")
+        warnings.warn("the pole is\\nloud", stacklevel=1)
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_warning_appears_once_and_threads_of_the_environment_do_not_keep_the_command_from_ending(
+    small: list[str], tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "noisy_world.py").write_text(NOISY)
+    command = [sys.executable, "-m", "inchworm", "train", "noisy_world:make_env", *small, f"--env.num-workers={workers}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "warning: the pole is loud\n")
+    assert "score: " in done.stdout
+    failed = subprocess.run([*command, "--env.kwargs={fails: true}"], cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert (failed.returncode, "it broke" in failed.stderr) == (1, True)
 
 
 def test_a_failed_evaluation_does_not_stop_training_and_makes_the_exit_code_3(

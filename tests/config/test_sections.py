@@ -94,7 +94,7 @@ REFUSED = [
     *must(PPOConfig, "1 or more", rollout_steps=0),
     *must(PPOConfig, "a finite number", gamma=NAN, clip_coef=INF),
     *must(PPOConfig, "a number", gamma="0.9"),
-    *must(PPOConfig, "an integer", update_epochs=True, rollout_steps=2.0),
+    *must(PPOConfig, "an integer", update_epochs=True, rollout_steps=2.5, minibatch_size=1e30),
     *must(PPOConfig, "an integer, or 'auto'", sequence_length="long"),
     *must(PPOConfig, "true or false", clip_vloss=1),
     *must(PPOConfig, "'batch', 'minibatch' or 'off'", normalize_advantages="yes"),
@@ -174,6 +174,21 @@ def test_what_is_wrong_is_named_by_the_constructor_and_by_from_dict(cls: type[Co
         with pytest.raises(ConfigError, match=message) as caught:
             make(**values)
         assert "\n" not in str(caught.value)
+
+
+def test_integers_may_be_written_as_1e6(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("run: {total_timesteps: 1e6}\nenv: {num_workers: 2e0}\npolicy: {hidden_sizes: [1e2, 64]}\n")
+    for config in (
+        TrainingConfig.from_yaml(tmp_path / "c.yaml"),
+        TrainingConfig(
+            run=RunConfig(total_timesteps=1e6),  # type: ignore[arg-type]
+            env=EnvConfig(num_workers=2.0),  # type: ignore[arg-type]
+            policy=PolicyConfig(hidden_sizes=(1e2, 64)),  # type: ignore[arg-type]
+        ),
+    ):
+        found = (config.run.total_timesteps, config.env.num_workers, *config.policy.hidden_sizes)
+        assert found == (1_000_000, 2, 100, 64)
+        assert {type(number) for number in found} == {int}
 
 
 def test_keys_that_are_not_text() -> None:

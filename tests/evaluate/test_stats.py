@@ -111,6 +111,7 @@ def test_str_is_one_line_with_the_interval() -> None:
     text = str(make([1.0, 2.0, 3.0, 4.0], deterministic=False))
     assert text.startswith("mean return 2.5 ± 2.054 (95 %, 4 sampled episodes), from 1 to 4")
     assert "\n" not in text
+    assert repr(make([1.0, 2.0, 3.0, 4.0], deterministic=False)) == f"EvalStats({text})"  # no arrays, whatever their length
 
 
 @pytest.mark.parametrize("fields", [{"lengths": [1]}, {"seeds": [1, 2, 3]}, {"infos": {"x": [1.0]}}, {"agent_returns": [[1.0, 2.0]]}])
@@ -164,6 +165,7 @@ def test_a_match_is_one_line() -> None:
     assert str(stats) == (
         "win rate 0.80 [0.49, 0.94] (7 won, 2 drawn, 1 lost of 10 greedy episodes), health margin 0.250, mean return 1, mean length 12"
     )
+    assert repr(stats) == f"MatchStats({stats})"
     silent = MatchStats(returns=[1.0, 2.0], lengths=[1, 1], seeds=[1, 1])  # type: ignore[arg-type]
     assert str(silent).startswith("mean return 1.5")
     assert (silent.wins, silent.draws, silent.losses, silent.win_rate_on(0)) == (0, 0, 0, None)

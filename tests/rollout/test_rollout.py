@@ -86,6 +86,23 @@ def test_sizes_and_mapping_access():
         rollout["zzzzzz"]
 
 
+def test_the_repr_is_one_line_of_shapes():
+    rollout = Rollout.from_dict(data(policy_version=np.array([3, 3])))
+    assert repr(rollout) == (
+        "Rollout(3 steps x 2 lanes, observations [3, 2, 2] float32, actions [3, 2] int64, 0 finished episodes, policy version 3)"
+    )
+    several = combine_rollouts([rollout, Rollout.from_dict(data(policy_version=np.array([5, 4])))])
+    assert repr(several).endswith("policy version 3 to 5)")
+    space = spaces.Dict(image=spaces.Box(0, 255, (8, 8), np.uint8), action_mask=spaces.MultiBinary(3))
+    text = repr(create_fake_rollout(space, CHOICE, num_steps=4000, num_lanes=2, seed=0))
+    assert ("observations.image [4000, 2, 8, 8] uint8" in text, "observations.action_mask [4000, 2, 3]" in text) == (True, True)
+    assert len(text) < 300
+    dead = dataclasses.replace(rollout, valid=np.zeros((3, 2), bool), episodes=(EpisodeRecord(1.0, 3, 0, 7),))
+    assert "3 steps x 2 lanes (6 rows not valid)" in repr(dead)
+    assert "1 finished episode, " in repr(dead)
+    assert "0 steps x 0 lanes" in repr(Rollout.from_dict(data(0, 0)))
+
+
 def test_dones_and_successors_are_read_like_fields():
     rollout = rich()
     np.testing.assert_array_equal(rollout["dones"], rollout.terminated | rollout.truncated)

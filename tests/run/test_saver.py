@@ -376,6 +376,7 @@ def test_a_run_that_was_stopped_and_then_killed_only_ends(tmp_path: Path) -> Non
         assert trainer.state.iteration == 4
 
 
+@pytest.mark.filterwarnings("ignore:nothing to train")
 def test_the_last_evaluation_is_taken_once(tmp_path: Path) -> None:
     settings = config(iterations=2, evaluation=EvalConfig(interval=0, final_episodes=2, num_envs=1))
     with trainer_for(tmp_path, settings=settings) as trainer:

@@ -1,12 +1,18 @@
 import io
 import os
+import re
+import sys
+import threading
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
 from rich.progress import Progress
 
-from inchworm.tracking.console import ConsoleTracker, StatsLogger, Terminal, detach, make_terminal
+from inchworm.core.types import Activity
+from inchworm.tracking.console import ConsoleTracker, Curve, StatsLogger, Terminal, detach, make_terminal
 
 
 class Clock:
@@ -26,10 +32,15 @@ def plain(clock: Clock, total: int | None = 1000, **options: object) -> tuple[Co
     return ConsoleTracker(total, terminal=make_terminal(file=out), clock=clock, **options), out  # type: ignore[arg-type]
 
 
-def live(clock: Clock, total: int | None = 1000) -> tuple[ConsoleTracker, io.StringIO]:
+def as_terminal(out: io.StringIO, width: int = 160) -> Terminal:
+    return Terminal(file=out, force_terminal=True, width=width, highlight=False, color_system=None, _environ={"TERM": "xterm"})
+
+
+def live(clock: Clock, total: int | None = 1000, seconds_between_draws: float = 1e6) -> tuple[ConsoleTracker, io.StringIO]:
+    """A live view that is drawn by `draw()` only, unless the seconds are given."""
     out = io.StringIO()
-    terminal = Terminal(file=out, force_terminal=True, width=160, highlight=False, color_system=None, _environ={"TERM": "xterm"})
-    return ConsoleTracker(total, title="CartPole-v1", terminal=terminal, clock=clock), out
+    options: dict[str, Any] = {"clock": clock, "seconds_between_draws": seconds_between_draws}
+    return ConsoleTracker(total, title="CartPole-v1", terminal=as_terminal(out), **options), out
 
 
 def test_a_plain_line_tells_progress_speed_time_left_scores_and_losses(clock: Clock) -> None:
@@ -37,7 +48,7 @@ def test_a_plain_line_tells_progress_speed_time_left_scores_and_losses(clock: Cl
     clock.now = 2.0
     # 250 steps in 2 s: 125 steps/s, and the other 750 take 6 s
     tracker.log({"mean_return": 21.25, "loss": 0.5, "approx_kl": 0.0123, "entropy": 0.6, "value_loss": 3.0}, 250)
-    assert out.getvalue() == "250/1,000 steps 25%  125 steps/s  0:06 left  return 21.2  loss 0.5  entropy 0.6  kl 0.0123\n"
+    assert out.getvalue() == "250/1,000 steps 25%  125 steps/s  0:02 elapsed, 0:06 left  return 21.2  loss 0.5  entropy 0.6  kl 0.0123\n"
 
 
 def test_lines_come_every_few_seconds_with_each_evaluation_and_at_the_end(clock: Clock) -> None:
@@ -63,15 +74,13 @@ def test_a_resumed_run_measures_its_speed_from_where_it_resumed(clock: Clock) ->
     tracker.start(500)
     clock.now = 101.0
     tracker.log({}, 600)
-    assert tracker.steps_per_second == 100.0
-    assert tracker.seconds_left == 4.0
+    assert "600/1,000 steps 60%  100 steps/s  0:01 elapsed, 0:04 left" in tracker.line()
 
 
 def test_nothing_is_known_before_the_clock_moved_and_without_a_target(clock: Clock) -> None:
     tracker, out = plain(clock, None)
     tracker.log({}, 10)
-    assert (tracker.steps_per_second, tracker.seconds_left) == (None, None)
-    assert out.getvalue() == "10 steps\n"
+    assert out.getvalue() == "10 steps  0:00 elapsed\n"
 
 
 def test_long_times_have_hours(clock: Clock) -> None:
@@ -81,19 +90,198 @@ def test_long_times_have_hours(clock: Clock) -> None:
     assert "2:46:39 left" in out.getvalue()
 
 
-def test_the_live_view_shows_bar_scores_and_losses_and_is_redrawn_a_few_times_a_second_at_most(clock: Clock) -> None:
+def test_the_live_view_shows_bar_scores_and_losses_and_rows_alone_draw_nothing(clock: Clock) -> None:
     tracker, out = live(clock)
     tracker.start()
     assert "0/1,000 steps" in out.getvalue()
-    for tick in range(1, 101):  # 100 rows in one second: drawn at most 4 times, besides the first
+    drawn = len(out.getvalue())
+    for tick in range(1, 101):
         clock.now = tick / 100
         tracker.log({"mean_return": 20.0, "loss": 0.25, "explained_variance": 0.5}, tick)
-    assert out.getvalue().count("CartPole-v1") <= 6
     tracker.log({"evaluation/mean_return": 432.1}, 500)
+    assert len(out.getvalue()) == drawn
     tracker.close()
-    shown = out.getvalue()
+    shown = out.getvalue()[drawn:]
     for text in ("500/1,000 steps 50%", "━", "return 20.0", "evaluation 432.1", "best 432.1", "loss 0.25", "explained variance 0.5"):
         assert text in shown
+    assert "0:01 elapsed, 0:01 left" in shown  # 500 steps a second
+    tracker.log({}, 600)  # a second view after closing, below the first
+    tracker.close()
+    assert "600/1,000 steps 60%" in out.getvalue()
+
+
+def test_the_live_view_moves_within_an_iteration(clock: Clock) -> None:
+    tracker, out = live(clock)
+    now = Activity(100, 3, "collecting", 0.25)
+    tracker.start(100, None, lambda: now)
+    tracker.log({"loss": 1.0}, 100)
+    now = Activity(150, 3, "collecting", 0.5)
+    clock.now = 2.0
+    tracker.draw()
+    head, doing = out.getvalue().splitlines()[-4:-2]
+    assert "150/1,000 steps 15%" in head
+    assert re.fullmatch(r"iteration 3  collecting  ━+[╸╺]? +50%  0:02 elapsed", doing.strip())
+    now = Activity(200, 3, "learning")
+    tracker.draw()
+    assert "iteration 3  learning  0:02 elapsed" in out.getvalue()
+    tracker.close()
+    assert "iteration" not in out.getvalue().splitlines()[-3]  # nothing is being done any more
+
+
+def test_a_thread_draws_the_live_view_until_it_is_closed(clock: Clock) -> None:
+    tracker, _ = live(clock, seconds_between_draws=0.001)
+    seen: list[threading.Thread] = []
+    enough = threading.Event()
+
+    def watch() -> Activity:
+        seen.append(threading.current_thread())
+        if len(seen) == 5:
+            enough.set()
+        return Activity(0, 1, "collecting", 0.0)
+
+    tracker.start(0, None, watch)
+    assert enough.wait(120)
+    tracker.close()
+    assert seen[0] is threading.current_thread() is not seen[4]
+    assert seen[4].daemon
+    assert not seen[4].is_alive()
+
+
+class Reflowing(io.StringIO):
+    """A terminal as text: rows, cursor, and lines that wrap when it is made narrower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.row, self.column = [""], 0, 0
+
+    def write(self, text: str) -> int:
+        for number, code, line in re.findall(r"\x1b\[([?\d;]*)([A-Za-z])|([\r\n]|[^\x1b\r\n]+)", text):
+            if code == "A":
+                self.row -= int(number)
+            elif code == "K":
+                self.rows[self.row] = ""
+            elif line == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.rows += [""] * (self.row == len(self.rows))
+            elif line == "\r":
+                self.column = 0
+            elif line:
+                row = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = row[: self.column] + line + row[self.column + len(line) :]
+                self.column += len(line)
+        return len(text)
+
+    def narrow(self, width: int) -> None:
+        below = len(self.rows) - self.row
+        self.rows = [row[at : at + width] for row in self.rows for at in range(0, max(1, len(row)), width)]
+        self.row = len(self.rows) - below
+
+
+def test_a_narrower_terminal_has_no_stale_lines(clock: Clock) -> None:
+    out = Reflowing()
+    terminal = as_terminal(out, 120)
+    terminal.print("before " * 12)
+    tracker = ConsoleTracker(1000, title="CartPole-v1", terminal=terminal, clock=clock, seconds_between_draws=1e6)
+    clock.now = 1.0
+    losses = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance"), 0.123)
+    tracker.log({"mean_return": 20.0, **losses}, 100)
+    tracker.draw()
+    for width in (70, 50, 25, 110):
+        if width < 110:
+            out.narrow(width)
+        terminal.width = width
+        tracker.draw()
+        fresh = Reflowing()
+        as_terminal(fresh, width).print(tracker.view(), end="")
+        view = [row.rstrip() for row in fresh.rows if row]
+        rows = [row for row in out.rows if row]
+        assert [row.rstrip() for row in rows[-len(view) :]] == view
+        assert "".join(rows[: -len(view)]).rstrip() == ("before " * 12).rstrip()  # it stays, and nothing else does
+    terminal.print("a line above")
+    tracker.close()
+    assert sum("return 20.0" in row for row in out.rows) == 1
+
+
+def test_a_curve_shows_the_whole_run_in_a_few_characters() -> None:
+    curve = Curve()
+    curve.add(5.0)
+    assert str(curve) == ""
+    curve.add(5.0)
+    assert str(curve) == "▄▄"
+    for value in (10.0, 40.0):
+        curve.add(value)
+    assert str(curve) == "▁▁▂█"  # 5 is 0/35 of the way, 10 is 5/35: round(7 * 5 / 35) = 1
+    for value in range(1000):
+        curve.add(float(value))
+    assert len(str(curve)) <= 24
+    assert (str(curve)[0], str(curve)[-1]) == ("▁", "█")
+    assert list(str(curve)) == sorted(str(curve))  # it rises from the first value to the last
+    curve.add(float("inf"))
+    assert str(curve) == ""
+
+
+def test_returns_and_evaluations_have_curves_where_the_terminal_can_show_them(clock: Clock) -> None:
+    tracker, out = live(clock)
+    for step, value in enumerate((10.0, 20.0, 30.0)):
+        tracker.log({"mean_return": value, "evaluation/mean_return": -value}, step)
+    tracker.draw()
+    assert "return 30.0 ▁▅█  evaluation -30.0 █▅▁  best -10.0" in re.sub(r"(?<=\S) {3,}", "  ", out.getvalue())
+    assert "▁" not in tracker.line()
+    tracker.close()
+    tracker, out = live(clock)
+    for step, rate in enumerate((0.25, 0.5)):
+        tracker.log({"evaluation/mean_return": -rate, "evaluation/win_rate": rate}, step)
+    tracker.draw()
+    assert re.search(r"win rate 0\.50 ▁█ +evaluation -0\.5 +best", out.getvalue())  # of the win rate where there is one
+    tracker.close()
+    file = io.TextIOWrapper(io.BytesIO(), "ascii")
+    ascii_only = Terminal(file=file, force_terminal=True, width=160, color_system=None, _environ={"TERM": "xterm"})
+    tracker = ConsoleTracker(1000, terminal=ascii_only, clock=clock, seconds_between_draws=1e6)
+    for step in range(3):
+        tracker.log({"mean_return": float(step)}, step)
+    tracker.close()
+    file.seek(0)
+    assert "return 2.0" in file.read()
+
+
+def test_in_a_notebook_one_output_is_updated_and_ipywidgets_are_not_needed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, dict[str, str]]] = []
+
+    class Handle:
+        def update(self, view: Any) -> None:
+            shown.append(("update", view._repr_mimebundle_([], [])))
+
+    def display(view: Any, *, display_id: bool) -> Handle:
+        assert display_id
+        shown.append(("display", view._repr_mimebundle_([], [])))
+        return Handle()
+
+    ipython = ModuleType("IPython.display")
+    ipython.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+    terminal = Terminal(force_jupyter=True)
+    tracker = ConsoleTracker(1000, title="<CartPole>", terminal=terminal, clock=clock, seconds_between_draws=1e6)
+    tracker.start(0, None, lambda: Activity(50, 1, "collecting", 0.5))
+    tracker.log({"mean_return": 20.0}, 100)
+    tracker.draw()
+    tracker.close()
+    assert [kind for kind, _ in shown] == ["display", "update", "update"]
+    first, middle, last = (bundle["text/plain"] for _, bundle in shown)
+    assert ("50/1,000 steps" in first, "collecting" in first) == (True, True)
+    assert "return 20.0" in middle
+    assert ("100/1,000 steps 10%" in last, "collecting" in last) == (True, False)
+    assert "&lt;CartPole&gt;" in shown[-1][1]["text/html"]
+    assert "\x1b" not in last
+
+
+def test_without_ipython_a_notebook_gets_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    tracker = ConsoleTracker(1000, terminal=Terminal(force_jupyter=True, quiet=False), clock=clock)
+    tracker.start()
+    tracker.log({}, 10)
+    assert tracker._screen is None
+    tracker.close()
 
 
 def test_quiet_shows_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,9 +353,10 @@ def test_in_80_columns_the_bar_gives_way_and_no_word_is_broken(clock: Clock) -> 
     tracker.log({"loss": 0.5}, 54_777)
     out = io.StringIO()
     Terminal(file=out, force_terminal=True, width=80, color_system=None, _environ={"TERM": "xterm"}).print(tracker.view())
-    head = out.getvalue().splitlines()[0]
+    head, times = (line.rstrip() for line in out.getvalue().splitlines()[:2])
     assert head.startswith("Skirmish-v0  ━━━")
-    assert head.endswith("54,777/60,000 steps 91%  13,694 steps/s  0:00 left")
+    assert head.endswith("54,777/60,000 steps 91%  13,694 steps/s")
+    assert times == "0:04 elapsed, 0:00 left"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -67,11 +67,13 @@ def test_a_converged_run_stops_is_evaluated_and_continues_only_with_other_settin
         history = trainer.train()
     assert trainer.state.convergence["converged"]["iteration"] == trainer.state.iteration == 6  # windows are full after 4 and 6
     assert history["convergence/checks"][-1] == 2.0
+    assert history.stop_reason == "converged"
     assert trainer.state.evaluations[-1]["episodes"] == 3, "the final evaluation"
     with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path) as again:
         again.load_checkpoint()
         assert has_converged(again.state, config.convergence)
-        again.train()
+        with pytest.warns(UserWarning, match=r"nothing to train: converged after .*with another convergence.target or None$"):
+            assert again.train().stop_reason == "converged"
         assert again.state.iteration == 6
     longer = config.replace(convergence=ConvergenceConfig())
     with PPOTrainer(longer.policy, longer.env, longer, run_dir=tmp_path) as again:

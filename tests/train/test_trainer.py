@@ -1,10 +1,15 @@
 """PPOTrainer: collect and learn apart and together, and runs that resume where they stopped."""
 
+import copy
 import functools
+import io
 import json
 import math
+import re
 import shutil
 import signal
+import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +27,7 @@ from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
-from inchworm.core.types import UpdateStats
+from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import fingerprint, load_policy
@@ -30,6 +35,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.run.directory import CHECKPOINTS, POLICY
+from inchworm.tracking.console import ConsoleTracker, Terminal
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
@@ -174,7 +180,8 @@ def test_train_collects_learns_and_remembers() -> None:
 def test_the_names_of_history_are_there_even_if_nothing_happened() -> None:
     with trainer_for() as trainer:
         trainer.train(BATCH)
-        history = trainer.train(BATCH)  # the target is absolute and has been reached
+        with pytest.warns(UserWarning, match="nothing to train"):
+            history = trainer.train(BATCH)  # the target is absolute and has been reached
         assert history == {name: [] for name in ("timesteps", "mean_reward", "loss", "policy_loss", "value_loss", "entropy")}
         assert trainer.n_updates == 1
 
@@ -185,6 +192,125 @@ def test_the_target_is_absolute_and_a_second_call_continues_to_it() -> None:
         first, second = halves.train(3 * BATCH), halves.train(6 * BATCH)
         assert (first["timesteps"][-1], second["timesteps"]) == (3 * BATCH, [4 * BATCH, 5 * BATCH, 6 * BATCH])
         assert bits(whole.policy.get_weights()) == bits(halves.policy.get_weights())
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({}, "96 env steps have been taken, and total_timesteps=96 counts from the start of the run; .*train(total_timesteps=192)"),
+        ({"max_iterations": 2}, "the run has reached run.max_iterations=2; to continue, create the trainer with a larger number or None"),
+    ],
+)
+def test_a_second_call_that_has_nothing_to_do_says_what_to_pass(limits: dict[str, Any], message: str) -> None:
+    with trainer_for(settings=config(**limits)) as trainer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.train()
+        with pytest.warns(UserWarning, match="^nothing to train") as caught:
+            assert trainer.train().stop_reason in ("total_timesteps", "max_iterations")
+        (warning,) = caught
+        assert re.fullmatch("nothing to train: " + message.replace("(", "\\(").replace(")", "\\)"), str(warning.message))
+        assert warning.filename == __file__  # the line that called train
+
+
+def test_a_call_that_only_has_to_evaluate_does_not_warn(tmp_path: Path) -> None:
+    settings = config(evaluation=EvalConfig(interval=0, final_episodes=2, num_envs=1))
+    finish(trainer_for(run_dir=tmp_path))  # without an evaluation
+    with trainer_for(run_dir=tmp_path, settings=settings) as trainer, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.load_checkpoint()
+        history = trainer.train()
+    assert (len(history["timesteps"]), [row["episodes"] for row in history.evaluations]) == (0, [2])
+
+
+def test_the_history_holds_the_evaluations_of_the_call_and_why_it_ended() -> None:
+    settings = config(evaluation=EvalConfig(interval=2, episodes=3, final_episodes=5, num_envs=1))
+    with trainer_for(settings=settings) as trainer:
+        history = trainer.train(4 * BATCH)
+        assert [(row["iteration"], row["env_steps"], row["episodes"]) for row in history.evaluations] == [
+            (2, 2 * BATCH, 3),
+            (4, 4 * BATCH, 3),
+            (4, 4 * BATCH, 5),  # the final one
+        ]
+        assert history.stop_reason == "total_timesteps"
+        assert {len(values) for values in history.values()} == {4}  # still a dict of lists, one entry per iteration
+        assert history["evaluation/mean_return"][1] == history.evaluations[0]["mean_return"]
+        score = history.evaluations[-1]["mean_return"]
+        assert repr(history) == (
+            f"History(4 iterations, 3 evaluations, the last with mean return {score:.5g}, stop_reason='total_timesteps')"
+        )
+        second = trainer.train(6 * BATCH, lambda state, metrics: state.iteration < 5)
+        assert second.stop_reason == "callback"
+        assert [row["iteration"] for row in second.evaluations] == [5]
+        assert copy.copy(second).evaluations == second.evaluations
+    with trainer_for(settings=config(max_episodes=1)) as trainer:
+        assert trainer.train(10_000).stop_reason == "max_episodes"
+
+
+def test_an_interrupted_call_says_so_in_the_state() -> None:
+    def interrupt(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with trainer_for() as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(callback=interrupt)
+        assert trainer.state.history.stop_reason == "interrupted"
+
+
+def test_the_repr_is_one_line(tmp_path: Path) -> None:
+    with trainer_for(run_dir=tmp_path / "mine") as trainer:
+        trainer.train(2 * BATCH)
+        text = f"mlp, CartPole-v1 x 2, backend torch, {2 * BATCH} env steps, iteration 2, run {tmp_path}/mine"
+        assert repr(trainer) == f"PPOTrainer({text})"
+    with PPOTrainer(TorchPolicy(PolicySpec(OBSERVED, ACTED, SMALL)), Forbidden(), PPO) as trainer:  # type: ignore[arg-type]
+        assert repr(trainer).startswith("PPOTrainer(mlp, Forbidden x 2, ")
+
+
+# ---- progress
+def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with trainer_for() as trainer:
+        trainer.train(2 * BATCH)
+        assert capsys.readouterr().out == ""
+        trainer.train(4 * BATCH, progress=True)
+        first, *_, last = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{3 * BATCH}/{4 * BATCH} steps 75%  ")
+        assert last.startswith(f"{4 * BATCH}/{4 * BATCH} steps 100%  ")
+
+
+def test_progress_in_a_terminal_is_a_live_view_that_is_closed_whatever_happens() -> None:
+    def fails(state: TrainingState, metrics: Mapping[str, float]) -> None:
+        if state.iteration == 2:
+            raise RuntimeError("broken")
+
+    out = io.StringIO()
+    terminal = Terminal(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    with trainer_for() as trainer, pytest.raises(RuntimeError, match="broken"):
+        trainer.train(callback=fails, progress=ConsoleTracker(6 * BATCH, terminal=terminal))
+    assert out.getvalue().startswith("\x1b[?25l")  # the cursor is hidden
+    assert out.getvalue().endswith("\x1b[?25h")  # and shown again
+    assert f"{BATCH}/{6 * BATCH} steps 17%" in out.getvalue()  # the last complete iteration
+    assert not [thread for thread in threading.enumerate() if thread.name == "inchworm progress"]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_the_activity_moves_within_an_iteration(backend: str) -> None:
+    seen: list[Activity] = []
+
+    class Watched(ActionReward):
+        def step(self, action: Any) -> Any:
+            seen.append(trainer.activity())
+            return super().step(action)
+
+    with PPOTrainer(SMALL, Watched, config(backend=backend), num_envs=1) as trainer:
+        learner: Any = trainer.learner
+        take_steps = learner.take_steps
+        learner.take_steps = lambda *given: (seen.append(trainer.activity()), take_steps(*given))[1]
+        assert trainer.activity() == Activity(0, 0, "")
+        trainer.train(2 * STEPS, lambda state, metrics: seen.append(trainer.activity()))
+    collecting = [Activity(step, 1, "collecting", step / STEPS) for step in range(STEPS)]
+    learning = [Activity(STEPS, 1, "learning", epoch / 2) for epoch in (1, 2)]
+    assert seen[: STEPS + 3] == [*collecting, *learning, Activity(STEPS, 1, "")]
+    assert seen[STEPS + 3] == Activity(STEPS, 2, "collecting", 0.0)
 
 
 def test_steps_that_were_collected_by_hand_count() -> None:

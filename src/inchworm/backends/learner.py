@@ -71,6 +71,8 @@ class BaseLearner(ABC):
         """Multiplies the schedule's learning rate from the next update on, to control it from outside."""
         self.env_steps = 0
         self.updates = 0
+        self.epoch = 0
+        """The epoch of the running or last update, from 1. Another thread may ask."""
         self._reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
         self._guard = BadNumberGuard(dump_directory)
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
@@ -163,7 +165,7 @@ class BaseLearner(ABC):
         rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
         epochs: list[StepMetrics] = []
         try:
-            for _ in range(config.update_epochs):
+            for self.epoch in range(1, config.update_epochs + 1):
                 minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
                 if not epochs:
                     first = ratio_metrics(self.ratios(minibatches[0]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import shlex
 import shutil
 import sys
 import textwrap
@@ -21,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
-from inchworm.config.reading import ConfigBase, field_docs, load_yaml
+from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.env.registry import config_for
@@ -177,6 +178,9 @@ def _convert(hint: Any, word: str) -> Any:
         if kind in kinds:
             with suppress(ValueError):
                 return kind(word)
+    if int in kinds:
+        with suppress(ValueError):
+            return as_whole(float(word))  # 1e6
     return word
 
 
@@ -230,7 +234,8 @@ def resolve_config(env: str, file: str | None, changes: Changes, prog: str) -> T
         raise UsageError(f"no environment is given; type: {prog} CartPole-v1, or {prog} --config FILE")
     if file is None:
         return apply_changes(config_for(named), changes)
-    config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {file}")
+    typed = shlex.quote(file).replace("{", "{{").replace("}", "}}")
+    config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {typed}")
     return apply_changes(config.replace(env=config.env.replace(id=named)) if named else config, changes)
 
 

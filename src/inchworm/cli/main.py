@@ -6,6 +6,7 @@ an evaluation failed, 130 interrupted (Ctrl-C), 143 terminated, 129 hung up (the
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import signal
@@ -48,8 +49,16 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one command and return its exit code. Without `argv` this is the whole program, and ends even if threads are left."""
+    code = _main(list(sys.argv[1:] if argv is None else argv))
+    others = [thread for thread in threading.enumerate() if thread not in (threading.current_thread(), threading.main_thread())]
+    if argv is None and not all(thread.daemon for thread in others):  # Python waits for those that an environment left running
+        atexit.register(_exit_later(code).cancel)
+    return code
+
+
+def _main(arguments: list[str]) -> int:
+    """Run the command that the arguments name."""
     traced = not _TRACEBACK.isdisjoint(arguments)
     arguments = [argument for argument in arguments if argument not in _TRACEBACK]
     try:
@@ -201,16 +210,22 @@ def terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def leaving() -> Iterator[None]:
-    """Exit the process if the block takes longer than `LEAVE_SECONDS`: everything is saved, and only closing is left."""
+def _exit_later(code: int) -> threading.Timer:
+    """Exit the process with `code` after `LEAVE_SECONDS`, unless the timer is cancelled."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError, ValueError):
                 stream.flush()
-    timer = threading.Timer(LEAVE_SECONDS, lambda: os._exit(exit_code()))
+    timer = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
+    return timer
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Exit the process if the block takes longer than `LEAVE_SECONDS`: everything is saved, and only closing is left."""
+    timer = _exit_later(exit_code())
     try:
         yield
     finally:

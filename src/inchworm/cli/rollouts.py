@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -80,7 +81,7 @@ def run_collect(arguments: Sequence[str]) -> int:
     mean = f", mean return {np.mean(returns):.4g}" if returns else ""
     terminal.print(
         f"rollout: {path} ({rollout.num_valid:,} steps, finished episodes: {len(returns)}{mean})\n"
-        f"next:    inchworm learn {run.typed} {path}",
+        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}",
         markup=False,
     )
     return OK
@@ -109,7 +110,7 @@ def run_learn(arguments: Sequence[str]) -> int:
     options = parse(LearnOptions, arguments, PROG_LEARN)
     run = named_run(options.run_name, PROG_LEARN, env=options.env)
     if not options.files:
-        raise UsageError(f"no rollout is given; inchworm collect {run.path} --out FILE makes one")
+        raise UsageError(f"no rollout is given; inchworm collect {run.typed} --out FILE makes one")
     check_one_policy(run)
     ppo = run.config.ppo
     ppo = ppo.replace(

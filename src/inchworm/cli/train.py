@@ -107,11 +107,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
     from inchworm.train.resolve import resolve_choices
-    from inchworm.train.trainer import PPOTrainer
+    from inchworm.train.trainer import PPOTrainer, make_console
 
     profile = Profile() if profiled else None
-    against = evaluation_opponent(run.config) or run.config.evaluation.baseline or ""
-    console = ConsoleTracker(run.config.run.total_timesteps, title=run.config.env.id, baseline=against, terminal=terminal)
+    console = make_console(run.config, terminal)
     with contextlib.ExitStack() as stack, _interruptions(run, console, terminal, stack) as savers:
         config, reasons = resolve_choices(run.config.policy, run.config.env, run.config)
         if config != run.config:
@@ -119,7 +118,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         for reason in reasons:
             terminal.print(reason, markup=False)
         has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
-        trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, trackers=[console], run_dir=run))
+        trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
         savers.append(trainer.saver)
         state = trainer.state
         if has_checkpoint:
@@ -138,10 +137,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             terminal.print(where, markup=False)
         terminal.print(trainer.size, markup=False)
         raise_if_received()
-        console.start(state.env_steps, state.best_score)
         state.keep_history = False  # metrics.jsonl has it
-        trainer.train(profile=profile)
-        console.close()
+        trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
             terminal.print(text, markup=False)
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
@@ -176,16 +173,13 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
 
 def _longer(run: Run, state: TrainingState) -> str:
     """Return the command that continues a run beyond the limits that it has reached."""
-    limits = run.config.run
-    reached = {
-        "--total-timesteps": state.env_steps >= limits.total_timesteps and state.env_steps,
-        "--run.max-iterations": limits.max_iterations is not None and state.iteration >= limits.max_iterations and state.iteration,
-        "--run.max-episodes": limits.max_episodes is not None and state.episodes >= limits.max_episodes and state.episodes,
-    }
-    flags = [f"{flag} {2 * done}" for flag, done in reached.items() if done]
+    from inchworm.train.loop import reached_limits
+
+    names = {"total_timesteps": "--total-timesteps", "max_iterations": "--run.max-iterations", "max_episodes": "--run.max-episodes"}
+    flags = [f"{names[limit]} {2 * done}" for limit, done in reached_limits(state, run.config.run).items()]
     if "converged" in state.convergence:
         flags.append("--convergence.target null")
-    flags = flags or [f"--total-timesteps {2 * limits.total_timesteps}"]
+    flags = flags or [f"--total-timesteps {2 * run.config.run.total_timesteps}"]
     return f"inchworm resume {run.typed} {' '.join(flags)}"
 
 

@@ -60,6 +60,12 @@ class RolloutCollector:
         self._follow()
         return self._policy
 
+    @property
+    def share_collected(self) -> float:
+        """How much of the running or last `collect` is done, 0 to 1. Another thread may ask."""
+        buffer = self._buffer
+        return 0.0 if buffer is None else len(buffer) / buffer.num_steps
+
     def _follow(self) -> None:
         """Copy the weights of the followed policy if they changed, and compute the version and fingerprint of the weights that act.
 

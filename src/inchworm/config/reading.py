@@ -14,7 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, Self, TypeVar, cast, dataclass_transform
 
 import pydantic.dataclasses
 import yaml
@@ -161,6 +161,15 @@ def config_class(prefix: str = "") -> Callable[[type[ConfigT]], type[ConfigT]]:
 
 FROM_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """Annotates tuples: YAML and command lines give lists."""
+
+
+def as_whole(value: Any) -> Any:
+    """Return a float that is a whole number as an integer, and any other value unchanged. Larger ones may not be what was typed."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
+
+
+Integer = Annotated[int, BeforeValidator(as_whole)]
+"""An integer that may be written as `1e6`, which is a float in YAML and in Python."""
 
 
 def field_docs(cls: type[Any]) -> dict[str, str]:

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from inchworm.config.reading import FROM_LIST, ConfigBase, check_name, check_path, check_plain, config_class, short
+from inchworm.config.reading import FROM_LIST, ConfigBase, Integer, check_name, check_path, check_plain, config_class, short
 from inchworm.core.errors import ConfigError
 
 _MAX_INT = 2**63 - 1  # every part of a program can hold it
 
-Count = Annotated[int, Field(ge=1, le=_MAX_INT)]
-NonNegative = Annotated[int, Field(ge=0, le=_MAX_INT)]
-Size = Annotated[int, Field(ge=1, le=1_000_000)]  # more is a typo that would take all memory
+Count = Annotated[Integer, Field(ge=1, le=_MAX_INT)]
+NonNegative = Annotated[Integer, Field(ge=0, le=_MAX_INT)]
+Size = Annotated[Integer, Field(ge=1, le=1_000_000)]  # more is a typo that would take all memory
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -67,7 +67,7 @@ class EnvConfig(ConfigBase):
     """Wrappers of gymnasium.wrappers, innermost first."""
     atari: bool = False
     """The usual Atari preprocessing: no-op starts, frame skip 4 with max, 84x84 grey, lost lives end training episodes, sign rewards."""
-    frame_stack: Annotated[int, Field(ge=1, le=1_000)] = 1
+    frame_stack: Annotated[Integer, Field(ge=1, le=1_000)] = 1
     """Number of latest observations stacked along a new first axis."""
     native: bool = True
     """Use the environment's vectorised implementation where one exists that gives bit-identical results."""
@@ -101,7 +101,7 @@ class OpponentConfig(ConfigBase):
     """Win rate over the latest games (at least 20) at which the heuristic's skill is raised."""
     sides: Literal["alternate", "first", "second"] = "alternate"
     """The team that the policy plays: the first in even copies and the second in odd ones, or the same in all."""
-    pool_size: Annotated[int, Field(ge=1, le=100_000)] = 10
+    pool_size: Annotated[Integer, Field(ge=1, le=100_000)] = 10
     """Snapshots of the policy that are kept; beyond that, the one beaten most often is dropped, never the newest."""
     snapshot_interval: Count = 20
     """Iterations between snapshots of the policy."""
@@ -117,7 +117,7 @@ class OpponentConfig(ConfigBase):
     """Policy files that are also fixed opponents."""
     rating_interval: NonNegative = 20
     """Iterations between ratings against the fixed opponents, in pool and self_play; 0 disables ratings."""
-    rating_episodes: Annotated[int, Field(ge=1, le=100_000)] = 20
+    rating_episodes: Annotated[Integer, Field(ge=1, le=100_000)] = 20
     """Episodes of a rating against each fixed opponent, half from each side (an odd number is rounded up)."""
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ def read_opponent(name: str) -> tuple[Literal["random", "heuristic"], float]:
 
 
 Activation = Literal["tanh", "relu", "elu", "leaky_relu", "silu"]
-_FilterSize = Annotated[int, Field(ge=1, le=10_000)]
+_FilterSize = Annotated[Integer, Field(ge=1, le=10_000)]
 Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
 
 
@@ -187,7 +187,7 @@ class PolicyConfig(ConfigBase):
     """Width of the layer after the convolutions."""
     memory_size: Size = 64
     """Width of the memory of lstm and gru. Actor and critic share it, so use normalize_values where returns are large."""
-    memory_layers: Annotated[int, Field(ge=1, le=100)] = 1
+    memory_layers: Annotated[Integer, Field(ge=1, le=100)] = 1
     """Number of recurrent layers."""
     memory_place: Literal["before", "after"] = "after"
     """Position of the memory: after the hidden layers, which actor and critic then share, or before them."""
@@ -363,13 +363,13 @@ class RunConfig(ConfigBase):
     chooses numpy where it can train the policy, and writes the choice into the run; it depends only on the config."""
     device: str = "auto"
     """Device of torch: auto is cuda if available, else cpu."""
-    threads: Annotated[int, Field(ge=0, le=1_024)] = 1
+    threads: Annotated[Integer, Field(ge=0, le=1_024)] = 1
     """CPU threads of torch, which affect the result's bits; NumPy uses one. 0 keeps the current setting of both."""
     checkpoint_interval: NonNegative = 50
     """Iterations between checkpoints; 0 writes none at intervals, only by time and at the end."""
     checkpoint_seconds: Weight | None = 300.0
     """Seconds after which a checkpoint is written even if the interval has not passed; 0 or null writes none by time."""
-    keep_checkpoints: Annotated[int, Field(ge=2, le=_MAX_INT)] = 2
+    keep_checkpoints: Annotated[Integer, Field(ge=2, le=_MAX_INT)] = 2
     """Number of newest checkpoints that are kept."""
     keep_best: bool = True
     """Also keep the checkpoint of the best evaluation: one is written after every evaluation that sets a new record."""

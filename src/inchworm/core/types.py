@@ -22,6 +22,20 @@ ProfilePoint: TypeAlias = tuple[str, Any, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """What a training is doing at this moment, for a display of its progress."""
+
+    env_steps: int
+    """Taken so far, also within the running iteration."""
+    iteration: int
+    """The running one, from 1."""
+    phase: str
+    """"collecting", "learning" or "evaluating"; empty between them."""
+    share: float | None = None
+    """How much of the phase is done, 0 to 1; None if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStep:
     """What a policy did with one observation per lane."""
 

@@ -288,6 +288,10 @@ class EvalStats:
             f"{self.difference_text}, mean length {self.mean_episode_length:.5g}{success}{self.capped_text}"
         )
 
+    def __repr__(self) -> str:
+        """The same line with the name of the class, without the arrays."""
+        return f"{type(self).__name__}({self})"
+
     @property
     def return_of(self) -> str:
         """Whose return the return of an episode is: `team` where it is the sum over several agents, else `agent`."""
@@ -334,7 +338,7 @@ def _plain(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class MatchStats(EvalStats):
     """The games of one match, in order: `returns`, `infos` and rates are those of the first player.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +178,8 @@ def load_suites(path: str | Path, *, env: str | None = None) -> dict[str, tuple[
             name = simulation.env.id
             if ":" in name and not name.startswith("envpool:") and name != env:
                 raise ConfigError(
-                    f"{path}: suite {group} imports code ({name}); for safety, config files cannot import code; add --env {name}"
+                    f"{path}: suite {group} imports code ({name}); for safety, config files cannot import code; "
+                    f"add --env {shlex.quote(name)}"
                 )
     return suites
 

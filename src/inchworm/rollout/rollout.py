@@ -97,6 +97,24 @@ class Rollout:
         """Size of all arrays in bytes."""
         return sum(int(leaf.nbytes) for name in ARRAY_FIELDS for leaf in optree.tree_leaves(self[name]))
 
+    def __repr__(self) -> str:
+        """One line without the arrays: `Rollout(64 steps x 8 lanes, observations [64, 8, 4] float32, …)`."""
+
+        def described(leaf: Any) -> str:
+            return f"{list(np.shape(leaf))} {getattr(leaf, 'dtype', type(leaf).__name__)}"
+
+        shapes = [
+            f"{'.'.join([name, *map(str, path)])} {described(leaf)}"
+            for name in ("observations", "actions")
+            for path, leaf in zip(*optree.tree_flatten_with_path(self[name])[:2])
+        ]
+        versions = sorted(set(np.ravel(self.policy_version).tolist()))
+        version = "policy version " + " to ".join(map(str, dict.fromkeys((versions[0], versions[-1])))) if versions else "no policy version"
+        invalid = self.num_steps * self.num_lanes - self.num_valid
+        steps = f"{self.num_steps} steps x {self.num_lanes} lanes" + (f" ({invalid} rows not valid)" if invalid else "")
+        episodes = f"{len(self.episodes)} finished episode{'' if len(self.episodes) == 1 else 's'}"
+        return f"Rollout({', '.join([steps, *shapes, episodes, version])})"
+
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields."""
         return FIELDS

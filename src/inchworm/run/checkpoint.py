@@ -450,7 +450,7 @@ def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
     checkpoint = checkpoints.best() if best else checkpoints.latest()
     if policy_names(run) and checkpoint is not None:
         return checkpoints.load_policy(checkpoint).policy, checkpoint
-    hint = "omit --best" if best else f"inchworm resume {run.path} continues its training"
+    hint = "omit --best" if best else f"inchworm resume {run.typed} continues its training"
     raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
 
 

@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import time
@@ -128,9 +129,9 @@ class Run:
 
     @property
     def typed(self) -> str:
-        """The run as it is typed after a command, with the environment if that is code to import."""
-        env = f" --env {self.config.env.id}" if ":" in self.config.env.id else ""
-        return f"{self.name if self.path.parent.name == 'runs' else self.path}{env}"
+        """The run as it is typed after a command, quoted for a shell, with the environment if that is code to import."""
+        words = [self.name if self.path.parent.name == "runs" else str(self.path)]
+        return shlex.join([*words, "--env", self.config.env.id] if ":" in self.config.env.id else words)
 
     @property
     def checkpoints(self) -> Path:
@@ -278,7 +279,7 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
     if names_code and env != config.env.id:
         raise ConfigError(
             f"{path} names code to import ({config.env.id}); for safety, config files cannot import code; "
-            f"if you trust it, add {allow.format(id=config.env.id)}"
+            f"if you trust it, add {allow.format(id=shlex.quote(config.env.id))}"
         )
     return config
 

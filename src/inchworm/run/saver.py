@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shlex
 import signal
 import threading
 import time
@@ -331,7 +332,7 @@ class Saver:
             return
         again = "delete the directory"
         if self._run is not None and not self._takes_lock:
-            again = f"repeat its inchworm train command with --run.name {self._run.name} --overwrite"
+            again = f"repeat its inchworm train command with --run.name {shlex.quote(self._run.name)} --overwrite"
         raise ConfigError(
             f"{found}: its checkpoints are gone, and training from the beginning would replace what is left; put them back into "
             f"{directory / CHECKPOINTS}, or use another directory; to start over here, {again}"

@@ -1,25 +1,36 @@
-"""Progress of a run: a live view in a terminal, plain lines elsewhere; and several trackers as one.
+"""Progress of a run: a live view in a terminal or a notebook, plain lines elsewhere; and several trackers as one.
 
-Drawing happens inside `log`, at most a few times per second, so that it does not slow the run.
+A thread draws the live view a few times per second from what `log` has stored and from counters that the run keeps anyway, so that it
+moves within an iteration and does not slow the run.
 """
 
 from __future__ import annotations
 
+import importlib
+import io
+import math
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.control import Control
+from rich.jupyter import JUPYTER_HTML_FORMAT, JupyterRenderable
 from rich.live import Live
+from rich.live_render import LiveRender
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from inchworm.core.protocols import Tracker
+from inchworm.core.types import Activity
 
 
 class Terminal(Console):
@@ -66,6 +77,97 @@ def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bo
     return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
 
 
+class Curve:
+    """Values as a line of block characters, `▁▃▅▇`. A long series is averaged, so that it always shows the whole run."""
+
+    _POINTS, _BLOCKS = 24, "▁▂▃▄▅▆▇█"
+
+    def __init__(self) -> None:
+        self._points: list[float] = []
+        self._newest = 0.0, 0  # sum and number of the values that are less than one point
+        self._per_point = 1
+
+    def add(self, value: float) -> None:
+        """Add the next value."""
+        total, count = self._newest[0] + value, self._newest[1] + 1
+        self._newest = total, count  # at once: another thread may be drawing
+        if count == self._per_point:
+            self._points, self._newest = [*self._points, total / count], (0.0, 0)
+        if len(self._points) == self._POINTS:
+            self._points = [fmean(pair) for pair in zip(self._points[::2], self._points[1::2])]
+            self._per_point *= 2
+
+    def __str__(self) -> str:
+        """The line; empty below two points."""
+        total, count = self._newest
+        points = [*self._points, *([total / count] if count else [])]
+        low, high = min(points, default=0.0), max(points, default=0.0)
+        if len(points) < 2 or not math.isfinite(high - low):
+            return ""
+        top = len(self._BLOCKS) - 1
+        return "".join(self._BLOCKS[round(top * (point - low) / (high - low)) if high > low else top // 2] for point in points)
+
+
+class TerminalScreen(Live):
+    """A live view in a terminal that leaves no stale lines when the terminal is made narrower."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__(console=terminal, auto_refresh=False)
+        self._live_render = _WrappedRender(terminal)
+
+    def draw(self, view: RenderableType) -> None:
+        """Draw a view over the last one."""
+        self.start()
+        self.update(view, refresh=True)
+
+
+class _WrappedRender(LiveRender):
+    """Moves the cursor up by the rows that the last view takes now: a narrower terminal has wrapped its lines."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__("")
+        self._terminal = terminal
+        self._widths: list[int] = []  # of the lines that were drawn
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        segments = list(super().__rich_console__(console, options))
+        self._widths = [Segment.get_line_length(line) for line in Segment.split_lines(segments)]  # type: ignore[arg-type]
+        yield from segments
+
+    def position_cursor(self) -> Control:
+        columns = max(1, self._terminal.width)
+        if self._shape is not None:
+            self._shape = columns, sum(max(1, math.ceil(width / columns)) for width in self._widths)
+        return super().position_cursor()
+
+
+class NotebookScreen:
+    """A live view in the output of a notebook's cell. (That of rich needs ipywidgets.)"""
+
+    _WIDTH = 120
+
+    def __init__(self) -> None:
+        """Raises ImportError without IPython."""
+        self._display = importlib.import_module("IPython.display").display
+        self._handle: Any = None
+
+    def draw(self, view: RenderableType) -> None:
+        """Replace the last view."""
+        recorder = Console(
+            file=io.StringIO(), record=True, width=self._WIDTH, force_terminal=True, force_jupyter=False, color_system="truecolor"
+        )
+        recorder.print(view)
+        html = recorder.export_html(inline_styles=True, code_format=JUPYTER_HTML_FORMAT, clear=False)
+        shown = JupyterRenderable(html, recorder.export_text())
+        if self._handle is None:
+            self._handle = self._display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def stop(self) -> None:
+        """The last view stays."""
+
+
 _EVALUATION, _WON, _CAPPED = "evaluation/mean_return", "evaluation/win_rate", "evaluation/capped_episodes"
 _DIFFERENCE = "evaluation/difference"
 _TEAM = "episode/team_return"
@@ -82,7 +184,7 @@ _SHOWN = {  # metric -> label
 
 
 class ConsoleTracker:
-    """Shows progress, time left, steps per second, returns, evaluation scores and losses."""
+    """Shows progress, elapsed time and time left, steps per second, returns, evaluation scores and losses."""
 
     def __init__(
         self,
@@ -105,15 +207,19 @@ class ConsoleTracker:
         self.best_evaluation: float | None = None
         self._terminal = terminal or make_terminal(quiet=quiet)
         self._clock = clock
-        self._samples = deque([(clock(), 0)], maxlen=50)
-        live = self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet
-        self._live = Live(console=self._terminal, auto_refresh=False) if live else None
-        self._interval = seconds_between_draws if live else seconds_between_lines
-        self._last_shown: float | None = None
+        self._began = clock()
+        self._samples = deque([(self._began, 0)], maxlen=50)
+        self._curves = {"mean_return": Curve(), _EVALUATION: Curve()}
+        self._watch: Callable[[], Activity] | None = None
+        self._seconds_between_draws, self._seconds_between_lines = seconds_between_draws, seconds_between_lines
+        self._screen: TerminalScreen | NotebookScreen | None = None
+        self._drawing: threading.Thread | None = None
+        self._stop_drawing = threading.Event()
+        self._last_line: float | None = None
         self._unseen = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Store a row and show it, unless one was shown just before; evaluations are always shown."""
+        """Store a row. Without a live view it is printed, unless one was printed just before; evaluations are always printed."""
         self.step = step
         self.metrics |= metrics
         self._samples.append((self._clock(), step))
@@ -121,31 +227,74 @@ class ConsoleTracker:
             self.metrics[_CAPPED] = metrics.get(_CAPPED, 0.0)  # reported only where there are any
             score = metrics[_EVALUATION]
             self.best_evaluation = score if self.best_evaluation is None else max(score, self.best_evaluation)
+        for name, curve in self._curves.items():
+            if name in metrics:
+                curve.add(metrics.get(_WON, metrics[name]) if name == _EVALUATION else metrics[name])
         self._unseen = True
-        if self._last_shown is None or _EVALUATION in metrics or self._clock() - self._last_shown >= self._interval:
-            self._show()
+        if self._drawing is None:
+            self._open()
+        now, last = self._clock(), self._last_line
+        if self._screen is None and (last is None or _EVALUATION in metrics or now - last >= self._seconds_between_lines):
+            self._last_line, self._unseen = now, False
+            self._terminal.print(self.line())
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """The config is not shown."""
 
-    def start(self, step: int = 0, best_evaluation: float | None = None) -> None:
-        """Start the clock and the live view, at `step` of a resumed run. Without this call, the first row does it."""
-        self.step, self.best_evaluation = step, best_evaluation
+    def start(self, step: int = 0, best_evaluation: float | None = None, watch: Callable[[], Activity] | None = None) -> None:
+        """Start the clock and the live view, at `step` of a resumed run. Without this call, the first row does it.
+
+        The view asks `watch` what the training is doing, from another thread.
+        """
+        self.step, self.best_evaluation, self._watch = step, best_evaluation, watch
+        self._began = self._clock()
         self._samples.clear()
-        self._samples.append((self._clock(), step))
-        if self._live is not None:
-            self._show()
-            self._last_shown = None
+        self._samples.append((self._began, step))
+        self._last_line = None
+        self._open()
+
+    def _open(self) -> None:
+        """Begin to draw, where there is a terminal or a notebook to draw in."""
+        terminal = self._terminal
+        if terminal.quiet or self._screen is not None:
+            return
+        if terminal.is_jupyter:
+            with suppress(ImportError):
+                self._screen = NotebookScreen()
+        elif terminal.is_terminal and not terminal.is_dumb_terminal:
+            self._screen = TerminalScreen(terminal)
+        if self._screen is not None:
+            self.draw()
+            self._stop_drawing.clear()
+            self._drawing = threading.Thread(target=self._draw_regularly, name="inchworm progress", daemon=True)
+            self._drawing.start()
+
+    def _draw_regularly(self) -> None:
+        while not self._stop_drawing.wait(self._seconds_between_draws):
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the live view now, where there is one."""
+        if self._screen is not None:
+            self._screen.draw(self.view())
 
     def log_artifact(self, path: Path) -> None:
         """Files are not shown."""
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
-        if self._unseen:
-            self._show()
-        if self._live is not None:
-            self._live.stop()
+        if self._drawing is not None:
+            self._stop_drawing.set()
+            self._drawing.join()
+            self._drawing = None
+        self._watch = None
+        if self._screen is not None:
+            self.draw()
+            self._screen.stop()
+            self._screen = None
+        elif self._unseen:
+            self._terminal.print(self.line())
+        self._unseen = False
 
     @property
     def steps_per_second(self) -> float | None:
@@ -153,63 +302,60 @@ class ConsoleTracker:
         (first_time, first_step), (last_time, last_step) = self._samples[0], self._samples[-1]
         return (last_step - first_step) / (last_time - first_time) if last_time > first_time else None
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Time left at the current speed; None if unknown."""
-        speed = self.steps_per_second
-        return max(0.0, self.total - self.step) / speed if self.total is not None and speed else None
-
-    def _show(self) -> None:
-        self._last_shown = self._clock()
-        self._unseen = False
-        if self._live is None:
-            self._terminal.print(self.line())
-            return
-        self._live.start()
-        self._live.update(self.view(), refresh=True)
-
     def line(self) -> str:
         """The state in one line of text."""
-        parts = [self._progress(), *self._pace(), *(f"{name} {value}" for name, value in self._scores().items())]
+        parts = [
+            self._progress(self.step),
+            self._speed(),
+            self._times(self.step),
+            *(f"{name} {value}" for name, value in self._scores().items()),
+        ]
         parts += [f"{name} {value}" for name, value in self._losses().items() if name in ("loss", "entropy", "kl")]
         return "  ".join(part for part in parts if part)
 
     def view(self) -> RenderableType:
-        """The state as the live view: a bar, then returns and scores, then losses."""
-        cells: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
+        """The state as the live view: a bar, what is being done, then returns and scores, then losses."""
+        activity = self._watch() if self._watch is not None else None
+        step = max(self.step, activity.env_steps) if activity is not None else self.step
+        head: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
         if self.total is not None:
-            cells.append(ProgressBar(total=self.total, completed=min(self.step, self.total)))
-        cells += [Text(self._progress()), *(Text(part, style="cyan") for part in self._pace())]
-        head = Table.grid(padding=(0, 2))
-        for cell in cells:  # on a narrow terminal the bar shrinks and words stay whole
-            head.add_column(max_width=30) if isinstance(cell, ProgressBar) else head.add_column(no_wrap=True)
-        head.add_row(*cells)
+            head.append(ProgressBar(total=self.total, completed=min(step, self.total)))
+        head += [Text(self._progress(step)), Text(self._speed(), style="cyan")]
+        doing: list[RenderableType] = []
+        if activity is not None and activity.iteration:
+            doing += [Text(f"iteration {activity.iteration:,}"), Text(activity.phase)]
+            if activity.share is not None:
+                doing += [ProgressBar(total=1.0, completed=activity.share), Text(f"{activity.share:.0%}")]
+        doing.append(Text(self._times(step), style="cyan"))
         losses = list(self._losses().items())
-        return Group(head, _row(self._scores().items(), "bold green"), _row(losses[:4], ""), _row(losses[4:], ""))
+        rows = [_row(self._scores(curves=True).items(), "bold green"), _row(losses[:4], ""), _row(losses[4:], "")]
+        return Group(_grid(head), _grid(doing), *rows)
 
-    def _progress(self) -> str:
+    def _progress(self, step: int) -> str:
         if self.total is None:
-            return f"{self.step:,} steps"
-        return f"{self.step:,}/{self.total:,} steps {min(1.0, self.step / self.total):.0%}"
+            return f"{step:,} steps"
+        return f"{step:,}/{self.total:,} steps {min(1.0, step / self.total):.0%}"
 
-    def _pace(self) -> list[str]:
-        speed, left = self.steps_per_second, self.seconds_left
-        parts = [] if speed is None else [f"{speed:,.0f} steps/s"]
-        if left is not None:
-            minutes, seconds = divmod(round(left), 60)
-            hours, minutes = divmod(minutes, 60)
-            parts.append(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")
-        return parts
+    def _speed(self) -> str:
+        speed = self.steps_per_second
+        return "" if speed is None else f"{speed:,.0f} steps/s"
 
-    def _scores(self) -> dict[str, str]:
-        """Scores with their labels; where there are wins, the win rate of the evaluations stands first."""
+    def _times(self, step: int) -> str:
+        """The elapsed time and, if it is known, the time left."""
+        speed, elapsed = self.steps_per_second, f"{_time(self._clock() - self._began)} elapsed"
+        return elapsed if self.total is None or not speed else f"{elapsed}, {_time(max(0.0, self.total - step) / speed)} left"
+
+    def _scores(self, *, curves: bool = False) -> dict[str, str]:
+        """Scores with their labels, and with `curves` what they were before; the win rate of evaluations stands first if there is one."""
         metrics, scores = self.metrics, dict[str, str]()
+        shown = curves and not self._terminal.options.ascii_only
+        returns, evaluations = (f" {curve}".rstrip() if shown else "" for curve in self._curves.values())
         against = f" against {self.baseline}" if self.baseline else ""
         team = " per team" if _TEAM in metrics else ""
         if _WON in metrics:
-            scores[f"win rate{against}"] = f"{metrics[_WON]:.2f}{self._interval_of('evaluation/win_interval95')}"
+            scores[f"win rate{against}"] = f"{metrics[_WON]:.2f}{self._interval_of('evaluation/win_interval95')}{evaluations}"
         if "mean_return" in metrics:
-            scores["return per agent" if team else "return"] = f"{metrics['mean_return']:.1f}"
+            scores["return per agent" if team else "return"] = f"{metrics['mean_return']:.1f}{returns}"
         if team:
             scores["per team"] = f"{metrics[_TEAM]:.1f}"
         if "episode/win" in metrics:
@@ -218,7 +364,7 @@ class ConsoleTracker:
             scores["rating"] = f"{metrics['rating']:.1f}±{2 * metrics.get('rating_sigma', 0.0):.1f}"
         if _EVALUATION in metrics:
             capped = f" ({metrics[_CAPPED]:.0f} capped)" if metrics.get(_CAPPED) else ""
-            scores[f"evaluation{team}"] = f"{metrics[_EVALUATION]:.1f}{capped}"
+            scores[f"evaluation{team}"] = f"{metrics[_EVALUATION]:.1f}{capped}{'' if _WON in metrics else evaluations}"
         if _DIFFERENCE in metrics:
             scores[f"difference to {self.baseline or 'the baseline'}"] = (
                 f"{metrics[_DIFFERENCE]:+.1f}{self._interval_of('evaluation/difference_interval95', '.1f')}"
@@ -234,6 +380,21 @@ class ConsoleTracker:
 
     def _losses(self) -> dict[str, str]:
         return {label: f"{self.metrics[name]:.3g}" for name, label in _SHOWN.items() if name in self.metrics}
+
+
+def _grid(cells: Sequence[RenderableType]) -> Table:
+    """Cells in one line. On a narrow terminal bars shrink and words stay whole."""
+    grid = Table.grid(padding=(0, 2))
+    for cell in cells:
+        grid.add_column(max_width=30) if isinstance(cell, ProgressBar) else grid.add_column(no_wrap=True)
+    grid.add_row(*cells)
+    return grid
+
+
+def _time(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _row(values: Iterable[tuple[str, str]], style: str) -> Text:

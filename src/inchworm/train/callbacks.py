@@ -19,7 +19,7 @@ from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
-from inchworm.train.loop import TrainingState, has_reached_target
+from inchworm.train.loop import TrainingState, reached_limits
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
@@ -203,7 +203,7 @@ class TrackCallback(BaseCallback):
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Log the row if it is due, contains an evaluation, or is the last one."""
         self._unlogged = {"iteration": float(state.iteration), **metrics}, state.env_steps
-        is_last = state.stopped or has_reached_target(state, self._run)
+        is_last = state.stopped or bool(reached_limits(state, self._run))
         if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._logged_evaluations = len(state.evaluations)
             self.log_unlogged()

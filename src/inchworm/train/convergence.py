@@ -1,4 +1,4 @@
-"""When a run has converged: the mean return of the latest episodes has been at the target for some checks in a row.
+"""Why a run ends, and when it has converged: the mean return of the latest episodes has been at the target for some checks in a row.
 
 The record of the checks is part of `TrainingState`, so that a resumed run decides as an uninterrupted one.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inchworm.config.sections import ConvergenceConfig
+from inchworm.config.sections import ConvergenceConfig, TrainingConfig
 from inchworm.core.protocols import BaseCallback
 from inchworm.rollout.rollout import Rollout
-from inchworm.train.loop import TrainingState
+from inchworm.train.loop import TrainingState, reached_limits
 
 
 class ConvergenceCallback(BaseCallback):
@@ -63,6 +63,32 @@ class ConvergenceCallback(BaseCallback):
 def has_converged(state: TrainingState, config: ConvergenceConfig) -> bool:
     """Whether the run has converged with these settings; with others it may continue."""
     return "converged" in state.convergence and state.convergence["settings"] == config.to_dict()
+
+
+def stop_reason(state: TrainingState, config: TrainingConfig) -> str:
+    """Why a run that is done has ended, in one word: see `History.stop_reason`."""
+    if state.interrupted:
+        return "interrupted"
+    if state.should_stop:
+        return "converged" if has_converged(state, config.convergence) else "callback"
+    return next(iter(reached_limits(state, config.run)))
+
+
+def describe_end(state: TrainingState, config: TrainingConfig) -> str:
+    """Say which limit a run has reached, or that it has converged, and what to pass to continue; empty if neither."""
+    limits = reached_limits(state, config.run)
+    if "total_timesteps" in limits:
+        taken, target = limits["total_timesteps"], config.run.total_timesteps
+        return (
+            f"{taken:,} env steps have been taken, and total_timesteps={target} counts from the start of the run; "
+            f"to continue, pass a larger number, such as train(total_timesteps={2 * taken})"
+        )
+    if limits:
+        reached = " and ".join(f"run.{name}={getattr(config.run, name)}" for name in limits)
+        return f"the run has reached {reached}; to continue, create the trainer with a larger number or None"
+    if has_converged(state, config.convergence):
+        return f"{describe_convergence(state, config.convergence)}; to continue, create the trainer with another convergence.target or None"
+    return ""
 
 
 def describe_convergence(state: TrainingState, config: ConvergenceConfig) -> str:

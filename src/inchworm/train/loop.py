@@ -21,6 +21,24 @@ from inchworm.core.types import EpisodeRecord
 from inchworm.rollout.rollout import Rollout
 
 
+class History(dict[str, list[float]]):
+    """What `train` returns: a list per metric with one entry per iteration of the call, its evaluations, and why it ended."""
+
+    def __init__(self) -> None:
+        super().__init__({name: [] for name in ("timesteps", "mean_reward", "loss", "policy_loss", "value_loss", "entropy")})
+        self.evaluations: list[dict[str, Any]] = []
+        """The evaluations of the call in order, the final one last, each as `EvalStats.to_dict()` with `iteration` and `env_steps`."""
+        self.stop_reason: str | None = None
+        """The limit that was reached ("total_timesteps", "max_iterations", "max_episodes"), "converged", "callback" or "interrupted"."""
+
+    def __repr__(self) -> str:
+        """One line; `dict(history)` shows the lists."""
+        counts = {"iteration": len(self.get("timesteps", ())), "evaluation": len(self.evaluations)}
+        parts = [f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counts.items()]
+        parts += [f"the last with mean return {row['mean_return']:.5g}" for row in self.evaluations[-1:] if "mean_return" in row]
+        return f"History({', '.join(parts)}, stop_reason={self.stop_reason!r})"
+
+
 @dataclass
 class TrainingState:
     """Progress of a run, as callbacks see it. What cannot be read from the run's other parts is saved in checkpoints."""
@@ -31,6 +49,8 @@ class TrainingState:
     recent: deque[EpisodeRecord] = field(default_factory=lambda: deque(maxlen=RECENT_EPISODES))
     should_stop: bool = False
     interrupted: bool = False
+    phase: str = ""
+    """"collecting" or "learning" within an iteration, else empty; a step function of your own may set it, too."""
     evaluating: bool = False
     """Whether an evaluation is running, which may be left at any time: it changes nothing of the training."""
     ended: bool = False
@@ -48,7 +68,7 @@ class TrainingState:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     """Errors outside of the training itself, such as a crashed evaluation."""
-    history: dict[str, list[float]] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     keep_history: bool = True
     """Whether `history` is filled; long runs that do not read it can save the memory."""
 
@@ -95,7 +115,7 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         callback.on_train_start(state)
     while not is_done(state, components.config.run):
         began, steps_before = time.perf_counter(), state.env_steps
-        state.metrics = dict(step_fn(state, components))
+        state.metrics, state.phase = dict(step_fn(state, components)), ""
         state.iteration += 1
         seconds = time.perf_counter() - began
         state.metrics |= {
@@ -119,11 +139,13 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     """
     began, steps_before, episodes_before = time.perf_counter(), state.env_steps, state.episodes
     ppo, warming_up = components.config.ppo, getattr(components.learner, "warming_up", False)  # a learner from elsewhere may lack it
+    state.phase = "collecting"
     rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
     state.follow(components.collector)
     for callback in components.callbacks:
         rollout = callback.on_rollout(state, rollout) or rollout
     collected = time.perf_counter()
+    state.phase = "learning"
     components.learner.env_steps = steps_before  # not the number of rows learned from: a rollout may hold some from elsewhere
     stats = components.learner.update(rollout, components.custom_losses)
     give_weights(components.policy, components.collector)
@@ -144,16 +166,14 @@ def give_weights(policy: Policy, collector: Collector) -> None:
 
 def is_done(state: TrainingState, run: RunConfig) -> bool:
     """Whether a run has reached its target or was stopped."""
-    return state.should_stop or has_reached_target(state, run)
+    return state.should_stop or bool(reached_limits(state, run))
 
 
-def has_reached_target(state: TrainingState, run: RunConfig) -> bool:
-    """Whether a run has reached one of its limits."""
-    return (
-        state.env_steps >= run.total_timesteps
-        or (run.max_iterations is not None and state.iteration >= run.max_iterations)
-        or (run.max_episodes is not None and state.episodes >= run.max_episodes)
-    )
+def reached_limits(state: TrainingState, run: RunConfig) -> dict[str, int]:
+    """The limits that a run has reached, by their names in `RunConfig`, with what it has done."""
+    done = {"total_timesteps": state.env_steps, "max_iterations": state.iteration, "max_episodes": state.episodes}
+    limits = {name: getattr(run, name) for name in done}
+    return {name: count for name, count in done.items() if limits[name] is not None and count >= limits[name]}
 
 
 def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
@@ -172,5 +192,5 @@ def append_to_history(state: TrainingState) -> None:
     """Add the iteration to every list of the history; NaN for a metric that this iteration lacks."""
     row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
     length = len(state.history.get("timesteps", ()))
-    for name in row.keys() | state.history.keys():
+    for name in {**state.history, **row}:
         state.history.setdefault(name, [math.nan] * length).append(row.get(name, math.nan))

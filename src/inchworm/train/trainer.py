@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import gymnasium as gym
 
@@ -17,9 +17,9 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
-from inchworm.core.types import UpdateStats
+from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.source import env_source
-from inchworm.evaluate.evaluator import make_evaluator
+from inchworm.evaluate.evaluator import evaluation_opponent, make_evaluator
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
@@ -39,10 +39,21 @@ from inchworm.train.callbacks import (
     interruptible,
     stateful_parts,
 )
-from inchworm.train.convergence import ConvergenceCallback, has_converged
-from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, give_weights, run_training_loop
+from inchworm.train.convergence import ConvergenceCallback, describe_end, has_converged, stop_reason
+from inchworm.train.loop import (
+    History,
+    StepFunction,
+    TrainingComponents,
+    TrainingState,
+    default_training_step,
+    give_weights,
+    run_training_loop,
+)
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
+
+if TYPE_CHECKING:
+    from inchworm.tracking.console import ConsoleTracker, Terminal
 
 NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
 
@@ -142,6 +153,14 @@ def functional_training_loop(
             trainer.load_checkpoint()
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
+
+
+def make_console(config: TrainingConfig, terminal: Terminal | None = None) -> ConsoleTracker:
+    """Create the display of a run's progress, on `terminal` or on this process's."""
+    from inchworm.tracking.console import ConsoleTracker  # imports rich
+
+    against = evaluation_opponent(config) or config.evaluation.baseline or ""
+    return ConsoleTracker(config.run.total_timesteps, title=config.env.id, baseline=against, terminal=terminal)
 
 
 class Override:
@@ -290,10 +309,13 @@ class PPOTrainer:
         custom_loss_fns: Sequence[Callable[..., Any]] = (),
         step_fn: StepFunction | None = None,
         profile: Profile | None = None,
-    ) -> dict[str, list[float]]:
+        progress: bool | ConsoleTracker = False,
+    ) -> History:
         """Collect and learn until `total_timesteps` env steps have been taken since the start of the run.
 
-        Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration.
+        Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration, with the
+        evaluations as `history.evaluations` and why the call ended as `history.stop_reason`. `progress` shows the progress: a live view
+        in a terminal and in a notebook, else plain lines.
         """
         config = self.config
         if total_timesteps is not None:
@@ -304,7 +326,11 @@ class PPOTrainer:
         self.state.should_stop = self.state.stopped or has_converged(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
-        self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
+        history = self.state.history = History()
+        evaluated = len(self.state.evaluations)
+        unscored = config.evaluation.final_episodes and self.evaluator is not None and self.state.scored != self.state.iteration
+        if not unscored and (text := describe_end(self.state, config)):
+            warnings.warn(f"nothing to train: {text}", stacklevel=2)
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         self.saver.set_callbacks(stateful_parts(own))
         collector, learner = self.collector, self.learner
@@ -313,10 +339,13 @@ class PPOTrainer:
         if type(self).learn is not PPOTrainer.learn:
             learner = cast(Learner, Override(learner, update=self.learn))
         self._snapshot.taken = None  # one of an earlier call may be of another run
-        track = TrackCallback(self.trackers, config.run)
+        console = make_console(config) if progress is True else progress or None
+        track = TrackCallback([*self.trackers, *([console] if console else [])], config.run)
         callbacks = tuple(self._ordered_callbacks(config, own, track))
         components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
         try:
+            if console:
+                console.start(self.state.env_steps, self.state.best_score, self.activity)
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
                 self._in_loop = True
                 run_loop = run_training_loop if profile is None else profile.run
@@ -330,14 +359,28 @@ class PPOTrainer:
             self._save_after(error)
             raise
         finally:
-            self._in_loop = False
+            self._in_loop, self.state.phase = False, ""
+            history.evaluations = self.state.evaluations[evaluated:]
             self.saver.wait()
             self._close_evaluator()
             track.log_unlogged()
+            if console:
+                console.close()
+        history.stop_reason = stop_reason(self.state, config)
         if self.state.interrupted:
             raise KeyboardInterrupt
         self.state.ended = True
-        return self.state.history
+        return history
+
+    def activity(self) -> Activity:
+        """What the training is doing now. It reads counters that are kept anyway, so another thread may ask often."""
+        state, share = self.state, None
+        phase = "evaluating" if state.evaluating else state.phase
+        if phase == "collecting":
+            share = self.collector.share_collected
+        elif phase == "learning":
+            share = getattr(self.learner, "epoch", 0) / self.config.ppo.update_epochs or None  # a learner of several policies has none
+        return Activity(self.collector.env_steps, state.iteration + bool(state.phase), phase, share)
 
     def evaluate(self, episodes: int | None = None, *, deterministic: bool | None = None) -> EvalStats:
         """Evaluate the policy on environments created for it."""
@@ -375,6 +418,18 @@ class PPOTrainer:
             stack.callback(self.collector.close)
             stack.callback(self._close_evaluator)
             stack.callback(self.saver.wait)
+
+    def __repr__(self) -> str:
+        policy = getattr(getattr(self.policy, "spec", None), "config", None)
+        parts = [
+            policy.kind if policy is not None else type(self.policy).__name__,
+            f"{self.config.env.id} x {self.config.env.num_envs}",
+            f"backend {self.config.run.backend}",
+            f"{self.collector.env_steps:,} env steps",
+            f"iteration {self.state.iteration:,}",
+            *([f"run {self.run_dir}"] if self.run_dir else []),
+        ]
+        return f"PPOTrainer({', '.join(parts)})"
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -65,6 +66,39 @@ def raises(kind, *content):
 def play(make, num_envs, num_workers):
     with WorkerVectorEnv(make, num_envs, num_workers, worker_restarts=0) as env:
         reset_and_step(env, 5)
+
+
+class Loud(Counter):
+    """Warns when it is made, in every step, and when it is closed, with a category that the parent cannot know."""
+
+    def __init__(self):
+        super().__init__(length=50)
+        warnings.warn("made", DeprecationWarning, stacklevel=1)
+
+    def step(self, action):
+        warnings.warn("stepped", type("Own", (RuntimeWarning,), {}), stacklevel=1)
+        return super().step(action)
+
+    def close(self):
+        warnings.warn("closed", UserWarning, stacklevel=1)
+
+
+def test_warnings_of_workers_are_those_of_this_process_and_shown_once(capfd):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        play(Loud, 4, 2)
+    assert [(str(each.message), each.category) for each in caught] == [
+        ("made", DeprecationWarning),
+        ("stepped", RuntimeWarning),
+        ("closed", UserWarning),
+    ]
+    assert {each.filename for each in caught} == {__file__}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore", DeprecationWarning)  # the filters of this process decide
+        warnings.simplefilter("ignore", RuntimeWarning)
+        play(Loud, 4, 2)
+    assert [str(each.message) for each in caught] == ["closed"]
+    assert capfd.readouterr().err == ""  # nothing passes them by
 
 
 # ---- the same bits in every layout

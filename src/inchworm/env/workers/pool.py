@@ -220,7 +220,7 @@ class WorkerPool:
                     except WorkerDied:
                         dead.append(worker)
                         continue
-                    if message.kind == messages.ALIVE:
+                    if message.kind in (messages.ALIVE, messages.WARNING):
                         deadline = time.monotonic() + timeout
                     else:
                         waiting.discard(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from inchworm.core.errors import WorkerError
 from inchworm.env.workers import messages
@@ -90,7 +93,7 @@ class WorkerProcess:
         while True:
             if poll.poll(POLL_SECONDS * 1000):
                 message = self.receive()
-                if message.kind != messages.ALIVE:
+                if message.kind not in (messages.ALIVE, messages.WARNING):
                     return message
                 deadline = time.monotonic() + timeout
             elif self.has_died(overdue=timeout if time.monotonic() > deadline else None):
@@ -123,6 +126,8 @@ class WorkerProcess:
         if message.kind == messages.EXITING:
             self._reason = f"exited: {' '.join(message.header['text'].split())}"
             raise WorkerDied
+        if message.kind == messages.WARNING:
+            repeat_warning(message.header)
         return message
 
     def has_died(self, *, overdue: float | None = None) -> bool:
@@ -207,6 +212,8 @@ def _wait_for_exit(workers: Sequence[WorkerProcess], grace: float) -> list[str]:
         for descriptor, _ in events:
             try:
                 message = messages.receive(left[descriptor].connection)
+                if message.kind == messages.WARNING:
+                    repeat_warning(message.header)
                 problems += message.header if message.kind == messages.CLOSED else []
             except (EOFError, OSError):
                 poll.unregister(descriptor)
@@ -214,6 +221,16 @@ def _wait_for_exit(workers: Sequence[WorkerProcess], grace: float) -> list[str]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
     return problems
+
+
+_repeated: dict[Any, Any] = {}
+"""The registry of warnings from workers: the filters of this process show the same one from several workers once."""
+
+
+def repeat_warning(warning: Mapping[str, Any]) -> None:
+    """Emit a warning of a worker in this process, whose filters and style apply to it."""
+    category = getattr(builtins, warning["category"])
+    warnings.warn_explicit(warning["text"], category, warning["file"], warning["line"], registry=_repeated)
 
 
 _MAX_LONG_WAITS = 2

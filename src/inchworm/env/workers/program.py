@@ -13,8 +13,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
+import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +51,7 @@ class Worker:
         self._descriptors = 1  # still expected: that of the shared memory
         self._copies: LocalCopies | None = None
         self._last_alive = time.monotonic()
+        self._warnings: deque[bytes] = deque()  # that the next answer brings along
 
     def run(self) -> None:
         """Answer messages until `CLOSE` arrives or the parent is gone."""
@@ -66,6 +70,8 @@ class Worker:
                             self._connection.sendall(messages.pack(messages.EXITING, self._report(error)))
                         os._exit(1)
                     answer = messages.pack(messages.ERROR, self._report(error))
+                while self._warnings:
+                    self._connection.sendall(self._warnings.popleft())
                 self._connection.sendall(answer)
         except (EOFError, ConnectionError):
             if self._copies is not None:
@@ -149,6 +155,12 @@ class Worker:
         messages.CLOSE: close,
     }
 
+    def show_warning(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+        """Send a warning to the parent with the next answer: it may come from a thread of an environment. For `warnings.showwarning`."""
+        known = next(base.__name__ for base in category.__mro__ if base.__module__ == "builtins")  # the parent may lack the class
+        warning = {"text": str(message)[:_TEXT_LIMIT], "category": known, "file": filename, "line": lineno}
+        self._warnings.append(messages.pack(messages.WARNING, warning))
+
     def _created(self) -> LocalCopies:
         if self._copies is None:
             raise RuntimeError("the worker has no environments yet")
@@ -194,8 +206,16 @@ def main(arguments: list[str]) -> None:
             os._exit(1)
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection:
-        Worker(connection).run()
+        worker = Worker(connection)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # the parent's filters decide
+            warnings.showwarning = worker.show_warning
+            worker.run()
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or its reader is gone
+            sys.stdout.flush()
+        os._exit(0)  # the interpreter would wait for threads that environments left running
