@@ -65,6 +65,7 @@ FIELDS: dict[str, Field] = {
     "ppo.normalize_advantages": _choice("batch", "minibatch", "off"),
     "ppo.scale_rewards": _FLAG,
     "ppo.clip_vloss": _FLAG,
+    "ppo.vf_clip_coef": _float(0, 0.0, 0.1, empty=True),
     "ppo.target_kl": _float(0, 0.01, 0.1, above=True, empty=True),
     "ppo.adam_eps": _float(0, 1e-8, 1e-5, above=True),
     "ppo.weight_decay": _float(0, 0.0, 0.01),

@@ -92,6 +92,7 @@ OPTIONS = {
     "advantages of minibatches": {"normalize_advantages": "minibatch"},
     "advantages as they are": {"normalize_advantages": "off"},
     "clipped values": {"clip_vloss": True},
+    "clipped values, own bound": {"clip_vloss": True, "vf_clip_coef": 0.3},
     "scaled rewards": {"scale_rewards": True},
     "no entropy": {"ent_coef": 0.0},
     "much entropy": {"ent_coef": 0.5, "adam_eps": 1e-3},
@@ -649,6 +650,23 @@ def test_linear_and_cosine_by_hand(side):
     assert 0.1 < moves[0] < 0.21  # two steps of about the rate each
     assert 0 < moves[3] < 0.06
     assert moves[4:] == [0, 0]
+
+
+def test_the_value_clip_has_a_bound_of_its_own_or_that_of_the_ratio(side):
+    # A step of 1 per weight moves every value far beyond 0.01 of the old one, so what the second step may do depends on the bound.
+    def value_loss_and_coefficients(**options):
+        policy = side.policy()
+        config = PPOConfig(learning_rate=0.5, update_epochs=2, num_minibatches=1, clip_coef=0.2, clip_vloss=True, clip_schedule="linear")
+        learner = side.learner(policy, config.replace(**options), total_timesteps=72)
+        loss = learner.update(collect(policy))["value_loss"]
+        return loss, (learner._coefficients().clip_coef, learner._coefficients().vf_clip_coef)
+
+    same, halved = value_loss_and_coefficients()
+    assert halved == (0.1, 0.1)  # half of the run is over
+    assert value_loss_and_coefficients(vf_clip_coef=0.2) == (same, halved)
+    narrow, halved = value_loss_and_coefficients(vf_clip_coef=0.01)
+    assert halved == (0.1, 0.005)
+    assert abs(narrow - same) > 0.01
 
 
 def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(side):

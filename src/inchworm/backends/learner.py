@@ -264,8 +264,9 @@ class BaseLearner(ABC):
 
     def _coefficients(self) -> LossCoefficients:
         config = self.config
-        clip_coef = config.clip_coef * self._factor("clip_schedule")
-        return LossCoefficients(clip_coef, config.vf_coef, config.ent_coef * self._factor("ent_schedule"), config.clip_vloss)
+        clip, entropy = self._factor("clip_schedule"), self._factor("ent_schedule")
+        vf_clip_coef = config.clip_coef if config.vf_clip_coef is None else config.vf_clip_coef
+        return LossCoefficients(config.clip_coef * clip, config.vf_coef, config.ent_coef * entropy, config.clip_vloss, vf_clip_coef * clip)
 
     def _factor(self, name: str) -> float:
         kind = getattr(self.config, name)

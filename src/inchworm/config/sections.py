@@ -236,7 +236,9 @@ class PPOConfig(ConfigBase):
     scale_rewards: bool = False
     """Learn from rewards divided by the running standard deviation of the discounted return; rollouts and reported returns stay raw."""
     clip_vloss: bool = False
-    """Also bound how far the value moves from the one before the update, by clip_coef in units of the value scale."""
+    """Also bound how far the value moves from the one before the update, by vf_clip_coef in units of the value scale."""
+    vf_clip_coef: Weight | None = None
+    """The bound of clip_vloss; null is clip_coef."""
     target_kl: Positive | None = None
     """End the update after an epoch whose mean approx_kl is above 1.5 times this."""
     adam_eps: Positive = 1e-5
@@ -246,7 +248,7 @@ class PPOConfig(ConfigBase):
     learning_rate_schedule: Schedule = "constant"
     """How learning_rate decays to 0 over the run's total_timesteps."""
     clip_schedule: Schedule = "constant"
-    """The same for clip_coef."""
+    """The same for clip_coef and vf_clip_coef."""
     ent_schedule: Schedule = "constant"
     """The same for ent_coef."""
     sequence_length: Count | Literal["auto"] = "auto"

@@ -28,7 +28,7 @@ CASES = {
     "everything on": (  # masks, dicts, hybrid actions, tanh, normalisers, value clip, AdamW, padding (36 columns in 5), schedules
         MASKED, HYBRID, {"shared_trunk": True, "action_bounds": "tanh", "normalize_observations": True, "normalize_values": True},
         PLAIN.replace(
-            num_minibatches=5, clip_vloss=True, weight_decay=0.1, normalize_advantages="minibatch",
+            num_minibatches=5, clip_vloss=True, vf_clip_coef=0.1, weight_decay=0.1, normalize_advantages="minibatch",
             learning_rate_schedule="linear", clip_schedule="linear", ent_schedule="linear",
         ),
     ),

@@ -70,7 +70,7 @@ class CompiledStep:
     def run(self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients) -> StepMetrics:
         """Take one step on each minibatch, in order."""
         adam, c = self._adam, coefficients
-        numbers = (adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef)
+        numbers = (adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef, c.vf_clip_coef)
         if self._numbers[0] != numbers:  # as a tensor, made again only when they change
             self._numbers = numbers, torch.tensor(numbers, dtype=adam.mean.dtype, device=adam.mean.device)
         statistics = [getattr(self._network, name) for name in self._statistics]
@@ -115,9 +115,10 @@ class CompiledStep:
         minibatch = Minibatch(**optree.tree_unflatten(structure, leaves))
         if self._config.normalize_advantages == "minibatch":
             minibatch = replace(minibatch, advantages=normalize(minibatch.advantages, minibatch.valid))
-        learning_rate, clip_coef, vf_coef, ent_coef = numbers.unbind()
+        learning_rate, clip_coef, vf_coef, ent_coef, vf_clip_coef = numbers.unbind()
         entropy_weight: Any = ent_coef if self._config.ent_coef else 0.0
-        coefficients = LossCoefficients(clip_coef, vf_coef, entropy_weight, self._config.clip_vloss)  # type: ignore[arg-type]
+        weights: Any = clip_coef, vf_coef, entropy_weight, self._config.clip_vloss, vf_clip_coef
+        coefficients = LossCoefficients(*weights)
         valid_count = minibatch.valid.sum()
         with torch.enable_grad():
             learned = [parameter.detach().requires_grad_() for parameter in parameters]
