@@ -147,6 +147,11 @@ REFUSED = [
     (OpponentConfig, {"anchors": ["heuristic:2"]}, r"opponent.anchors\[0\]: heuristic:2: the skill must be from 0 to 1"),
     (OpponentConfig, {"policies": [""]}, r"opponent.policies\[0\]=''"),
     *must(RunConfig, "2 or more", keep_checkpoints=1),
+    (
+        PPOConfig,
+        {"learning_rate_schedule": "adaptive", "learning_rate": 0.02},
+        "ppo.learning_rate=0.02 is not from ppo.min_learning_rate=1e-05 to ppo.max_learning_rate=0.01, the bounds of .*=adaptive; change",
+    ),
     *must(RunConfig, "0 or more", seed=-1),
     *must(RunConfig, "1024 or less", threads=100_000),
     (RunConfig, {"total_timesteps": 10**400}, r"run.total_timesteps=1000+\.\.\. must be 9223372036854775807 or less"),

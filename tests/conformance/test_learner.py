@@ -100,6 +100,7 @@ OPTIONS = {
     "sequences of 5": {"sequence_length": 5, "gradient_accumulation": 2, "normalize_advantages": "minibatch"},  # 12 = 5 + 5 + 2
     "target_kl": {"target_kl": 1e-4, "update_epochs": 6},
     "gamma and lambda": {"gamma": 0.9, "gae_lambda": 0.5},
+    "adaptive rate": {"learning_rate_schedule": "adaptive", "desired_kl": 2e-3, "update_epochs": 5},
 }
 
 
@@ -112,6 +113,9 @@ def test_every_option_gives_equal_weights(options, dtype):
     assert 0 < stats[2][0]["clip_fraction"] < 1
     if "target_kl" in options:
         assert 1 <= stats[1][0]["epochs"] < 6
+    if "desired_kl" in options:  # of three updates, the first takes no step; of the others' epochs some raise the rate and some lower it
+        rates = [stats[0]["learning_rate"] for stats in stats]
+        assert len({PLAIN.learning_rate, *rates}) == 3
 
 
 @pytest.mark.parametrize("case", ["discrete+mask", "multi_discrete_rank_2+mask", "box_tanh", "dict_mix+mask", "nested+mask"], indirect=True)
@@ -681,8 +685,46 @@ def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(side):
     assert restored.update(collect(policy))["learning_rate"] == pytest.approx(0.075 / 2)
 
 
+# The log-probs of these rollouts are 0.3 too low, so every ratio is e^0.3 before the first step and approx_kl is e^0.3 - 1 - 0.3 = 0.0499.
+@pytest.mark.parametrize(
+    ("desired_kl", "factor"),
+    [
+        (0.024, 1 / 1.5),  # above twice 0.024
+        (0.026, 1.0),
+        (0.098, 1.0),
+        (0.102, 1.5),  # below half of 0.102
+    ],
+)
+def test_the_adaptive_rate_by_hand(side, desired_kl, factor):
+    config = PPOConfig(learning_rate=1e-4, learning_rate_schedule="adaptive", desired_kl=desired_kl, num_minibatches=1, target_kl=0.1)
+    policy = side.policy()
+    rollout = of_unknown_weights(collect(policy))
+    rollout = replace(rollout, log_probs=rollout.log_probs - np.float32(0.3))
+    before, learner = parameters(policy), side.learner(policy, config.replace(update_epochs=2))
+    stats = learner.update(rollout)
+    assert stats["learning_rate"] == pytest.approx(1e-4 * factor**2)  # after two epochs, between which the KL hardly moves
+    # Adam's first two steps along an unchanged gradient are the rate each: the second epoch's is the changed one.
+    assert np.abs(parameters(policy) - before).max() == pytest.approx(1e-4 * (1 + factor), rel=0.02)
+    assert learner.learning_rate == stats["learning_rate"]  # with which the next update begins
+
+
+def test_the_adaptive_rate_stays_within_its_bounds_and_composes_with_target_kl(side):
+    config = PPOConfig(learning_rate=1e-4, learning_rate_schedule="adaptive", num_minibatches=1, update_epochs=4)
+    rates = {}
+    for desired_kl, options in ((1e-3, {}), (10.0, {}), (1e-3, {"target_kl": 0.01})):
+        policy = side.policy()
+        rollout = of_unknown_weights(collect(policy))
+        rollout = replace(rollout, log_probs=rollout.log_probs - np.float32(0.3))
+        bounds = {"min_learning_rate": 5e-5, "max_learning_rate": 3e-4}
+        stats = side.learner(policy, config.replace(desired_kl=desired_kl, **bounds, **options)).update(rollout)
+        rates[desired_kl, stats["epochs"]] = stats["learning_rate"]
+    # 1e-4 / 1.5² would be 4.4e-5, 1e-4 · 1.5³ = 3.4e-4; an update that target_kl ends after one epoch lowers the rate once.
+    assert rates == {(1e-3, 4): pytest.approx(5e-5), (10.0, 4): pytest.approx(3e-4), (1e-3, 1): pytest.approx(1e-4 / 1.5)}
+
+
 def test_constant_schedules_need_no_length_and_others_do(side):
     policy = side.policy()
+    side.learner(policy, PPOConfig(learning_rate_schedule="adaptive")).update(collect(policy))
     learner = side.learner(policy, PPOConfig(learning_rate=0.1))
     assert [learner.update(collect(policy))["learning_rate"] for _ in range(2)] == [0.1, 0.1]
     assert learner.progress == 0.0
@@ -692,19 +734,23 @@ def test_constant_schedules_need_no_length_and_others_do(side):
             learner.update(collect(policy))
 
 
+ADAPTIVE = {"learning_rate": 0.01, "learning_rate_schedule": "adaptive"}
+
+
 @pytest.mark.parametrize("options", [{}, {"normalize_observations": True, "normalize_values": True}], ids=["plain", "normalisers"])
+@pytest.mark.parametrize("rate", [{}, ADAPTIVE], ids=["linear", "adaptive"])
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
+def test_a_resumed_learner_ends_with_the_same_bits(side, options, rate, stop):
     rollouts = [collect(side.policy(None, HYBRID, **options), seed=seed) for seed in range(4)]
 
     def learner_of(policy):
-        config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5, max_staleness=3)
+        config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5, max_staleness=3, **rate)
         return side.learner(policy, config, seed=3, total_timesteps=200)
 
     straight = side.policy(None, HYBRID, **options)
     learner = learner_of(straight)
-    for rollout in rollouts:
-        learner.update(rollout)
+    rates = {learner.update(rollout)["learning_rate"] for rollout in rollouts}
+    assert len(rates) > 1
 
     first = side.policy(None, HYBRID, **options)
     learner_before = learner_of(first)
@@ -721,6 +767,7 @@ def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
         learner_after.update(rollout)
     np.testing.assert_equal(resumed.get_weights(), straight.get_weights())
     assert (learner_after.updates, learner_after.env_steps) == (learner.updates, learner.env_steps) == (4, 144)
+    assert learner_after.learning_rate == learner.learning_rate
     assert json.dumps(learner_after.state_dict()["stream"]) == json.dumps(learner.state_dict()["stream"])
 
 

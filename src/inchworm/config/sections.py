@@ -245,10 +245,17 @@ class PPOConfig(ConfigBase):
     """Adam's epsilon."""
     weight_decay: Weight = 0.0
     """Decoupled weight decay (AdamW); 0 is plain Adam."""
-    learning_rate_schedule: Schedule = "constant"
-    """How learning_rate decays to 0 over the run's total_timesteps."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive"] = "constant"
+    """How learning_rate changes: linear and cosine decay to 0 over the run's total_timesteps. adaptive divides it by 1.5 after an epoch
+    whose mean approx_kl is above twice desired_kl, and multiplies it by 1.5 after one below half of it."""
+    desired_kl: Positive = 0.01
+    """The approx_kl that learning_rate_schedule=adaptive keeps to."""
+    min_learning_rate: Positive = 1e-5
+    """Lowest rate of learning_rate_schedule=adaptive."""
+    max_learning_rate: Positive = 1e-2
+    """Highest rate of learning_rate_schedule=adaptive."""
     clip_schedule: Schedule = "constant"
-    """The same for clip_coef and vf_clip_coef."""
+    """How clip_coef and vf_clip_coef decay to 0 over the run's total_timesteps."""
     ent_schedule: Schedule = "constant"
     """The same for ent_coef."""
     sequence_length: Count | Literal["auto"] = "auto"
@@ -270,6 +277,11 @@ class PPOConfig(ConfigBase):
             raise ConfigError(
                 f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} exclude each other; "
                 "set one of them to null"
+            )
+        if self.learning_rate_schedule == "adaptive" and not self.min_learning_rate <= self.learning_rate <= self.max_learning_rate:
+            raise ConfigError(
+                f"ppo.learning_rate={self.learning_rate:g} is not from ppo.min_learning_rate={self.min_learning_rate:g} to "
+                f"ppo.max_learning_rate={self.max_learning_rate:g}, the bounds of ppo.learning_rate_schedule=adaptive; change one of them"
             )
 
     @property
