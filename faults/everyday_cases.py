@@ -51,6 +51,7 @@ _SCHEDULE = _choice("constant", "linear", "cosine")
 
 FIELDS: dict[str, Field] = {
     "ppo.learning_rate": _float(0, 0.0, 3e-4, 1e-2),
+    "ppo.optimizer": Field("choice", options=("adam", "adamw", "rmsprop", "sgd", "muon"), usual=("adam", "rmsprop", "sgd")),
     "ppo.gamma": _float(0, 0.0, 0.9, 0.99, 1.0, high=1),
     "ppo.gae_lambda": _float(0, 0.0, 0.95, 1.0, high=1),
     "ppo.clip_coef": _float(0, 0.0, 0.1, 0.3),

@@ -100,6 +100,11 @@ OPTIONS = {
     "sequences of 5": {"sequence_length": 5, "gradient_accumulation": 2, "normalize_advantages": "minibatch"},  # 12 = 5 + 5 + 2
     "target_kl": {"target_kl": 1e-4, "update_epochs": 6},
     "gamma and lambda": {"gamma": 0.9, "gae_lambda": 0.5},
+    "rmsprop": {"optimizer": "rmsprop"},
+    "rmsprop with decay": {"optimizer": "rmsprop", "weight_decay": 0.1, "adam_eps": 1e-3},
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.05},
+    "sgd with decay": {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.1, "gradient_accumulation": 2},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "adaptive rate": {"learning_rate_schedule": "adaptive", "desired_kl": 2e-3, "update_epochs": 5},
 }
 
@@ -139,16 +144,18 @@ def test_every_architecture_gives_equal_weights(activation, shared_trunk, hidden
     side_by_side(PolicySpec(BOX, spaces.Discrete(3), config), PLAIN.replace(update_epochs=1), np.float64)
 
 
-def test_a_learner_resumes_from_the_other_backends_state():
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_a_learner_resumes_from_the_other_backends_state(optimizer):
+    config = CONFIG.replace(optimizer=optimizer)
     spec = PolicySpec(BOX, HYBRID, PolicyConfig(hidden_sizes=(8,)))
     weights = {name: value.astype(np.float64) if name in spec.layers else value for name, value in fresh_weights(spec, 0).items()}
     ends = []
     for first, second in ((SIDES[0], SIDES[1]), (SIDES[1], SIDES[0]), (SIDES[0], SIDES[0])):
         policy = first.policy_of(spec, weights)
-        learner = first.learner(policy)
+        learner = first.learner(policy, config)
         learner.update(collect(policy))
         later = second.policy_of(spec, policy.get_weights())
-        resumed = second.learner(later, seed=99)
+        resumed = second.learner(later, config, seed=99)
         resumed.load_state_dict(learner.state_dict())
         resumed.update(collect(policy, seed=1))
         ends.append(parameters(later))
@@ -771,6 +778,78 @@ def test_a_resumed_learner_ends_with_the_same_bits(side, options, rate, stop):
     assert json.dumps(learner_after.state_dict()["stream"]) == json.dumps(learner.state_dict()["stream"])
 
 
+OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd", "muon")
+
+
+def optimizers_of(side):
+    return OPTIMIZERS[:-1] if side.name == "numpy" else OPTIMIZERS
+
+
+def with_optimizer(config, optimizer):
+    return config.replace(optimizer=optimizer, weight_decay=0.01 if optimizer == "adamw" else 0.0)
+
+
+def test_every_optimizer_resumes_with_the_same_bits(side):
+    for optimizer in optimizers_of(side):
+        rollouts = [collect(side.policy(None, HYBRID), seed=seed) for seed in range(3)]
+        config = with_optimizer(CONFIG, optimizer).replace(max_staleness=3)
+        straight, stopped, resumed = (side.policy(None, HYBRID, seed) for seed in (0, 0, 9))
+        whole, before, after = (side.learner(policy, config, seed=3) for policy in (straight, stopped, resumed))
+        for rollout in rollouts:
+            whole.update(rollout)
+        before.update(rollouts[0])
+        before.update(rollouts[1])
+        arrays, structure = flatten_tree(before.state_dict())  # what a file can hold
+        after.load_state_dict(unflatten_tree(arrays, json.loads(json.dumps(structure))))
+        resumed.set_weights(stopped.get_weights())
+        after.update(rollouts[2])
+        np.testing.assert_equal(resumed.get_weights(), straight.get_weights(), err_msg=optimizer)
+        np.testing.assert_equal(after.state_dict(), whole.state_dict(), err_msg=optimizer)
+
+
+def test_a_state_of_another_optimizer_is_refused(side):
+    names = {"adam": "Adam", "adamw": "Adam"}
+    kinds = [name for name in optimizers_of(side) if name != "adamw"]  # which has Adam's state
+    for ours in kinds:
+        for theirs in kinds:
+            if ours != theirs:
+                learner, other = (side.learner(side.policy(), with_optimizer(CONFIG, name)) for name in (ours, theirs))
+                with pytest.raises(InchwormError, match=f"this state is of {theirs}, and .*{names.get(ours, ours)} was to be restored"):
+                    learner.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "sgd"])
+def test_a_bad_minibatch_leaves_every_optimizer_alone(side, optimizer):
+    policy = side.policy()
+    learner = side.learner(policy, CONFIG.replace(num_minibatches=1, update_epochs=1, optimizer=optimizer, weight_decay=0.1))
+    learner.update(collect(policy))
+    before, saved = parameters(policy), copy.deepcopy(learner.state_dict()["moments"])
+    assert learner.update(collect(policy, seed=1), [Flaw(side, frozenset({0}))])["skipped_steps"] == 1
+    np.testing.assert_array_equal(parameters(policy), before)
+    np.testing.assert_equal(learner.state_dict()["moments"], saved)
+
+
+def test_rmsprop_and_sgd_by_hand(side):
+    """The gradient of the first step, from the change that plain gradient descent makes, gives the steps of the others."""
+    config = PPOConfig(learning_rate=0.5, update_epochs=1, num_minibatches=1, max_grad_norm=None, optimizer="sgd")
+
+    def change(**options):
+        policy = side.policy(dtype=np.float64)
+        before = parameters(policy)
+        side.learner(policy, config.replace(**options)).update(collect(policy))
+        return before, parameters(policy) - before
+
+    weights, moved = change()
+    gradient = moved / -0.5
+    assert np.abs(gradient).max() > 0.01
+    # square = 0.01 g², so the step is g / (0.1 |g| + eps)
+    expected = -0.5 * gradient / (0.1 * np.abs(gradient) + 1e-5)
+    np.testing.assert_allclose(change(optimizer="rmsprop")[1], expected, rtol=1e-9, atol=1e-12)
+    # Weight decay shrinks the weights by 0.5 · 0.2 of themselves, apart from the gradient.
+    np.testing.assert_allclose(change(weight_decay=0.2)[1], moved - 0.1 * weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(change(optimizer="rmsprop", weight_decay=0.2)[1], expected - 0.1 * weights, rtol=1e-9, atol=1e-12)
+
+
 def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
     policy = side.policy()
     learner = side.learner(policy)
@@ -792,3 +871,13 @@ def test_a_state_of_another_policy_is_refused(side):
         learner.load_state_dict(side.learner(side.policy(hidden_sizes=(1,))).state_dict())
     with pytest.raises(InchwormError, match=r"does not fit the policy: \['log_std'\] are only on one side"):
         learner.load_state_dict(side.learner(side.policy(None, HYBRID)).state_dict())
+    rmsprop = CONFIG.replace(optimizer="rmsprop", update_epochs=1)
+    learner, states = side.learner(side.policy(hidden_sizes=(8,)), rmsprop), []
+    for policy in (side.policy(hidden_sizes=(1,)), side.policy(None, HYBRID)):
+        other = side.learner(policy, rmsprop)
+        other.update(collect(policy))
+        states.append(other.state_dict())
+    with pytest.raises(InchwormError, match=r"square_avg of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):
+        learner.load_state_dict(states[0])
+    with pytest.raises(InchwormError, match=r"which has no log_std|of actor.head.weight has shape"):
+        learner.load_state_dict(states[1])

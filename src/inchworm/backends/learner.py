@@ -39,6 +39,8 @@ StepMetrics = Mapping[str, np.ndarray]
 
 BETA_MEAN, BETA_SQUARE = 0.9, 0.999
 """Decay of Adam's running means of the gradient and of its square."""
+RMS_DECAY = 0.99
+"""Decay of RMSprop's running mean of the gradient's square."""
 MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
 RATIO_TOLERANCE = 1e-3
@@ -383,7 +385,9 @@ def check_policy_inputs(spec: PolicySpec, rollout: Rollout) -> None:
 
 
 def check_moments(moments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Reject a state of Adam whose names or shapes are not those of the weights."""
+    """Reject a state of another optimiser than Adam, or one whose names or shapes are not those of the weights."""
+    if "mean" not in moments:
+        raise InchwormError(f"this state is of {moments.get('optimizer', 'an optimizer of your own')}, and Adam was to be restored from it")
     for kind in ("mean", "square"):
         differing = sorted(set(moments[kind]) ^ set(shapes))
         if differing:
@@ -392,6 +396,26 @@ def check_moments(moments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
             found = np.shape(moments[kind][name])  # assigning would broadcast a smaller one
             if found != tuple(shape):
                 raise InchwormError(f"the optimiser's {kind} of {name} has shape {found}; the policy needs {tuple(shape)}")
+
+
+def check_optimizer_state(
+    state: Mapping[str, Any], optimizer: str, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Reject a state of another optimiser or of other weights; return it by the names of the weights.
+
+    A weight that has had no gradient has no state; an optimiser's counters are scalars.
+    """
+    if state.get("optimizer") != optimizer:
+        found = state.get("optimizer", "adam" if "mean" in state else "an optimizer of your own")
+        raise InchwormError(f"this state is of {found}, and ppo.optimizer={optimizer} was to be restored from it")
+    weights: Mapping[str, Mapping[str, Any]] = state["weights"]
+    for name, entry in weights.items():
+        if name not in shapes:
+            raise InchwormError(f"this optimiser state does not fit the policy, which has no {name}")
+        for kind, value in entry.items():
+            if np.ndim(value) and np.shape(value) != tuple(shapes[name]):
+                raise InchwormError(f"the optimiser's {kind} of {name} has shape {np.shape(value)}; the policy needs {tuple(shapes[name])}")
+    return weights
 
 
 def schedule_factor(kind: str, progress: float) -> float:

@@ -208,7 +208,10 @@ class PPOConfig(ConfigBase):
     """How the policy learns from a rollout."""
 
     learning_rate: Weight = 3e-4
-    """Adam's step size at the start of the run."""
+    """The optimiser's step size at the start of the run."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd", "muon"] = "adam"
+    """adam and adamw, which needs weight_decay; rmsprop and sgd, both without momentum; muon for matrices and adamw for the rest, with
+    torch."""
     gamma: Share = 0.99
     """Discount of the next step's value."""
     gae_lambda: Share = 0.95
@@ -242,9 +245,9 @@ class PPOConfig(ConfigBase):
     target_kl: Positive | None = None
     """End the update after an epoch whose mean approx_kl is above 1.5 times this."""
     adam_eps: Positive = 1e-5
-    """Adam's epsilon."""
+    """Epsilon of adam, adamw and rmsprop."""
     weight_decay: Weight = 0.0
-    """Decoupled weight decay (AdamW); 0 is plain Adam."""
+    """Decoupled weight decay of any optimizer: every step also shrinks the weights by learning_rate times this."""
     learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive"] = "constant"
     """How learning_rate changes: linear and cosine decay to 0 over the run's total_timesteps. adaptive divides it by 1.5 after an epoch
     whose mean approx_kl is above twice desired_kl, and multiplies it by 1.5 after one below half of it."""
@@ -277,6 +280,10 @@ class PPOConfig(ConfigBase):
             raise ConfigError(
                 f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} exclude each other; "
                 "set one of them to null"
+            )
+        if self.optimizer == "adamw" and not self.weight_decay:
+            raise ConfigError(
+                "ppo.optimizer=adamw is Adam with weight decay; set ppo.weight_decay, such as 0.01, or use ppo.optimizer=adam"
             )
         if self.learning_rate_schedule == "adaptive" and not self.min_learning_rate <= self.learning_rate <= self.max_learning_rate:
             raise ConfigError(
@@ -412,6 +419,8 @@ class TrainingConfig(ConfigBase):
     def __post_init__(self) -> None:
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
+        if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
+            raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
         if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "

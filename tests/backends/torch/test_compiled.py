@@ -122,6 +122,8 @@ def test_what_is_refused():
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"not an optimizer of your own; set ppo.compile=off"):
         PPOOptimizer(policy, PLAIN.replace(compile="on"), optimizer=sgd, device="cpu")
+    with pytest.raises(ConfigError, match=r"with Adam, not ppo.optimizer=muon; set ppo.compile=off"):
+        learner_of(policy, PLAIN.replace(optimizer="muon"), "on")
     with pytest.raises(ConfigError, match=r"not ppo.gradient_accumulation=2; set ppo.compile=off"):
         learner_of(policy, PLAIN.replace(gradient_accumulation=2), "on")
     with pytest.raises(ConfigError, match=r"not a network or policy of your own; set ppo.compile=off"):

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 import torch
@@ -22,13 +22,11 @@ from torch.func import functional_call
 
 from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, StepMetrics
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
+from inchworm.backends.torch.optimizer import Adam
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import InchwormError
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch, Tree
-
-if TYPE_CHECKING:
-    from inchworm.backends.torch.learner import Adam
 
 FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
 """The fields of a minibatch that the loss and the built-in policies read."""
@@ -137,7 +135,7 @@ class CompiledStep:
     def _move(
         self, parameters: list[Tensor], moments: tuple[Tensor, Tensor, Tensor] | list[Tensor], gradient: Tensor, rate: Tensor, skip: Tensor
     ) -> None:
-        """Adam as in `learner`, as a select: where `skip` is true nothing changes."""
+        """Adam as in `optimizer`, as a select: where `skip` is true nothing changes."""
         mean, square, steps = moments
         after = steps + 1
         new_mean = mean + (1 - BETA_MEAN) * (gradient - mean)
