@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import optree
@@ -142,10 +142,12 @@ Row = dict[str, Tensor]
 class PPOOptimizer(BaseLearner):
     """Learns a torch policy from rollouts, wherever they were collected; never touches an environment or its input.
 
-    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. `total_timesteps` is what schedules
-    run towards; it is only needed when one is not constant.
+    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. By position it is followed by the config,
+    or by `optimizer`, `device` and `config`. An `optimizer` that is given is used as it is, instead of the one that the config names.
+    `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
     """
 
+    @overload
     def __init__(
         self,
         policy: Any,
@@ -156,7 +158,32 @@ class PPOOptimizer(BaseLearner):
         seed: int = 0,
         total_timesteps: int | None = None,
         dump_directory: str | Path | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        policy: Any,
+        optimizer: torch.optim.Optimizer | None,
+        device: str | torch.device | None = None,
+        config: PPOConfig | None = None,
+        *,
+        seed: int = 0,
+        total_timesteps: int | None = None,
+        dump_directory: str | Path | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        policy: Any,
+        *given: Any,
+        seed: int = 0,
+        total_timesteps: int | None = None,
+        dump_directory: str | Path | None = None,
+        **named: Any,
     ) -> None:
+        arguments = _config_first if given and isinstance(given[0], PPOConfig) else _optimizer_first
+        optimizer, device, config = arguments(*given, **named)
         super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
         if not isinstance(policy, nn.Module):
             raise ConfigError(f"the torch backend learns torch.nn.Module policies, not {type(policy).__name__}")
@@ -345,6 +372,26 @@ class PPOOptimizer(BaseLearner):
         if obstacle is not None:
             raise ConfigError(f"ppo.compile=on compiles built-in policies with Adam, not {obstacle}; set ppo.compile=off")
         return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._updater))
+
+
+Arguments = tuple[torch.optim.Optimizer | None, str | torch.device | None, PPOConfig | None]
+
+
+def _config_first(config: PPOConfig, *, optimizer: Any = None, device: Any = None) -> Arguments:
+    """The arguments of `PPOOptimizer(policy, config)`."""
+    return _optimizer_first(optimizer, device, config)
+
+
+def _optimizer_first(optimizer: Any = None, device: Any = None, config: Any = None) -> Arguments:
+    """The arguments of `PPOOptimizer(policy, optimizer, device, config)`."""
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"PPOOptimizer needs a torch.optim.Optimizer or a PPOConfig after the policy, not {type(optimizer).__name__}; "
+            "call it as PPOOptimizer(policy, optimizer, device, config) or PPOOptimizer(policy, config)"
+        )
+    if config is not None and not isinstance(config, PPOConfig):
+        raise ConfigError(f"the config of PPOOptimizer is a PPOConfig, not {type(config).__name__}; see PPOConfig.from_dict")
+    return optimizer, device, config
 
 
 def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
