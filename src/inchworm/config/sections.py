@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -22,8 +23,17 @@ NonNegative = Annotated[int, Field(ge=0, le=_MAX_INT)]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]  # more is a typo that would take all memory
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
+_FilterSize = Annotated[int, Field(ge=1, le=10_000)]
 Positive = Annotated[float, Field(gt=0)]
-Texts = Annotated[tuple[str, ...], FROM_LIST]
+Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
+if TYPE_CHECKING:  # a list is accepted where a tuple is; the field is a tuple
+    Texts: TypeAlias = Sequence[str]
+    Sizes: TypeAlias = Sequence[int]
+    Filters: TypeAlias = Sequence[Sequence[int]]
+else:
+    Texts = Annotated[tuple[str, ...], FROM_LIST]
+    Sizes = Annotated[tuple[Size, ...], FROM_LIST]
+    Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
 BACKENDS = {"numpy": "inchworm.backends.numpy.backend", "torch": "inchworm.backends.torch.backend"}
@@ -153,8 +163,6 @@ def read_opponent(name: str) -> tuple[Literal["random", "heuristic"], float]:
 
 
 Activation = Literal["tanh", "relu", "elu", "leaky_relu", "silu"]
-_FilterSize = Annotated[int, Field(ge=1, le=10_000)]
-Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
 
 
 @config_class("policy.")
@@ -163,7 +171,7 @@ class PolicyConfig(ConfigBase):
 
     kind: Literal["mlp", "cnn", "lstm", "gru"] = "mlp"
     """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images."""
-    hidden_sizes: Annotated[tuple[Size, ...], FROM_LIST] = (64, 64)
+    hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Activation = "tanh"
     """Activation function between the layers."""
@@ -181,7 +189,7 @@ class PolicyConfig(ConfigBase):
     """Let the value head predict normalised returns (PopArt)."""
     observation_clip: Positive = 10.0
     """Normalised observations are clipped to plus or minus this."""
-    cnn_filters: Annotated[tuple[Filter, ...], FROM_LIST] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    cnn_filters: Filters = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """Convolutions as (channels, kernel, stride)."""
     cnn_features: Size = 512
     """Width of the layer after the convolutions."""
