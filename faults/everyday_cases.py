@@ -51,6 +51,7 @@ _SCHEDULE = _choice("constant", "linear", "cosine")
 
 FIELDS: dict[str, Field] = {
     "ppo.learning_rate": _float(0, 0.0, 3e-4, 1e-2),
+    "ppo.optimizer": Field("choice", options=("adam", "adamw", "rmsprop", "sgd", "muon"), usual=("adam", "rmsprop", "sgd")),
     "ppo.gamma": _float(0, 0.0, 0.9, 0.99, 1.0, high=1),
     "ppo.gae_lambda": _float(0, 0.0, 0.95, 1.0, high=1),
     "ppo.clip_coef": _float(0, 0.0, 0.1, 0.3),
@@ -65,10 +66,14 @@ FIELDS: dict[str, Field] = {
     "ppo.normalize_advantages": _choice("batch", "minibatch", "off"),
     "ppo.scale_rewards": _FLAG,
     "ppo.clip_vloss": _FLAG,
+    "ppo.vf_clip_coef": _float(0, 0.0, 0.1, empty=True),
     "ppo.target_kl": _float(0, 0.01, 0.1, above=True, empty=True),
     "ppo.adam_eps": _float(0, 1e-8, 1e-5, above=True),
     "ppo.weight_decay": _float(0, 0.0, 0.01),
-    "ppo.learning_rate_schedule": _SCHEDULE,
+    "ppo.learning_rate_schedule": Field("choice", options=(*_SCHEDULE.options, "adaptive"), usual=_SCHEDULE.options),
+    "ppo.desired_kl": _float(0, 0.01, 0.02, above=True),
+    "ppo.min_learning_rate": _float(0, 1e-6, 1e-5, above=True),
+    "ppo.max_learning_rate": _float(0, 1e-2, 0.1, above=True),
     "ppo.clip_schedule": _SCHEDULE,
     "ppo.ent_schedule": _SCHEDULE,
     "ppo.sequence_length": _int(1, 1, words=("auto",)),

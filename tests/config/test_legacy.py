@@ -111,17 +111,23 @@ def test_an_older_whole_config() -> None:
     old = {
         "experiment_name": "first",
         "agent": {"name": "simple_mlp", "hidden_size": 32},
-        "trainer": {**trainer, "clip_range": 0.1, "gamma": 0.9},
+        "trainer": {**trainer, "clip_range": 0.1, "gamma": 0.9, "optimizer": "muon"},
     }
     with pytest.warns(LegacyNameWarning) as caught:
         config = TrainingConfig.from_dict(old)
     assert (config.run.name, config.policy.kind, config.policy.hidden_sizes) == ("first", "mlp", (32, 32))
     assert (config.run.total_timesteps, config.run.checkpoint_interval, config.run.seed, config.run.device) == (1000, 5, 3, "cpu")
-    assert (config.evaluation.interval, config.ppo.clip_coef, config.ppo.gamma) == (7, 0.1, 0.9)
+    assert (config.evaluation.interval, config.ppo.clip_coef, config.ppo.gamma, config.ppo.optimizer) == (7, 0.1, 0.9, "muon")
     messages = {str(warning.message) for warning in caught}
     assert "trainer.evaluate_interval is called evaluation.interval here; accepted" in messages
     assert "agent.hidden_size is called policy.hidden_sizes here; accepted" in messages
     assert old["agent"] == {"name": "simple_mlp", "hidden_size": 32}, "the input is not changed"
+
+
+def test_an_optimizer_in_a_table_without_sections() -> None:
+    with pytest.warns(LegacyNameWarning) as caught:
+        assert TrainingConfig.from_dict({"optimizer": "muon", "lr": 1e-3}).ppo == PPOConfig(optimizer="muon", learning_rate=1e-3)
+    assert "optimizer is called ppo.optimizer here; accepted" in {str(warning.message) for warning in caught}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inchworm
 from inchworm.config.reading import ConfigBase, LegacyNameWarning, field_docs
 from inchworm.config.sections import (
     CollectConfig,
@@ -40,6 +44,32 @@ def test_the_usual_defaults() -> None:
     ppo = PPOConfig()
     assert (ppo.learning_rate, ppo.gamma, ppo.gae_lambda, ppo.clip_coef) == (3e-4, 0.99, 0.95, 0.2)
     assert (ppo.vf_coef, ppo.ent_coef, ppo.max_grad_norm, ppo.update_epochs, ppo.rollout_steps) == (0.5, 0.01, 0.5, 4, 512)
+
+
+LISTS = """
+from gymnasium import spaces
+from inchworm import OpponentConfig, PolicyConfig, PolicySpec
+
+config = PolicyConfig(hidden_sizes=[32, 32], cnn_filters=[[8, 4, 2]])
+spec = PolicySpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), config)
+assert config == PolicyConfig(hidden_sizes=(32, 32), cnn_filters=((8, 4, 2),)) and isinstance(hash(config), int)
+assert config.replace(hidden_sizes=[4]).hidden_sizes == (4,) and spec.layers["actor.1.weight"] == (32, 32)
+assert OpponentConfig(anchors=["random"]).anchors == ("random",)
+"""
+
+
+def test_a_list_is_accepted_where_a_tuple_is() -> None:
+    exec(LISTS)
+
+
+@pytest.mark.slow
+def test_type_checkers_accept_a_list_too(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(LISTS)
+    source = Path(inchworm.__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "--cache-dir=cache", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(source)}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def full() -> TrainingConfig:
@@ -147,6 +177,18 @@ REFUSED = [
     (OpponentConfig, {"anchors": ["heuristic:2"]}, r"opponent.anchors\[0\]: heuristic:2: the skill must be from 0 to 1"),
     (OpponentConfig, {"policies": [""]}, r"opponent.policies\[0\]=''"),
     *must(RunConfig, "2 or more", keep_checkpoints=1),
+    (
+        PPOConfig,
+        {"optimizer": "adamw"},
+        "ppo.optimizer=adamw is Adam with weight decay; set ppo.weight_decay, such as 0.01, or",
+    ),
+    (PPOConfig, {"optimizer": "lion"}, "ppo.optimizer='lion' must be 'adam', 'adamw', 'rmsprop', 'sgd' or 'muon'"),
+    (TrainingConfig, {"ppo": {"optimizer": "muon"}, "run": {"backend": "numpy"}}, "muon is only in torch; use run.backend=torch or auto"),
+    (
+        PPOConfig,
+        {"learning_rate_schedule": "adaptive", "learning_rate": 0.02},
+        "ppo.learning_rate=0.02 is not from ppo.min_learning_rate=1e-05 to ppo.max_learning_rate=0.01, the bounds of .*=adaptive; change",
+    ),
     *must(RunConfig, "0 or more", seed=-1),
     *must(RunConfig, "1024 or less", threads=100_000),
     (RunConfig, {"total_timesteps": 10**400}, r"run.total_timesteps=1000+\.\.\. must be 9223372036854775807 or less"),

@@ -92,6 +92,7 @@ OPTIONS = {
     "advantages of minibatches": {"normalize_advantages": "minibatch"},
     "advantages as they are": {"normalize_advantages": "off"},
     "clipped values": {"clip_vloss": True},
+    "clipped values, own bound": {"clip_vloss": True, "vf_clip_coef": 0.3},
     "scaled rewards": {"scale_rewards": True},
     "no entropy": {"ent_coef": 0.0},
     "much entropy": {"ent_coef": 0.5, "adam_eps": 1e-3},
@@ -99,6 +100,12 @@ OPTIONS = {
     "sequences of 5": {"sequence_length": 5, "gradient_accumulation": 2, "normalize_advantages": "minibatch"},  # 12 = 5 + 5 + 2
     "target_kl": {"target_kl": 1e-4, "update_epochs": 6},
     "gamma and lambda": {"gamma": 0.9, "gae_lambda": 0.5},
+    "rmsprop": {"optimizer": "rmsprop"},
+    "rmsprop with decay": {"optimizer": "rmsprop", "weight_decay": 0.1, "adam_eps": 1e-3},
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.05},
+    "sgd with decay": {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.1, "gradient_accumulation": 2},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
+    "adaptive rate": {"learning_rate_schedule": "adaptive", "desired_kl": 2e-3, "update_epochs": 5},
 }
 
 
@@ -111,6 +118,9 @@ def test_every_option_gives_equal_weights(options, dtype):
     assert 0 < stats[2][0]["clip_fraction"] < 1
     if "target_kl" in options:
         assert 1 <= stats[1][0]["epochs"] < 6
+    if "desired_kl" in options:  # of three updates, the first takes no step; of the others' epochs some raise the rate and some lower it
+        rates = [stats[0]["learning_rate"] for stats in stats]
+        assert len({PLAIN.learning_rate, *rates}) == 3
 
 
 @pytest.mark.parametrize("case", ["discrete+mask", "multi_discrete_rank_2+mask", "box_tanh", "dict_mix+mask", "nested+mask"], indirect=True)
@@ -134,16 +144,18 @@ def test_every_architecture_gives_equal_weights(activation, shared_trunk, hidden
     side_by_side(PolicySpec(BOX, spaces.Discrete(3), config), PLAIN.replace(update_epochs=1), np.float64)
 
 
-def test_a_learner_resumes_from_the_other_backends_state():
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_a_learner_resumes_from_the_other_backends_state(optimizer):
+    config = CONFIG.replace(optimizer=optimizer)
     spec = PolicySpec(BOX, HYBRID, PolicyConfig(hidden_sizes=(8,)))
     weights = {name: value.astype(np.float64) if name in spec.layers else value for name, value in fresh_weights(spec, 0).items()}
     ends = []
     for first, second in ((SIDES[0], SIDES[1]), (SIDES[1], SIDES[0]), (SIDES[0], SIDES[0])):
         policy = first.policy_of(spec, weights)
-        learner = first.learner(policy)
+        learner = first.learner(policy, config)
         learner.update(collect(policy))
         later = second.policy_of(spec, policy.get_weights())
-        resumed = second.learner(later, seed=99)
+        resumed = second.learner(later, config, seed=99)
         resumed.load_state_dict(learner.state_dict())
         resumed.update(collect(policy, seed=1))
         ends.append(parameters(later))
@@ -651,6 +663,23 @@ def test_linear_and_cosine_by_hand(side):
     assert moves[4:] == [0, 0]
 
 
+def test_the_value_clip_has_a_bound_of_its_own_or_that_of_the_ratio(side):
+    # A step of 1 per weight moves every value far beyond 0.01 of the old one, so what the second step may do depends on the bound.
+    def value_loss_and_coefficients(**options):
+        policy = side.policy()
+        config = PPOConfig(learning_rate=0.5, update_epochs=2, num_minibatches=1, clip_coef=0.2, clip_vloss=True, clip_schedule="linear")
+        learner = side.learner(policy, config.replace(**options), total_timesteps=72)
+        loss = learner.update(collect(policy))["value_loss"]
+        return loss, (learner._coefficients().clip_coef, learner._coefficients().vf_clip_coef)
+
+    same, halved = value_loss_and_coefficients()
+    assert halved == (0.1, 0.1)  # half of the run is over
+    assert value_loss_and_coefficients(vf_clip_coef=0.2) == (same, halved)
+    narrow, halved = value_loss_and_coefficients(vf_clip_coef=0.01)
+    assert halved == (0.1, 0.005)
+    assert abs(narrow - same) > 0.01
+
+
 def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(side):
     policy = side.policy()
     learner = side.learner(policy, SCHEDULED.replace(num_minibatches=1), total_timesteps=144)
@@ -663,8 +692,46 @@ def test_the_learning_rate_can_be_steered_from_outside_and_is_saved(side):
     assert restored.update(collect(policy))["learning_rate"] == pytest.approx(0.075 / 2)
 
 
+# The log-probs of these rollouts are 0.3 too low, so every ratio is e^0.3 before the first step and approx_kl is e^0.3 - 1 - 0.3 = 0.0499.
+@pytest.mark.parametrize(
+    ("desired_kl", "factor"),
+    [
+        (0.024, 1 / 1.5),  # above twice 0.024
+        (0.026, 1.0),
+        (0.098, 1.0),
+        (0.102, 1.5),  # below half of 0.102
+    ],
+)
+def test_the_adaptive_rate_by_hand(side, desired_kl, factor):
+    config = PPOConfig(learning_rate=1e-4, learning_rate_schedule="adaptive", desired_kl=desired_kl, num_minibatches=1, target_kl=0.1)
+    policy = side.policy()
+    rollout = of_unknown_weights(collect(policy))
+    rollout = replace(rollout, log_probs=rollout.log_probs - np.float32(0.3))
+    before, learner = parameters(policy), side.learner(policy, config.replace(update_epochs=2))
+    stats = learner.update(rollout)
+    assert stats["learning_rate"] == pytest.approx(1e-4 * factor**2)  # after two epochs, between which the KL hardly moves
+    # Adam's first two steps along an unchanged gradient are the rate each: the second epoch's is the changed one.
+    assert np.abs(parameters(policy) - before).max() == pytest.approx(1e-4 * (1 + factor), rel=0.02)
+    assert learner.learning_rate == stats["learning_rate"]  # with which the next update begins
+
+
+def test_the_adaptive_rate_stays_within_its_bounds_and_composes_with_target_kl(side):
+    config = PPOConfig(learning_rate=1e-4, learning_rate_schedule="adaptive", num_minibatches=1, update_epochs=4)
+    rates = {}
+    for desired_kl, options in ((1e-3, {}), (10.0, {}), (1e-3, {"target_kl": 0.01})):
+        policy = side.policy()
+        rollout = of_unknown_weights(collect(policy))
+        rollout = replace(rollout, log_probs=rollout.log_probs - np.float32(0.3))
+        bounds = {"min_learning_rate": 5e-5, "max_learning_rate": 3e-4}
+        stats = side.learner(policy, config.replace(desired_kl=desired_kl, **bounds, **options)).update(rollout)
+        rates[desired_kl, stats["epochs"]] = stats["learning_rate"]
+    # 1e-4 / 1.5² would be 4.4e-5, 1e-4 · 1.5³ = 3.4e-4; an update that target_kl ends after one epoch lowers the rate once.
+    assert rates == {(1e-3, 4): pytest.approx(5e-5), (10.0, 4): pytest.approx(3e-4), (1e-3, 1): pytest.approx(1e-4 / 1.5)}
+
+
 def test_constant_schedules_need_no_length_and_others_do(side):
     policy = side.policy()
+    side.learner(policy, PPOConfig(learning_rate_schedule="adaptive")).update(collect(policy))
     learner = side.learner(policy, PPOConfig(learning_rate=0.1))
     assert [learner.update(collect(policy))["learning_rate"] for _ in range(2)] == [0.1, 0.1]
     assert learner.progress == 0.0
@@ -674,19 +741,23 @@ def test_constant_schedules_need_no_length_and_others_do(side):
             learner.update(collect(policy))
 
 
+ADAPTIVE = {"learning_rate": 0.01, "learning_rate_schedule": "adaptive"}
+
+
 @pytest.mark.parametrize("options", [{}, {"normalize_observations": True, "normalize_values": True}], ids=["plain", "normalisers"])
+@pytest.mark.parametrize("rate", [{}, ADAPTIVE], ids=["linear", "adaptive"])
 @pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
+def test_a_resumed_learner_ends_with_the_same_bits(side, options, rate, stop):
     rollouts = [collect(side.policy(None, HYBRID, **options), seed=seed) for seed in range(4)]
 
     def learner_of(policy):
-        config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5, max_staleness=3)
+        config = SCHEDULED.replace(update_epochs=2, weight_decay=0.01, target_kl=0.5, max_staleness=3, **rate)
         return side.learner(policy, config, seed=3, total_timesteps=200)
 
     straight = side.policy(None, HYBRID, **options)
     learner = learner_of(straight)
-    for rollout in rollouts:
-        learner.update(rollout)
+    rates = {learner.update(rollout)["learning_rate"] for rollout in rollouts}
+    assert len(rates) > 1
 
     first = side.policy(None, HYBRID, **options)
     learner_before = learner_of(first)
@@ -703,7 +774,80 @@ def test_a_resumed_learner_ends_with_the_same_bits(side, options, stop):
         learner_after.update(rollout)
     np.testing.assert_equal(resumed.get_weights(), straight.get_weights())
     assert (learner_after.updates, learner_after.env_steps) == (learner.updates, learner.env_steps) == (4, 144)
+    assert learner_after.learning_rate == learner.learning_rate
     assert json.dumps(learner_after.state_dict()["stream"]) == json.dumps(learner.state_dict()["stream"])
+
+
+OPTIMIZERS = ("adam", "adamw", "rmsprop", "sgd", "muon")
+
+
+def optimizers_of(side):
+    return OPTIMIZERS[:-1] if side.name == "numpy" else OPTIMIZERS
+
+
+def with_optimizer(config, optimizer):
+    return config.replace(optimizer=optimizer, weight_decay=0.01 if optimizer == "adamw" else 0.0)
+
+
+def test_every_optimizer_resumes_with_the_same_bits(side):
+    for optimizer in optimizers_of(side):
+        rollouts = [collect(side.policy(None, HYBRID), seed=seed) for seed in range(3)]
+        config = with_optimizer(CONFIG, optimizer).replace(max_staleness=3)
+        straight, stopped, resumed = (side.policy(None, HYBRID, seed) for seed in (0, 0, 9))
+        whole, before, after = (side.learner(policy, config, seed=3) for policy in (straight, stopped, resumed))
+        for rollout in rollouts:
+            whole.update(rollout)
+        before.update(rollouts[0])
+        before.update(rollouts[1])
+        arrays, structure = flatten_tree(before.state_dict())  # what a file can hold
+        after.load_state_dict(unflatten_tree(arrays, json.loads(json.dumps(structure))))
+        resumed.set_weights(stopped.get_weights())
+        after.update(rollouts[2])
+        np.testing.assert_equal(resumed.get_weights(), straight.get_weights(), err_msg=optimizer)
+        np.testing.assert_equal(after.state_dict(), whole.state_dict(), err_msg=optimizer)
+
+
+def test_a_state_of_another_optimizer_is_refused(side):
+    names = {"adam": "Adam", "adamw": "Adam"}
+    kinds = [name for name in optimizers_of(side) if name != "adamw"]  # which has Adam's state
+    for ours in kinds:
+        for theirs in kinds:
+            if ours != theirs:
+                learner, other = (side.learner(side.policy(), with_optimizer(CONFIG, name)) for name in (ours, theirs))
+                with pytest.raises(InchwormError, match=f"this state is of {theirs}, and .*{names.get(ours, ours)} was to be restored"):
+                    learner.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "sgd"])
+def test_a_bad_minibatch_leaves_every_optimizer_alone(side, optimizer):
+    policy = side.policy()
+    learner = side.learner(policy, CONFIG.replace(num_minibatches=1, update_epochs=1, optimizer=optimizer, weight_decay=0.1))
+    learner.update(collect(policy))
+    before, saved = parameters(policy), copy.deepcopy(learner.state_dict()["moments"])
+    assert learner.update(collect(policy, seed=1), [Flaw(side, frozenset({0}))])["skipped_steps"] == 1
+    np.testing.assert_array_equal(parameters(policy), before)
+    np.testing.assert_equal(learner.state_dict()["moments"], saved)
+
+
+def test_rmsprop_and_sgd_by_hand(side):
+    """The gradient of the first step, from the change that plain gradient descent makes, gives the steps of the others."""
+    config = PPOConfig(learning_rate=0.5, update_epochs=1, num_minibatches=1, max_grad_norm=None, optimizer="sgd")
+
+    def change(**options):
+        policy = side.policy(dtype=np.float64)
+        before = parameters(policy)
+        side.learner(policy, config.replace(**options)).update(collect(policy))
+        return before, parameters(policy) - before
+
+    weights, moved = change()
+    gradient = moved / -0.5
+    assert np.abs(gradient).max() > 0.01
+    # square = 0.01 g², so the step is g / (0.1 |g| + eps)
+    expected = -0.5 * gradient / (0.1 * np.abs(gradient) + 1e-5)
+    np.testing.assert_allclose(change(optimizer="rmsprop")[1], expected, rtol=1e-9, atol=1e-12)
+    # Weight decay shrinks the weights by 0.5 · 0.2 of themselves, apart from the gradient.
+    np.testing.assert_allclose(change(weight_decay=0.2)[1], moved - 0.1 * weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(change(optimizer="rmsprop", weight_decay=0.2)[1], expected - 0.1 * weights, rtol=1e-9, atol=1e-12)
 
 
 def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
@@ -727,3 +871,13 @@ def test_a_state_of_another_policy_is_refused(side):
         learner.load_state_dict(side.learner(side.policy(hidden_sizes=(1,))).state_dict())
     with pytest.raises(InchwormError, match=r"does not fit the policy: \['log_std'\] are only on one side"):
         learner.load_state_dict(side.learner(side.policy(None, HYBRID)).state_dict())
+    rmsprop = CONFIG.replace(optimizer="rmsprop", update_epochs=1)
+    learner, states = side.learner(side.policy(hidden_sizes=(8,)), rmsprop), []
+    for policy in (side.policy(hidden_sizes=(1,)), side.policy(None, HYBRID)):
+        other = side.learner(policy, rmsprop)
+        other.update(collect(policy))
+        states.append(other.state_dict())
+    with pytest.raises(InchwormError, match=r"square_avg of actor.0.weight has shape \(1, 3\); the policy needs \(8, 3\)"):
+        learner.load_state_dict(states[0])
+    with pytest.raises(InchwormError, match=r"which has no log_std|of actor.head.weight has shape"):
+        learner.load_state_dict(states[1])

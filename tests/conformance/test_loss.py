@@ -32,9 +32,9 @@ def make(
     return Evaluation(row(log_probs), row(more.get("entropy")), row(values), scale), minibatch
 
 
-def run(backend, evaluation, minibatch, *, clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, clip_vloss=False, count=None):
+def run(backend, evaluation, minibatch, *, clip_coef=0.2, vf_coef=0.5, ent_coef=0.01, clip_vloss=False, vf_clip_coef=0.2, count=None):
     count = backend.array(np.asarray(minibatch.valid.sum() if count is None else count))
-    coefficients = LossCoefficients(clip_coef, vf_coef, ent_coef, clip_vloss)
+    coefficients = LossCoefficients(clip_coef, vf_coef, ent_coef, clip_vloss, vf_clip_coef)
     terms = backend.loss.ppo_loss(backend.evaluation(evaluation), backend.minibatch(minibatch), coefficients, count)
     return {name: float(backend.numpy(term)) for name, term in terms.items()}
 
@@ -56,20 +56,23 @@ def test_the_clipped_surrogate_by_hand(backend, log_ratio, advantage, policy_los
 
 
 @pytest.mark.parametrize(
-    ("new", "target", "scale", "clip", "value_loss"),
+    ("new", "target", "scale", "bound", "value_loss"),
     [
-        (1.0, 0.0, 1.0, False, 0.5),  # ½ (1 - 0)²
-        (7.0, 1.0, 3.0, False, 2.0),  # ½ ((7 - 1) / 3)²
-        # c = 0.2, scale 10: the value may move by 2 from the old 0: held at 2, errors (1/10)² and (4/10)²: ½ · 0.16.
-        (5.0, 6.0, 10.0, True, 0.08),
-        (5.0, 6.0, 10.0, False, 0.005),  # ½ · 0.01
-        (5.0, -6.0, 10.0, True, 0.605),  # the unclipped error (11/10)² is the worse one: ½ · 1.21
-        (-5.0, -6.0, 10.0, True, 0.08),  # and downwards
+        (1.0, 0.0, 1.0, None, 0.5),  # ½ (1 - 0)²
+        (7.0, 1.0, 3.0, None, 2.0),  # ½ ((7 - 1) / 3)²
+        # Bound 0.2, scale 10: the value may move by 2 from the old 0: held at 2, errors (1/10)² and (4/10)²: ½ · 0.16.
+        (5.0, 6.0, 10.0, 0.2, 0.08),
+        (5.0, 6.0, 10.0, None, 0.005),  # ½ · 0.01
+        (5.0, -6.0, 10.0, 0.2, 0.605),  # the unclipped error (11/10)² is the worse one: ½ · 1.21
+        (-5.0, -6.0, 10.0, 0.2, 0.08),  # and downwards
+        (5.0, 6.0, 10.0, 0.4, 0.02),  # a bound of 0.4: held at 4, error (2/10)²
+        (5.0, 6.0, 10.0, 0.0, 0.18),  # a bound of 0: held at 0, error (6/10)²
+        (5.0, 6.0, 10.0, 0.6, 0.005),  # a bound of 0.6: not held
     ],
 )
-def test_the_value_loss_by_hand(backend, new, target, scale, clip, value_loss):
+def test_the_value_loss_by_hand(backend, new, target, scale, bound, value_loss):
     numbers = make(log_probs=[0.0], old_values=[0.0], values=[new], returns=[target], value_scale=scale)
-    terms = run(backend, *numbers, clip_vloss=clip)
+    terms = run(backend, *numbers, clip_vloss=bound is not None, vf_clip_coef=bound or 0.0)  # clip_coef stays 0.2
     assert terms["value_loss"] == pytest.approx(value_loss, abs=1e-12)
     assert terms["loss"] == pytest.approx(0.5 * value_loss, abs=1e-12)
 
@@ -120,7 +123,7 @@ def test_no_valid_row_gives_zeros(backend):
     assert set(terms.values()) == {0.0}
 
 
-def by_loop(evaluation, minibatch, clip_coef, vf_coef, ent_coef, clip_vloss):
+def by_loop(evaluation, minibatch, clip_coef, vf_coef, ent_coef, clip_vloss, vf_clip_coef):
     """The definitions, sample by sample, in Python's own numbers."""
     rows = [index for index in np.ndindex(minibatch.valid.shape) if minibatch.valid[index]]
     policy = value = entropy = kl = clipped = 0.0
@@ -133,7 +136,7 @@ def by_loop(evaluation, minibatch, clip_coef, vf_coef, ent_coef, clip_vloss):
         )
         error = ((new - ret) / scale) ** 2
         if clip_vloss:
-            held = old + min(max(new - old, -clip_coef * scale), clip_coef * scale)
+            held = old + min(max(new - old, -vf_clip_coef * scale), vf_clip_coef * scale)
             error = max(error, ((held - ret) / scale) ** 2)
         value += 0.5 * error / len(rows)
         entropy += float(evaluation.entropy[row]) / len(rows)
@@ -151,7 +154,7 @@ def test_equals_the_loop_over_samples(backend, dtype, tolerance, clip_vloss):
         numbers = {name: rng.normal(size=12) for name in ("log_probs", "old_log_probs", "advantages", "entropy")}
         numbers |= {name: scale * rng.normal(size=12) for name in ("values", "returns", "old_values")}
         evaluation, minibatch = make(dtype, **numbers, value_scale=scale, valid=rng.random(12) < 0.7)
-        options = {"clip_coef": clip_coef, "vf_coef": 0.7, "ent_coef": 0.02, "clip_vloss": clip_vloss}
+        options = {"clip_coef": clip_coef, "vf_coef": 0.7, "ent_coef": 0.02, "clip_vloss": clip_vloss, "vf_clip_coef": 0.5 * clip_coef}
         found, expected = run(backend, evaluation, minibatch, **options), by_loop(evaluation, minibatch, **options)
         for name, number in expected.items():
             assert found[name] == pytest.approx(number, rel=tolerance, abs=tolerance), name
@@ -185,5 +188,5 @@ def test_the_value_scale_may_be_a_plain_number(backend):
     evaluation, minibatch = make(log_probs=[0.0], old_values=[0.0], values=[5.0], returns=[6.0])
     plain = backend.evaluation(evaluation)
     plain = Evaluation(plain.log_probs, plain.entropy, plain.values, 1.0)
-    errors = backend.loss.value_errors(plain, backend.minibatch(minibatch), LossCoefficients(0.2, 0.5, 0.0, True))
+    errors = backend.loss.value_errors(plain, backend.minibatch(minibatch), LossCoefficients(0.9, 0.5, 0.0, True, 0.2))
     assert float(backend.numpy(errors)[0, 0]) == pytest.approx(0.5 * 5.8**2, abs=1e-12)

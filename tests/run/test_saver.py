@@ -26,7 +26,7 @@ from doubles.runs import BATCH, LANES, SMALL, bits, finish, outcome, small_confi
 from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm import PolicySpec
-from inchworm.config.sections import EvalConfig, PolicyConfig, TrainingConfig
+from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
@@ -305,6 +305,28 @@ class Counting:
 
     def __call__(self, state: TrainingState, metrics: Mapping[str, float]) -> bool:
         return self.ask(state, metrics)
+
+
+LEARNING = {  # of the settings of learning, those whose state is more than Adam's
+    "numpy rmsprop": ("numpy", {"optimizer": "rmsprop"}),
+    "torch rmsprop": ("torch", {"optimizer": "rmsprop"}),
+    "numpy sgd": ("numpy", {"optimizer": "sgd"}),
+    "torch sgd": ("torch", {"optimizer": "sgd"}),
+    "torch muon": ("torch", {"optimizer": "muon", "weight_decay": 0.1}),
+    "numpy adaptive": ("numpy", {"learning_rate_schedule": "adaptive", "max_learning_rate": 1.0}),
+    "torch adaptive": ("torch", {"learning_rate_schedule": "adaptive", "max_learning_rate": 1.0}),
+}
+
+
+@pytest.mark.parametrize(("backend", "learning"), LEARNING.values(), ids=LEARNING)
+def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path, backend: str, learning: dict[str, Any]) -> None:
+    ppo = PPOConfig(**{"rollout_steps": 8, "num_minibatches": 2, "update_epochs": 3, "learning_rate": 1e-3, **learning})
+    settings = config(ppo=ppo, backend=backend)
+    whole = finish(trainer_for(tmp_path / "whole", settings=settings))
+    finish(trainer_for(tmp_path / "parts", settings=settings), 3 * BATCH)
+    assert finish(trainer_for(tmp_path / "parts", settings=settings), 6 * BATCH, resume=True) == whole
+    rates = [json.loads(line)["learning_rate"] for line in (tmp_path / "whole" / METRICS).read_text().splitlines()]
+    assert len(set(rates)) > 2 if "learning_rate_schedule" in learning else set(rates) == {1e-3}
 
 
 @pytest.mark.parametrize("where", ["trainer", "train", "callable"])

@@ -298,6 +298,9 @@ TORCH = PolicyConfig(kind="lstm"), PolicyConfig(kind="cnn"), PolicyConfig(centra
         (TorchPolicy(SPEC), {}, False, "torch"),
         ("mlp", {}, True, "torch"),
         ("mlp", {"ppo": {"compile": "on"}}, False, "torch"),
+        ("mlp", {"ppo": {"optimizer": "muon"}}, False, "torch"),
+        ("mlp", {"ppo": {"optimizer": "rmsprop"}}, False, "numpy"),
+        (PolicyMap(policies={"a": "mlp", "b": "mlp"}, lane_map=["a", "b"], ppo={"b": {"optimizer": "muon"}}), {}, False, "torch"),
         ("mlp", {"run": {"device": "cuda"}}, False, "torch"),
         ("lstm", {"run": {"backend": "torch"}}, False, "torch"),
     ],
@@ -396,8 +399,9 @@ def test_it_is_on_from_where_it_repays() -> None:
         (config_of(10**8, policy=PolicyConfig(kind="cnn")), True, "convolutions"),
         (config_of(10**8, policy=PolicyConfig(kind="gru")), True, "policy.kind=gru"),
         (config_of(10**8), False, "only built-in policies"),
+        (config_of(10**8, optimizer="sgd"), True, "ppo.optimizer=sgd is not compiled"),
     ],
-    ids=["numpy", "accumulation", "cnn", "gru", "foreign"],
+    ids=["numpy", "accumulation", "cnn", "gru", "foreign", "sgd"],
 )
 def test_what_is_never_compiled(config: TrainingConfig, builtin: bool, why: str) -> None:
     chosen, reason = choose_compile(config, builtin=builtin)

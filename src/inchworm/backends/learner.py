@@ -21,7 +21,7 @@ import optree
 
 from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses
 from inchworm.backends.reward_scaling import RewardScaler
-from inchworm.config.sections import PPOConfig, Schedule
+from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
@@ -39,9 +39,13 @@ StepMetrics = Mapping[str, np.ndarray]
 
 BETA_MEAN, BETA_SQUARE = 0.9, 0.999
 """Decay of Adam's running means of the gradient and of its square."""
+RMS_DECAY = 0.99
+"""Decay of RMSprop's running mean of the gradient's square."""
 MAX_BAD_STEPS = 3
 """Bad minibatches in a row after which the run stops."""
 RATIO_TOLERANCE = 1e-3
+ADAPTIVE_STEP, ADAPTIVE_MARGIN = 1.5, 2.0
+"""Factor by which an adaptive learning rate changes, and how far from `desired_kl` the KL may be, up or down, before it does."""
 HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 _OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -67,8 +71,10 @@ class BaseLearner(ABC):
     ) -> None:
         self.config = config if config is not None else PPOConfig()
         self.total_timesteps = total_timesteps
+        self.initial_rate = self.config.learning_rate
+        """The learning rate that schedules start from."""
         self.learning_rate_scale = 1.0
-        """Multiplies the schedule's learning rate from the next update on, to control it from outside."""
+        """Multiplies the schedule's learning rate from the next update on, to control it from outside; the adaptive schedule moves it."""
         self.env_steps = 0
         self.updates = 0
         self.epoch = 0
@@ -154,6 +160,7 @@ class BaseLearner(ABC):
     def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> dict[str, float]:
         """Run the epochs, until the last one or until `target_kl` is exceeded; none if too few samples would count.
 
+        Both `target_kl` and an adaptive learning rate look at an epoch's mean KL when it is over, so a minibatch step depends on neither.
         Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`).
         """
         length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
@@ -162,7 +169,7 @@ class BaseLearner(ABC):
         sequences = self.make_sequences(rollout, advantages, length, successors=successors)
         total = sequences.valid.shape[1]
         config, coefficients = self.config, self._coefficients()
-        rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
+        adaptive = config.learning_rate_schedule == "adaptive"
         epochs: list[StepMetrics] = []
         try:
             for self.epoch in range(1, config.update_epochs + 1):
@@ -179,13 +186,30 @@ class BaseLearner(ABC):
                             stacklevel=3,
                         )
                         return {**EMPTY, **first}
+                rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
                 epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
                 self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
-                if config.target_kl is not None and summary(epochs[-1:])["approx_kl"] > 1.5 * config.target_kl:
+                if config.target_kl is None and not adaptive:
+                    continue
+                approx_kl = summary(epochs[-1:])["approx_kl"]
+                if adaptive:
+                    self._adapt_learning_rate(approx_kl)
+                if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
                     break
         finally:
             self.publish_weights()
         return {**summary(epochs), **first, "epochs": float(len(epochs))}
+
+    def _adapt_learning_rate(self, approx_kl: float) -> None:
+        """Lower the rate where the policy moves too far in an epoch, raise it where it hardly moves; 0 is an epoch without steps."""
+        config, rate = self.config, self.learning_rate
+        if approx_kl > ADAPTIVE_MARGIN * config.desired_kl:
+            adapted = max(rate / ADAPTIVE_STEP, min(rate, config.min_learning_rate))
+        elif 0 < approx_kl < config.desired_kl / ADAPTIVE_MARGIN:
+            adapted = min(rate * ADAPTIVE_STEP, max(rate, config.max_learning_rate))
+        else:
+            return
+        self.learning_rate_scale = adapted / self.initial_rate
 
     def _warn_of_ratio_error(self, ratio_error: float, minibatch: Any) -> None:
         """Warn once that the weights that collected a rollout do not agree with its log-probs, and name the likely cause."""
@@ -262,16 +286,17 @@ class BaseLearner(ABC):
     @property
     def learning_rate(self) -> float:
         """The learning rate at this point of the schedule."""
-        return self.config.learning_rate * self._factor("learning_rate_schedule") * self.learning_rate_scale
+        return self.initial_rate * self._factor("learning_rate_schedule") * self.learning_rate_scale
 
     def _coefficients(self) -> LossCoefficients:
         config = self.config
-        clip_coef = config.clip_coef * self._factor("clip_schedule")
-        return LossCoefficients(clip_coef, config.vf_coef, config.ent_coef * self._factor("ent_schedule"), config.clip_vloss)
+        clip, entropy = self._factor("clip_schedule"), self._factor("ent_schedule")
+        vf_clip_coef = config.clip_coef if config.vf_clip_coef is None else config.vf_clip_coef
+        return LossCoefficients(config.clip_coef * clip, config.vf_coef, config.ent_coef * entropy, config.clip_vloss, vf_clip_coef * clip)
 
     def _factor(self, name: str) -> float:
         kind = getattr(self.config, name)
-        if kind != "constant" and self.total_timesteps is None:
+        if kind in ("linear", "cosine") and self.total_timesteps is None:
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
         return schedule_factor(kind, self.progress)
 
@@ -362,7 +387,9 @@ def check_policy_inputs(spec: PolicySpec, rollout: Rollout) -> None:
 
 
 def check_moments(moments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Reject a state of Adam whose names or shapes are not those of the weights."""
+    """Reject a state of another optimiser than Adam, or one whose names or shapes are not those of the weights."""
+    if "mean" not in moments:
+        raise InchwormError(f"this state is of {moments.get('optimizer', 'an optimizer of your own')}, and Adam was to be restored from it")
     for kind in ("mean", "square"):
         differing = sorted(set(moments[kind]) ^ set(shapes))
         if differing:
@@ -373,7 +400,27 @@ def check_moments(moments: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
                 raise InchwormError(f"the optimiser's {kind} of {name} has shape {found}; the policy needs {tuple(shape)}")
 
 
-def schedule_factor(kind: Schedule, progress: float) -> float:
+def check_optimizer_state(
+    state: Mapping[str, Any], optimizer: str, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Reject a state of another optimiser or of other weights; return it by the names of the weights.
+
+    A weight that has had no gradient has no state; an optimiser's counters are scalars.
+    """
+    if state.get("optimizer") != optimizer:
+        found = state.get("optimizer", "adam" if "mean" in state else "an optimizer of your own")
+        raise InchwormError(f"this state is of {found}, and ppo.optimizer={optimizer} was to be restored from it")
+    weights: Mapping[str, Mapping[str, Any]] = state["weights"]
+    for name, entry in weights.items():
+        if name not in shapes:
+            raise InchwormError(f"this optimiser state does not fit the policy, which has no {name}")
+        for kind, value in entry.items():
+            if np.ndim(value) and np.shape(value) != tuple(shapes[name]):
+                raise InchwormError(f"the optimiser's {kind} of {name} has shape {np.shape(value)}; the policy needs {tuple(shapes[name])}")
+    return weights
+
+
+def schedule_factor(kind: str, progress: float) -> float:
     """The factor of a scheduled coefficient at `progress` from 0 (the run's start) to 1 (its planned end)."""
     progress = min(max(progress, 0.0), 1.0)
     if kind == "linear":

@@ -40,7 +40,7 @@ _MOVED = {
 }
 """Settings of a trainer outside `ppo`: the section and the name that they have here."""
 
-_OF_PPO = (*_PPO, "norm_adv", "batch_size", "minibatch_size", "learning_rate", "gamma", "gae_lambda", "max_grad_norm")
+_OF_PPO = (*_PPO, "norm_adv", "batch_size", "minibatch_size", "learning_rate", "optimizer", "gamma", "gae_lambda", "max_grad_norm")
 """Names by which a table without sections means `ppo`."""
 
 _ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
@@ -22,8 +23,17 @@ NonNegative = Annotated[Integer, Field(ge=0, le=_MAX_INT)]
 Size = Annotated[Integer, Field(ge=1, le=1_000_000)]  # more is a typo that would take all memory
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
+_FilterSize = Annotated[Integer, Field(ge=1, le=10_000)]
 Positive = Annotated[float, Field(gt=0)]
-Texts = Annotated[tuple[str, ...], FROM_LIST]
+Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
+if TYPE_CHECKING:  # a list is accepted where a tuple is; the field is a tuple
+    Texts: TypeAlias = Sequence[str]
+    Sizes: TypeAlias = Sequence[int]
+    Filters: TypeAlias = Sequence[Sequence[int]]
+else:
+    Texts = Annotated[tuple[str, ...], FROM_LIST]
+    Sizes = Annotated[tuple[Size, ...], FROM_LIST]
+    Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
 BACKENDS = {"numpy": "inchworm.backends.numpy.backend", "torch": "inchworm.backends.torch.backend"}
@@ -153,8 +163,6 @@ def read_opponent(name: str) -> tuple[Literal["random", "heuristic"], float]:
 
 
 Activation = Literal["tanh", "relu", "elu", "leaky_relu", "silu"]
-_FilterSize = Annotated[Integer, Field(ge=1, le=10_000)]
-Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
 
 
 @config_class("policy.")
@@ -163,7 +171,7 @@ class PolicyConfig(ConfigBase):
 
     kind: Literal["mlp", "cnn", "lstm", "gru"] = "mlp"
     """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images."""
-    hidden_sizes: Annotated[tuple[Size, ...], FROM_LIST] = (64, 64)
+    hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Activation = "tanh"
     """Activation function between the layers."""
@@ -181,7 +189,7 @@ class PolicyConfig(ConfigBase):
     """Let the value head predict normalised returns (PopArt)."""
     observation_clip: Positive = 10.0
     """Normalised observations are clipped to plus or minus this."""
-    cnn_filters: Annotated[tuple[Filter, ...], FROM_LIST] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    cnn_filters: Filters = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
     """Convolutions as (channels, kernel, stride)."""
     cnn_features: Size = 512
     """Width of the layer after the convolutions."""
@@ -208,7 +216,10 @@ class PPOConfig(ConfigBase):
     """How the policy learns from a rollout."""
 
     learning_rate: Weight = 3e-4
-    """Adam's step size at the start of the run."""
+    """The optimiser's step size at the start of the run."""
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd", "muon"] = "adam"
+    """adam and adamw, which needs weight_decay; rmsprop and sgd, both without momentum; muon for matrices and adamw for the rest, with
+    torch."""
     gamma: Share = 0.99
     """Discount of the next step's value."""
     gae_lambda: Share = 0.95
@@ -236,17 +247,26 @@ class PPOConfig(ConfigBase):
     scale_rewards: bool = False
     """Learn from rewards divided by the running standard deviation of the discounted return; rollouts and reported returns stay raw."""
     clip_vloss: bool = False
-    """Also bound how far the value moves from the one before the update, by clip_coef in units of the value scale."""
+    """Also bound how far the value moves from the one before the update, by vf_clip_coef in units of the value scale."""
+    vf_clip_coef: Weight | None = None
+    """The bound of clip_vloss; null is clip_coef."""
     target_kl: Positive | None = None
     """End the update after an epoch whose mean approx_kl is above 1.5 times this."""
     adam_eps: Positive = 1e-5
-    """Adam's epsilon."""
+    """Epsilon of adam, adamw and rmsprop."""
     weight_decay: Weight = 0.0
-    """Decoupled weight decay (AdamW); 0 is plain Adam."""
-    learning_rate_schedule: Schedule = "constant"
-    """How learning_rate decays to 0 over the run's total_timesteps."""
+    """Decoupled weight decay of any optimizer: every step also shrinks the weights by learning_rate times this."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine", "adaptive"] = "constant"
+    """How learning_rate changes: linear and cosine decay to 0 over the run's total_timesteps. adaptive divides it by 1.5 after an epoch
+    whose mean approx_kl is above twice desired_kl, and multiplies it by 1.5 after one below half of it."""
+    desired_kl: Positive = 0.01
+    """The approx_kl that learning_rate_schedule=adaptive keeps to."""
+    min_learning_rate: Positive = 1e-5
+    """Lowest rate of learning_rate_schedule=adaptive."""
+    max_learning_rate: Positive = 1e-2
+    """Highest rate of learning_rate_schedule=adaptive."""
     clip_schedule: Schedule = "constant"
-    """The same for clip_coef."""
+    """How clip_coef and vf_clip_coef decay to 0 over the run's total_timesteps."""
     ent_schedule: Schedule = "constant"
     """The same for ent_coef."""
     sequence_length: Count | Literal["auto"] = "auto"
@@ -268,6 +288,15 @@ class PPOConfig(ConfigBase):
             raise ConfigError(
                 f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} exclude each other; "
                 "set one of them to null"
+            )
+        if self.optimizer == "adamw" and not self.weight_decay:
+            raise ConfigError(
+                "ppo.optimizer=adamw is Adam with weight decay; set ppo.weight_decay, such as 0.01, or use ppo.optimizer=adam"
+            )
+        if self.learning_rate_schedule == "adaptive" and not self.min_learning_rate <= self.learning_rate <= self.max_learning_rate:
+            raise ConfigError(
+                f"ppo.learning_rate={self.learning_rate:g} is not from ppo.min_learning_rate={self.min_learning_rate:g} to "
+                f"ppo.max_learning_rate={self.max_learning_rate:g}, the bounds of ppo.learning_rate_schedule=adaptive; change one of them"
             )
 
     @property
@@ -398,6 +427,8 @@ class TrainingConfig(ConfigBase):
     def __post_init__(self) -> None:
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
+        if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
+            raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
         if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "

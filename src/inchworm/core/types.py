@@ -122,6 +122,8 @@ class LossCoefficients:
     vf_coef: float
     ent_coef: float
     clip_vloss: bool
+    vf_clip_coef: float
+    """The bound of the value clip, in units of the value scale."""
 
 
 @dataclass(frozen=True, slots=True)

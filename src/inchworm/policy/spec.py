@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -194,12 +194,12 @@ class PolicySpec:
         return cls(*read, config, space_from_dict(data["global_state_space"]), data["lanes_per_copy"])
 
 
-def _width(inputs: int, sizes: tuple[int, ...]) -> int:
+def _width(inputs: int, sizes: Sequence[int]) -> int:
     """Width of the output of hidden layers of these sizes."""
     return sizes[-1] if sizes else inputs
 
 
-def _dense(name: str, width: int, sizes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _dense(name: str, width: int, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for index, size in enumerate(sizes):
         shapes |= {f"{name}.{index}.weight": (size, width), f"{name}.{index}.bias": (size,)}

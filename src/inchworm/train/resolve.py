@@ -149,7 +149,9 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
     `losses` tells whether custom losses are given.
     """
     ppo, run = config.ppo, config.run
-    parts = policy.policies.values() if isinstance(policy, PolicyMap | CompositePolicy) else [policy]
+    parts, overrides = [policy], []
+    if isinstance(policy, PolicyMap | CompositePolicy):
+        parts, overrides = list(policy.policies.values()), list(policy.ppo.values())
     networks = [_network(part, config.policy) for part in parts]
     others = [kind for kind in (network.kind for network in networks) if kind != "mlp"]
     widest = max((size for network in networks for size in network.hidden_sizes), default=0)
@@ -162,6 +164,8 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
         return "torch", "it alone trains a central critic"
     if losses:
         return "torch", "it derives the gradients of custom losses"
+    if "muon" in (ppo.optimizer, *(own.get("optimizer") for own in overrides)):
+        return "torch", "it alone has ppo.optimizer=muon"
     if ppo.compile == "on" or run.device not in ("auto", "cpu"):
         return "torch", f"ppo.compile={ppo.compile} and run.device={run.device} are settings of torch"
     if widest >= WIDE:
@@ -179,6 +183,8 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
         return "off", f"run.backend={run.backend} has nothing to compile"
     if not builtin:
         return "off", "only built-in policies with the built-in loss and optimiser are compiled"
+    if ppo.optimizer not in ("adam", "adamw"):
+        return "off", f"ppo.optimizer={ppo.optimizer} is not compiled"
     if ppo.gradient_accumulation > 1:
         return "off", f"ppo.gradient_accumulation={ppo.gradient_accumulation} is not compiled"
     if kind in ("lstm", "gru"):

@@ -10,7 +10,8 @@ import torch
 from gymnasium import spaces
 
 from doubles.learners import CONFIG, NUMPY, collect, parameters
-from inchworm.backends.numpy.learner import Adam, NumpyOptimizer
+from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.numpy.optimizer import Adam
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Learner
 
@@ -52,6 +53,8 @@ def test_which_policies_can_be_learned():
 
     with pytest.raises(ConfigError, match=r"learns MLP policies of inchworm, not Own: use --backend torch"):
         NumpyOptimizer(Own())
+    with pytest.raises(ConfigError, match=r"has no ppo.optimizer=muon: use --backend torch, or one of adam, adamw, rmsprop, sgd"):
+        NumpyOptimizer(NUMPY.policy(), CONFIG.replace(optimizer="muon"))
     learner: Learner = NumpyOptimizer(NUMPY.policy())  # keeps the contract, with a config of its own choice
     assert learner.updates == 0
     assert learner.device == "cpu"

@@ -16,5 +16,5 @@ def test_a_value_within_reach_moves_however_its_sum_is_rounded(dtype):
     held = old + (values - old)
     assert (np.square(held - returns) > np.square(values - returns)).sum() > 20  # it does happen
     evaluation = Evaluation(values, values, values, dtype(1))
-    _, gradient = value_errors(evaluation, returns, old, LossCoefficients(0.2, 0.7, 0.3, True))
+    _, gradient = value_errors(evaluation, returns, old, LossCoefficients(0.2, 0.7, 0.3, True, 0.2))
     np.testing.assert_allclose(gradient, values - returns, rtol=1e-3, atol=1e-6)

@@ -28,13 +28,13 @@ CASES = {
     "everything on": (  # masks, dicts, hybrid actions, tanh, normalisers, value clip, AdamW, padding (36 columns in 5), schedules
         MASKED, HYBRID, {"shared_trunk": True, "action_bounds": "tanh", "normalize_observations": True, "normalize_values": True},
         PLAIN.replace(
-            num_minibatches=5, clip_vloss=True, weight_decay=0.1, normalize_advantages="minibatch",
+            num_minibatches=5, clip_vloss=True, vf_clip_coef=0.1, weight_decay=0.1, normalize_advantages="minibatch",
             learning_rate_schedule="linear", clip_schedule="linear", ent_schedule="linear",
         ),
     ),
     "central critic, everything off": (
         None, None, {"central_critic": True, "normalize_observations": True},
-        PLAIN.replace(max_grad_norm=None, ent_coef=0.0),
+        PLAIN.replace(max_grad_norm=None, ent_coef=0.0, learning_rate_schedule="adaptive", max_learning_rate=0.05),
     ),
 }  # fmt: skip
 
@@ -65,9 +65,11 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     gather = (lambda *known, **options: with_world(collect(*known, **options))) if "central" in case else collect
     policies = {mode: policy_of(*given) for mode in ("off", "on")}
     learners = {mode: learner_of(policy, config, mode) for mode, policy in policies.items()}
+    rates = set()
     for seed in range(3):
         rollout = of_unknown_weights(gather(policies["off"], seed=seed))  # they are those of one of the two
         stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
+        rates.add(stats["off"]["learning_rate"])
         for name in stats["off"]:
             assert stats["on"][name] == pytest.approx(stats["off"][name], rel=1e-3, abs=1e-4), name
     assert np.abs(parameters(policies["on"]) - parameters(policy_of(*given))).max() > 1e-3  # it did move
@@ -77,6 +79,7 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     for key in ("mean", "square"):
         for name, value in states["off"][key].items():
             np.testing.assert_allclose(states["on"][key][name], value, rtol=0, atol=1e-5)
+    assert len(rates) > 1
     assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it again"
     exact_resume(learners["on"], policies["on"], gather, policy_of(*given, seed=5), config)
     if "central" in case:
@@ -119,6 +122,8 @@ def test_what_is_refused():
     sgd = torch.optim.SGD(policy.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=r"not an optimizer of your own; set ppo.compile=off"):
         PPOOptimizer(policy, PLAIN.replace(compile="on"), optimizer=sgd, device="cpu")
+    with pytest.raises(ConfigError, match=r"with Adam, not ppo.optimizer=muon; set ppo.compile=off"):
+        learner_of(policy, PLAIN.replace(optimizer="muon"), "on")
     with pytest.raises(ConfigError, match=r"not ppo.gradient_accumulation=2; set ppo.compile=off"):
         learner_of(policy, PLAIN.replace(gradient_accumulation=2), "on")
     with pytest.raises(ConfigError, match=r"not a network or policy of your own; set ppo.compile=off"):

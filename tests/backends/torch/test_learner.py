@@ -96,6 +96,63 @@ def test_a_foreign_optimizer_is_saved_and_follows_the_schedule():
     np.testing.assert_array_equal(parameters(resumed), parameters(policy))
 
 
+def test_muon_moves_matrices_and_adamw_the_rest():
+    policy, rate = TORCH.policy(), 1e-3
+    config = PPOConfig(update_epochs=1, num_minibatches=1, learning_rate=rate, optimizer="muon", adam_eps=1e-12)
+    before = {name: value.copy() for name, value in policy.get_weights().items() if name in policy.spec.layers}
+    TORCH.learner(policy, config).update(collect(policy))
+    for name, old in before.items():
+        change = policy.get_weights()[name] - old
+        if old.ndim == 2:  # orthogonal up to 5 steps of Newton and Schulz, and of the size that AdamW's steps have
+            scale = 0.2 * rate * max(old.shape) ** 0.5
+            singular = np.linalg.svd(change / scale, compute_uv=False)[: min(old.shape)]
+            assert 0.3 < singular.min() <= singular.max() < 1.3, name
+        else:  # Adam's first step is the rate, against the sign of the gradient
+            np.testing.assert_allclose(np.abs(change), rate, rtol=0.05, err_msg=name)
+
+
+def test_the_call_of_the_modular_components():
+    """`PPOOptimizer(policy, optimizer, device, config)`, by position and by name, and `(policy, config)`: the same update."""
+    config, ends = CONFIG.replace(clip_coef=0.1), []
+
+    def sgd(policy):
+        return torch.optim.SGD(policy.parameters(), lr=0.05)
+
+    calls = [
+        lambda policy: PPOOptimizer(policy, sgd(policy), "cpu", config),
+        lambda policy: PPOOptimizer(policy, sgd(policy), torch.device("cpu"), config=config),
+        lambda policy: PPOOptimizer(policy, optimizer=sgd(policy), device="cpu", config=config),
+        lambda policy: PPOOptimizer(policy=policy, config=config, optimizer=sgd(policy), device="cpu"),
+        lambda policy: PPOOptimizer(policy, config, optimizer=sgd(policy), device="cpu"),
+    ]
+    for call in calls:
+        policy = TORCH.policy()
+        learner = call(policy)
+        assert isinstance(learner.optimizer, torch.optim.SGD)
+        assert (learner.device.type, learner.config) == ("cpu", config)
+        assert learner.update(collect(policy))["learning_rate"] == 0.05  # the optimiser's own
+        ends.append(parameters(policy))
+    for end in ends[1:]:
+        np.testing.assert_array_equal(end, ends[0])
+    policy = TORCH.policy()
+    brought = sgd(policy)
+    assert PPOOptimizer(policy, brought).config == PPOConfig()  # the config is optional
+    assert PPOOptimizer(policy, brought).optimizer is brought
+    assert PPOOptimizer(policy, None, "cpu", config).config == config
+    assert PPOOptimizer(policy, config).config == config
+
+
+def test_a_call_that_means_nothing_is_refused():
+    policy = TORCH.policy()
+    with pytest.raises(ConfigError, match=r"needs a torch.optim.Optimizer or a PPOConfig after the policy, not str; call it as"):
+        PPOOptimizer(policy, "cpu")
+    with pytest.raises(ConfigError, match=r"the config of PPOOptimizer is a PPOConfig, not dict; see PPOConfig.from_dict"):
+        PPOOptimizer(policy, None, "cpu", {"clip_coef": 0.1})
+    for given, named in (((CONFIG,), {"config": CONFIG}), ((CONFIG, "cpu"), {}), ((None, "cpu"), {"device": "cpu"}), ((None,) * 4, {})):
+        with pytest.raises(TypeError):
+            PPOOptimizer(policy, *given, **named)
+
+
 def test_parameters_of_two_dtypes_need_an_optimizer_of_theirs():
     policy = TORCH.policy()
     policy.network.critic.double()

@@ -15,7 +15,7 @@ def test_clipping_cuts_the_gradient_and_only_there():
     advantages = torch.tensor([[1.0, -1.0, 1.0]], dtype=torch.float64)
     minibatch = Minibatch(**dict.fromkeys(names, row), advantages=advantages, valid=row == 0, episode_starts=row != 0)
     evaluation = Evaluation(log_probs, row, row, torch.ones(()))
-    terms = ppo_loss(evaluation, minibatch, LossCoefficients(0.2, 0.5, 0.0, False), torch.tensor(3))
+    terms = ppo_loss(evaluation, minibatch, LossCoefficients(0.2, 0.5, 0.0, False, 0.2), torch.tensor(3))
     assert tuple(terms) == TERMS
     assert not terms["approx_kl"].requires_grad  # metrics carry no gradient
     assert not terms["clip_fraction"].requires_grad

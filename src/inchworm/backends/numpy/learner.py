@@ -1,7 +1,7 @@
 """Step 9 of 9 in NumPy: the gradient steps of PPO, with every gradient written out. The place to read the algorithm.
 
 A minibatch goes through `MinibatchStep` from top to bottom: forward pass, loss and its gradients (`loss`), backward pass
-(`distributions`, `network`), clipping, Adam. What comes before and after, in the order of an update, is in `backends/learner`.
+(`distributions`, `network`), clipping, `optimizer`. What comes before and after, in the order of an update, is in `backends/learner`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
+from inchworm.backends.learner import BaseLearner, StepMetrics
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
 from inchworm.backends.numpy.network import FlatNetwork
+from inchworm.backends.numpy.optimizer import Optimizer, make_optimizer
 from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, flatten_actions
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError, describe_error
@@ -38,43 +39,6 @@ from inchworm.rollout.sequences import (
     split_into_sequences,
     split_valid,
 )
-
-
-class Adam:
-    """Running means of the gradient and of its square, and the step they make.
-
-    Both means begin at 0 and are therefore too small by the factor 1 - betaᵗ after t steps, which is divided out. With
-    `weight_decay` the parameters also shrink by that share of the learning rate, apart from the gradient (AdamW).
-    """
-
-    def __init__(self, parameters: np.ndarray, *, eps: float, weight_decay: float) -> None:
-        self.parameters = parameters
-        self.mean, self.square = np.zeros_like(parameters), np.zeros_like(parameters)
-        self.steps = 0
-        self._eps, self._weight_decay = eps, weight_decay
-        self._scratch, self._step = np.empty_like(parameters), np.empty_like(parameters)
-
-    def step(self, gradient: np.ndarray, learning_rate: float, *, scale: float = 1.0) -> None:
-        """Move the parameters against `scale` times the gradient."""
-        self.steps += 1
-        new, step = self._scratch, self._step
-        # mean = beta mean + (1 - beta) gradient, and the same for its square
-        np.multiply(gradient, (1 - BETA_MEAN) * scale, out=new)
-        self.mean *= BETA_MEAN
-        self.mean += new
-        np.multiply(gradient, gradient, out=new)
-        new *= (1 - BETA_SQUARE) * scale * scale
-        self.square *= BETA_SQUARE
-        self.square += new
-        if self._weight_decay:
-            self.parameters *= 1 - learning_rate * self._weight_decay
-        # step = rate · mean / (1 - beta₁ᵗ) / (sqrt(square / (1 - beta₂ᵗ)) + eps), with u = sqrt(1 - beta₂ᵗ) taken out of the root
-        u = math.sqrt(1 - BETA_SQUARE**self.steps)
-        np.sqrt(self.square, out=new)
-        new += self._eps * u
-        np.divide(self.mean, new, out=step)
-        step *= learning_rate * u / (1 - BETA_MEAN**self.steps)
-        self.parameters -= step
 
 
 class RolloutSamples:
@@ -179,8 +143,8 @@ OUTPUTS = ("log_probs", "entropy", "values")
 class MinibatchStep:
     """One optimiser step on one minibatch, or none where its loss or gradient is not finite or no sample is valid."""
 
-    def __init__(self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, adam: Adam) -> None:
-        self._policy, self._config, self._network, self._adam = policy, config, network, adam
+    def __init__(self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, optimizer: Optimizer) -> None:
+        self._policy, self._config, self._network, self._optimizer = policy, config, network, optimizer
         self._log_std = network.weights.get(LOG_STD, np.zeros(0, network.parameters.dtype))
         self._squashes = policy.spec.config.action_bounds == "tanh"
 
@@ -200,7 +164,7 @@ class MinibatchStep:
         bad, empty = not math.isfinite(terms["loss"] + norm), count == 0
         if not (bad or empty):
             limit = self._config.max_grad_norm
-            self._adam.step(gradient, learning_rate, scale=1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+            self._optimizer.step(gradient, learning_rate, scale=1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
         return {**terms, "grad_norm": norm, "bad": float(bad), "empty": float(empty)}
 
     def forward(self, samples: Samples) -> ForwardPass:
@@ -311,7 +275,7 @@ class NumpyOptimizer(BaseLearner):
         self.spec, self.statistics = policy.spec, policy.statistics
         weights = policy.get_weights()
         self._network = FlatNetwork(policy.spec, np.dtype(weights["actor.head.weight"].dtype))
-        self.optimizer = Adam(self._network.parameters, eps=self.config.adam_eps, weight_decay=self.config.weight_decay)
+        self.optimizer = make_optimizer(self._network.parameters, self.config)
         self._step = MinibatchStep(policy, self.config, self._network, self.optimizer)
 
     def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
@@ -361,22 +325,15 @@ class NumpyOptimizer(BaseLearner):
         return array
 
     def profile_points(self) -> list[ProfilePoint]:
-        """The sections of an update; forward pass, backward pass and Adam are separate functions here."""
+        """The sections of an update; forward pass, backward pass and optimiser are separate functions here."""
         step = self._step
         inside = [("forward", step, "forward"), ("backward", step, "loss_and_gradient"), ("optimiser", self.optimizer, "step")]
         return [*super().profile_points(), *inside]
 
     def moments(self) -> dict[str, Any]:
-        """Adam's state by the names of the weights."""
-        adam = self.optimizer
-        named = {name: self._network.views(vector.copy()) for name, vector in (("mean", adam.mean), ("square", adam.square))}
-        return {"step": adam.steps, **named}
+        """The optimiser's state by the names of the weights."""
+        return self.optimizer.state_dict(self._network.views)
 
     def load_moments(self, moments: Mapping[str, Any]) -> None:
-        """Restore Adam's state."""
-        adam = self.optimizer
-        check_moments(moments, {name: view.shape for name, view in self._network.weights.items()})
-        adam.steps = int(moments["step"])
-        for name, vector in (("mean", adam.mean), ("square", adam.square)):
-            for weight, part in self._network.views(vector).items():
-                part[...] = moments[name][weight]
+        """Restore the optimiser's state."""
+        self.optimizer.load_state_dict(moments, self._network.views)

@@ -5,7 +5,7 @@ and value V, and s is the value normaliser's standard deviation:
 
     ratio          r = p / b
     policy loss    -min(r A, clip(r, 1 - c, 1 + c) A)
-    value loss     ½ ((V - R) / s)²                 or, clipped, the worse of that and of V held within c s of V0
+    value loss     ½ ((V - R) / s)²                 or, clipped, the worse of that and of V held within c_v s of V0
     loss           policy loss + vf_coef · value loss - ent_coef · H
 
 Each term is a sum over valid samples divided by one count, so that splitting a minibatch changes nothing.
@@ -118,13 +118,13 @@ def value_errors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """½ ((V - R) / s)² per sample, and its gradient by V: (V - R) / s².
 
-    With clipping it is the worse of that and of V held within clip_coef · s of the old V; where V is held, the gradient is 0.
+    With clipping it is the worse of that and of V held within vf_clip_coef · s of the old V; where V is held, the gradient is 0.
     """
     values, scale = evaluation.values, evaluation.value_scale
     error = (values - returns) / scale
     if not coefficients.clip_vloss:
         return 0.5 * error * error, error / scale
-    change, reach = values - old_values, coefficients.clip_coef * scale
+    change, reach = values - old_values, coefficients.vf_clip_coef * scale
     held_error = (old_values + np.clip(change, -reach, reach) - returns) / scale
     held_is_worse = np.square(held_error) > np.square(error)
     moves = ~held_is_worse | (np.abs(change) <= reach)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optree
 import torch
@@ -22,13 +22,11 @@ from torch.func import functional_call
 
 from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, StepMetrics
 from inchworm.backends.torch.loss import TERMS, normalize, ppo_loss
+from inchworm.backends.torch.optimizer import Adam
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import InchwormError
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch, Tree
-
-if TYPE_CHECKING:
-    from inchworm.backends.torch.learner import Adam
 
 FIELDS = ("observations", "actions", "log_probs", "advantages", "returns", "values", "valid", "episode_starts", "global_state")
 """The fields of a minibatch that the loss and the built-in policies read."""
@@ -70,7 +68,7 @@ class CompiledStep:
     def run(self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients) -> StepMetrics:
         """Take one step on each minibatch, in order."""
         adam, c = self._adam, coefficients
-        numbers = (adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef)
+        numbers = (adam.learning_rate, c.clip_coef, c.vf_coef, c.ent_coef, c.vf_clip_coef)
         if self._numbers[0] != numbers:  # as a tensor, made again only when they change
             self._numbers = numbers, torch.tensor(numbers, dtype=adam.mean.dtype, device=adam.mean.device)
         statistics = [getattr(self._network, name) for name in self._statistics]
@@ -115,9 +113,10 @@ class CompiledStep:
         minibatch = Minibatch(**optree.tree_unflatten(structure, leaves))
         if self._config.normalize_advantages == "minibatch":
             minibatch = replace(minibatch, advantages=normalize(minibatch.advantages, minibatch.valid))
-        learning_rate, clip_coef, vf_coef, ent_coef = numbers.unbind()
+        learning_rate, clip_coef, vf_coef, ent_coef, vf_clip_coef = numbers.unbind()
         entropy_weight: Any = ent_coef if self._config.ent_coef else 0.0
-        coefficients = LossCoefficients(clip_coef, vf_coef, entropy_weight, self._config.clip_vloss)  # type: ignore[arg-type]
+        weights: Any = clip_coef, vf_coef, entropy_weight, self._config.clip_vloss, vf_clip_coef
+        coefficients = LossCoefficients(*weights)
         valid_count = minibatch.valid.sum()
         with torch.enable_grad():
             learned = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -136,7 +135,7 @@ class CompiledStep:
     def _move(
         self, parameters: list[Tensor], moments: tuple[Tensor, Tensor, Tensor] | list[Tensor], gradient: Tensor, rate: Tensor, skip: Tensor
     ) -> None:
-        """Adam as in `learner`, as a select: where `skip` is true nothing changes."""
+        """Adam as in `optimizer`, as a select: where `skip` is true nothing changes."""
         mean, square, steps = moments
         after = steps + 1
         new_mean = mean + (1 - BETA_MEAN) * (gradient - mean)

@@ -1,6 +1,6 @@
 """Step 9 of 9: the gradient steps that fit a policy to a rollout.
 
-First a rollout's minibatches, then the optimiser, the built-in Adam (Kingma & Ba 2015) or one that the user brings, then the learner.
+First a rollout's minibatches, then the learner; the optimisers are in `optimizer`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import optree
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, RATIO_TOLERANCE, BaseLearner, StepMetrics, check_moments, ratio_metrics
+from inchworm.backends.learner import RATIO_TOLERANCE, BaseLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
 from inchworm.backends.torch.network import to_tensor, to_tensors
+from inchworm.backends.torch.optimizer import Adam, TorchOptimizer, make_optimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
@@ -134,139 +135,6 @@ def micro_batches(minibatch: Minibatch, pieces: int) -> Iterator[Minibatch]:
         yield Minibatch(**chosen, policy_state=optree.tree_map(lambda leaf, part=slice(start, stop): leaf[part], states))
 
 
-class Adam:
-    """The built-in optimiser: the gradient and its running mean and square are one vector each, with one view per parameter.
-
-    One norm, one scaling and one fused step then serve all parameters, which makes a step a fifth faster than `torch.optim.Adam`. With
-    `weight_decay` the parameters also shrink by that share of the learning rate, apart from the gradient (AdamW). On a bad minibatch
-    neither weights nor moments move.
-    """
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, learning_rate: float, eps: float, weight_decay: float) -> None:
-        self.names, self.parameters = list(parameters), list(parameters.values())
-        dtypes = {parameter.dtype for parameter in self.parameters}
-        if len(dtypes) != 1:
-            found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
-            raise ConfigError(
-                f"the policy's trainable parameters must be of one dtype, and these are {found}; cast the policy, or bring an optimizer"
-            )
-        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
-        self.sizes = [parameter.numel() for parameter in self.parameters]
-        like = self.parameters[0]
-        self.gradient, self.mean, self.square = (torch.zeros(sum(self.sizes), dtype=like.dtype, device=like.device) for _ in range(3))
-        self.steps = torch.zeros((), dtype=torch.float32, device=like.device)
-        """Steps taken so far: on the device, because a skipped step does not count."""
-        self._initial_rate = learning_rate
-        self._weights: list[Tensor] = [*self.parameters]
-        self._gradients, self._means, self._squares = (
-            [part.view_as(parameter) for part, parameter in zip(torch.split(vector, self.sizes), self.parameters)]
-            for vector in (self.gradient, self.mean, self.square)
-        )
-        self.zero_grad()
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Set the learning rate to `factor` times the initial one."""
-        self.learning_rate = self._initial_rate * factor
-
-    def zero_grad(self) -> None:
-        """Clear the gradient. Every `parameter.grad` is a view of it again, even if it was replaced."""
-        self.gradient.zero_()
-        for parameter, gradient in zip(self.parameters, self._gradients):
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-
-    def clip(self, limit: float | None) -> Tensor:
-        """Scale the gradient down to the norm `limit`, and return the norm that it had."""
-        norm: Tensor = torch.linalg.vector_norm(self.gradient)
-        if limit is not None:
-            self.gradient *= (limit / (norm + 1e-6)).clamp_(max=1.0)
-        return norm
-
-    def step(self, skip: Tensor) -> None:
-        """Move every parameter against its gradient, or leave parameters and moments alone where `skip` is true."""
-        stays = skip.to(torch.float32)
-        self.steps += 1 - stays
-        kernel = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
-        with torch.no_grad():
-            kernel(
-                self._weights,
-                self._gradients,
-                self._means,
-                self._squares,
-                [],
-                [self.steps] * len(self.parameters),
-                lr=self.learning_rate,
-                beta1=BETA_MEAN,
-                beta2=BETA_SQUARE,
-                weight_decay=self.weight_decay,
-                eps=self.eps,
-                amsgrad=False,
-                maximize=False,
-                found_inf=stays,
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps and moments as plain data, by the names of the weights: the form that every backend's Adam reads."""
-        moments = {"mean": self._means, "square": self._squares}
-        named = {key: {name: part.cpu().numpy().copy() for name, part in zip(self.names, parts)} for key, parts in moments.items()}
-        return {"step": int(self.steps), **named}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; names and shapes must be those of these parameters."""
-        check_moments(state, {name: tuple(parameter.shape) for name, parameter in zip(self.names, self.parameters)})
-        for key, parts in (("mean", self._means), ("square", self._squares)):
-            for name, part in zip(self.names, parts):
-                part.copy_(torch.from_numpy(np.array(state[key][name])))
-        self.steps.fill_(float(state["step"]))
-
-
-class UserOptimizer:
-    """Any `torch.optim.Optimizer`, with the methods of `Adam`. It may also hold the parameters of a custom loss."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._optimizer, self.parameters = optimizer, list(parameters.values())
-        self._initial_rates = [float(group["lr"]) for group in optimizer.param_groups]
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Set the learning rate of every group to `factor` times its initial one."""
-        for group, initial in zip(self._optimizer.param_groups, self._initial_rates):
-            group["lr"] = initial * factor
-
-    def zero_grad(self) -> None:
-        """Clear the gradients, also of parameters that the optimiser does not hold."""
-        self._optimizer.zero_grad(set_to_none=True)
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def clip(self, limit: float | None) -> Tensor:
-        """Scale the policy's gradient down to the norm `limit`, and return the norm that it had."""
-        return nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
-
-    def step(self, skip: Tensor) -> None:
-        """Take a step unless `skip` is true, which the host has to read: an optimiser of unknown kind cannot skip a step on the device."""
-        if not bool(skip):
-            self._optimizer.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of every parameter, by its number, with arrays for tensors."""
-        state = self._optimizer.state_dict()["state"]
-        return {
-            str(index): {name: value.detach().cpu().numpy().copy() if isinstance(value, Tensor) else value for name, value in entry.items()}
-            for index, entry in state.items()
-        }
-
-    def load_state_dict(self, moments: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; the groups and their options stay as they are."""
-        groups = self._optimizer.state_dict()["param_groups"]
-        state = {
-            int(index): {
-                name: torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value for name, value in entry.items()
-            }
-            for index, entry in moments.items()
-        }
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
 Row = dict[str, Tensor]
 """The results of one minibatch step: scalars under their metric names, and the flags `bad` and `empty`."""
 
@@ -274,10 +142,12 @@ Row = dict[str, Tensor]
 class PPOOptimizer(BaseLearner):
     """Learns a torch policy from rollouts, wherever they were collected; never touches an environment or its input.
 
-    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. `total_timesteps` is what schedules
-    run towards; it is only needed when one is not constant.
+    `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. By position it is followed by the config,
+    or by `optimizer`, `device` and `config`. An `optimizer` that is given is used as it is, instead of the one that the config names.
+    `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
     """
 
+    @overload
     def __init__(
         self,
         policy: Any,
@@ -288,7 +158,32 @@ class PPOOptimizer(BaseLearner):
         seed: int = 0,
         total_timesteps: int | None = None,
         dump_directory: str | Path | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        policy: Any,
+        optimizer: torch.optim.Optimizer | None,
+        device: str | torch.device | None = None,
+        config: PPOConfig | None = None,
+        *,
+        seed: int = 0,
+        total_timesteps: int | None = None,
+        dump_directory: str | Path | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        policy: Any,
+        *given: Any,
+        seed: int = 0,
+        total_timesteps: int | None = None,
+        dump_directory: str | Path | None = None,
+        **named: Any,
     ) -> None:
+        arguments = _config_first if given and isinstance(given[0], PPOConfig) else _optimizer_first
+        optimizer, device, config = arguments(*given, **named)
         super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
         if not isinstance(policy, nn.Module):
             raise ConfigError(f"the torch backend learns torch.nn.Module policies, not {type(policy).__name__}")
@@ -298,9 +193,10 @@ class PPOOptimizer(BaseLearner):
         self.device = pick_device(device)
         policy.to(self.device)
         parameters = trainable(policy)
-        rates = {"learning_rate": self.config.learning_rate, "eps": self.config.adam_eps, "weight_decay": self.config.weight_decay}
-        self._updater = Adam(parameters, **rates) if optimizer is None else UserOptimizer(optimizer, parameters)
-        self.optimizer: Adam | torch.optim.Optimizer = optimizer if optimizer is not None else cast(Adam, self._updater)
+        self._updater = make_optimizer(parameters, self.config) if optimizer is None else TorchOptimizer([optimizer], parameters)
+        self.optimizer = self._updater if optimizer is None else optimizer
+        if optimizer is not None:
+            self.initial_rate = float(optimizer.param_groups[0]["lr"])
         self._compiled = self._make_compiled() if self.config.compile == "on" else None
 
     def compute_ppo_loss(
@@ -463,8 +359,10 @@ class PPOOptimizer(BaseLearner):
 
     def _make_compiled(self) -> CompiledStep:
         obstacle = None
-        if not isinstance(self._updater, Adam):
+        if self.optimizer is not self._updater:
             obstacle = "an optimizer of your own"
+        elif not isinstance(self._updater, Adam):
+            obstacle = f"ppo.optimizer={self.config.optimizer}"
         elif type(self.policy) is not TorchPolicy or not self.policy.builtin:  # a subclass may evaluate as it likes
             obstacle = "a network or policy of your own"
         elif self.policy.spec.memory is not None:
@@ -472,8 +370,28 @@ class PPOOptimizer(BaseLearner):
         elif self.config.gradient_accumulation > 1:
             obstacle = f"ppo.gradient_accumulation={self.config.gradient_accumulation}"
         if obstacle is not None:
-            raise ConfigError(f"ppo.compile=on compiles built-in policies with the built-in optimiser, not {obstacle}; set ppo.compile=off")
+            raise ConfigError(f"ppo.compile=on compiles built-in policies with Adam, not {obstacle}; set ppo.compile=off")
         return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._updater))
+
+
+Arguments = tuple[torch.optim.Optimizer | None, str | torch.device | None, PPOConfig | None]
+
+
+def _config_first(config: PPOConfig, *, optimizer: Any = None, device: Any = None) -> Arguments:
+    """The arguments of `PPOOptimizer(policy, config)`."""
+    return _optimizer_first(optimizer, device, config)
+
+
+def _optimizer_first(optimizer: Any = None, device: Any = None, config: Any = None) -> Arguments:
+    """The arguments of `PPOOptimizer(policy, optimizer, device, config)`."""
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"PPOOptimizer needs a torch.optim.Optimizer or a PPOConfig after the policy, not {type(optimizer).__name__}; "
+            "call it as PPOOptimizer(policy, optimizer, device, config) or PPOOptimizer(policy, config)"
+        )
+    if config is not None and not isinstance(config, PPOConfig):
+        raise ConfigError(f"the config of PPOOptimizer is a PPOConfig, not {type(config).__name__}; see PPOConfig.from_dict")
+    return optimizer, device, config
 
 
 def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:

@@ -56,11 +56,11 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_coef: Any) -> Tens
 
 
 def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: LossCoefficients) -> Tensor:
-    """½ ((V - R) / scale)² per sample; with clipping, the worse of that and of V held within clip_coef · scale of the old V."""
+    """½ ((V - R) / scale)² per sample; with clipping, the worse of that and of V held within vf_clip_coef · scale of the old V."""
     scale = evaluation.value_scale
     errors = ((evaluation.values - minibatch.returns) / scale).square()
     if coefficients.clip_vloss:
-        reach = coefficients.clip_coef * scale
+        reach = coefficients.vf_clip_coef * scale
         held = minibatch.values + (evaluation.values - minibatch.values).clamp(-reach, reach)
         errors = torch.maximum(errors, ((held - minibatch.returns) / scale).square())
     halves: Tensor = 0.5 * errors
