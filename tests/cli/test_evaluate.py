@@ -13,9 +13,10 @@ from inchworm.cli.evaluate import progress
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
-from inchworm.policy.file import load_policy, save_policy
+from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import create_run
+from inchworm.run.policies import load_policy
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.tracking.jsonl import read_rows
 from inchworm.worlds.replay import load_replay

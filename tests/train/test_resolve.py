@@ -21,9 +21,9 @@ from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceErro
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers.auto import WorkerChoice
 from inchworm.policy.composite import PolicyMap
-from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
+from inchworm.run.policies import load_policy
 from inchworm.train import resolve as choices
 from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, resolve_choices
 from inchworm.train.trainer import PPOTrainer, create_training_components

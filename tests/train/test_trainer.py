@@ -25,11 +25,12 @@ from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import PolicyMap
-from inchworm.policy.file import fingerprint, load_policy
+from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.run.directory import CHECKPOINTS, POLICY
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingComponents, TrainingState, default_training_step
@@ -595,7 +596,7 @@ def test_close_twice_and_no_training_after() -> None:
         trainer.train(2 * BATCH)
 
 
-def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
+def test_a_custom_network_trains_and_is_saved(tmp_path: Path) -> None:
     class Own(Network):
         def __init__(self) -> None:
             super().__init__()
@@ -613,12 +614,12 @@ def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
         assert trainer.collector.policy is policy
         trainer.train(2 * BATCH)
         assert trainer.n_updates == 2
-        with pytest.raises(ConfigError, match="only built-in networks have a policy file"):
-            trainer.save_policy(tmp_path / "policy.safetensors")
+        trainer.save_policy(tmp_path / "saved.safetensors")
         expect = policy.get_weights()
         trainer.load_checkpoint()
         assert bits(policy.get_weights()) == bits(expect)
-    assert not (tmp_path / "policy.safetensors").exists()
+    for name in ("policy.safetensors", "saved.safetensors"):
+        assert bits(load_policy(tmp_path / name, network=lambda _: Own()).get_weights()) == bits(expect)
 
 
 def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:

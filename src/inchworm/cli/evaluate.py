@@ -25,7 +25,7 @@ from inchworm.evaluate.games import episode_limit, make_world
 from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.checkpoint import load_named_policy, load_run_policy, open_player
+from inchworm.run.policies import load_named_policy, load_run_policy, open_player
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 

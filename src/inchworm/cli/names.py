@@ -24,7 +24,7 @@ def named_run(name: str, prog: str, *, env: str | None = None) -> Run:
 
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies: its config describes one, and the lanes of each are defined in Python."""
-    from inchworm.run.checkpoint import policy_names
+    from inchworm.run.policies import policy_names
 
     names = policy_names(run)
     if names:

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 import gymnasium as gym
 
-from inchworm.backends.registry import acting_policy, learning_threads, make_learner, policy_files
+from inchworm.backends.registry import acting_policy, learning_threads, make_learner
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
@@ -359,12 +359,8 @@ class PPOTrainer:
         self.saver.load(path)
 
     def save_policy(self, path: str | Path) -> Path:
-        """Write the policy file: spec, weights and normalisers."""
-        files = policy_files(self.policy, Path(path).name, self.policy.get_weights())
-        if len(files) != 1:  # inchworm.save_policy writes each part of a composite policy
-            raise ConfigError("only built-in networks have a policy file; save your own network with its state_dict")
-        ((spec, weights),) = files.values()
-        return save_policy(path, spec, weights)
+        """Write the policy file: description, weights and normalisers."""
+        return save_policy(path, self.policy)
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""
