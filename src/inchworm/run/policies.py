@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from inchworm.backends.registry import read_description, rebuild_policy
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Policy
 from inchworm.core.tensor_file import untrusted
@@ -14,7 +15,7 @@ from inchworm.core.types import Weights
 from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer
-from inchworm.run.directory import CHECKPOINTS, POLICY, Run, open_run
+from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
 
 if TYPE_CHECKING:
     from inchworm.backends.torch.network import Network
@@ -93,6 +94,21 @@ def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Pat
 def open_player(name: str, *, env: str | None = None) -> Run:
     """Open the run that a player is named by; the error lists what else a player may be."""
     return open_run(name, env=env, hint="; a player is a run, a policy file, heuristic, heuristic:0.5 or random")
+
+
+def is_saved_policy(name: str) -> bool:
+    """Whether a name is a policy without the config of a run: a policy file, or a directory with a policy, such as a checkpoint."""
+    path = Path(name)
+    is_run = any((one / CONFIG).is_file() for one in (path, RUNS / path))
+    return bool(name) and path.exists() and not is_run
+
+
+def run_of(name: str, *, env: str | None = None) -> Run | None:
+    """The run whose directory holds a policy file, which knows the environment; None if none does, or if `env` is another environment."""
+    directory = Path(name).parent
+    if not (directory / CONFIG).is_file() or (env is not None and TrainingConfig.from_yaml(directory / CONFIG).env.id != env):
+        return None
+    return open_run(directory, env=env)
 
 
 def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
