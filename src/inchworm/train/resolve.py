@@ -13,11 +13,12 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import form_of, in_one_line
+from inchworm.core.spaces import check_same_form, form_of, in_one_line
 from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
+from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
@@ -66,10 +67,11 @@ def resolve_config(
     env: Any,
     config: PPOConfig | TrainingConfig | None,
     *,
-    num_envs: int | None,
-    seed: int | None,
-    backend: str | None,
-    device: object | None,
+    num_envs: int | None = None,
+    num_workers: int | str | None = None,
+    seed: int | None = None,
+    backend: str | None = None,
+    device: object | None = None,
 ) -> TrainingConfig:
     """Build the complete config from what the trainer was given; arguments override the config."""
     if config is not None and not isinstance(config, PPOConfig | TrainingConfig):
@@ -78,16 +80,23 @@ def resolve_config(
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
     given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
     return base.replace(
-        env=_world(env_source(env), base.env, num_envs),
+        env=_world(env_source(env), base.env, num_envs, num_workers),
         policy=_network(policy, base.policy),
         ppo=config if isinstance(config, PPOConfig) else base.ppo,
         run=base.run.replace(**{name: value for name, value in given.items() if value is not None}),
     )
 
 
-def _world(source: EnvSource, config: EnvConfig, num_envs: int | None) -> EnvConfig:
-    """The env config of a run: the one given, or a description of the environment given."""
+def _world(source: EnvSource, config: EnvConfig, num_envs: int | None, num_workers: int | str | None) -> EnvConfig:
+    """The env config of a run: the one given, or a description of the environment given; arguments override it."""
     config = source.given if source.kind == "config" else config.replace(id=source.name)
+    if num_workers is not None:
+        if source.is_vector and num_workers not in (0, "auto"):
+            name = type(source.given).__name__
+            raise ConfigError(f"num_workers={num_workers}, but the {name} steps its own copies; pass an id or a factory")
+        copies = num_envs if num_envs is not None else config.num_envs
+        helps = config.help_workers and num_workers not in (0, "auto")
+        config = config.replace(num_workers=num_workers, num_envs=copies, help_workers=helps)
     copies = source.num_copies
     if copies is not None and num_envs not in (None, copies):
         what = "copies" if source.kind == "vector" and source.given.lanes_per_copy > 1 else "lane(s)"
@@ -225,6 +234,29 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
     except BaseException:  # such as no opponents for this environment, or Ctrl-C
         if vector_env is not source.given:  # the caller's own stays open
             vector_env.close()
+        raise
+
+
+def resolve_eval_env(env: Any, eval_env: Any, config: EnvConfig, seed: int) -> EnvSource | None:
+    """The environments for evaluation: those given for it, else separate copies of those that train; None where there can be none."""
+    if eval_env is None:
+        return env_source(env).for_evaluation(config)
+    if eval_env is env and not env_source(env).can_be_copied:
+        raise ConfigError("eval_env is the environment that trains, which an evaluation would disturb; pass another instance, or a factory")
+    source = env_source(eval_env)
+    if source.kind == "gymnasium.vector":  # adapted here, so that the evaluator does not close the caller's own
+        return env_source(make_vector_env(eval_env, seed=seed))
+    return source.with_config(source.given if source.kind == "config" else config.replace(id=source.name))
+
+
+def check_eval_env(evaluator: PolicyEvaluator, env: VectorEnv) -> None:
+    """Reject environments for evaluation that have other spaces than those that train, before training."""
+    try:
+        found = evaluator.vector_env
+        trained, evaluated = (env.observation_space, env.action_space), (found.observation_space, found.action_space)
+        check_same_form("eval_env does not fit: the policy", trained, evaluated)
+    except BaseException:
+        evaluator.close()
         raise
 
 

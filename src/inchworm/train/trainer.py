@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
@@ -42,10 +42,21 @@ from inchworm.train.callbacks import (
 from inchworm.train.convergence import ConvergenceCallback, has_converged
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, default_training_step, give_weights, run_training_loop
 from inchworm.train.profile import Profile
-from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
+from inchworm.train.resolve import (
+    check_eval_env,
+    describe_size,
+    resolve_choices,
+    resolve_config,
+    resolve_env,
+    resolve_eval_env,
+    resolve_policy,
+)
 
-NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
+NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory, or eval_env"
 
+
+EnvLike: TypeAlias = str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv
+"""What `PPOTrainer` takes as an environment."""
 
 RUN_DIRECTORY = ("run.name", "run.directory")
 RUN_FILES = ("run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval")
@@ -126,7 +137,7 @@ def functional_training_loop(
         )
     with contextlib.ExitStack() as stack:
         source = config.env if env is None else env
-        config = resolve_config(policy, source, config, num_envs=None, seed=None, backend=None, device=None)
+        config = resolve_config(policy, source, config)
         run = stack.enter_context(create_run(config)) if writes else None
         config, _ = resolve_choices(policy, source, config if run is None else run.config, losses=bool(custom_losses))
         if run is not None:
@@ -166,32 +177,39 @@ class PPOTrainer:
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
     `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
     override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
-    `TrainingConfig` asks for it; `evaluate` can be called at any time.
+    `TrainingConfig` asks for it; `evaluate` can be called at any time. Both use separate copies of `env`, or `eval_env`, which is anything
+    that `env` may be, with the same spaces.
     """
 
     def __init__(
         self,
         policy: str | PolicyConfig | PolicySpec | PolicyMap | Actor,
-        env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv,
+        env: EnvLike,
         config: PPOConfig | TrainingConfig | None = None,
         *,
         num_envs: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
         seed: int | None = None,
         backend: str | None = None,
         device: str | None = None,
+        eval_env: EnvLike | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
-        asked = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
+        asked = resolve_config(policy, env, config, num_envs=num_envs, num_workers=num_workers, seed=seed, backend=backend, device=device)
         self._asked = asked
         self.config, self.choices = resolve_choices(policy, env, asked)
+        evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
         self.env = resolve_env(env, self.config, rehearse=run is not None)
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
+            self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
+            if eval_env is not None and self.evaluator is not None:
+                check_eval_env(self.evaluator, self.env)
         except BaseException:
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
@@ -217,9 +235,8 @@ class PPOTrainer:
         self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
             self.saver.warn_inexact(self.inexact)
-        source = env_source(env).for_evaluation(self.config.env)
-        self.evaluator = make_evaluator(source, self.config) if source is not None else None
-        self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, source, self.run_dir)
+        rated = evaluated if evaluated is not None and evaluated.can_be_copied else None
+        self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, rated, self.run_dir)
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
 
