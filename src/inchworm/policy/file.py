@@ -137,7 +137,7 @@ def check_numbers(weights: Mapping[str, np.ndarray], *, builtin: bool = True) ->
 
 def match_names(patterns: Sequence[str], names: Iterable[str], setting: str) -> list[str]:
     """The names of weights that glob patterns match, in order. One that matches none is an error that lists names close to it."""
-    known = [name for name in names if name != VERSION]
+    known = [name for name in names if name.rpartition("/")[2] != VERSION]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             near = difflib.get_close_matches(pattern.replace("*", ""), known, n=3, cutoff=0.3)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import is_builtin, make_policy
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig, check_minibatches
-from inchworm.core.errors import ConfigError, SpaceError
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
+from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import check_same_form, form_of, in_one_line
@@ -20,8 +21,10 @@ from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap
+from inchworm.policy.file import check_shapes, match_names
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
+from inchworm.run.policies import read_saved
 from inchworm.selfplay.callback import with_opponents
 
 COMPILE_SECONDS = 40.0
@@ -72,13 +75,17 @@ def resolve_config(
     seed: int | None = None,
     backend: str | None = None,
     device: object | None = None,
+    init_from: str | Path | None = None,
+    init_weights: Sequence[str] | None = None,
 ) -> TrainingConfig:
     """Build the complete config from what the trainer was given; arguments override the config."""
     if config is not None and not isinstance(config, PPOConfig | TrainingConfig):
         raise ConfigError(f"config must be a PPOConfig or a TrainingConfig, not {type(config).__name__}; see PPOConfig.from_dict")
     # Without a TrainingConfig no evaluation was asked for during training; `evaluate` can be called at any time.
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
-    given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    given: dict[str, Any] = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    given |= {"init_from": None if init_from is None else str(init_from)}
+    given |= {"init_weights": None if init_weights is None else tuple(init_weights)}
     return base.replace(
         env=_world(env_source(env), base.env, num_envs, num_workers),
         policy=_network(policy, base.policy),
@@ -293,6 +300,30 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
     raise ConfigError(
         f"{policy!r} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); or use mlp, cnn, lstm or gru"
     )
+
+
+def warm_start(policy: Policy, run: RunConfig) -> str | None:
+    """Set the weights that the run begins with, if it names any; return a sentence about them. The version stays that of a new policy."""
+    if run.init_from is None:
+        return None
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"run.init_from needs a policy with weights, but {type(policy).__name__} only acts")
+    where = f"run.init_from={run.init_from}"
+    try:
+        _, weights, found = read_saved(run.init_from)
+    except (OSError, InchwormError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    own = policy.get_weights()
+    every = match_names(["*"], own, where)
+    names = match_names(run.init_weights, own, "run.init_weights") if run.init_weights else every
+    saved = {name: weights[name] for name in match_names(["*"], weights, where)}
+    try:
+        check_shapes(saved, {name: own[name].shape for name in names}, more=bool(run.init_weights))
+    except InchwormError as error:
+        part = "" if run.init_weights else "; run.init_weights takes over a part of them, such as 'actor.*'"
+        raise ConfigError(f"{where}: {error}{part}") from None
+    policy.set_weights({**own, **{name: saved[name].astype(own[name].dtype) for name in names}})
+    return f"beginning with {'all' if names == every else len(names)} of the {len(every)} weights from {found}"
 
 
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:

@@ -26,7 +26,7 @@ from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
-from inchworm.run.directory import Run, create_run
+from inchworm.run.directory import CHECKPOINTS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
@@ -50,6 +50,7 @@ from inchworm.train.resolve import (
     resolve_env,
     resolve_eval_env,
     resolve_policy,
+    warm_start,
 )
 
 NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory, or eval_env"
@@ -108,6 +109,7 @@ def create_training_components(
     vector_env = resolve_env(source, config)
     try:
         policy = resolve_policy(policy, config, vector_env)
+        warm_start(policy, config.run)
         learner, collector = make_learner(policy, config), make_collector(policy, vector_env, config)
         opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, env_source(source).for_evaluation(config.env))
     except BaseException:
@@ -178,7 +180,8 @@ class PPOTrainer:
     `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
     override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
     `TrainingConfig` asks for it; `evaluate` can be called at any time. Both use separate copies of `env`, or `eval_env`, which is anything
-    that `env` may be, with the same spaces.
+    that `env` may be, with the same spaces. The weights begin as those of `init_from`, a policy file, run or checkpoint, all or those whose
+    names match a pattern of `init_weights`.
     """
 
     def __init__(
@@ -193,11 +196,15 @@ class PPOTrainer:
         backend: str | None = None,
         device: str | None = None,
         eval_env: EnvLike | None = None,
+        init_from: str | Path | None = None,
+        init_weights: Sequence[str] | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
-        asked = resolve_config(policy, env, config, num_envs=num_envs, num_workers=num_workers, seed=seed, backend=backend, device=device)
+        begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
+        where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
+        asked = resolve_config(policy, env, config, **begin, **where)
         self._asked = asked
         self.config, self.choices = resolve_choices(policy, env, asked)
         evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
@@ -207,6 +214,9 @@ class PPOTrainer:
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
+            begun = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
+            self.warm_start = None if begun else warm_start(self.policy, self.config.run)
+            """Where the initial weights are from, in a sentence; None for new ones, and for a run that is resumed."""
             self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
             if eval_env is not None and self.evaluator is not None:
                 check_eval_env(self.evaluator, self.env)

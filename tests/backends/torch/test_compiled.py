@@ -34,7 +34,7 @@ CASES = {
     ),
     "central critic, everything off": (
         None, None, {"central_critic": True, "normalize_observations": True},
-        PLAIN.replace(max_grad_norm=None, ent_coef=0.0),
+        PLAIN.replace(max_grad_norm=None, ent_coef=0.0, freeze=("actor.*",)),
     ),
 }  # fmt: skip
 
@@ -80,6 +80,7 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it again"
     exact_resume(learners["on"], policies["on"], gather, policy_of(*given, seed=5), config)
     if "central" in case:
+        frozen_weights_are_read(learners, policies, gather)
         nothing_moves(learners["on"], policies["on"], rollout)
 
 
@@ -95,6 +96,19 @@ def exact_resume(learner, policy, gather, resumed, config):
     other.load_state_dict(state)
     other.update(rollout)
     np.testing.assert_equal(resumed.get_weights(), policy.get_weights())
+
+
+def frozen_weights_are_read(learners, policies, gather):
+    """They are as before all updates, and those of a checkpoint are used by the compiled step, too."""
+    fresh, now = policy_of(*CASES["central critic, everything off"][:3]).get_weights(), policies["on"].get_weights()
+    assert {name.partition(".")[0] for name in fresh if np.array_equal(fresh[name], now[name])} == {"actor"}
+    for policy in policies.values():
+        policy.set_weights({**now, "actor.head.weight": fresh["actor.head.weight"] + np.float32(0.5)})
+    rollout = of_unknown_weights(gather(policy, seed=9))
+    learners["off"].load_state_dict(learners["on"].state_dict())
+    stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
+    for name in ("entropy", "policy_loss", "approx_kl", "grad_norm"):
+        assert stats["on"][name] == pytest.approx(stats["off"][name], rel=1e-3, abs=1e-4), name
 
 
 def nothing_moves(learner, policy, rollout):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
+from inchworm.backends.learner import ALL_FROZEN, BETA_MEAN, BETA_SQUARE, BaseLearner, StepMetrics, check_moments
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
@@ -179,8 +179,12 @@ OUTPUTS = ("log_probs", "entropy", "values")
 class MinibatchStep:
     """One optimiser step on one minibatch, or none where its loss or gradient is not finite or no sample is valid."""
 
-    def __init__(self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, adam: Adam) -> None:
+    def __init__(self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, adam: Adam, frozen: Set[str] = frozenset()) -> None:
         self._policy, self._config, self._network, self._adam = policy, config, network, adam
+        marks = np.zeros(len(network.parameters), np.bool_)
+        for name in frozen & network.weights.keys():
+            network.views(marks)[name][...] = True
+        self._frozen = np.flatnonzero(marks)  # places of the frozen weights in the flat vectors
         self._log_std = network.weights.get(LOG_STD, np.zeros(0, network.parameters.dtype))
         self._squashes = policy.spec.config.action_bounds == "tanh"
 
@@ -196,11 +200,14 @@ class MinibatchStep:
             gradient = self._network.gradient
         else:
             terms, gradient = self._accumulate(samples, coefficients, count, losses)
+        if len(self._frozen):
+            gradient[self._frozen] = 0
         norm = math.sqrt(np.dot(gradient, gradient))
         bad, empty = not math.isfinite(terms["loss"] + norm), count == 0
         if not (bad or empty):
-            limit = self._config.max_grad_norm
+            limit, kept = self._config.max_grad_norm, self._network.parameters[self._frozen]
             self._adam.step(gradient, learning_rate, scale=1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+            self._network.parameters[self._frozen] = kept  # no weight decay either
         return {**terms, "grad_norm": norm, "bad": float(bad), "empty": float(empty)}
 
     def forward(self, samples: Samples) -> ForwardPass:
@@ -254,6 +261,7 @@ class MinibatchStep:
                 terms["loss"] += share * value
             row = {name: row.get(name, 0.0) + term for name, term in terms.items()}
         for name, gradient in custom_gradients.items():
+            gradient[self._frozen] = 0
             total += gradient
             row[f"grad_norm/{name}"] = math.sqrt(np.dot(gradient, gradient))
         return row, total
@@ -312,7 +320,9 @@ class NumpyOptimizer(BaseLearner):
         weights = policy.get_weights()
         self._network = FlatNetwork(policy.spec, np.dtype(weights["actor.head.weight"].dtype))
         self.optimizer = Adam(self._network.parameters, eps=self.config.adam_eps, weight_decay=self.config.weight_decay)
-        self._step = MinibatchStep(policy, self.config, self._network, self.optimizer)
+        if self.frozen >= self._network.weights.keys():
+            raise ConfigError(ALL_FROZEN)
+        self._step = MinibatchStep(policy, self.config, self._network, self.optimizer, self.frozen)
 
     def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
         """Fill invalid rows and compute advantages."""
@@ -369,14 +379,15 @@ class NumpyOptimizer(BaseLearner):
     def moments(self) -> dict[str, Any]:
         """Adam's state by the names of the weights."""
         adam = self.optimizer
-        named = {name: self._network.views(vector.copy()) for name, vector in (("mean", adam.mean), ("square", adam.square))}
+        views = {name: self._network.views(vector.copy()) for name, vector in (("mean", adam.mean), ("square", adam.square))}
+        named = {name: {key: part for key, part in parts.items() if key not in self.frozen} for name, parts in views.items()}
         return {"step": adam.steps, **named}
 
     def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore Adam's state."""
         adam = self.optimizer
-        check_moments(moments, {name: view.shape for name, view in self._network.weights.items()})
+        check_moments(moments, {name: view.shape for name, view in self._network.weights.items() if name not in self.frozen})
         adam.steps = int(moments["step"])
         for name, vector in (("mean", adam.mean), ("square", adam.square)):
             for weight, part in self._network.views(vector).items():
-                part[...] = moments[name][weight]
+                part[...] = 0 if weight in self.frozen else moments[name][weight]

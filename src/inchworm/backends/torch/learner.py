@@ -5,6 +5,7 @@ First a rollout's minibatches, then the optimiser, the built-in Adam (Kingma & B
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -18,7 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, RATIO_TOLERANCE, BaseLearner, StepMetrics, check_moments, ratio_metrics
+from inchworm.backends.learner import (
+    ALL_FROZEN,
+    BETA_MEAN,
+    BETA_SQUARE,
+    RATIO_TOLERANCE,
+    BaseLearner,
+    StepMetrics,
+    check_moments,
+    ratio_metrics,
+)
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
@@ -297,7 +307,11 @@ class PPOOptimizer(BaseLearner):
             self.spec, self.statistics = policy.spec, policy.statistics
         self.device = pick_device(device)
         policy.to(self.device)
-        parameters = trainable(policy)
+        candidates = trainable(policy)
+        parameters = {name: parameter for name, parameter in candidates.items() if name not in self.frozen}
+        if candidates and not parameters:
+            raise ConfigError(ALL_FROZEN)
+        self._frozen = [parameter for name, parameter in candidates.items() if name in self.frozen]
         rates = {"learning_rate": self.config.learning_rate, "eps": self.config.adam_eps, "weight_decay": self.config.weight_decay}
         self._updater = Adam(parameters, **rates) if optimizer is None else UserOptimizer(optimizer, parameters)
         self.optimizer: Adam | torch.optim.Optimizer = optimizer if optimizer is not None else cast(Adam, self._updater)
@@ -360,6 +374,13 @@ class PPOOptimizer(BaseLearner):
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
         """Take one step on each minibatch, or none where its loss or gradient is not finite or no row is valid."""
+        with without_gradients(self._frozen):
+            return self._take_steps(minibatches, coefficients, rate_factor, losses)
+
+    def _take_steps(
+        self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
+    ) -> StepMetrics:
+        """`take_steps`, while frozen parameters require no gradient."""
         self._updater.scale_learning_rate(rate_factor)
         if self._compiled is not None:
             if losses:
@@ -480,6 +501,19 @@ def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by the names of the policy's weights."""
     name_of = policy.public_name if isinstance(policy, TorchPolicy) else str
     return {name_of(name): p for name, p in policy.named_parameters() if p.requires_grad and p.numel()}
+
+
+@contextlib.contextmanager
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute no gradients of these parameters inside, so that no optimiser moves them."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def _changes_with_mode(module: nn.Module) -> bool:
