@@ -306,8 +306,14 @@ def test_rollouts_with_another_global_state_are_refused():
 def test_an_optimiser_of_ones_own_leaves_frozen_weights_alone(kind):
     policy = TORCH.policy()
     mine = kind(policy.parameters(), lr=0.1, weight_decay=0.1)
-    before = policy.get_weights()
-    TORCH.learner(policy, CONFIG.replace(freeze=("actor.*",)), optimizer=mine).update(collect(policy))
+    before, seen = policy.get_weights(), []
+
+    def watching(policy, values):
+        seen.append(policy.get_weights()["actor.0.weight"])
+        return values.mean()
+
+    TORCH.learner(policy, CONFIG.replace(freeze=("actor.*",)), optimizer=mine).update(collect(policy), [watching])
+    assert all(np.array_equal(weight, before["actor.0.weight"]) for weight in seen)  # at every step
     after = policy.get_weights()
     assert {name.partition(".")[0] for name in before if np.array_equal(before[name], after[name])} == {"actor"}
     assert all(parameter.requires_grad for parameter in policy.parameters()), "a later learner may train them"
