@@ -179,8 +179,11 @@ def test_deleted_checkpoints_of_ones_own_network_are_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (own_network, "the network examples.custom_network:ResidualNetwork, .*: network=ResidualNetwork$"),
-        (own_policy, r"the policy examples.custom_network:OwnPolicy, .*: policy=OwnPolicy\(…\), made as for training$"),
+        (own_network, r"the network examples.custom_network:ResidualNetwork, .*; use load_policy\(.*, network=ResidualNetwork\)$"),
+        (
+            own_policy,
+            r"the policy examples.custom_network:OwnPolicy, .*; use load_policy\(.*, policy=OwnPolicy\(…\)\) with the arguments of",
+        ),
     ],
 )
 def test_without_the_class_the_answer_names_it_and_what_to_pass(tmp_path, make, words):
@@ -219,12 +222,16 @@ def test_a_wrong_class_is_answered_with_the_names_and_shapes_that_differ(tmp_pat
         load_policy(policy, policy=OwnPolicy(3, 2))
     with pytest.raises(ConfigError, match="holds a built-in policy; leave network out"):
         load_policy(save_policy(tmp_path / "mlp", NumpyPolicy(SPEC)), network=small)
-    with pytest.raises(ConfigError, match=r"pass it to load_policy: policy=OwnPolicy"):
+    with pytest.raises(ConfigError, match=r"use load_policy\(.*, policy=OwnPolicy"):
         load_policy(policy, network=small)
     with pytest.raises(ConfigError, match=r"network must be an inchworm\.backends\.torch.network.Network"):
         load_policy(network, network=lambda _: torch.nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="policy must be a policy"):
         load_policy(policy, policy=lambda: RandomActor(CARTPOLE.action_space))
+    with pytest.raises(ConfigError, match="policy must be a policy, or make one without arguments; it is 'x'"):
+        load_policy(policy, policy="x")
+    with pytest.raises(ConfigError, match="networks of users act in torch, not in numpy; leave backend out"):
+        load_policy(network, "numpy", network=small)
     train(own_network(), tmp_path / "run")
     wide = TorchPolicy(SPEC, network=ResidualNetwork(SPEC))
     with pytest.raises(CorruptFileError, match=r"does not fit this trainer: .*network.inlet.weight has shape \(8, 4\)"):
@@ -254,5 +261,5 @@ def test_buffers_of_any_dtype_are_part_of_the_file(tmp_path):
     path = save_policy(tmp_path / "x", TorchPolicy(SPEC, network=Normed(SPEC)))
     weights = inchworm.load_policy(path, network=Normed).get_weights()
     assert (weights["network.count"].tolist(), weights["network.seen"].tolist()) == (7, [True, False])
-    with pytest.raises(ConfigError, match=r"Normed, and files never .*: network=Normed$"):
+    with pytest.raises(ConfigError, match=r"Normed, and files never .*, network=Normed\)$"):
         load_policy(path)

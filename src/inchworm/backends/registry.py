@@ -160,20 +160,24 @@ def rebuild_policy(
     """
     spec, own, name = description.spec, description.own, description.class_path.rpartition(":")[2].rpartition(".")[2]
     if policy is not None:
-        made = policy if isinstance(policy, Policy) and not isinstance(policy, type) else policy()
+        is_made = (isinstance(policy, Policy) and not isinstance(policy, type)) or not callable(policy)
+        made = policy if is_made else policy()
         if not isinstance(made, Policy):
             raise ConfigError(f"policy must be a policy, or make one without arguments; it is {made!r:.80}")
     elif own is None and network is None and spec is not None:
         chosen = ("torch" if spec.observations.images else "numpy") if backend == "auto" else backend
         return make_policy(spec, weights=weights, backend=chosen)
     elif own == "network" and network is not None and spec is not None:
-        made = get_backend("torch" if backend == "auto" else backend).policy_with_network(spec, network)
+        if backend not in ("auto", "torch"):
+            raise ConfigError(f"networks of users act in torch, not in {backend}; leave backend out")
+        made = get_backend("torch").policy_with_network(spec, network)
     elif own is None:
         raise ConfigError(f"{where} holds a built-in policy; leave network out")
     else:
-        take = f"network={name}" if own == "network" else f"policy={name}(…), made as for training"
+        take = f"network={name})" if own == "network" else f"policy={name}(…)) with the arguments of training"
         raise ConfigError(
-            f"{where} holds the weights of the {own} {description.class_path}, and files never import code; pass it to load_policy: {take}"
+            f"{where} holds the weights of the {own} {description.class_path}, and files never import code; use "
+            f'load_policy("{where}", {take}'
         )
     try:
         set_weights(made, weights)
