@@ -102,10 +102,10 @@ def _importing() -> bool:
 def load(loader: str, path: str) -> Any:
     """Open a file with the public function for its kind."""
     from inchworm.config.sections import TrainingConfig
-    from inchworm.policy.file import load_policy
     from inchworm.rollout.rollout import Rollout
     from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.run.directory import load_config
+    from inchworm.run.policies import load_policy
     from inchworm.worlds.replay import load_replay, replay_page
 
     loaders: dict[str, Callable[[str], Any]] = {

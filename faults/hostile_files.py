@@ -24,9 +24,10 @@ from faults.hostile_tools import Opener, make_genuine, newest_checkpoint, sign_c
 from faults.programme import Outcome, Work, procedure
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError
-from inchworm.policy.file import load_policy, read_policy
+from inchworm.policy.file import read_policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
+from inchworm.run.policies import load_policy
 from inchworm.worlds.replay import load_replay, replay_page
 
 MEGABYTE = 1_000_000

@@ -17,8 +17,9 @@ from inchworm.backends.registry import acting_policy, compute_advantages, learni
 from inchworm.collect.collector import RolloutCollector
 from inchworm.core.types import Minibatch, PolicyStep
 from inchworm.env.source import make_vector_env
-from inchworm.policy.file import load_policy, save_policy
+from inchworm.policy.file import save_policy
 from inchworm.rollout.rollout import Rollout
+from inchworm.run.policies import load_policy
 from inchworm.train.trainer import PPOTrainer
 
 NARROW, WIDE = 5e-5, 1e-10

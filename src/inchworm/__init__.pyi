@@ -50,7 +50,7 @@ from inchworm.evaluate.suites import evaluate_suites as evaluate_suites
 from inchworm.evaluate.suites import load_suites as load_suites
 from inchworm.policy.composite import CompositePolicy as CompositePolicy
 from inchworm.policy.composite import PolicyMap as PolicyMap
-from inchworm.policy.file import load_policy as load_policy
+from inchworm.policy.file import LoadedPolicy as LoadedPolicy
 from inchworm.policy.file import save_policy as save_policy
 from inchworm.policy.spec import PolicySpec as PolicySpec
 from inchworm.policy.statistics import ReturnNormalizer as ReturnNormalizer
@@ -67,6 +67,7 @@ from inchworm.run.checkpoint import PolicyRecord as PolicyRecord
 from inchworm.run.checkpoint import TrainerRecord as TrainerRecord
 from inchworm.run.checkpoint import TrainingCheckpointer as TrainingCheckpointer
 from inchworm.run.directory import NotExactWarning as NotExactWarning
+from inchworm.run.policies import load_policy as load_policy
 from inchworm.selfplay.callback import RatingGames as RatingGames
 from inchworm.selfplay.callback import SelfPlayCallback as SelfPlayCallback
 from inchworm.selfplay.pool import OpponentPool as OpponentPool

@@ -186,7 +186,7 @@ def test_a_policy_file_that_is_missing_is_written_again(tmp_path: Path) -> None:
     (tmp_path / "policy-blue.safetensors").unlink()
     with PPOTrainer(SEVERAL, "CartPole-v1", PPO, num_envs=4, run_dir=tmp_path) as trainer:
         trainer.load_checkpoint()
-        with pytest.raises(ConfigError, match="only built-in networks have a policy file"):
+        with pytest.raises(ConfigError, match="several policies have a file each"):
             trainer.save_policy(tmp_path / "x.safetensors")
     assert (tmp_path / "policy-blue.safetensors").exists()
 

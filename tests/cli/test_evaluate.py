@@ -13,9 +13,10 @@ from inchworm.cli.evaluate import progress
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
-from inchworm.policy.file import load_policy, save_policy
+from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import create_run
+from inchworm.run.policies import load_policy
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.tracking.jsonl import read_rows
 from inchworm.worlds.replay import load_replay
@@ -76,6 +77,42 @@ def test_a_missing_or_damaged_policy_is_one_line(refused: Any, run: Path) -> Non
     refused("the run runs/small has no policy.safetensors yet; inchworm resume small continues its training", "evaluate", "small")
 
 
+def test_a_policy_file_is_evaluated_in_the_environment_of_its_run_or_in_the_one_given(cli: Any, run: Path) -> None:
+    of_run = json.loads(cli("evaluate", "small", "--json").out)
+    assert json.loads(cli("evaluate", "runs/small/policy.safetensors", "--json").out) == of_run
+    Path("elsewhere.safetensors").write_bytes((run / "policy.safetensors").read_bytes())
+    flags = ["--env", "CartPole-v1", "--episodes", 3, "--num-envs", 2]
+    result = cli("evaluate", "elsewhere.safetensors", *flags, "--json")
+    assert json.loads(result.out) == of_run
+    assert cli("evaluate", "elsewhere.safetensors", *flags).out.startswith("elsewhere.safetensors: mean return ")
+    checkpoint = max((run / "checkpoints").iterdir())  # and one without a config, such as a checkpoint or a run of a script
+    assert json.loads(cli("evaluate", checkpoint, *flags, "--json").out) == of_run
+    heavy = cli("evaluate", "elsewhere.safetensors", *flags, "--kwargs", "{sutton_barto_reward: true}", "--json")
+    assert json.loads(heavy.out)["mean_return"] != of_run["mean_return"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["elsewhere"],
+            "elsewhere is not in the directory of a run, so the environment is not known; add --env, such as --env CartPole-v1",
+        ),
+        (
+            ["elsewhere", "--best", "--env", "CartPole-v1"],
+            "--best and --last choose a policy of a run, and elsewhere is one policy; omit them",
+        ),
+        (["elsewhere", "--env", "Acrobot-v1"], "was made for the observation space"),
+        (["elsewhere.safetensors"], "there is no run elsewhere.safetensors; nearest in runs: small; a policy file is also accepted"),
+        (["empty", "--env", "CartPole-v1"], "empty holds no policy; expected a policy file, a run directory"),
+    ],
+)
+def test_wrong_use_of_a_policy_file_is_one_line(refused: Any, run: Path, arguments: list[str], message: str) -> None:
+    Path("elsewhere").write_bytes((run / "policy.safetensors").read_bytes())
+    Path("empty").mkdir()
+    refused(message, "evaluate", *arguments)
+
+
 def test_a_suite_is_scored_in_groups(cli: Any, run: Path) -> None:
     Path("suite.yaml").write_text(
         "control:\n  - {env: CartPole-v1, episodes: 3, score_range: [0, 500]}\n  - {env: CartPole-v0, episodes: 2, name: short}\n"
@@ -128,6 +165,8 @@ def test_a_match_of_two_runs(cli: Any) -> None:
     assert result.out == f"runs/a/policy.safetensors against runs/b/policy.safetensors in Skirmish-v0: {expected}\n"
     assert " of 6 greedy episodes), health margin " in result.out
     result = cli("match", "a", "heuristic:0.5", "--episodes", 4, "--sampled", "--seed", 3, "--num-envs", 2, "--json", "--quiet")
+    file = cli("match", "runs/a/policy.safetensors", "random", "--episodes", 2, "--quiet")  # its run knows the environment
+    assert file.code == 0, file.err
     rules = SkirmishConfig.from_dict(RULES)
     sampled, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.5, deterministic=False, seed=3, num_envs=2)
     assert json.loads(result.out) == {**sampled.to_dict(), "players": ["runs/a/policy.safetensors", "heuristic:0.5"]}

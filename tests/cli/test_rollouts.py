@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inchworm.policy.file import load_policy
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import open_run
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 
 

@@ -13,8 +13,8 @@ import pytest
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.evaluator import make_evaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap
-from inchworm.policy.file import load_policy
 from inchworm.rollout.rollout import Rollout
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 from inchworm.train.trainer import PPOTrainer
 

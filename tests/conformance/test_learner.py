@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import optree
 import pytest
+import torch
 from gymnasium import spaces
 
 from doubles.learners import BOX, CONFIG, SIDES, Side, collect, of_unknown_weights, parameters
 from inchworm.backends.learner import HISTORY, MAX_BAD_STEPS
-from inchworm.backends.numpy.policy import fresh_weights
+from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.spaces import mask_space, with_mask
@@ -106,6 +107,8 @@ OPTIONS = {
     "sgd with decay": {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.1, "gradient_accumulation": 2},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.1},
     "adaptive rate": {"learning_rate_schedule": "adaptive", "desired_kl": 2e-3, "update_epochs": 5},
+    "frozen weights": {"freeze": ["actor.0.*", "log_std"], "weight_decay": 0.1, "max_grad_norm": 0.05},
+    "frozen actor": {"freeze": ["actor.*"], "gradient_accumulation": 2},
 }
 
 
@@ -881,3 +884,87 @@ def test_a_state_of_another_policy_is_refused(side):
         learner.load_state_dict(states[0])
     with pytest.raises(InchwormError, match=r"which has no log_std|of actor.head.weight has shape"):
         learner.load_state_dict(states[1])
+
+
+# Frozen weights
+def norm_of(side, freeze, **options):
+    """The gradient norm of the first step of a learner that freezes these weights."""
+    policy = side.policy(None, HYBRID, seed=1)
+    config = PPOConfig(update_epochs=1, num_minibatches=1, freeze=freeze, **options)
+    return side.learner(policy, config).update(collect(policy))["grad_norm"]
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_gradient_norm_counts_what_is_trained(side, pieces):
+    whole, actor, rest = (norm_of(side, freeze, gradient_accumulation=pieces) for freeze in ((), ("actor.*",), ("critic.*", "log_std")))
+    assert min(actor, rest) > 0.1
+    assert actor**2 + rest**2 == pytest.approx(whole**2, rel=1e-4)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_frozen_weights_stay_to_the_bit_and_the_others_learn(side, pieces):
+    policy = side.policy(None, HYBRID, seed=1)
+    before, seen = policy.get_weights(), []
+
+    def watching(policy, values):
+        seen.append(policy.get_weights()["critic.0.weight"])
+        return side.answer(0.0, 1.0, values)
+
+    config = CONFIG.replace(freeze=("critic.*", "*.bias"), weight_decay=0.1, gradient_accumulation=pieces)
+    learner = side.learner(policy, config)
+    assert learner.frozen == {name for name in before if name.startswith("critic.") or name.endswith(".bias")}
+    for seed in range(2):
+        stats = learner.update(collect(policy, seed=seed), [watching])
+    assert stats.get("grad_norm/watching", 0.0) == 0  # the loss reads the values, whose weights are all frozen
+    after = policy.get_weights()
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == learner.frozen
+    assert all(np.array_equal(weight, before["critic.0.weight"]) for weight in seen)  # within an update, too
+    assert learner.state_dict()["moments"]["mean"].keys() == {"actor.0.weight", "actor.head.weight", "log_std"}
+    again = side.learner(side.policy(None, HYBRID, seed=1), config)
+    again.load_state_dict(learner.state_dict())
+    for name, moment in learner.state_dict()["moments"]["mean"].items():
+        np.testing.assert_array_equal(again.state_dict()["moments"]["mean"][name], moment)
+    with pytest.raises(InchwormError, match="are only on one side"):
+        side.learner(side.policy(None, HYBRID), CONFIG).load_state_dict(learner.state_dict())
+
+
+def test_a_normaliser_is_frozen_as_a_whole_and_with_the_value_head(side):
+    options = {"normalize_observations": True, "normalize_values": True}
+    policy = side.policy(**options)
+    side.learner(policy).update(collect(policy))  # gives the statistics data
+    for freeze, still in (
+        (("observation_normalizer.mean",), {"observation_normalizer"}),
+        (("value_normalizer.*",), {"value_normalizer"}),
+        (("critic.head.bias",), {"value_normalizer", "critic.head.bias"}),
+    ):
+        before = policy.get_weights()
+        side.learner(policy, CONFIG.replace(freeze=freeze)).update(of_unknown_weights(collect(policy, seed=1)))
+        after = policy.get_weights()
+        same = {name for name in before if np.array_equal(before[name], after[name])}
+        assert {name if name.startswith("critic") else name.partition(".")[0] for name in same} == still
+
+
+def test_values_stay_in_reward_units_where_the_value_head_is_frozen(side):
+    """Without steps nothing moves: neither a rescaled head with old statistics, nor an old head with new ones."""
+    policy = side.policy(normalize_values=True)
+    side.learner(policy).update(collect(policy))
+    seen = np.random.default_rng(0).normal(size=(1, 5, 3)).astype(np.float32)
+    before = values_of(policy, seen)
+    config = CONFIG.replace(freeze=("critic.head.weight",), learning_rate=0.0)
+    side.learner(policy, config).update(of_unknown_weights(collect(policy, seed=1)))
+    np.testing.assert_array_equal(values_of(policy, seen), before)
+
+
+def values_of(policy, seen):
+    return policy.value(seen) if isinstance(policy, NumpyPolicy) else policy.value(torch.from_numpy(seen)).numpy()
+
+
+def test_what_cannot_be_frozen_is_refused(side):
+    policy = side.policy(normalize_observations=True)
+    with pytest.raises(ConfigError, match=r"ppo.freeze: no weight of the policy matches 'actr.\*'; close to it: actor"):
+        side.learner(policy, CONFIG.replace(freeze=("critic.*", "actr.*"))).update(collect(policy))
+    with pytest.raises(ConfigError, match=r"ppo.freeze matches every weight that could be trained"):
+        side.learner(policy, CONFIG.replace(freeze=("*",)))
+    with pytest.raises(ConfigError, match=r"ppo.freeze keeps observation_normalizer without data; begin with a policy that has some"):
+        side.learner(policy, CONFIG.replace(freeze=("observation_*",))).update(collect(policy))

@@ -12,8 +12,9 @@ from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.errors import BadNumberError, CorruptFileError, InchwormError
 from inchworm.core.tensor_file import write_tensor_file
-from inchworm.policy.file import check_weights, fingerprint, load_policy, read_policy, rescaled_value_head, save_policy
+from inchworm.policy.file import check_weights, fingerprint, read_policy, rescaled_value_head, save_policy
 from inchworm.policy.spec import PolicySpec
+from inchworm.run.policies import load_policy
 
 SPEC = PolicySpec(
     spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "k": spaces.Discrete(3)}),
@@ -96,7 +97,7 @@ def test_acting_from_a_file_imports_no_learning_framework(tmp_path):
     program = f"""
 import sys
 import numpy as np
-from inchworm.policy.file import load_policy
+from inchworm.run.policies import load_policy
 policy = load_policy({str(path)!r})
 action = policy.predict({{"x": np.zeros(2, np.float32), "k": 1}})
 assert set(action) == {{"go", "what"}} and type(action["what"]) is int, action

@@ -560,6 +560,6 @@ def test_a_policy_is_checked_against_its_environment(checkpoints):
                 checkpoints.load_policy(given, env=env)
 
 
-def test_a_network_of_ones_own_has_no_such_file(checkpoints):
-    with pytest.raises(ConfigError, match="only built-in networks"):
+def test_what_is_not_a_policy_is_not_saved(checkpoints):
+    with pytest.raises(ConfigError, match="object is not a policy with weights"):
         checkpoints.save_policy(object(), 1)

@@ -30,11 +30,12 @@ from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, Traini
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.stats import EvalStats
-from inchworm.policy.file import load_policy, read_policy
+from inchworm.policy.file import read_policy
 from inchworm.run import checkpoint as checkpoint_module
 from inchworm.run import saver as saver_module
 from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 from inchworm.run.directory import NotExactWarning
+from inchworm.run.policies import load_policy
 from inchworm.run.saver import BACKGROUND_RATIO, FORMAT, SaveThread, check_state
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback

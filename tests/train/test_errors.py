@@ -10,8 +10,8 @@ import pytest
 from doubles.runs import BATCH, SMALL, finish, small_config
 from doubles.toys import Corridor
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError
-from inchworm.policy.file import load_policy
 from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.run.policies import load_policy
 from inchworm.train import callbacks as callbacks_module
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState

@@ -18,9 +18,9 @@ from inchworm.config.sections import EvalConfig, PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.env.source import make_vector_env
-from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, select_lanes
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 from inchworm.train.callbacks import BaseCallback, FunctionCallback, as_callback
 from inchworm.train.loop import (

@@ -12,18 +12,20 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from doubles.runs import BATCH, LANES, STEPS, small_config
 from doubles.toys import Corridor, Counter, watched
+from examples.custom_network import OwnPolicy
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.cli.main import main
 from inchworm.collect.actors import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
+from inchworm.core.types import Weights
 from inchworm.env.source import make_vector_env
 from inchworm.env.workers.auto import WorkerChoice
 from inchworm.policy.composite import PolicyMap
-from inchworm.policy.file import load_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices
+from inchworm.run.policies import load_policy
 from inchworm.train import resolve as choices
 from inchworm.train.resolve import COMPILE_SECONDS, SECONDS_PER_SAMPLE, SECONDS_PER_STEP, choose_compile, resolve_choices
 from inchworm.train.trainer import PPOTrainer, create_training_components
@@ -407,3 +409,111 @@ def test_what_is_never_compiled(config: TrainingConfig, builtin: bool, why: str)
     chosen, reason = choose_compile(config, builtin=builtin)
     assert chosen == "off"
     assert why in reason
+
+
+# ---- warm start
+def weights_after(policy: Any, *, steps: int = 2 * BATCH, resume: bool = False, **more: Any) -> tuple[Weights, Weights]:
+    """The weights at the beginning and at the end of a run."""
+    with PPOTrainer(policy, "CartPole-v1", small_config(ppo=PPOConfig(rollout_steps=STEPS)), **more) as trainer:
+        if resume:
+            trainer.load_checkpoint()
+        before = trainer.policy.get_weights()
+        trainer.train(steps)
+        return before, trainer.policy.get_weights()
+
+
+def same_names(one: Weights, other: Weights) -> set[str]:
+    return {name for name in one if np.array_equal(one[name], other[name])}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("of", ["", "policy.safetensors", "checkpoints"])
+def test_a_run_begins_with_the_weights_of_another(of: str, backend: str, tmp_path: Path) -> None:
+    kind = PolicyConfig(hidden_sizes=(8,), normalize_observations=True, normalize_values=True)
+    _, first = weights_after(kind, run_dir=tmp_path / "first")
+    before, after = weights_after(kind, init_from=tmp_path / "first" / of, backend=backend, seed=7)
+    assert same_names(first, before) == first.keys() - {"policy_version"}  # the normalisers, too
+    assert (int(before["policy_version"]), int(after["policy_version"])) == (0, 2)  # there is no warm-up of the normalisers
+    assert "actor.head.weight" not in same_names(before, after)
+    part, _ = weights_after(kind, init_from=tmp_path / "first", init_weights=["actor.*", "critic.0.weight"], seed=7)
+    fresh, _ = weights_after(kind, seed=7)
+    chosen = {name for name in first if name.startswith("actor.")} | {"critic.0.weight"}
+    assert same_names(part, first) - {*same_names(first, fresh)} == chosen - {*same_names(first, fresh)}
+    assert same_names(part, fresh) >= fresh.keys() - chosen
+
+
+def test_a_warm_start_with_frozen_weights_trains_the_rest(tmp_path: Path) -> None:
+    _, first = weights_after(SPEC, run_dir=tmp_path)
+    config = small_config(ppo=PPOConfig(rollout_steps=STEPS, freeze=("actor.0.*",)), init_from=str(tmp_path))
+    with PPOTrainer(SPEC, "CartPole-v1", config) as trainer:
+        assert trainer.warm_start == f"beginning with all of the 8 weights from {tmp_path / 'policy.safetensors'}"
+        trainer.train()
+        assert same_names(first, trainer.policy.get_weights()) == {"actor.0.weight", "actor.0.bias"}
+    components = create_training_components(small_config(init_from=str(tmp_path)), SPEC)
+    assert same_names(first, components.policy.get_weights()) == first.keys() - {"policy_version"}
+
+
+def test_a_resumed_run_does_not_read_its_warm_start_again(tmp_path: Path) -> None:
+    weights_after(SPEC, run_dir=tmp_path / "first")
+    _, whole = weights_after(SPEC, steps=4 * BATCH, init_from=tmp_path / "first", run_dir=tmp_path / "whole")
+    weights_after(SPEC, init_from=tmp_path / "first", run_dir=tmp_path / "second")
+    (tmp_path / "first").rename(tmp_path / "away")
+    _, parts = weights_after(SPEC, steps=4 * BATCH, resume=True, init_from=tmp_path / "first", run_dir=tmp_path / "second")
+    assert same_names(whole, parts) == whole.keys()
+    with pytest.raises(ConfigError, match=r"run.init_from=.*first: there is no .*first; expected a policy file, a run directory"):
+        weights_after(SPEC, init_from=tmp_path / "first")
+
+
+def test_networks_of_ones_own_and_several_policies_begin_warm(tmp_path: Path) -> None:
+    """Only weights are read, so no class is needed."""
+    _, first = weights_after(OwnPolicy(4, 2), run_dir=tmp_path / "own")
+    before, _ = weights_after(OwnPolicy(4, 2), init_from=tmp_path / "own")
+    assert same_names(first, before) == first.keys() - {"policy_version"}
+    several = PolicyMap(policies={"red": SPEC, "blue": SPEC}, lane_map=["red", "blue"])
+    _, first = weights_after(several, run_dir=tmp_path / "several")
+    before, _ = weights_after(several, init_from=tmp_path / "several", init_weights=["red/*"], seed=7)
+    assert {name for name in same_names(first, before) if name.endswith(".weight")} == {
+        name for name in first if name.startswith("red/") and name.endswith(".weight")
+    }
+
+
+def test_a_warm_start_that_does_not_fit_names_what_differs(tmp_path: Path) -> None:
+    weights_after(SPEC, run_dir=tmp_path)
+    wide = PolicyConfig(hidden_sizes=(9,))
+    shapes = r"the weight actor.0.weight has shape \(8, 4\); the policy needs \(9, 4\); .*"
+    with pytest.raises(ConfigError, match=f"run.init_from=.*: {shapes}; run.init_weights takes over a part"):
+        weights_after(wide, init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"missing observation_normalizer.count, .*; run.init_weights takes over a part"):
+        weights_after(PolicyConfig(hidden_sizes=(8,), normalize_observations=True), init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"missing actor.1.bias, actor.1.weight$"):
+        weights_after(PolicyConfig(hidden_sizes=(8, 8)), init_from=tmp_path, init_weights=["actor.[01].*"])
+    with pytest.raises(ConfigError, match=r"run.init_weights: no weight of the policy matches 'actr.\*'; close to it: actor"):
+        weights_after(SPEC, init_from=tmp_path, init_weights=["actr.*"])
+    with pytest.raises(ConfigError, match=r"run.init_from=.*metrics.jsonl cannot be read: .*not a tensor file"):
+        weights_after(SPEC, init_from=tmp_path / "metrics.jsonl")
+    with pytest.raises(ConfigError, match=r"run.init_weights=\['actor.\*'\] needs run.init_from"):
+        weights_after(SPEC, init_weights=["actor.*"])
+    with pytest.raises(ConfigError, match=r"run.init_from needs a policy with weights, but RandomActor only acts"):
+        PPOTrainer(RandomActor(CARTPOLE.action_space), "CartPole-v1", init_from=tmp_path)
+
+
+def test_a_config_file_names_a_policy_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--env.num-envs=2", "--ppo.rollout-steps=8", "--evaluation.final-episodes=0", "--quiet", "--run.total-timesteps=32"]
+    small += ["--ppo.minibatch-size=null"]
+    assert main(["train", "CartPole-v1", *small, "--run.name=first"]) == 0
+    config = TrainingConfig.from_yaml("runs/first/config.yaml")
+    run = config.run.replace(name="second", init_from="first", init_weights=("actor.*",), total_timesteps=16)
+    Path("second.yaml").write_text(config.replace(run=run, ppo=config.ppo.replace(freeze=("actor.*",))).to_yaml())
+    capsys.readouterr()
+    assert main(["train", "--config", "second.yaml"]) == 0
+    assert "beginning with 6 of the 12 weights from runs/first/policy.safetensors" in capsys.readouterr().out
+    first, second = (load_policy(name).get_weights() for name in ("first", "second"))
+    assert {name.partition(".")[0] for name in same_names(first, second)} == {"actor"}
+    assert main(["train", "CartPole-v1", *small, "--run.name=third", "--run.init-from=nowhere"]) == 2
+    assert main(["train", "CartPole-v1", *small, "--run.name=third", "--ppo.freeze", "nothing.*"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "run.init_from=nowhere: there is no nowhere; expected a policy file" in lines[0]
+    assert "ppo.freeze: no weight of the policy matches 'nothing.*'; " in lines[1]
+    assert not Path("runs/third").exists()

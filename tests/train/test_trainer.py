@@ -25,16 +25,17 @@ from doubles.toys import ActionReward, Corridor
 from doubles.trackers import Recorder
 from inchworm.backends.torch.network import Network
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, EnvError
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, EnvError, SpaceError
 from inchworm.core.types import Activity, UpdateStats
-from inchworm.env.source import make_vector_env
+from inchworm.env.source import WorkerVectorEnv, make_vector_env
 from inchworm.policy.composite import PolicyMap
-from inchworm.policy.file import fingerprint, load_policy
+from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts
 from inchworm.run.directory import CHECKPOINTS, POLICY
+from inchworm.run.policies import load_policy
 from inchworm.tracking.console import ConsoleTracker, Terminal
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
@@ -438,6 +439,65 @@ def test_what_cannot_be_copied_cannot_be_evaluated_on() -> None:
             trainer.evaluate()
 
 
+class Half(ActionReward):
+    """The same spaces with half of the rewards."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward / 2, *rest
+
+
+@pytest.mark.parametrize("kind", ["factory", "instance", "vector", "gymnasium.vector"])
+def test_evaluations_use_the_environment_given_for_them(kind: str) -> None:
+    """Also where the environment that trains is an instance, which cannot be copied; the caller's own is not closed."""
+    given: Any = Half
+    if kind != "factory":
+        given = {"instance": Half, "vector": lambda: make_vector_env(Half, 2), "gymnasium.vector": lambda: gymnasium_vector(Half)}[kind]()
+    settings = config(evaluation=EvalConfig(interval=1, episodes=3, final_episodes=4, num_envs=2), total_timesteps=2 * STEPS)
+    with PPOTrainer(SMALL, ActionReward(), settings, eval_env=given, num_envs=1) as trainer:
+        for _ in range(2):  # train closes the evaluator's environments at its end
+            assert set(np.abs(trainer.evaluate(episodes=3).returns)) == {0.5}
+            trainer.train()
+        assert [abs(row["mean_return"]) <= 0.5 for row in trainer.state.evaluations] == [True] * 3
+        assert {abs(episode.episode_return) for episode in trainer.collector.recent} == {1.0}
+
+
+def gymnasium_vector(make: Any) -> gym.vector.VectorEnv:
+    return gym.vector.SyncVectorEnv([make, make], autoreset_mode=gym.vector.AutoresetMode.DISABLED)
+
+
+def test_an_id_for_evaluation_gets_the_settings_of_training() -> None:
+    settings = config().replace(env=EnvConfig(id="CartPole-v1", num_envs=2, max_episode_steps=5))
+    with PPOTrainer(SMALL, settings.env, settings, eval_env="CartPole-v0") as trainer:
+        assert trainer.evaluate(episodes=2).lengths.max() <= 5
+    with PPOTrainer(SMALL, settings.env, settings, eval_env=EnvConfig(id="CartPole-v0", max_episode_steps=3)) as trainer:
+        assert trainer.evaluate(episodes=2).lengths.tolist() == [3, 3]
+
+
+def test_a_wrong_environment_for_evaluation_is_refused_before_training() -> None:
+    with pytest.raises(SpaceError, match=r"eval_env does not fit: the policy was made for the observation space .*, but .* has"):
+        trainer_for(eval_env="Acrobot-v1")
+    env = ActionReward()
+    with pytest.raises(ConfigError, match="eval_env is the environment that trains"):
+        PPOTrainer(SMALL, env, PPO, eval_env=env)
+
+
+def test_workers_by_keyword() -> None:
+    for env in ("CartPole-v1", Corridor):
+        with PPOTrainer(SMALL, env, PPO, num_envs=4, num_workers=2) as trainer:
+            assert (trainer.config.env.num_workers, trainer.config.env.num_envs) == (2, 4)
+            assert isinstance(trainer.env, WorkerVectorEnv)
+            several = trainer.collect_rollouts()
+        with PPOTrainer(SMALL, env, PPO, num_envs=4, num_workers=0) as trainer:
+            assert bits(trainer.collect_rollouts().to_dict()) == bits(several.to_dict())
+    with pytest.raises(ConfigError, match=r"env.num_workers=9 is more than env.num_envs=4"):
+        PPOTrainer(SMALL, "CartPole-v1", PPO, num_envs=4, num_workers=9)
+    with pytest.raises(ConfigError, match=r"env.num_workers=1, but an environment instance stays in this process"):
+        PPOTrainer(SMALL, Corridor(), PPO, num_workers=1)
+    with pytest.raises(ConfigError, match="num_workers=1, but the InProcessVectorEnv steps its own copies"):
+        PPOTrainer(SMALL, make_vector_env(Corridor, 2), PPO, num_workers=1)
+
+
 def test_evaluating_does_not_change_what_is_learned() -> None:
     watched = config(evaluation=EvalConfig(interval=2, episodes=3, final_episodes=4, num_envs=2))
     with trainer_for(settings=watched) as one, trainer_for() as other:
@@ -721,7 +781,7 @@ def test_close_twice_and_no_training_after() -> None:
         trainer.train(2 * BATCH)
 
 
-def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
+def test_a_custom_network_trains_and_is_saved(tmp_path: Path) -> None:
     class Own(Network):
         def __init__(self) -> None:
             super().__init__()
@@ -739,12 +799,12 @@ def test_a_custom_network_trains_but_has_no_policy_file(tmp_path: Path) -> None:
         assert trainer.collector.policy is policy
         trainer.train(2 * BATCH)
         assert trainer.n_updates == 2
-        with pytest.raises(ConfigError, match="only built-in networks have a policy file"):
-            trainer.save_policy(tmp_path / "policy.safetensors")
+        trainer.save_policy(tmp_path / "saved.safetensors")
         expect = policy.get_weights()
         trainer.load_checkpoint()
         assert bits(policy.get_weights()) == bits(expect)
-    assert not (tmp_path / "policy.safetensors").exists()
+    for name in ("policy.safetensors", "saved.safetensors"):
+        assert bits(load_policy(tmp_path / name, network=lambda _: Own()).get_weights()) == bits(expect)
 
 
 def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.tensor_file import write_tensor_file
 from inchworm.core.trees import flatten_tree
-from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats
-from inchworm.policy.file import fingerprint
+from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats, Weights
+from inchworm.policy.file import VALUE_HEAD, fingerprint, match_names
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
-from inchworm.policy.statistics import PolicyStatistics
+from inchworm.policy.statistics import GLOBAL_STATE, OBSERVATIONS, VALUES, PolicyStatistics
 from inchworm.rollout.checks import check_space
 from inchworm.rollout.rollout import Rollout
 
@@ -48,6 +49,7 @@ ADAPTIVE_STEP, ADAPTIVE_MARGIN = 1.5, 2.0
 """Factor by which an adaptive learning rate changes, and how far from `desired_kl` the KL may be, up or down, before it does."""
 HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
+ALL_FROZEN = "ppo.freeze matches every weight that could be trained; leave some out"
 _OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", "explained_variance", "staleness"), 0.0) | {
     "effective_sample_size": 1.0
@@ -85,6 +87,19 @@ class BaseLearner(ABC):
         self._warned: set[str] = set()
         self._stream = make_stream(seed, "shuffle")
 
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The names of the weights that do not change: those that `ppo.freeze` matches.
+
+        A normaliser is frozen as a whole, and that of values with the value head, which it would rescale.
+        """
+        if not self.config.freeze:
+            return frozenset()
+        names = list(self.policy.get_weights())
+        matched = set(match_names(self.config.freeze, names, "ppo.freeze"))
+        touched = {name.partition(".")[0] for name in matched} | ({VALUES} if matched & set(VALUE_HEAD) else set())
+        return frozenset(matched | {name for name in names if name.partition(".")[0] in touched & {OBSERVATIONS, VALUES, GLOBAL_STATE}})
+
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
         """Take several epochs of minibatch steps on one rollout; its arrays are only read."""
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
@@ -93,6 +108,7 @@ class BaseLearner(ABC):
         if rollout.num_valid == 0:
             counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
+        kept = self._frozen_weights()
         filled, advantages = self.critic_pass(rollout if self._reward_scaler is None else self._reward_scaler(rollout))
         if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             metrics = {**EMPTY, "warm_up": 1.0}
@@ -105,13 +121,28 @@ class BaseLearner(ABC):
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
         if self._reward_scaler is not None:
             metrics["reward_scale"] = self._reward_scaler.scale
+        if f"{VALUES}.mean" in kept:  # then the value head, whether frozen or just trained, is not rescaled
+            kept |= {name: weight for name, weight in self.policy.get_weights().items() if name in VALUE_HEAD}
         self.policy.update_statistics(rollout, advantages.returns)
+        if kept:
+            self.policy.set_weights(self.policy.get_weights() | kept)
         self._guard.check_weights(self.policy.get_weights())
         self.policy.policy_version += 1
         self.updates += 1
         self.env_steps += rollout.num_valid
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics)
+
+    def _frozen_weights(self) -> Weights:
+        """Copies of the frozen weights, to be set again after an update: buffers and statistics change without a gradient step."""
+        kept = {name: weight for name, weight in self.policy.get_weights().items() if name in self.frozen} if self.frozen else {}
+        for name in kept:
+            if name.endswith("_normalizer.count") and kept[name] == 0:
+                raise ConfigError(
+                    f"ppo.freeze keeps {name.removesuffix('.count')} without data; begin with a policy that has some (run.init_from), "
+                    "or freeze other weights"
+                )
+        return kept
 
     def _check(self, rollout: Rollout) -> float:
         """Reject a rollout that is incomplete, does not fit the policy, or is too old; return how many updates old it is.

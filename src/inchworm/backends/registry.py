@@ -18,10 +18,11 @@ import numpy as np
 import threadpoolctl
 
 from inchworm.config.sections import BACKENDS, PPOConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, MissingExtraError
+from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
 from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.core.types import Advantages, Array
 from inchworm.policy.composite import CompositePolicy, weights_of
+from inchworm.policy.file import PolicyDescription, class_path, describe, set_weights
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 
@@ -31,6 +32,9 @@ class Backend(Protocol):
 
     def make_policy(self, spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
         """A policy that can be trained. Its attributes `backend` and `builtin` are the backend's name and True."""
+
+    def policy_with_network(self, spec: PolicySpec, network: Any) -> Policy:
+        """A policy with a network of the user's: an instance, or what makes one from the spec. Only for backends that train such."""
 
     def make_learner(self, policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
         """The learner of a policy."""
@@ -113,24 +117,75 @@ def acting_policy(policy: Actor) -> Actor:
 
 
 def is_builtin(policy: Actor) -> bool:
-    """Whether a policy is fully described by its spec and weights, and so has a policy file; a composite is not, its parts may be."""
+    """Whether a policy is fully described by its spec and weights; a composite is not, its parts may be."""
     return bool(getattr(policy, "builtin", False))
 
 
-def policy_files(policy: Actor, name: str, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[PolicySpec, Mapping[str, np.ndarray]]]:
-    """The policy files that describe a policy, by file name: one for a built-in policy, one for each built-in part of a composite."""
+def policy_files(policy: Actor, name: str, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[Policy, Mapping[str, np.ndarray]]]:
+    """What the policy files of a policy hold, by file name: one file, or for a composite one for each part that has weights."""
     if isinstance(policy, CompositePolicy):
         stem, _, kind = name.rpartition(".")
-        parts: dict[str, Any] = {part: learned for part, learned in policy.learned.items() if is_builtin(learned)}
-        return {f"{stem}-{part}.{kind}": (learned.spec, weights_of(weights, part)) for part, learned in parts.items()}
-    return {name: (cast(Any, policy).spec, weights)} if is_builtin(policy) else {}
+        return {f"{stem}-{part}.{kind}": (learned, weights_of(weights, part)) for part, learned in policy.learned.items()}
+    return {name: (policy, weights)} if isinstance(policy, Policy) else {}
 
 
 def describe_policy(policy: Actor) -> dict[str, Any] | None:
-    """The architecture of a built-in policy, or of the built-in parts of a composite, as plain data; else None."""
+    """The description of a policy, or of the parts of a composite, as plain data; None for an actor. Checkpoints hold it."""
     if isinstance(policy, CompositePolicy):
         return policy.to_dict(describe_policy)
-    return cast(Any, policy).spec.to_dict() if is_builtin(policy) else None
+    if is_builtin(policy):
+        return cast(Any, policy).spec.to_dict()  # type: ignore[no-any-return]
+    return describe(policy).to_dict() if isinstance(policy, Policy) else None
+
+
+def read_description(described: Mapping[str, Any] | None) -> PolicyDescription:
+    """What `describe_policy` returned for one policy; checkpoints of early versions have None for a user's."""
+    if described is None:
+        return PolicyDescription(None, "policy", "unknown:class")
+    return PolicyDescription.from_dict({"spec": described} if "observation_space" in described else described)
+
+
+def rebuild_policy(
+    description: PolicyDescription,
+    weights: Mapping[str, np.ndarray],
+    where: str,
+    *,
+    backend: str = "auto",
+    network: Any = None,
+    policy: Any = None,
+) -> Policy:
+    """A policy from its description and weights, read from `where`; a network or policy class of the user's comes from the caller.
+
+    `network` is a `Network`, or what makes one from the spec, such as its class; `policy` a policy, or what makes one without arguments.
+    """
+    spec, own, name = description.spec, description.own, description.class_path.rpartition(":")[2].rpartition(".")[2]
+    if policy is not None:
+        is_made = (isinstance(policy, Policy) and not isinstance(policy, type)) or not callable(policy)
+        made = policy if is_made else policy()
+        if not isinstance(made, Policy):
+            raise ConfigError(f"policy must be a policy, or make one without arguments; it is {made!r:.80}")
+    elif own is None and network is None and spec is not None:
+        chosen = ("torch" if spec.observations.images else "numpy") if backend == "auto" else backend
+        return make_policy(spec, weights=weights, backend=chosen)
+    elif own == "network" and network is not None and spec is not None:
+        if backend not in ("auto", "torch"):
+            raise ConfigError(f"networks of users act in torch, not in {backend}; leave backend out")
+        made = get_backend("torch").policy_with_network(spec, network)
+    elif own is None:
+        raise ConfigError(f"{where} holds a built-in policy; leave network out")
+    else:
+        take = f"network={name})" if own == "network" else f"policy={name}(…)) with the arguments of training"
+        raise ConfigError(
+            f"{where} holds the weights of the {own} {description.class_path}, and files never import code; use "
+            f'load_policy("{where}", {take}'
+        )
+    try:
+        set_weights(made, weights)
+    except InchwormError as error:
+        given = class_path(getattr(made, "own_network", None) or made)
+        written = "" if given == description.class_path else f", written by {description.class_path or 'a built-in policy'},"
+        raise ConfigError(f"{where}{written} does not fit {given}: {error}") from None
+    return made
 
 
 def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:

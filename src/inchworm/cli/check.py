@@ -18,11 +18,10 @@ from inchworm.core.errors import InchwormError
 from inchworm.env.check import check_env, make_checked
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
-from inchworm.policy.file import load_policy
 from inchworm.policy_check.acting import place_of
 from inchworm.policy_check.checker import check_policy
-from inchworm.run.checkpoint import load_run_policy
 from inchworm.run.directory import open_run
+from inchworm.run.policies import load_policy, load_run_policy
 from inchworm.tracking.console import make_terminal
 
 PROG_CHECK_ENV, PROG_CHECK_POLICY = "inchworm check-env", "inchworm check-policy"

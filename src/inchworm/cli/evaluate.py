@@ -1,4 +1,4 @@
-"""`inchworm evaluate RUN` and `inchworm match A B`: the score of a policy, alone or against another player."""
+"""`inchworm evaluate RUN` (or a policy file) and `inchworm match A B`: the score of a policy, alone or against another player."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
 from inchworm.cli.main import OK
 from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
-from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
 from inchworm.core.errors import EnvError
-from inchworm.core.protocols import Actor, VectorEnv
-from inchworm.env.registry import team_worlds
+from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.env.registry import config_for, team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
 from inchworm.evaluate.games import episode_limit, make_world
 from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.checkpoint import load_named_policy, load_run_policy, open_player
+from inchworm.run.policies import is_saved_policy, load_named_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
@@ -92,8 +92,11 @@ def run_match(arguments: Sequence[str]) -> int:
     options = parse(MatchOptions, arguments, PROG_MATCH)
     if not options.first or not options.second:
         raise UsageError(f"a match needs two players; type: {PROG_MATCH} RUN heuristic, or {PROG_MATCH} RUN_A RUN_B")
-    names = [name for name in (options.first, options.second) if not is_built_in(name) and not Path(name).is_file()]
-    envs = [open_player(name, env=options.env).config.env for name in names]
+    players = [name for name in (options.first, options.second) if not is_built_in(name)]
+    runs = {name: run_of(name) if options.env is None else None for name in players if Path(name).is_file()}
+    runs |= {name: open_player(name, env=options.env) for name in players if name not in runs}
+    names = [name for name in players if runs[name] is not None]
+    envs = [run.config.env for name in names if (run := runs[name]) is not None]
     if options.env is not None:
         envs = [env.replace(id=options.env) for env in envs] or [EnvConfig(id=options.env)]
     if not envs:
@@ -160,14 +163,15 @@ def _make_player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, st
 
 @config_class("--")
 class EvaluateOptions(ConfigBase):
-    """Evaluate a run's policy. By default: the episodes of the run's final evaluation, with greedy actions.
+    """Evaluate a run's policy, or a policy file. By default: the episodes of the run's final evaluation, with greedy actions.
 
+    A file in a run's directory is evaluated as the run is; for one elsewhere add --env, whose preset is then the default of the rest.
     With --opponent it plays against another player, half of the games from each side on the same seeds; with --suite it is evaluated on
     every environment that a file lists.
     """
 
     run_name: RunName = ""
-    """The run's directory, or its name in runs/."""
+    """The run's directory, or its name in runs/; or a policy file."""
     episodes: int | None = None
     """Number of episodes; as many as in the run's final evaluation by default."""
     sampled: bool = False
@@ -180,6 +184,8 @@ class EvaluateOptions(ConfigBase):
     """Use the latest policy (the default)."""
     env: Annotated[str | None, Metavar("ENV")] = None
     """The environment, if it is code to import (repeat what the run was trained with), or another one with the same spaces."""
+    kwargs: dict[str, Any] | None = None
+    """Keyword arguments of the environment, such as '{units: [scout, scout]}'; by default those of the run."""
     num_envs: int | None = None
     """Copies of the environment; as in the run's evaluations by default."""
     max_episode_steps: int | None = None
@@ -204,10 +210,10 @@ def run_evaluate(arguments: Sequence[str]) -> int:
     """Evaluate a policy and print the score."""
     options = parse(EvaluateOptions, arguments, PROG_EVALUATE)
     _check_flags(options)
-    run = named_run(options.run_name, PROG_EVALUATE, env=options.env)
-    policy, path = load_run_policy(run, best=options.best)
-    env = run.config.env if options.env is None else run.config.env.replace(id=options.env)
-    defaults = run.config.evaluation
+    policy, path, config = _policy_and_config(options)
+    env = config.env if options.env is None else config.env.replace(id=options.env)
+    env = env if options.kwargs is None else env.replace(kwargs=options.kwargs)
+    defaults = config.evaluation
     settings = defaults.replace(
         seed=defaults.seed if options.seed is None else options.seed,
         num_envs=defaults.num_envs if options.num_envs is None else options.num_envs,
@@ -232,7 +238,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         text = f"{path}:\n{stats}"
     else:
         has_several_agents(env)  # an environment that cannot be made is wrong use
-        config = run.config.replace(env=env, evaluation=settings)
+        config = config.replace(env=env, evaluation=settings)
         evaluator = make_evaluator(env, config)  # as in training, with its opponent
         with evaluator, progress("episodes", settings.episodes, quiet=options.quiet) as show:
             check_made_for(policy, evaluator.vector_env, str(path))
@@ -241,6 +247,21 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
     make_terminal().print(json.dumps(stats.to_dict()) if options.json else text, markup=False)
     return OK
+
+
+def _policy_and_config(options: EvaluateOptions) -> tuple[Policy, Path, TrainingConfig]:
+    """Return the policy, its path, and the config of its run; for a policy that is not in a run, the preset of --env."""
+    name = options.run_name
+    if not is_saved_policy(name):
+        run = named_run(name, PROG_EVALUATE, env=options.env, hint="; a policy file is also accepted")
+        return *load_run_policy(run, best=options.best), run.config
+    if options.best or options.last:
+        raise UsageError(f"--best and --last choose a policy of a run, and {name} is one policy; omit them")
+    own_run = run_of(name, env=options.env)
+    if own_run is None and options.env is None:
+        raise UsageError(f"{name} is not in the directory of a run, so the environment is not known; add --env, such as --env CartPole-v1")
+    config = config_for(options.env or "") if own_run is None else own_run.config
+    return load_policy(name), Path(name), config
 
 
 def _check_flags(options: EvaluateOptions) -> None:

@@ -35,7 +35,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("train", "train a policy", "inchworm train CartPole-v1 --ppo.clip-coef 0.1"),
-    "evaluate": Command("evaluate", "evaluate a run's policy", "inchworm evaluate RUN --episodes 100"),
+    "evaluate": Command("evaluate", "evaluate a run's policy, or a policy file", "inchworm evaluate RUN --episodes 100"),
     "match": Command("evaluate", "play two players against each other", "inchworm match RUN heuristic"),
     "resume": Command("train", "continue a run", "inchworm resume RUN --total-timesteps 200000"),
     "config": Command("show", "print a complete config", "inchworm config CartPole-v1 > my.yaml"),

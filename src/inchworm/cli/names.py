@@ -15,16 +15,16 @@ from inchworm.env.restore import Env
 from inchworm.run.directory import Run, open_run
 
 
-def named_run(name: str, prog: str, *, env: str | None = None) -> Run:
-    """Open the run that a command names."""
+def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -> Run:
+    """Open the run that a command names; `hint` ends the message that there is none."""
     if not name:
         raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
-    return open_run(name, env=env)
+    return open_run(name, env=env, hint=hint)
 
 
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies: its config describes one, and the lanes of each are defined in Python."""
-    from inchworm.run.checkpoint import policy_names
+    from inchworm.run.policies import policy_names
 
     names = policy_names(run)
     if names:

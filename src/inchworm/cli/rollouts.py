@@ -20,8 +20,8 @@ from inchworm.core.errors import RolloutError, SpaceError
 from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
-from inchworm.run.checkpoint import load_run_policy
 from inchworm.run.directory import Run
+from inchworm.run.policies import load_run_policy
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
 

@@ -135,6 +135,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 f"all {steps} are done; running the last evaluation" if done else f"resuming at {steps} of {config.run.total_timesteps:,}"
             )
             terminal.print(where, markup=False)
+        elif trainer.warm_start is not None:
+            terminal.print(trainer.warm_start, markup=False)
         terminal.print(trainer.size, markup=False)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it

@@ -275,6 +275,8 @@ class PPOConfig(ConfigBase):
     """Refuse rollouts collected with weights more than this many updates old, or of another history; null reports and warns once."""
     min_effective_sample_size: Share | None = None
     """Take no steps on a rollout whose importance ratios leave a smaller share of its samples effective; null only reports it."""
+    freeze: Texts = ()
+    """Names of weights that learning does not change, as patterns such as actor.* (see docs/policies.md)."""
     compile: Literal["off", "on", "auto"] = "off"
     """Compile torch's minibatch step as one graph; auto does so if the run is long enough to repay compilation."""
 
@@ -379,6 +381,10 @@ class RunConfig(ConfigBase):
     """Directory name of the run; an existing one is continued. null generates a unique name."""
     directory: str = "runs"
     """Parent directory of runs."""
+    init_from: str | None = None
+    """Begin with the weights of this policy file, run or checkpoint, in the names and shapes of the new policy; null makes new ones."""
+    init_weights: Texts = ()
+    """Take over only the weights with these names, as patterns such as actor.*; by default all, and they must be the same."""
     seed: NonNegative = 0
     """Seed from which all randomness of the run is derived."""
     total_timesteps: Count = 100_000
@@ -409,6 +415,12 @@ class RunConfig(ConfigBase):
         if self.name is not None:
             check_name(self.name, "run.name")
         check_path(self.directory, "run.directory")
+        if self.init_from is not None:
+            check_path(self.init_from, "run.init_from")
+        elif self.init_weights:
+            raise ConfigError(
+                f"run.init_weights={short(list(self.init_weights))} needs run.init_from, the policy file or run to take them from"
+            )
 
 
 @config_class()

@@ -18,7 +18,7 @@ from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
 from inchworm.evaluate.games import EPISODE_LIMIT, Progress, check_episodes, episode_limit, opened, play_games
 from inchworm.evaluate.stats import MatchStats
-from inchworm.run.checkpoint import load_named_policy
+from inchworm.run.policies import load_named_policy
 
 
 def make_player(name: str, env: VectorEnv, source: Any) -> Actor:

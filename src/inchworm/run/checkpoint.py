@@ -27,7 +27,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from inchworm.backends.registry import get_backend, imported_backends, is_builtin, make_policy
+from inchworm.backends.registry import describe_policy, get_backend, imported_backends, read_description, rebuild_policy
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
 from inchworm.core.protocols import Policy
 from inchworm.core.spaces import check_same_form
@@ -48,15 +48,12 @@ from inchworm.core.tensor_file import (
 from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.core.types import Weights
 from inchworm.policy.composite import CompositePolicy, weights_of
-from inchworm.policy.file import check_weights, load_policy
-from inchworm.policy.spec import PolicySpec
-from inchworm.run.directory import Run, open_run, versions
+from inchworm.run.directory import versions
 
 KIND, VERSION = "checkpoint", 1
 STATE, ARRAYS, PROCESS = "state.json", "arrays.safetensors", "process.json"
 MANIFEST, MANIFEST_VERSION = "manifest.json", 1
 NAME = re.compile(r"step-(\d{12})(?:\.(\d+))?")  # the number after the dot distinguishes checkpoints of the same step
-NO_SPEC = "only built-in networks can be saved with their architecture; save your own network with its state_dict"
 _ATTEMPTS = 100  # at reading while another process writes and prunes
 
 
@@ -334,16 +331,18 @@ class TrainingCheckpointer:
 
     def save_policy(self, policy: Policy, epoch: int, metadata: Mapping[str, Any] | None = None) -> PolicyRecord:
         """Save a policy as the checkpoint of `epoch`, together with the trainer state of that epoch if it has been saved."""
-        if not is_builtin(policy):
-            raise ConfigError(NO_SPEC)
-        builtin: Any = policy
-        part = {"spec": builtin.spec.to_dict(), "weights": policy.get_weights(), "metadata": dict(metadata or {})}
+        described = describe_policy(policy)
+        if described is None:
+            raise ConfigError(f"{type(policy).__name__} is not a policy with weights; it needs the methods of inchworm.Policy")
+        part = {"spec": described, "weights": policy.get_weights(), "metadata": dict(metadata or {})}
         return PolicyRecord(policy, epoch, self.save(epoch, self._saved_state(epoch) | part), dict(metadata or {}))
 
-    def load_policy(self, checkpoint: str | Path | Checkpoint | TrainerRecord | None = None, env: Any = None) -> PolicyRecord:
+    def load_policy(
+        self, checkpoint: str | Path | Checkpoint | TrainerRecord | None = None, env: Any = None, *, network: Any = None, policy: Any = None
+    ) -> PolicyRecord:
         """Load the policy of a checkpoint, by default the newest; with `env`, check that it fits.
 
-        It acts in NumPy, or in torch if it has convolutions.
+        It acts in NumPy, or in torch if it has convolutions. A network or policy class of your own is passed as to `load_policy`.
         """
         if checkpoint is None:
             found = self._newest_with("weights", "policy")
@@ -352,26 +351,26 @@ class TrainingCheckpointer:
         state = found.state
 
         def build(described: Mapping[str, Any] | None, weights: Weights) -> Policy:
-            if described is None:
-                raise CorruptFileError(f"{found.path} holds a policy without its architecture; {NO_SPEC}")
-            spec = PolicySpec.from_dict(described)
-            check_weights(spec, weights)
-            if env is not None:
+            with untrusted(f"{found.path} holds no valid policy"):
+                description = read_description(described)
+                description.check(weights)
+            spec = description.spec
+            if env is not None and spec is not None:
                 vector = isinstance(env, gym.vector.VectorEnv)
                 spaces = (env.single_observation_space, env.single_action_space) if vector else (env.observation_space, env.action_space)
                 check_same_form(f"the policy in {found.path}", (spec.observation_space, spec.action_space), spaces)
-            return make_policy(spec, weights=weights, backend="torch" if spec.observations.images else "numpy")
+            return rebuild_policy(description, weights, str(found.path), network=network, policy=policy)
 
-        if state.get("spec") is None or "weights" not in state:
-            raise CorruptFileError(f"{found.path} holds no policy with its architecture; {NO_SPEC}")
-        spec, weights = state["spec"], state["weights"]
-        if "policies" in spec:
+        if "weights" not in state:
+            raise CorruptFileError(f"{found.path} holds no policy")
+        spec, weights = state.get("spec"), state["weights"]
+        if spec is not None and "policies" in spec:
             parts = {name: build(part, weights_of(weights, name)) for name, part in spec["policies"].items()}
-            policy: Policy = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
-            policy.set_weights(weights)
+            loaded: Policy = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
+            loaded.set_weights(weights)
         else:
-            policy = build(spec, weights)
-        return PolicyRecord(policy, found.step, found.path, state.get("metadata", {}))
+            loaded = build(spec, weights)
+        return PolicyRecord(loaded, found.step, found.path, state.get("metadata", {}))
 
     def save_trainer_state(
         self, agent_step: int, epoch: int, optimizer_state: Mapping[str, Any], run_dir: str | Path | None = None
@@ -427,34 +426,3 @@ def from_arrays(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: from_arrays(value) for key, value in zip(tree["keys"], tree["values"], strict=True)}
     return [from_arrays(value) for value in tree] if isinstance(tree, list | tuple) else tree
-
-
-def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
-    """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
-    if Path(name).is_file():
-        return load_policy(name), Path(name)
-    return load_run_policy(open_player(name, env=env))
-
-
-def open_player(name: str, *, env: str | None = None) -> Run:
-    """Open the run that a player is named by; the error lists what else a player may be."""
-    return open_run(name, env=env, hint="; a player is a run, a policy file, heuristic, heuristic:0.5 or random")
-
-
-def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
-    """Load a run's latest or best policy; return it with its path. Several policies are loaded from a checkpoint, with their lanes."""
-    path = run.policy_path(best=best)
-    if path.exists():
-        return load_policy(path), path
-    checkpoints = TrainingCheckpointer(run.checkpoints)
-    checkpoint = checkpoints.best() if best else checkpoints.latest()
-    if policy_names(run) and checkpoint is not None:
-        return checkpoints.load_policy(checkpoint).policy, checkpoint
-    hint = "omit --best" if best else f"inchworm resume {run.typed} continues its training"
-    raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
-
-
-def policy_names(run: Run) -> list[str]:
-    """Return the names of a run's policies if it trains several, else an empty list."""
-    path = run.policy_path()
-    return sorted(part.stem.removeprefix(f"{path.stem}-") for part in run.path.glob(f"{path.stem}-*{path.suffix}"))

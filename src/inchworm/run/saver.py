@@ -27,7 +27,7 @@ from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError, SaveError
 from inchworm.core.protocols import Learner, Policy, Stateful, Tracker
 from inchworm.core.tensor_file import make_directory, untrusted
-from inchworm.policy.file import read_policy, save_policy
+from inchworm.policy.file import read_policy_file, save_policy, set_weights
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, Checkpoint, ManifestNote, TrainingCheckpointer
 from inchworm.run.directory import (
@@ -112,13 +112,16 @@ def check_state(state: Mapping[str, Any], step: int, spec: Mapping[str, Any] | N
         )
     if state["state"]["iteration"] != step:
         raise ConfigError(f"the checkpoint of iteration {step} holds the state of iteration {state['state']['iteration']}")
-    if state.get("spec") is not None and spec is not None and _with_defaults(state["spec"]) != spec:
+    if state.get("spec") is not None and spec is not None and _with_defaults(state["spec"]) != _with_defaults(spec):
         raise ConfigError("the checkpoint holds a different network than this trainer; pass the policy that it was made with")
 
 
 def _with_defaults(spec: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A saved network description with fields added in later versions; for a composite, of each part."""
-    if spec is None:
+    """A network's description with fields added in later versions; for a composite, of each part.
+
+    None for a user's network: its class may have been moved or renamed, so only its weights are compared, when they are set.
+    """
+    if spec is None or "network" in spec or "policy" in spec:
         return None
     if "policies" in spec:
         return {**spec, "policies": {name: _with_defaults(part) for name, part in spec["policies"].items()}}
@@ -422,15 +425,15 @@ class Saver:
         self._write_policy(BEST_POLICY, self._parts.policy.get_weights())
 
     def _write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
-        """Write a policy file of the run (for a composite, one per part), if a file can describe the network.
+        """Write a policy file of the run; for a composite, one per part.
 
         A failure is a warning and is retried by `finalize`: training does not end because of a derived file.
         """
         if self.directory is None:
             return
         try:
-            for file, (spec, share) in policy_files(self._parts.policy, name, weights).items():
-                save_policy(self.directory / file, spec, share)
+            for file, (policy, share) in policy_files(self._parts.policy, name, weights).items():
+                save_policy(self.directory / file, policy, share)
         except OSError as error:
             problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
             if name not in self._unwritten:  # warn once until it works again
@@ -456,7 +459,7 @@ class Saver:
         with untrusted(f"the checkpoint {checkpoint.path} does not fit this trainer", keep=(ConfigError, EnvError)):
             check_state(state, checkpoint.step, describe_policy(parts.policy) if path is None else None)
             parts.keep_compile(state["config"]["ppo"]["compile"])
-            parts.policy.set_weights(state["weights"])
+            set_weights(parts.policy, state["weights"])
             parts.learner().load_state_dict(state["learner"])
             parts.collector.load_state_dict(state["collector"])
             parts.state.load_state_dict(state["state"])
@@ -516,7 +519,7 @@ class Saver:
         for name, expected in weights.items():
             for file, (_, share) in policy_files(self._parts.policy, name, expected).items():
                 try:
-                    _, found = read_policy(self.directory / file)
+                    _, found = read_policy_file(self.directory / file)
                 except (OSError, InchwormError):
                     found = {}
                 if found.keys() != share.keys() or any(not np.array_equal(found[key], value) for key, value in share.items()):

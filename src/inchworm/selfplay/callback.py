@@ -22,8 +22,9 @@ from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
 from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, play_games
-from inchworm.policy.file import fingerprint, load_policy
+from inchworm.policy.file import fingerprint
 from inchworm.run.directory import RATINGS_PAGE
+from inchworm.run.policies import load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
 from inchworm.selfplay.report import ratings_page

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import is_builtin, make_policy
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, TrainingConfig, check_minibatches
-from inchworm.core.errors import ConfigError, SpaceError
+from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
+from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import form_of, in_one_line
+from inchworm.core.spaces import check_same_form, form_of, in_one_line
 from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
+from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap
+from inchworm.policy.file import check_shapes, match_names
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
+from inchworm.run.policies import read_saved
 from inchworm.selfplay.callback import with_opponents
 
 COMPILE_SECONDS = 40.0
@@ -66,28 +70,40 @@ def resolve_config(
     env: Any,
     config: PPOConfig | TrainingConfig | None,
     *,
-    num_envs: int | None,
-    seed: int | None,
-    backend: str | None,
-    device: object | None,
+    num_envs: int | None = None,
+    num_workers: int | str | None = None,
+    seed: int | None = None,
+    backend: str | None = None,
+    device: object | None = None,
+    init_from: str | Path | None = None,
+    init_weights: Sequence[str] | None = None,
 ) -> TrainingConfig:
     """Build the complete config from what the trainer was given; arguments override the config."""
     if config is not None and not isinstance(config, PPOConfig | TrainingConfig):
         raise ConfigError(f"config must be a PPOConfig or a TrainingConfig, not {type(config).__name__}; see PPOConfig.from_dict")
     # Without a TrainingConfig no evaluation was asked for during training; `evaluate` can be called at any time.
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
-    given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    given: dict[str, Any] = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    given |= {"init_from": None if init_from is None else str(init_from)}
+    given |= {"init_weights": None if init_weights is None else tuple(init_weights)}
     return base.replace(
-        env=_world(env_source(env), base.env, num_envs),
+        env=_world(env_source(env), base.env, num_envs, num_workers),
         policy=_network(policy, base.policy),
         ppo=config if isinstance(config, PPOConfig) else base.ppo,
         run=base.run.replace(**{name: value for name, value in given.items() if value is not None}),
     )
 
 
-def _world(source: EnvSource, config: EnvConfig, num_envs: int | None) -> EnvConfig:
-    """The env config of a run: the one given, or a description of the environment given."""
+def _world(source: EnvSource, config: EnvConfig, num_envs: int | None, num_workers: int | str | None) -> EnvConfig:
+    """The env config of a run: the one given, or a description of the environment given; arguments override it."""
     config = source.given if source.kind == "config" else config.replace(id=source.name)
+    if num_workers is not None:
+        if source.is_vector and num_workers not in (0, "auto"):
+            name = type(source.given).__name__
+            raise ConfigError(f"num_workers={num_workers}, but the {name} steps its own copies; pass an id or a factory")
+        copies = num_envs if num_envs is not None else config.num_envs
+        helps = config.help_workers and num_workers not in (0, "auto")
+        config = config.replace(num_workers=num_workers, num_envs=copies, help_workers=helps)
     copies = source.num_copies
     if copies is not None and num_envs not in (None, copies):
         what = "copies" if source.kind == "vector" and source.given.lanes_per_copy > 1 else "lane(s)"
@@ -234,6 +250,29 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
         raise
 
 
+def resolve_eval_env(env: Any, eval_env: Any, config: EnvConfig, seed: int) -> EnvSource | None:
+    """The environments for evaluation: those given for it, else separate copies of those that train; None where there can be none."""
+    if eval_env is None:
+        return env_source(env).for_evaluation(config)
+    if eval_env is env and not env_source(env).can_be_copied:
+        raise ConfigError("eval_env is the environment that trains, which an evaluation would disturb; pass another instance, or a factory")
+    source = env_source(eval_env)
+    if source.kind == "gymnasium.vector":  # adapted here, so that the evaluator does not close the caller's own
+        return env_source(make_vector_env(eval_env, seed=seed))
+    return source.with_config(source.given if source.kind == "config" else config.replace(id=source.name))
+
+
+def check_eval_env(evaluator: PolicyEvaluator, env: VectorEnv) -> None:
+    """Reject environments for evaluation that have other spaces than those that train, before training."""
+    try:
+        found = evaluator.vector_env
+        trained, evaluated = (env.observation_space, env.action_space), (found.observation_space, found.action_space)
+        check_same_form("eval_env does not fit: the policy", trained, evaluated)
+    except BaseException:
+        evaluator.close()
+        raise
+
+
 def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     """The size of a rollout, in one line. Raises if it does not fit into memory, or is too small for its minibatches."""
     copies, agents, steps = config.env.num_envs, env.lanes_per_copy, config.ppo.rollout_steps
@@ -267,6 +306,30 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
     raise ConfigError(
         f"{policy!r} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); or use mlp, cnn, lstm or gru"
     )
+
+
+def warm_start(policy: Policy, run: RunConfig) -> str | None:
+    """Set the weights that the run begins with, if it names any; return a sentence about them. The version stays that of a new policy."""
+    if run.init_from is None:
+        return None
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"run.init_from needs a policy with weights, but {type(policy).__name__} only acts")
+    where = f"run.init_from={run.init_from}"
+    try:
+        _, weights, found = read_saved(run.init_from)
+    except (OSError, InchwormError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    own = policy.get_weights()
+    every = match_names(["*"], own, where)
+    names = match_names(run.init_weights, own, "run.init_weights") if run.init_weights else every
+    saved = {name: weights[name] for name in match_names(["*"], weights, where)}
+    try:
+        check_shapes(saved, {name: own[name].shape for name in names}, more=bool(run.init_weights))
+    except InchwormError as error:
+        part = "" if run.init_weights else "; run.init_weights takes over a part of them, such as 'actor.*'"
+        raise ConfigError(f"{where}: {error}{part}") from None
+    policy.set_weights({**own, **{name: saved[name].astype(own[name].dtype) for name in names}})
+    return f"beginning with {'all' if names == every else len(names)} of the {len(every)} weights from {found}"
 
 
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
-from inchworm.backends.registry import acting_policy, learning_threads, make_learner, policy_files
+from inchworm.backends.registry import acting_policy, learning_threads, make_learner
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
@@ -26,7 +26,7 @@ from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
-from inchworm.run.directory import Run, create_run
+from inchworm.run.directory import CHECKPOINTS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
@@ -50,13 +50,25 @@ from inchworm.train.loop import (
     run_training_loop,
 )
 from inchworm.train.profile import Profile
-from inchworm.train.resolve import describe_size, resolve_choices, resolve_config, resolve_env, resolve_policy
+from inchworm.train.resolve import (
+    check_eval_env,
+    describe_size,
+    resolve_choices,
+    resolve_config,
+    resolve_env,
+    resolve_eval_env,
+    resolve_policy,
+    warm_start,
+)
 
 if TYPE_CHECKING:
     from inchworm.tracking.console import ConsoleTracker, Terminal
 
-NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory"
+NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory, or eval_env"
 
+
+EnvLike: TypeAlias = str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv
+"""What `PPOTrainer` takes as an environment."""
 
 RUN_DIRECTORY = ("run.name", "run.directory")
 RUN_FILES = ("run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval")
@@ -108,6 +120,7 @@ def create_training_components(
     vector_env = resolve_env(source, config)
     try:
         policy = resolve_policy(policy, config, vector_env)
+        warm_start(policy, config.run)
         learner, collector = make_learner(policy, config), make_collector(policy, vector_env, config)
         opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, env_source(source).for_evaluation(config.env))
     except BaseException:
@@ -137,7 +150,7 @@ def functional_training_loop(
         )
     with contextlib.ExitStack() as stack:
         source = config.env if env is None else env
-        config = resolve_config(policy, source, config, num_envs=None, seed=None, backend=None, device=None)
+        config = resolve_config(policy, source, config)
         run = stack.enter_context(create_run(config)) if writes else None
         config, _ = resolve_choices(policy, source, config if run is None else run.config, losses=bool(custom_losses))
         if run is not None:
@@ -185,32 +198,47 @@ class PPOTrainer:
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
     `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
     override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
-    `TrainingConfig` asks for it; `evaluate` can be called at any time.
+    `TrainingConfig` asks for it; `evaluate` can be called at any time. Both use separate copies of `env`, or `eval_env`, which is anything
+    that `env` may be, with the same spaces. The weights begin as those of `init_from`, a policy file, run or checkpoint, all or those whose
+    names match a pattern of `init_weights`.
     """
 
     def __init__(
         self,
         policy: str | PolicyConfig | PolicySpec | PolicyMap | Actor,
-        env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv,
+        env: EnvLike,
         config: PPOConfig | TrainingConfig | None = None,
         *,
         num_envs: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
         seed: int | None = None,
         backend: str | None = None,
         device: str | None = None,
+        eval_env: EnvLike | None = None,
+        init_from: str | Path | None = None,
+        init_weights: Sequence[str] | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
-        asked = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
+        begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
+        where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
+        asked = resolve_config(policy, env, config, **begin, **where)
         self._asked = asked
         self.config, self.choices = resolve_choices(policy, env, asked)
+        evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
         self.env = resolve_env(env, self.config, rehearse=run is not None)
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
+            begun = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
+            self.warm_start = None if begun else warm_start(self.policy, self.config.run)
+            """Where the initial weights are from, in a sentence; None for new ones, and for a run that is resumed."""
+            self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
+            if eval_env is not None and self.evaluator is not None:
+                check_eval_env(self.evaluator, self.env)
         except BaseException:
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
@@ -236,9 +264,8 @@ class PPOTrainer:
         self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
             self.saver.warn_inexact(self.inexact)
-        source = env_source(env).for_evaluation(self.config.env)
-        self.evaluator = make_evaluator(source, self.config) if source is not None else None
-        self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, source, self.run_dir)
+        rated = evaluated if evaluated is not None and evaluated.can_be_copied else None
+        self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, rated, self.run_dir)
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
 
@@ -402,12 +429,8 @@ class PPOTrainer:
         self.saver.load(path)
 
     def save_policy(self, path: str | Path) -> Path:
-        """Write the policy file: spec, weights and normalisers."""
-        files = policy_files(self.policy, Path(path).name, self.policy.get_weights())
-        if len(files) != 1:  # inchworm.save_policy writes each part of a composite policy
-            raise ConfigError("only built-in networks have a policy file; save your own network with its state_dict")
-        ((spec, weights),) = files.values()
-        return save_policy(path, spec, weights)
+        """Write the policy file: description, weights and normalisers."""
+        return save_policy(path, self.policy)
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""

@@ -49,9 +49,9 @@ def test_weights_that_do_not_fit_are_refused_by_name():
     weights = policy.get_weights()
     with pytest.raises(InchwormError, match=r"actor\.head\.weight has shape"):
         policy.set_weights({**weights, "actor.head.weight": np.zeros((3, 4), np.float32)})
-    with pytest.raises(InchwormError, match=r"missing \['critic.head.bias'\]"):
+    with pytest.raises(InchwormError, match=r"missing critic\.head\.bias"):
         policy.set_weights({name: value for name, value in weights.items() if name != "critic.head.bias"})
-    with pytest.raises(InchwormError, match=r"unknown \['extra'\]"):
+    with pytest.raises(InchwormError, match="unknown extra"):
         policy.set_weights({**weights, "extra": np.zeros(1)})
 
 

@@ -34,7 +34,7 @@ CASES = {
     ),
     "central critic, everything off": (
         None, None, {"central_critic": True, "normalize_observations": True},
-        PLAIN.replace(max_grad_norm=None, ent_coef=0.0, learning_rate_schedule="adaptive", max_learning_rate=0.05),
+        PLAIN.replace(max_grad_norm=None, ent_coef=0.0, learning_rate_schedule="adaptive", max_learning_rate=0.05, freeze=("actor.*",)),
     ),
 }  # fmt: skip
 
@@ -83,6 +83,7 @@ def test_it_agrees_with_the_eager_step_and_continues_from_its_state(case):
     assert len(learners["on"]._compiled._graphs) == 1, "neither schedules nor statistics compile it again"
     exact_resume(learners["on"], policies["on"], gather, policy_of(*given, seed=5), config)
     if "central" in case:
+        frozen_weights_are_read(learners["on"], policies["on"], gather)
         nothing_moves(learners["on"], policies["on"], rollout)
 
 
@@ -98,6 +99,22 @@ def exact_resume(learner, policy, gather, resumed, config):
     other.load_state_dict(state)
     other.update(rollout)
     np.testing.assert_equal(resumed.get_weights(), policy.get_weights())
+
+
+def frozen_weights_are_read(learner, policy, gather):
+    """They are as before all updates, and they are inputs of the graph: shared with another policy, it reads the other's."""
+    *given, config = CASES["central critic, everything off"]
+    fresh, now = policy_of(*given).get_weights(), policy.get_weights()
+    assert {name.partition(".")[0] for name in fresh if np.array_equal(fresh[name], now[name])} == {"actor"}
+    others = {mode: policy_of(*given) for mode in ("off", "on")}
+    for other in others.values():
+        other.set_weights({**now, "actor.head.weight": now["actor.head.weight"] + np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)})
+    rollout = of_unknown_weights(gather(other, seed=9))
+    learners = {mode: learner_of(other, config, mode) for mode, other in others.items()}
+    learners["on"]._compiled._graphs = learner._compiled._graphs
+    stats = {mode: learner.update(rollout) for mode, learner in learners.items()}
+    for name in ("entropy", "policy_loss", "approx_kl", "grad_norm"):
+        assert stats["on"][name] == pytest.approx(stats["off"][name], rel=1e-3, abs=1e-4), name
 
 
 def nothing_moves(learner, policy, rollout):

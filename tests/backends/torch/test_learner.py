@@ -357,3 +357,44 @@ def test_rollouts_with_another_global_state_are_refused():
     ):
         with pytest.raises(InchwormError, match=words):
             learner.update(wrong)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimiser_of_ones_own_leaves_frozen_weights_alone(kind):
+    policy = TORCH.policy()
+    mine = kind(policy.parameters(), lr=0.1, weight_decay=0.1)
+    before, seen = policy.get_weights(), []
+
+    def watching(policy, values):
+        seen.append(policy.get_weights()["actor.0.weight"])
+        return values.mean()
+
+    TORCH.learner(policy, CONFIG.replace(freeze=("actor.*",)), optimizer=mine).update(collect(policy), [watching])
+    assert all(np.array_equal(weight, before["actor.0.weight"]) for weight in seen)  # at every step
+    after = policy.get_weights()
+    assert {name.partition(".")[0] for name in before if np.array_equal(before[name], after[name])} == {"actor"}
+    assert all(parameter.requires_grad for parameter in policy.parameters()), "a later learner may train them"
+    TORCH.learner(policy).update(collect(policy))
+    assert not np.array_equal(policy.get_weights()["actor.head.bias"], before["actor.head.bias"])
+
+
+@pytest.mark.filterwarnings("ignore:ratio_error")
+def test_frozen_buffers_of_ones_own_network_stay():
+    class Normed(Network):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.actor, self.critic = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+
+        def action_outputs(self, observations):
+            return self.actor(self.norm(observations))
+
+        def values(self, observations):
+            return self.critic(self.norm(observations))[:, 0]
+
+    policy = TorchPolicy(PolicySpec(spaces.Box(-2, 2, (3,)), spaces.Discrete(3), PolicyConfig()), network=Normed())
+    before = policy.get_weights()
+    TORCH.learner(policy, CONFIG.replace(freeze=("network.norm.*",))).update(collect(policy))
+    after = policy.get_weights()
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith("network.norm.")}
+    assert len(same) == 5

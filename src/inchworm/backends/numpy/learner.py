@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import BaseLearner, StepMetrics
+from inchworm.backends.learner import ALL_FROZEN, BaseLearner, StepMetrics
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
@@ -143,8 +143,14 @@ OUTPUTS = ("log_probs", "entropy", "values")
 class MinibatchStep:
     """One optimiser step on one minibatch, or none where its loss or gradient is not finite or no sample is valid."""
 
-    def __init__(self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, optimizer: Optimizer) -> None:
+    def __init__(
+        self, policy: NumpyPolicy, config: PPOConfig, network: FlatNetwork, optimizer: Optimizer, frozen: Set[str] = frozenset()
+    ) -> None:
         self._policy, self._config, self._network, self._optimizer = policy, config, network, optimizer
+        marks = np.zeros(len(network.parameters), np.bool_)
+        for name in frozen & network.weights.keys():
+            network.views(marks)[name][...] = True
+        self._frozen = np.flatnonzero(marks)  # places of the frozen weights in the flat vectors
         self._log_std = network.weights.get(LOG_STD, np.zeros(0, network.parameters.dtype))
         self._squashes = policy.spec.config.action_bounds == "tanh"
 
@@ -160,11 +166,14 @@ class MinibatchStep:
             gradient = self._network.gradient
         else:
             terms, gradient = self._accumulate(samples, coefficients, count, losses)
+        if len(self._frozen):
+            gradient[self._frozen] = 0
         norm = math.sqrt(np.dot(gradient, gradient))
         bad, empty = not math.isfinite(terms["loss"] + norm), count == 0
         if not (bad or empty):
-            limit = self._config.max_grad_norm
+            limit, kept = self._config.max_grad_norm, self._network.parameters[self._frozen]
             self._optimizer.step(gradient, learning_rate, scale=1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
+            self._network.parameters[self._frozen] = kept  # no weight decay either
         return {**terms, "grad_norm": norm, "bad": float(bad), "empty": float(empty)}
 
     def forward(self, samples: Samples) -> ForwardPass:
@@ -218,6 +227,7 @@ class MinibatchStep:
                 terms["loss"] += share * value
             row = {name: row.get(name, 0.0) + term for name, term in terms.items()}
         for name, gradient in custom_gradients.items():
+            gradient[self._frozen] = 0
             total += gradient
             row[f"grad_norm/{name}"] = math.sqrt(np.dot(gradient, gradient))
         return row, total
@@ -276,7 +286,9 @@ class NumpyOptimizer(BaseLearner):
         weights = policy.get_weights()
         self._network = FlatNetwork(policy.spec, np.dtype(weights["actor.head.weight"].dtype))
         self.optimizer = make_optimizer(self._network.parameters, self.config)
-        self._step = MinibatchStep(policy, self.config, self._network, self.optimizer)
+        if self.frozen >= self._network.weights.keys():
+            raise ConfigError(ALL_FROZEN)
+        self._step = MinibatchStep(policy, self.config, self._network, self.optimizer, self.frozen)
 
     def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
         """Fill invalid rows and compute advantages."""
@@ -331,9 +343,12 @@ class NumpyOptimizer(BaseLearner):
         return [*super().profile_points(), *inside]
 
     def moments(self) -> dict[str, Any]:
-        """The optimiser's state by the names of the weights."""
-        return self.optimizer.state_dict(self._network.views)
+        """The optimiser's state by the names of the weights that are trained."""
+        return self.optimizer.state_dict(self._trained_views)
 
     def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore the optimiser's state."""
-        self.optimizer.load_state_dict(moments, self._network.views)
+        self.optimizer.load_state_dict(moments, self._trained_views)
+
+    def _trained_views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: view for name, view in self._network.views(vector).items() if name not in self.frozen}

@@ -7,16 +7,19 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch import gae
 from inchworm.backends.torch.gae import compute_gae as compute_gae
-from inchworm.backends.torch.network import to_tensor
+from inchworm.backends.torch.network import Network, to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.core.types import Advantages
 from inchworm.policy.spec import PolicySpec
@@ -27,6 +30,14 @@ from inchworm.rollout.sequences import fill_invalid_rows
 def make_policy(spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
     """A policy of this backend."""
     return TorchPolicy(spec, weights, seed=seed)
+
+
+def policy_with_network(spec: PolicySpec, network: Any) -> Policy:
+    """A policy with a network of the user's."""
+    made = network if isinstance(network, nn.Module) else network(spec)
+    if not isinstance(made, Network):
+        raise ConfigError(f"network must be an inchworm.backends.torch.network.Network, or make one from the spec; it is {made!r:.80}")
+    return TorchPolicy(spec, network=made)
 
 
 def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:

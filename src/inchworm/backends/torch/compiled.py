@@ -62,6 +62,11 @@ class CompiledStep:
         named = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self._names = [named[id(parameter)] for parameter in adam.parameters]
         self._statistics = (*STATISTICS, *(GLOBAL_STATISTICS if policy.central_critic else ()))
+        trained = {id(parameter) for parameter in adam.parameters}
+        frozen = {name: part for name, part in self._module.named_parameters() if id(part) not in trained and part.numel()}
+        self._frozen = list(frozen.values())
+        """Parameters that are not trained: inputs of the graph, too, because a checkpoint may set them."""
+        self._places = [*[f"policy.network.{name}" for name in self._statistics], *frozen]
         self._graphs: dict[Any, Callable[..., Tensor]] = {}
         self._numbers: tuple[tuple[float, ...], Tensor] = (), adam.mean
 
@@ -72,7 +77,7 @@ class CompiledStep:
         if self._numbers[0] != numbers:  # as a tensor, made again only when they change
             self._numbers = numbers, torch.tensor(numbers, dtype=adam.mean.dtype, device=adam.mean.device)
         statistics = [getattr(self._network, name) for name in self._statistics]
-        fixed = [*adam.parameters, adam.mean, adam.square, adam.steps, self._numbers[1], *statistics]
+        fixed = [*adam.parameters, adam.mean, adam.square, adam.steps, self._numbers[1], *statistics, *self._frozen]
         rows = []
         with torch.no_grad():
             for minibatch in minibatches:
@@ -108,8 +113,7 @@ class CompiledStep:
         """The step to compile: forward, loss, gradient, clip, Adam; the metrics as one vector."""
         count = len(self._names)
         parameters, (mean, square, steps, numbers), rest = flat[:count], flat[count : count + 4], flat[count + 4 :]
-        statistics, leaves = rest[: len(self._statistics)], rest[len(self._statistics) :]
-        places = [f"policy.network.{name}" for name in self._statistics]
+        constants, leaves = rest[: len(self._places)], rest[len(self._places) :]
         minibatch = Minibatch(**optree.tree_unflatten(structure, leaves))
         if self._config.normalize_advantages == "minibatch":
             minibatch = replace(minibatch, advantages=normalize(minibatch.advantages, minibatch.valid))
@@ -120,7 +124,7 @@ class CompiledStep:
         valid_count = minibatch.valid.sum()
         with torch.enable_grad():
             learned = [parameter.detach().requires_grad_() for parameter in parameters]
-            tensors = dict(zip([*self._names, *places], [*learned, *statistics]))
+            tensors = dict(zip([*self._names, *self._places], [*learned, *constants]))
             terms = ppo_loss(functional_call(self._module, tensors, (minibatch,)), minibatch, coefficients, valid_count)
             parts = torch.autograd.grad(terms["loss"], learned, allow_unused=True, materialize_grads=True)
         gradient = torch.cat([part.reshape(-1) for part in parts])

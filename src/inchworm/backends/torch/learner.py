@@ -5,6 +5,7 @@ First a rollout's minibatches, then the learner; the optimisers are in `optimize
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import RATIO_TOLERANCE, BaseLearner, StepMetrics, ratio_metrics
+from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, BaseLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
@@ -192,7 +193,11 @@ class PPOOptimizer(BaseLearner):
             self.spec, self.statistics = policy.spec, policy.statistics
         self.device = pick_device(device)
         policy.to(self.device)
-        parameters = trainable(policy)
+        candidates = trainable(policy)
+        parameters = {name: parameter for name, parameter in candidates.items() if name not in self.frozen}
+        if candidates and not parameters:
+            raise ConfigError(ALL_FROZEN)
+        self._frozen = [parameter for name, parameter in candidates.items() if name in self.frozen]
         self._updater = make_optimizer(parameters, self.config) if optimizer is None else TorchOptimizer([optimizer], parameters)
         self.optimizer = self._updater if optimizer is None else optimizer
         if optimizer is not None:
@@ -256,6 +261,13 @@ class PPOOptimizer(BaseLearner):
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
         """Take one step on each minibatch, or none where its loss or gradient is not finite or no row is valid."""
+        with without_gradients(self._frozen):
+            return self._take_steps(minibatches, coefficients, rate_factor, losses)
+
+    def _take_steps(
+        self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
+    ) -> StepMetrics:
+        """`take_steps`, while frozen parameters require no gradient."""
         self._updater.scale_learning_rate(rate_factor)
         if self._compiled is not None:
             if losses:
@@ -398,6 +410,19 @@ def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that learn, by the names of the policy's weights."""
     name_of = policy.public_name if isinstance(policy, TorchPolicy) else str
     return {name_of(name): p for name, p in policy.named_parameters() if p.requires_grad and p.numel()}
+
+
+@contextlib.contextmanager
+def without_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute no gradients of these parameters inside, so that no optimiser moves them."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def _changes_with_mode(module: nn.Module) -> bool:

@@ -67,6 +67,11 @@ class TorchPolicy(Predicts, nn.Module):
             self.set_weights(weights if weights is not None else fresh_weights(spec, seed))
 
     @property
+    def own_network(self) -> Network | None:
+        """The user's network, by whose class policy files name it; None for a built-in network and in a subclass, which is named itself."""
+        return None if self.builtin or type(self) is not TorchPolicy else self.network
+
+    @property
     def _memory(self) -> Memory | None:
         return self.network.memory if isinstance(self.network, SpecNetwork) else None
 

@@ -1,0 +1,265 @@
+"""`load_policy`: of files, runs and checkpoints; networks and policy classes of users, which come from the caller."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import inchworm
+from examples.custom_network import OwnPolicy, ResidualNetwork
+from inchworm import (
+    NumpyPolicy,
+    PolicyConfig,
+    PolicyMap,
+    PolicySpec,
+    PPOConfig,
+    PPOTrainer,
+    RandomActor,
+    TorchPolicy,
+    TrainingCheckpointer,
+    evaluate_policy,
+    load_policy,
+    save_policy,
+)
+from inchworm.core.errors import BadNumberError, ConfigError, CorruptFileError
+from inchworm.core.tensor_file import write_tensor_file
+
+CARTPOLE = gym.make("CartPole-v1")
+SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(4,)))
+PPO = PPOConfig(rollout_steps=8, num_minibatches=2, update_epochs=2)
+BATCH = 16
+SEEN = np.array([0.1, -0.2, 0.03, 0.4], np.float32)
+
+
+def own_network() -> TorchPolicy:
+    torch.manual_seed(1)
+    return TorchPolicy(SPEC, network=ResidualNetwork(SPEC, width=8))
+
+
+def own_policy() -> OwnPolicy:
+    torch.manual_seed(1)
+    return OwnPolicy(4, 2)
+
+
+def small(spec: PolicySpec) -> ResidualNetwork:
+    return ResidualNetwork(spec, width=8)
+
+
+def train(policy, run_dir: Path, steps: int = 2 * BATCH):
+    with PPOTrainer(policy, "CartPole-v1", PPO, num_envs=2, run_dir=run_dir) as trainer:
+        if (run_dir / "checkpoints").exists():
+            trainer.load_checkpoint()
+        trainer.train(steps)
+        return trainer.policy.get_weights()
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# ---- what is loaded
+
+
+def test_a_run_a_checkpoint_and_a_file_are_loaded(tmp_path, monkeypatch):
+    weights = train("mlp", tmp_path / "runs" / "first")
+    run = tmp_path / "runs" / "first"
+    newest = TrainingCheckpointer(run / "checkpoints").latest()
+    for path in (run, str(run), run / "policy.safetensors", run / "checkpoints", newest):
+        policy = load_policy(path)
+        assert same(policy.get_weights(), weights), path
+        assert policy.predict(SEEN) in (0, 1)
+    monkeypatch.chdir(tmp_path)
+    assert same(load_policy("first").get_weights(), weights)  # in runs/
+    (run / "policy.safetensors").unlink()
+    assert same(load_policy(run).get_weights(), weights)  # of the newest checkpoint
+
+
+def test_anything_else_is_answered_with_what_was_expected(tmp_path):
+    expected = "expected a policy file, a run directory .with policy.safetensors. or a checkpoint directory .with manifest.json."
+    with pytest.raises(FileNotFoundError, match=f"there is no nowhere; {expected}"):
+        load_policy("nowhere")
+    with pytest.raises(ConfigError, match=f"holds no policy; {expected}"):
+        load_policy(tmp_path)
+    path = write_tensor_file(tmp_path / "x", {}, kind="rollout", version=1, header={})
+    with pytest.raises(CorruptFileError, match="it is a rollout file, not a policy file"):
+        load_policy(path)
+
+
+def test_a_run_of_several_policies_is_loaded_part_by_part(tmp_path):
+    several = PolicyMap(policies={"red": "mlp", "blue": own_policy()}, lane_map=["red", "blue"])
+    train(several, tmp_path)
+    with pytest.raises(ConfigError, match=r"holds several policies \(blue, red\); load one by its file, such as policy-blue.safetensors"):
+        load_policy(tmp_path)
+    assert isinstance(load_policy(tmp_path / "policy-red.safetensors"), NumpyPolicy)
+    assert isinstance(load_policy(tmp_path / "policy-blue.safetensors", policy=own_policy), OwnPolicy)
+    train(several, tmp_path, 4 * BATCH)
+
+
+SCRIPT = """
+import numpy as np
+import inchworm
+from examples.custom_network import OwnPolicy, ResidualNetwork
+from inchworm import LoadedPolicy, NumpyPolicy, PPOTrainer, TorchPolicy, evaluate_policy
+
+policy = inchworm.load_policy("runs/first")
+action, memory = policy.predict(np.zeros(4, np.float32)), policy.predict_with_memory(np.zeros(4, np.float32))[1]
+score: float = evaluate_policy(policy, "CartPole-v1").mean_return
+own: OwnPolicy = inchworm.load_policy("x", policy=OwnPolicy(4, 2))
+made: OwnPolicy = inchworm.load_policy("x", policy=lambda: OwnPolicy(4, 2))
+network: LoadedPolicy = inchworm.load_policy("x", network=ResidualNetwork)
+
+
+def built_in(one: NumpyPolicy, other: TorchPolicy) -> list[LoadedPolicy]:
+    return [one, other]
+
+
+inchworm.load_policy("x").no_such_method()
+"""
+
+
+@pytest.mark.slow
+def test_loading_and_predicting_type_check(tmp_path):
+    root, script = Path(__file__).parents[2], tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={"MYPYPATH": f"{root / 'src'}:{root}"}, check=False)
+    (found,) = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert '"LoadedPolicy" has no attribute "no_such_method"' in found
+
+
+# ---- networks of users
+
+
+@pytest.mark.parametrize("give", [small, ResidualNetwork(SPEC, width=8)], ids=["factory", "instance"])
+def test_a_network_of_ones_own_is_saved_and_loaded(tmp_path, give):
+    policy = own_network()
+    weights = train(policy, tmp_path / "run")
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints", save_policy(tmp_path / "saved", policy)):
+        loaded = load_policy(path, network=give)
+        assert isinstance(loaded, TorchPolicy)
+        assert same(loaded.get_weights(), weights)
+        assert loaded.predict(SEEN) == policy.predict(SEEN)
+    assert evaluate_policy(loaded, "CartPole-v1", 2).episodes == 2
+    record = TrainingCheckpointer(tmp_path / "run" / "checkpoints").load_policy(network=give)
+    assert same(record.policy.get_weights(), weights)
+
+
+@pytest.mark.parametrize("give", [own_policy, OwnPolicy(4, 2)], ids=["factory", "instance"])
+def test_a_policy_class_of_ones_own_is_saved_and_loaded(tmp_path, give):
+    weights = train(own_policy(), tmp_path / "run")
+    loaded = load_policy(tmp_path / "run", policy=give)
+    assert isinstance(loaded, OwnPolicy)
+    assert (loaded is give) == isinstance(give, OwnPolicy)
+    assert same(loaded.get_weights(), weights)
+    assert same(load_policy(tmp_path / "run" / "checkpoints", policy=give).get_weights(), weights)
+
+
+@pytest.mark.parametrize("make", [own_network, own_policy])
+def test_a_run_of_ones_own_network_resumes_with_the_same_bits(tmp_path, make):
+    whole = train(make(), tmp_path / "whole", 4 * BATCH)
+    train(make(), tmp_path / "parts", 2 * BATCH)
+    (tmp_path / "parts" / "policy.safetensors").unlink()
+    assert same(train(make(), tmp_path / "parts", 4 * BATCH), whole)
+    one, other = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert one == other
+
+
+def test_deleted_checkpoints_of_ones_own_network_are_noticed(tmp_path):
+    train(own_policy(), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(ConfigError, match="its checkpoints are gone"):
+        train(own_policy(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (own_network, r"the network examples.custom_network:ResidualNetwork, .*; use load_policy\(.*, network=ResidualNetwork\)$"),
+        (
+            own_policy,
+            r"the policy examples.custom_network:OwnPolicy, .*; use load_policy\(.*, policy=OwnPolicy\(…\)\) with the arguments of",
+        ),
+    ],
+)
+def test_without_the_class_the_answer_names_it_and_what_to_pass(tmp_path, make, words):
+    train(make(), tmp_path)
+    for path in (tmp_path / "policy.safetensors", tmp_path / "checkpoints"):
+        with pytest.raises(ConfigError, match=f"holds the weights of {words}"):
+            load_policy(path)
+
+
+def test_a_file_names_code_that_is_never_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    for header in ({"policy": "trap:Trap"}, {"spec": SPEC.to_dict(), "network": "trap:Trap"}):
+        path = write_tensor_file(tmp_path / "x", own_policy().get_weights(), kind="policy", version=2, header=header)
+        with pytest.raises(ConfigError, match="trap:Trap"):
+            load_policy(path)
+        assert same(load_policy(path, policy=own_policy).get_weights(), own_policy().get_weights())
+    assert "trap" not in sys.modules
+    for name in ("trap:\x1b[31m", "no colon", 3, "x" * 999 + ":y"):
+        path = write_tensor_file(tmp_path / "x", {}, kind="policy", version=2, header={"policy": name})
+        with pytest.raises(CorruptFileError, match="not the import path of a class"):
+            load_policy(path, policy=own_policy)
+
+
+def test_a_wrong_class_is_answered_with_the_names_and_shapes_that_differ(tmp_path):
+    network, policy = save_policy(tmp_path / "network", own_network()), save_policy(tmp_path / "policy", own_policy())
+    with pytest.raises(
+        ConfigError, match=r"network.inlet.weight has shape \(8, 4\); the policy needs \(64, 4\); .*more have another shape"
+    ):
+        load_policy(network, network=ResidualNetwork)
+    with pytest.raises(
+        ConfigError, match=r"written by examples.custom_network:OwnPolicy, does not fit .*NumpyPolicy: .*missing actor.head.bias.*unknown"
+    ):
+        load_policy(policy, policy=NumpyPolicy(SPEC))
+    with pytest.raises(ConfigError, match=r"actor.0.weight has shape \(64, 4\); the policy needs \(64, 3\)"):
+        load_policy(policy, policy=OwnPolicy(3, 2))
+    with pytest.raises(ConfigError, match="holds a built-in policy; leave network out"):
+        load_policy(save_policy(tmp_path / "mlp", NumpyPolicy(SPEC)), network=small)
+    with pytest.raises(ConfigError, match=r"use load_policy\(.*, policy=OwnPolicy"):
+        load_policy(policy, network=small)
+    with pytest.raises(ConfigError, match=r"network must be an inchworm\.backends\.torch.network.Network"):
+        load_policy(network, network=lambda _: torch.nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match="policy must be a policy"):
+        load_policy(policy, policy=lambda: RandomActor(CARTPOLE.action_space))
+    with pytest.raises(ConfigError, match="policy must be a policy, or make one without arguments; it is 'x'"):
+        load_policy(policy, policy="x")
+    with pytest.raises(ConfigError, match="networks of users act in torch, not in numpy; leave backend out"):
+        load_policy(network, "numpy", network=small)
+    train(own_network(), tmp_path / "run")
+    wide = TorchPolicy(SPEC, network=ResidualNetwork(SPEC))
+    with pytest.raises(CorruptFileError, match=r"does not fit this trainer: .*network.inlet.weight has shape \(8, 4\)"):
+        train(wide, tmp_path / "run")
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
+    broken = own_policy()
+    with torch.no_grad():
+        broken.actor[0].bias[3] = torch.nan
+    with pytest.raises(BadNumberError, match=r"actor.0.bias is not finite at \[3\]"):
+        save_policy(tmp_path / "x", broken)
+    with pytest.raises(ConfigError, match="a spec has no weights"):
+        save_policy(tmp_path / "x", SPEC)
+    with pytest.raises(ConfigError, match="RandomActor is not a policy with weights"):
+        save_policy(tmp_path / "x", RandomActor(CARTPOLE.action_space))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_buffers_of_any_dtype_are_part_of_the_file(tmp_path):
+    class Normed(ResidualNetwork):
+        def __init__(self, spec: PolicySpec) -> None:
+            super().__init__(spec, width=8)
+            self.register_buffer("count", torch.tensor(7))
+            self.register_buffer("seen", torch.tensor([True, False]))
+
+    path = save_policy(tmp_path / "x", TorchPolicy(SPEC, network=Normed(SPEC)))
+    weights = inchworm.load_policy(path, network=Normed).get_weights()
+    assert (weights["network.count"].tolist(), weights["network.seen"].tolist()) == (7, [True, False])
+    with pytest.raises(ConfigError, match=r"Normed, and files never .*, network=Normed\)$"):
+        load_policy(path)
