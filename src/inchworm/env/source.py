@@ -21,6 +21,7 @@ from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import vectorised
 from inchworm.env.restore import Env
+from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
 
@@ -35,7 +36,7 @@ class EnvSource:
     """An environment as it was handed over."""
 
     given: Any
-    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "vector"]
+    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "stable_baselines3", "vector"]
 
     @property
     def is_config(self) -> bool:
@@ -50,7 +51,7 @@ class EnvSource:
     @property
     def is_vector(self) -> bool:
         """Whether it is a vector env, ours or another library's."""
-        return self.kind in ("gymnasium.vector", "vector")
+        return self.kind in ("gymnasium.vector", "stable_baselines3", "vector")
 
     @property
     def can_be_copied(self) -> bool:
@@ -109,7 +110,7 @@ class EnvSource:
 def is_vector_env(env: Any) -> bool:
     """Whether something is a vector env, ours or another library's."""
     ours = not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV)
-    return ours or isinstance(env, gym.vector.VectorEnv)
+    return ours or isinstance(env, gym.vector.VectorEnv) or is_vec_env(env)
 
 
 def env_source(env: Any) -> EnvSource:
@@ -121,8 +122,9 @@ def env_source(env: Any) -> EnvSource:
     if isinstance(env, EnvConfig):
         return EnvSource(env, "config")
     if is_vector_env(env):  # before gymnasium.Env: an EnvPool is both
-        foreign = isinstance(env, gym.vector.VectorEnv)
-        return EnvSource(env, "gymnasium.vector") if foreign else EnvSource(complete_vector_env(env), "vector")
+        if isinstance(env, gym.vector.VectorEnv):
+            return EnvSource(env, "gymnasium.vector")
+        return EnvSource(env, "stable_baselines3") if is_vec_env(env) else EnvSource(complete_vector_env(env), "vector")
     if isinstance(env, gym.Env):
         return EnvSource(env, "gymnasium")
     if is_team_env(env):
@@ -133,7 +135,7 @@ def env_source(env: Any) -> EnvSource:
 
 
 def make_vector_env(
-    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv | EnvSource,
+    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv | VecEnv | EnvSource,
     num_envs: int | None = None,
     num_workers: int | Literal["auto"] | None = None,
     *,
@@ -147,7 +149,8 @@ def make_vector_env(
     """Make many copies of an environment, stepped as one.
 
     `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
-    copy, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. A factory may
+    copy, in this process), a `gymnasium.vector.VectorEnv`, an EnvPool or a Stable-Baselines3 `VecEnv`, or a `VectorEnv`, which is
+    returned as it is. A factory may
     also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
     `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
     `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
@@ -161,10 +164,10 @@ def make_vector_env(
             raise EnvError("the vector env was made without a global state; make it by make_vector_env(…, global_state=True)")
         vector_env: VectorEnv = given
         return vector_env
-    if source.kind == "gymnasium.vector":
+    if source.is_vector:
         if global_state:
             raise EnvError(f"{type(given).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
-        return adapt_vector_env(given, **options)
+        return adapt_vector_env(given, **options) if source.kind == "gymnasium.vector" else adapt_vec_env(given, **options)
     if source.is_instance:
         if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
             raise EnvError(

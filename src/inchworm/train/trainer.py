@@ -18,6 +18,8 @@ from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, Trainin
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import UpdateStats
+from inchworm.env.foreign import GymVectorEnv
+from inchworm.env.sb3 import VecEnv
 from inchworm.env.source import env_source
 from inchworm.evaluate.evaluator import make_evaluator
 from inchworm.evaluate.stats import EvalStats
@@ -164,15 +166,16 @@ class PPOTrainer:
     """Trains a policy in an environment: collect, learn, repeat.
 
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
-    `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
-    override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
-    `TrainingConfig` asks for it; `evaluate` can be called at any time.
+    `EnvConfig`, a Gymnasium environment, a factory of them or a vector env: a `VectorEnv`, or Gymnasium's, EnvPool's or
+    Stable-Baselines3's; `config` a `PPOConfig` or a `TrainingConfig`. Keywords override the config. With a `run_dir` the run is written
+    there: config, metrics, checkpoints, policies. `train` evaluates only if a `TrainingConfig` asks for it; `evaluate` can be called
+    at any time.
     """
 
     def __init__(
         self,
         policy: str | PolicyConfig | PolicySpec | PolicyMap | Actor,
-        env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv,
+        env: str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv | GymVectorEnv | VecEnv,
         config: PPOConfig | TrainingConfig | None = None,
         *,
         num_envs: int | None = None,
