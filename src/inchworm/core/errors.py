@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -55,6 +56,16 @@ class MissingExtraError(InchwormError, ImportError):
 
 USAGE_ERRORS = (ConfigError, SpaceError, MissingExtraError)
 """What is wrong before anything has begun: commands exit with code 2 and leave nothing behind."""
+
+
+def close_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that a mistyped one may stand for: nearly equal, or longer by what follows it; none if none is close."""
+    folded = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=most, cutoff=0.75)
+    longer = sorted(each for each in folded if len(name) > 2 and each.startswith(name.casefold()))
+    if not near and (most > 1 or len(longer) == 1):  # one of many would be a guess
+        near = longer[-most:]
+    return [folded[each] for each in near]
 
 
 # Errors of the user's own code, told in a line
