@@ -105,6 +105,15 @@ def test_the_config_file_is_changed_by_flags_and_by_the_environment(tmp_path: Pa
     assert resolved("my_module:make_env", "--config", str(file)).env.id == "my_module:make_env"
 
 
+def test_a_directory_as_config_is_answered_with_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^the config {tmp_path} is a directory, and a YAML file is expected, as inchworm config ENV"):
+        resolved("--config", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("env: {id: Taxi-v3}")  # the directory of a run
+    with pytest.raises(ConfigError, match=rf"a YAML file is expected; use {tmp_path}/config.yaml$"):
+        resolved("--config", str(tmp_path))
+    assert resolved("--config", str(tmp_path / "config.yaml")).env.id == "Taxi-v3"
+
+
 def test_a_setting_replaces_the_one_it_excludes() -> None:
     by_number = resolved("CartPole-v1", "--ppo.num-minibatches", "4").ppo  # the preset has a minibatch_size
     assert (by_number.num_minibatches, by_number.minibatch_size) == (4, None)

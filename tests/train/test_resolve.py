@@ -1,6 +1,8 @@
 """Every form in which PPOTrainer takes its arguments."""
 
 import functools
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from doubles.runs import BATCH, LANES, STEPS, small_config
 from doubles.toys import Corridor, Counter, watched
+from inchworm import check_env
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.cli.main import main
@@ -403,3 +406,21 @@ def test_what_is_never_compiled(config: TrainingConfig, builtin: bool, why: str)
     chosen, reason = choose_compile(config, builtin=builtin)
     assert chosen == "off"
     assert why in reason
+
+
+@pytest.mark.parametrize(("values", "warned"), [(4_096, False), (4_097, True)])
+def test_a_wide_one_hot_observation_warns_with_what_to_do(values: int, warned: bool) -> None:
+    class Many(Counter):  # type: ignore[misc, no-any-unimported, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Discrete(values)
+
+        def _observe(self) -> int:
+            return int(self.steps)
+
+    message = f"observation has {values:,} discrete values, which become a one-hot vector.*encode it as numbers"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PPOTrainer("mlp", Many, num_envs=1).close()
+    assert any(re.match(message, str(warning.message)) for warning in caught) == warned
+    assert any(re.match(message, note) for note in check_env(Many, steps=5).notes) == warned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -66,6 +67,17 @@ def close_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
     if not near and (most > 1 or len(longer) == 1):  # one of many would be a guess
         near = longer[-most:]
     return [folded[each] for each in near]
+
+
+_SEQUENCES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)")
+"""Escape sequences of terminals: colours, cursor movements, titles."""
+
+
+def printable(text: str) -> str:
+    """Remove escape sequences, as libraries colour their messages with, and escape other characters that control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in _SEQUENCES.sub("", text))
 
 
 # Errors of the user's own code, told in a line

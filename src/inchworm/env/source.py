@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
@@ -110,6 +111,7 @@ class EnvSource:
 def is_vector_env(env: Any) -> bool:
     """Whether something is a vector env, ours or another library's."""
     ours = not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV)
+    ours = ours and isinstance(env.num_lanes, int | np.integer)  # else it answers to any name, as mocks do
     return ours or isinstance(env, gym.vector.VectorEnv) or is_vec_env(env)
 
 
@@ -125,10 +127,17 @@ def env_source(env: Any) -> EnvSource:
         if isinstance(env, gym.vector.VectorEnv):
             return EnvSource(env, "gymnasium.vector")
         return EnvSource(env, "stable_baselines3") if is_vec_env(env) else EnvSource(complete_vector_env(env), "vector")
-    if isinstance(env, gym.Env):
-        return EnvSource(env, "gymnasium")
     if is_team_env(env):
         return EnvSource(env, "pettingzoo")
+    spaces = {} if isinstance(env, type) else {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    for name, space in spaces.items():
+        if isinstance(env, gym.Env) or space is not None:  # an environment, or what looks like one
+            if not isinstance(space, gym.Space):
+                raise EnvError(
+                    f"{name} of {type(env).__name__} is {type(space).__name__}, not a Gymnasium space; set it to one such as Box"
+                )
+    if isinstance(env, gym.Env):
+        return EnvSource(env, "gymnasium")
     if callable(env):
         return EnvSource(env, "factory")
     raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")

@@ -186,6 +186,9 @@ class PPOTrainer:
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
+        if not isinstance(callbacks, Sequence):
+            raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
+        self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
         asked = resolve_config(policy, env, config, num_envs=num_envs, seed=seed, backend=backend, device=device)
         self._asked = asked
         self.config, self.choices = resolve_choices(policy, env, asked)
@@ -202,7 +205,6 @@ class PPOTrainer:
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
         self._in_loop = False
-        self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
         parts = TrainerParts(
             policy=self.policy,
@@ -298,6 +300,7 @@ class PPOTrainer:
 
         Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration.
         """
+        own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         config = self.config
         if total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
@@ -308,7 +311,6 @@ class PPOTrainer:
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         self.state.history = {"timesteps": [], "mean_reward": [], "loss": [], "policy_loss": [], "value_loss": [], "entropy": []}
-        own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         self.saver.set_callbacks(stateful_parts(own))
         collector, learner = self.collector, self.learner
         if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
