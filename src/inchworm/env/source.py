@@ -131,11 +131,10 @@ def env_source(env: Any) -> EnvSource:
         return EnvSource(env, "pettingzoo")
     spaces = {} if isinstance(env, type) else {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
     for name, space in spaces.items():
-        if isinstance(env, gym.Env) or space is not None:  # an environment, or what looks like one
-            if not isinstance(space, gym.Space):
-                raise EnvError(
-                    f"{name} of {type(env).__name__} is {type(space).__name__}, not a Gymnasium space; set it to one such as Box"
-                )
+        looks_like_one = isinstance(env, gym.Env) or space is not None
+        if looks_like_one and not isinstance(space, gym.Space):
+            got = f"{name} of {type(env).__name__} is {type(space).__name__}"
+            raise EnvError(f"{got}, not a Gymnasium space; set it to one such as Box")
     if isinstance(env, gym.Env):
         return EnvSource(env, "gymnasium")
     if callable(env):
@@ -183,7 +182,7 @@ def make_vector_env(
                 f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were requested; "
                 "give its id or a factory, so that it can be made several times"
             )
-        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, **options)
+        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, is_given=True, **options)
     overrides: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers}
     overrides |= {"worker_timeout": worker_timeout, "worker_restarts": worker_restarts}
     config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
@@ -204,10 +203,15 @@ def make_vector_env(
 
 
 class InProcessVectorEnv(LaneVectorEnv):
-    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
+    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds.
 
-    def __init__(self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, **options: Any) -> None:
-        copies = LocalCopies(make, 0, num_envs, global_state=global_state)
+    One that `is_given`, the caller's own, is not reset before `reset` is called.
+    """
+
+    def __init__(
+        self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, is_given: bool = False, **options: Any
+    ) -> None:
+        copies = LocalCopies(make, 0, num_envs, global_state=global_state, is_given=is_given)
         copies.attach(copies.allocate(num_envs)[0])
         super().__init__(copies, **options)
 
