@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 
 import cloudpickle
 import gymnasium as gym
@@ -17,6 +18,7 @@ import pytest
 from doubles.toys import Counter
 from inchworm.core.spaces import space_from_dict
 from inchworm.env.restore import pack_tree
+from inchworm.env.source import make_vector_env
 from inchworm.env.step_arrays import allocate_rows, open_shared
 from inchworm.env.workers import messages, program
 from inchworm.env.workers.program import Worker
@@ -133,3 +135,12 @@ def test_main_ignores_ctrl_c_and_serves_unless_its_parent_is_gone(monkeypatch):
     with pytest.raises(EOFError):
         messages.receive(ours)
     ours.close()
+
+
+def test_a_coloured_warning_in_a_worker_is_one_plain_line(capfd):
+    def make():
+        warnings.warn("\x1b[33mWARN: old\n environment\x1b[0m", stacklevel=1)
+        return Counter()
+
+    make_vector_env(make, 1, 1).close()
+    assert capfd.readouterr().err == "warning: WARN: old environment\n"

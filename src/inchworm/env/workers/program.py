@@ -15,13 +15,14 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import gymnasium as gym
 
-from inchworm.core.errors import EnvError, InchwormError, describe_error, error_text
+from inchworm.core.errors import EnvError, InchwormError, describe_error, error_text, printable
 from inchworm.core.spaces import space_to_dict
 from inchworm.env.episodes import Replay
 from inchworm.env.local import LocalCopies
@@ -181,6 +182,11 @@ def _traceback(error: BaseException) -> str:
     return "\n\n".join(reversed(parts))
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning on one line, without the colours that libraries give theirs."""
+    sys.stderr.write(f"warning: {' '.join(printable(str(message)).split())}\n")
+
+
 def main(arguments: list[str]) -> None:
     """Serve the socket `DESCRIPTOR`; `PARENT` is the process to exit with, or 0."""
     descriptor, parent = map(int, arguments)
@@ -197,4 +203,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    warnings.showwarning = _show_warning
     main(sys.argv[1:])
