@@ -47,7 +47,10 @@ def imports(tree: ast.AST, *, late: bool) -> Iterator[str]:
             yield from imports(child, late=late)
 
 
-@pytest.mark.parametrize(("framework", "home"), [("torch", "backends/torch/"), ("jax", "backends/jax/"), ("flax", "backends/jax/")])
+@pytest.mark.parametrize(
+    ("framework", "home"),
+    [("torch", "backends/torch/"), ("jax", "backends/jax/"), ("flax", "backends/jax/"), ("stable_baselines3", "nowhere")],
+)
 def test_a_learning_framework_is_imported_in_its_folder_only(framework: str, home: str) -> None:
     strangers = [
         relative(path)

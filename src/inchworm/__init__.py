@@ -6,8 +6,15 @@ and a program that only acts never imports a learning framework.
 
 import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "inchworm does not run on Windows itself: it needs file locks, signals and shared memory of Linux or macOS; "
+        "use it in WSL, see https://learn.microsoft.com/windows/wsl/install"
+    )
 
 _HOMES = {
     name: module

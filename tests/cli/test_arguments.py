@@ -1,11 +1,16 @@
 """Flags over the config's fields; wrong use is one line."""
 
+import contextlib
+import io
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
 from inchworm.cli.arguments import Metavar, parse, parse_with_config, resolve_config
+from inchworm.cli.evaluate import EvaluateOptions
+from inchworm.cli.other_trainers import NO_FLAG, OTHER_FLAGS
 from inchworm.cli.train import TrainOptions
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig, WrapperConfig
@@ -105,6 +110,15 @@ def test_the_config_file_is_changed_by_flags_and_by_the_environment(tmp_path: Pa
     assert resolved("my_module:make_env", "--config", str(file)).env.id == "my_module:make_env"
 
 
+def test_a_directory_as_config_is_answered_with_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^the config {tmp_path} is a directory, and a YAML file is expected, as inchworm config ENV"):
+        resolved("--config", str(tmp_path))
+    (tmp_path / "config.yaml").write_text("env: {id: Taxi-v3}")  # the directory of a run
+    with pytest.raises(ConfigError, match=rf"a YAML file is expected; use {tmp_path}/config.yaml$"):
+        resolved("--config", str(tmp_path))
+    assert resolved("--config", str(tmp_path / "config.yaml")).env.id == "Taxi-v3"
+
+
 def test_a_setting_replaces_the_one_it_excludes() -> None:
     by_number = resolved("CartPole-v1", "--ppo.num-minibatches", "4").ppo  # the preset has a minibatch_size
     assert (by_number.num_minibatches, by_number.minibatch_size) == (4, None)
@@ -120,7 +134,19 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
         (("X-v0", "--ppo.clip-cof", "1"), r"unknown flag --ppo.clip-cof; did you mean --ppo.clip-coef\?"),
         (("X-v0", "--threads", "1"), r"unknown flag --threads; did you mean --run.threads\?"),
         (("X-v0", "--interval=1"), r"unknown flag --interval; did you mean --evaluation.interval\?"),
+        (("X-v0", "--clip-cof", "1"), r"unknown flag --clip-cof; did you mean --ppo.clip-coef\?"),
+        (("X-v0", "--rollout", "1"), r"unknown flag --rollout; did you mean --ppo.rollout-steps\?"),
         (("X-v0", "--xyzzy"), r"unknown flag --xyzzy; prog --help lists all flags"),
+        (("X-v0", "--eval"), r"unknown flag --eval; prog --help lists all flags"),  # any of --evaluation.* would be a guess
+        (("X-v0", "--wandb"), r"unknown flag --wandb; metrics are in metrics.jsonl of the run; in Python, pass trackers= to PPOTrainer"),
+        (("X-v0", "--track"), r"unknown flag --track; metrics are in metrics.jsonl of the run; .*"),
+        (("X-v0", "--eval-every", "5"), r"unknown flag --eval-every; it is called --evaluation.interval \(counted in iterations\) here"),
+        (("X-v0", "--num-steps", "5"), r"unknown flag --num-steps; it is called --ppo.rollout-steps here"),
+        (("X-v0", "--n_envs=5"), r"unknown flag --n-envs; it is called --env.num-envs here"),
+        (("X-v0", "-n", "5"), r"unknown flag -n; it is called --total-timesteps here"),
+        (("X-v0", "--clip-range", "5"), r"unknown flag --clip-range; it is called --ppo.clip-coef here"),
+        (("X-v0", "--value-coef", "5"), r"unknown flag --value-coef; it is called --ppo.vf-coef \(twice theirs if .*"),
+        (("--env-id", "X-v0"), r"unknown flag --env-id; give the environment as the first argument: inchworm train CartPole-v1"),
         (("X-v0", "-x"), r"unknown flag -x; prog --help lists all flags"),
         (("X-v0", "more"), r"unexpected argument more; prog --help lists all flags"),
         (("X-v0", "--env.atari", "yes"), r"unexpected argument yes; .*"),
@@ -144,6 +170,33 @@ def test_wrong_use_is_one_line_that_says_what_to_type(arguments: tuple[str, ...]
     with pytest.raises(ConfigError, match=f"^{message}$") as caught:
         resolved(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_every_flag_of_another_trainer_is_answered_by_one_that_exists() -> None:
+    named = [name for names in (*OTHER_FLAGS.values(), *NO_FLAG.values()) for name in names]
+    assert len(named) == len(set(named))
+    for name in named:  # none is a flag here, or would be answered by a similar one
+        with pytest.raises(ConfigError, match=f"^unknown flag {name}; (?!did you mean|prog --help)"):
+            resolved("X-v0", name, "1")
+    known = set(re.findall(r"--[a-z0-9.-]+", _help_of_train()))
+    assert {flag.partition(" ")[0] for flag in OTHER_FLAGS} <= known
+
+
+def _help_of_train() -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        resolved("--help")
+    return out.getvalue()
+
+
+def test_other_commands_name_their_own_flags_or_the_command() -> None:
+    for words, message in (
+        ("--n-envs", "it is called --num-envs here"),
+        ("--n-eval-episodes", "it is called --episodes here"),
+        ("--batch-size", "it is called --ppo.minibatch-size in inchworm train"),
+    ):
+        with pytest.raises(ConfigError, match=f"^unknown flag {words}; {message}$"):
+            parse(EvaluateOptions, ["run", words, "1"], "prog")
 
 
 def test_help_lists_every_flag_with_its_type_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_warnings_are_one_line_each_and_printed_once(monkeypatch: pytest.MonkeyP
 
     pretend(monkeypatch, action)
     assert main(["train"]) == 0
-    assert capsys.readouterr().err == "warning: lr is called learning_rate \\x1b[2J here\n"
+    assert capsys.readouterr().err == "warning: lr is called learning_rate here\n"
 
 
 def test_the_current_directory_is_importable_but_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

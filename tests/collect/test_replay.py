@@ -1,5 +1,7 @@
 """Every number of a collected rollout, compared with plain Gymnasium: reset with the same seed, step with the same action."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,8 +9,9 @@ import pytest
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig
-from inchworm.core.seeding import episode_seed
+from inchworm.core.seeding import derive_seed, episode_seed
 from inchworm.env.source import make_vector_env
+from inchworm.env.vector_env import NO_SEED
 from inchworm.policy.spec import PolicySpec
 
 SEED, LANES, STEPS = 7, 3, 150
@@ -23,15 +26,53 @@ WAYS = [
 
 @pytest.mark.parametrize("config", WAYS, ids=[f"{way.id} {way.num_workers} workers" for way in WAYS])
 def test_a_rollout_replayed_in_plain_gymnasium_has_no_mismatch(config):
-    with make_vector_env(config, seed=SEED) as vector_env:
+    def make():
+        return gym.make(config.id, max_episode_steps=config.max_episode_steps)
+
+    compare(collected(config), make, lambda lane, episode: episode_seed(SEED, lane, episode))
+
+
+def gymnasiums(make, mode):
+    return gym.vector.SyncVectorEnv([make] * LANES, autoreset_mode=mode)
+
+
+def stable_baselines(make, kind="DummyVecEnv", **options):
+    return getattr(pytest.importorskip("stable_baselines3.common.vec_env"), kind)([make] * LANES, **options)
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize(
+    "vectorise",
+    [
+        partial(gymnasiums, mode=gym.vector.AutoresetMode.SAME_STEP),
+        stable_baselines,
+        partial(stable_baselines, kind="SubprocVecEnv", start_method="fork"),
+    ],
+    ids=["gymnasium same step", "DummyVecEnv", "SubprocVecEnv"],
+)
+def test_so_has_one_of_a_vector_env_that_resets_itself(vectorise, id):
+    def make():
+        return gym.make(id, max_episode_steps=40)
+
+    first = derive_seed(SEED, "vector env")  # of the first lane; each lane has one stream for all its episodes
+    compare(collected(vectorise(make)), make, lambda lane, episode: None if episode else first + lane, recorded=False)
+
+
+def collected(env):
+    """Two rollouts, one after the other: episodes continue from one to the next."""
+    with make_vector_env(env, seed=SEED) as vector_env:
         policy = NumpyPolicy(PolicySpec(vector_env.observation_space, vector_env.action_space, PolicyConfig()), seed=1)
         collector = RolloutCollector(vector_env, policy, seed=3)
-        rollouts = [collector.collect(STEPS), collector.collect(STEPS)]  # episodes continue from one to the next
+        return [collector.collect(STEPS), collector.collect(STEPS)]
+
+
+def compare(rollouts, make, seed_of, *, recorded=True):
+    """Step each lane's actions in an environment of its own; `recorded` tells whether the records of episodes have seeds."""
     ends = 0
     for lane in range(LANES):
-        env = gym.make(config.id, max_episode_steps=config.max_episode_steps)
+        env = make()
         episode = 0
-        observation, _ = env.reset(seed=episode_seed(SEED, lane, episode))
+        observation, _ = env.reset(seed=seed_of(lane, episode))
         for rollout in rollouts:
             cuts = {tuple(row): successor for row, successor in zip(rollout.cut_rows.tolist(), rollout.cut_observations)}
             seeds = [record.seed for record in rollout.episodes if record.lane == lane]
@@ -48,9 +89,9 @@ def test_a_rollout_replayed_in_plain_gymnasium_has_no_mismatch(config):
                     np.testing.assert_array_equal(cuts[t, lane], observation)  # the true successor, before any reset
                 if terminated or truncated:
                     ends += 1
-                    assert seeds.pop(0) == episode_seed(SEED, lane, episode)
+                    assert seeds.pop(0) == (seed_of(lane, episode) if recorded else NO_SEED)
                     episode += 1
-                    observation, _ = env.reset(seed=episode_seed(SEED, lane, episode))
+                    observation, _ = env.reset(seed=seed_of(lane, episode))
             assert not seeds
         env.close()
     assert ends >= LANES

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from doubles.crashing import World
-from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, run
+from doubles.stepping import assert_equal_steps, assert_equal_trees, continue_run, frozen, random_actions, run
 from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import EnvError, MissingExtraError
@@ -70,12 +70,37 @@ def test_resets_seeds_and_options_are_the_copies_own():
     assert_equal_steps([ours.reset()], [theirs.reset()])
 
 
-def test_autoreset_modes_that_lose_the_final_observation_are_rejected():
-    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
-        with pytest.raises(EnvError, match=r"autoreset_mode.*Disabled"):
-            make_vector_env(vector(mode=mode))
+def test_resets_one_step_late_are_rejected_with_what_to_set():
+    with pytest.raises(EnvError, match=r"NEXT_STEP resets one step late; .*autoreset_mode.*Disabled"):
+        make_vector_env(vector(mode=AutoresetMode.NEXT_STEP))
     with pytest.raises(EnvError, match="or give its id"):
         make_vector_env(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point"))
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_resets_in_the_same_step_keep_the_last_observation_and_its_info(kind):
+    env = make_vector_env(vector(World, World, kind=kind, mode=AutoresetMode.SAME_STEP), seed=7)
+    assert env.inexact[0].endswith("given seeds (make it with AutoresetMode.DISABLED): a resumed run starts new episodes")
+    plain, rng, ends = [World(), World()], np.random.default_rng(0), 0
+    seen = [world.reset(seed=derive_seed(7, "vector env") + lane)[0] for lane, world in enumerate(plain)]
+    step = frozen(env.reset())
+    for _ in range(40):
+        actions = random_actions(env, step, rng)
+        step = frozen(env.step(actions))
+        finals = {ended.lane: ended for ended in step.ended}
+        for lane, world in enumerate(plain):
+            own = {name: part[lane] for name, part in actions.items()}
+            seen[lane], reward, terminated, truncated, info = world.step(own)
+            assert (step.rewards[lane], step.terminated[lane], step.truncated[lane]) == (np.float32(reward), terminated, truncated)
+            assert (lane in finals) == (terminated or truncated)
+            if lane in finals:
+                assert_equal_trees(finals[lane].final_observation, seen[lane])
+                assert dict(finals[lane].info) == {"left": 0.0} == {"left": info["left"]}
+                seen[lane] = world.reset()[0]
+                ends += 1
+            assert_equal_trees({name: part[lane] for name, part in step.observations.items()}, seen[lane])
+    assert ends > 5
+    env.close()
 
 
 class Streamed(gym.vector.VectorEnv):
@@ -123,11 +148,22 @@ def test_a_shared_stream_is_seeded_once_and_its_episodes_have_no_seed():
     assert (ended.final_observation["n"].tolist(), ended.final_observation["t"][0].tolist()) == ([3.0], 2)
 
 
+def test_a_vector_env_that_resets_itself_must_keep_last_observations():
+    world = Streamed()
+    world.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    env = make_vector_env(world, seed=5)
+    env.reset()
+    env.step(np.array([1, 0]))
+    with pytest.raises(EnvError, match=r"episode of lane 0 ended, but info has no 'final_obs'.*AutoresetMode\.DISABLED"):
+        env.step(np.array([1, 0]))
+
+
 def test_numbers_of_a_lane():
     info = {"a": np.array([1, 2]), "b": np.array([True, False]), "_a": np.array([False, True]), "x": "text", "m": np.zeros((2, 2))}
     assert lane_numbers(info, 0) == {"b": 1.0}
     assert lane_numbers(info, 1) == {"a": 2.0, "b": 0.0}
     assert lane_numbers({"a": np.array([1.0, np.nan]), "b": np.array([np.inf, 2.0])}, 0) == {"a": 1.0}
+    assert lane_numbers([{"a": 1}, {"a": 2, "b": "text", "c": np.nan}], 1) == {"a": 2.0}
 
 
 class Pool:

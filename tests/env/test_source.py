@@ -2,6 +2,7 @@
 
 import functools
 from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from doubles.duel import DuelVectorEnv
 from doubles.toys import Corridor
+from inchworm import PPOTrainer
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import EnvSource, InProcessVectorEnv, env_source, make_vector_env
@@ -54,6 +56,17 @@ def test_what_was_handed_over(make, kind, name, copies):
 def test_anything_else_is_refused(thing):
     with pytest.raises(EnvError, match="an environment must be an id"):
         make_vector_env(thing)
+
+
+@pytest.mark.parametrize("mock", [Mock(), MagicMock(), Mock(spec=gym.Env), Mock(observation_space=spaces.Discrete(3))])
+def test_mocks_are_refused_in_one_line(mock):
+    with pytest.raises(EnvError, match=r"^(observation|action)_space of \w+ is (\w*Mock|NoneType), not a Gymnasium space; set it to"):
+        PPOTrainer("mlp", mock)
+
+
+def test_a_mock_of_an_environment_with_spaces_and_results_is_one():
+    mock = Mock(spec=gym.Env, observation_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Box(-1, 1, (1,)))
+    assert env_source(mock).kind == "gymnasium"
 
 
 def test_separate_copies_for_evaluation():

@@ -125,14 +125,16 @@ def test_a_run_is_found_by_path_and_by_name(tmp_path: Path, mine: TrainingConfig
     assert open_run("mine", directory=tmp_path / "runs").name == "mine"
 
 
-def test_an_unknown_run_is_answered_with_the_nearest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_run_is_answered_with_names_that_are_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="there is no run cartpole, and none in runs; inchworm train ENV makes one"):
         open_run("cartpole")
     for name in ("cartpole-1", "acrobot-1"):
         create_run(config_in(tmp_path, name)).close()
-    with pytest.raises(ConfigError, match="there is no run cartpole; nearest in runs: cartpole-1"):
+    with pytest.raises(ConfigError, match=r"there is no run cartpole; nearest in runs: cartpole-1$"):
         open_run("cartpole")
+    with pytest.raises(ConfigError, match=r"there is no run frozen-lake; none of the 2 in runs has a similar name$"):
+        open_run("frozen-lake")
 
 
 def test_code_to_import_is_never_taken_from_a_file(tmp_path: Path) -> None:

@@ -217,7 +217,13 @@ def test_only_functions_are_wrapped_as_callbacks() -> None:
     class Duck:
         """Keeps the protocol without inheriting anything, and can be called, too."""
 
+        def on_train_start(self, state: Any) -> None: ...
+
+        def on_rollout(self, state: Any, rollout: Any) -> None: ...
+
         def on_iteration(self, state: Any, metrics: Any) -> None: ...
+
+        def on_train_end(self, state: Any) -> None: ...
 
         def __call__(self) -> None: ...
 
@@ -225,6 +231,43 @@ def test_only_functions_are_wrapped_as_callbacks() -> None:
     assert as_callback(duck) is duck  # type: ignore[arg-type, comparison-overlap]
     assert as_callback(base) is base
     assert isinstance(as_callback(lambda state, metrics: None), FunctionCallback)
+    assert isinstance(as_callback(lambda *arguments: None), FunctionCallback)
+    assert isinstance(as_callback(print), FunctionCallback)
+
+
+class ForgetsTheRollout(BaseCallback):
+    def on_rollout(self, state: Any) -> None: ...  # type: ignore[override]
+
+
+class OnlyIterations:
+    def on_iteration(self, state: Any, metrics: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (3, r"a callback must be a function of \(state, metrics\) or a BaseCallback; got int"),
+        (lambda metrics: None, r"the callback <lambda> is called with \(state, metrics\), but takes \(metrics\)"),
+        (ForgetsTheRollout, r"the callback ForgetsTheRollout is a class; give an instance of it: ForgetsTheRollout\(\)"),
+        (ForgetsTheRollout(), r"the callback ForgetsTheRollout.on_rollout is called with \(state, rollout\), but takes \(state: .*\).*"),
+        (OnlyIterations(), r"the callback OnlyIterations has no on_train_start, on_rollout, on_train_end; derive it from .*BaseCallback.*"),
+    ],
+)
+def test_a_wrong_callback_is_refused_in_one_line_before_anything_happens(wrong: Any, message: str, tmp_path: Path) -> None:
+    def never() -> Any:
+        raise AssertionError("an environment was made")
+
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        PPOTrainer("mlp", never, callbacks=[wrong], run_dir=tmp_path / "run")
+    with PPOTrainer("mlp", "CartPole-v1", num_envs=1, run_dir=tmp_path / "run") as trainer:
+        with pytest.raises(ConfigError, match=f"^{message}$"):
+            trainer.train(total_timesteps=8, callback=wrong)
+        assert trainer.total_timesteps == 0
+
+
+def test_callbacks_are_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"^callbacks must be a list of callbacks, not function; put it into one: callbacks=\[…\]$"):
+        PPOTrainer("mlp", "CartPole-v1", callbacks=lambda state, metrics: None)  # type: ignore[arg-type]
 
 
 # ---- what it remembers

@@ -1,6 +1,8 @@
 """Every form in which PPOTrainer takes its arguments."""
 
 import functools
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from doubles.runs import BATCH, LANES, STEPS, small_config
 from doubles.toys import Corridor, Counter, watched
 from examples.custom_network import OwnPolicy
+from inchworm import check_env
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.cli.main import main
@@ -517,3 +520,21 @@ def test_a_config_file_names_a_policy_to_begin_with(tmp_path: Path, monkeypatch:
     assert "run.init_from=nowhere: there is no nowhere; expected a policy file" in lines[0]
     assert "ppo.freeze: no weight of the policy matches 'nothing.*'; " in lines[1]
     assert not Path("runs/third").exists()
+
+
+@pytest.mark.parametrize(("values", "warned"), [(4_096, False), (4_097, True)])
+def test_a_wide_one_hot_observation_warns_with_what_to_do(values: int, warned: bool) -> None:
+    class Many(Counter):  # type: ignore[misc, no-any-unimported, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Discrete(values)
+
+        def _observe(self) -> int:
+            return int(self.steps)
+
+    message = f"observation has {values:,} discrete values, which become a one-hot vector.*encode it as numbers"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PPOTrainer("mlp", Many, num_envs=1).close()
+    assert any(re.match(message, str(warning.message)) for warning in caught) == warned
+    assert any(re.match(message, note) for note in check_env(Many, steps=5).notes) == warned

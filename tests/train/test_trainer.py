@@ -813,3 +813,51 @@ def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"another config: ppo.gamma: 0.99 → 0.5"):
             trainer.load_checkpoint()
         trainer.load_checkpoint(tmp_path / "checkpoints")  # by name it is the start of something else
+
+
+class Resets(gym.Env[Any, Any]):
+    """Counts its resets; Box actions need no look at infos, discrete ones would."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, actions: spaces.Space[Any], info: dict[str, Any] | None = None) -> None:
+        self.action_space, self.info, self.resets = actions, info or {}, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.resets += 1
+        return np.zeros(2, np.float32), dict(self.info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, dict(self.info)
+
+
+@pytest.mark.parametrize("actions", [spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,), np.float32)])
+@pytest.mark.parametrize("writes", [False, True])
+def test_making_a_trainer_never_resets_the_environment_that_it_is_given(actions: Any, writes: bool, tmp_path: Path) -> None:
+    env = Resets(actions)
+    with PPOTrainer("mlp", env, PPOConfig(rollout_steps=8), run_dir=tmp_path if writes else None) as trainer:
+        assert env.resets == 0
+        trainer.collect_rollouts()
+        assert env.resets == 1
+
+
+def test_a_registered_environment_is_looked_at_in_another_copy() -> None:
+    env = gym.make("Taxi-v4", render_mode="rgb_array")  # its infos hold masks
+    resets: list[int] = []
+    reset = env.unwrapped.reset
+    env.unwrapped.reset = lambda **options: (resets.append(1), reset(**options))[1]  # type: ignore[method-assign]
+    with PPOTrainer("mlp", env, PPOConfig(rollout_steps=8)) as trainer:
+        assert resets == []
+        assert set(trainer.collect_rollouts().observations) == {"observation", "action_mask"}
+
+
+def test_masks_in_the_infos_of_another_instance_are_refused_with_what_to_pass() -> None:
+    env = Resets(spaces.Discrete(3), {"action_mask": np.ones(3, np.int8)})
+    with (
+        PPOTrainer("mlp", env, PPOConfig(rollout_steps=8)) as trainer,
+        pytest.raises(EnvError, match=r"info holds 'action_mask'.*pass a factory \(its class\) instead of the instance, or .*action_masks"),
+    ):
+        trainer.collect_rollouts()
+    with PPOTrainer("mlp", lambda: Resets(spaces.Discrete(3), env.info), PPOConfig(rollout_steps=8), num_envs=1) as trainer:
+        assert set(trainer.collect_rollouts().observations) == {"observation", "action_mask"}

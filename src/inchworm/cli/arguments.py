@@ -6,7 +6,6 @@ A flag's type, default and help come from its field; values are validated by the
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import shlex
 import shutil
@@ -14,7 +13,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
+from inchworm.cli.other_trainers import explain_other_flag
 from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import ConfigError, close_names
 from inchworm.env.registry import config_for
 from inchworm.run.directory import load_config
 
@@ -135,8 +135,10 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
         if name not in by_name:
             same_word = [known for known in by_name if known.rpartition(".")[2] == name.lstrip("-")]  # `--run.threads` for `--threads`
             in_run = [known for known in same_word if known.startswith("--run.")]
-            near = in_run or same_word or difflib.get_close_matches(name, by_name, n=1, cutoff=0.5)
-            raise UsageError(f"unknown flag {name}; " + (f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"))
+            elsewhere = None if same_word else explain_other_flag(name, set(by_name))
+            near = in_run or same_word or close_names(name, by_name) or _close_fields(name, by_name)
+            help_text = f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"
+            raise UsageError(f"unknown flag {name}; {elsewhere or help_text}")
         flag = by_name[name]
         given = [value] if equals else []
         while not equals and words and not words[0].startswith("--") and (flag.takes == "many" or not given):
@@ -146,6 +148,12 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
         fields = own if len(flag.path) == 1 else sections.setdefault(flag.path[0], {})
         fields[flag.path[-1]] = _value(flag, name, given, prog)
     return own, sections
+
+
+def _close_fields(name: str, flags: Iterable[str]) -> list[str]:
+    """Flags whose field is close to a name that was typed without the section: `--ppo.clip-coef` for `--clip-cof`."""
+    fields = {flag.rpartition(".")[2].lstrip("-"): flag for flag in flags}
+    return [fields[field] for field in close_names(name.lstrip("-"), fields)]
 
 
 def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:

@@ -131,19 +131,23 @@ def _silence_stdout() -> None:
 
 
 def _write_error(text: str) -> None:
-    """Print to stderr if it is open, without control characters: a name in a file must not control the terminal."""
+    """Print to stderr if it is open, without escape sequences: a name in a file must not control the terminal."""
+    from inchworm.core.errors import printable
+
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            sys.stderr.write("".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text))
+            sys.stderr.write(printable(text))
 
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
     """Print each warning once, on one line, without its source line."""
+    from inchworm.core.errors import printable
+
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        text = " ".join(str(message).split())
+        text = " ".join(printable(str(message)).split())
         if text not in seen:
             seen.add(text)
             _write_error(f"warning: {text}\n")

@@ -52,6 +52,13 @@ _NO_SETTING = {
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
 
+def current_name(old: str) -> str | None:
+    """The field that a name of an older trainer stands for, as `section.field`; None if it is not one."""
+    if old in _PPO:
+        return f"ppo.{_PPO[old]}"
+    return ".".join(_MOVED[old]) if old in _MOVED else None
+
+
 def modern_names(config: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return `data` under current names for the config class `config`, and a message for each name that was changed."""
     reports: list[str] = []

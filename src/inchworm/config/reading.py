@@ -109,6 +109,10 @@ class ConfigBase:
     @classmethod
     def from_yaml(cls, path: str | Path) -> Self:
         """Read a config from a YAML file."""
+        if Path(path).is_dir():
+            inside = Path(path) / "config.yaml"
+            hint = f"; use {inside}" if inside.is_file() else ", as inchworm config ENV prints one"
+            raise ConfigError(f"the config {path} is a directory, and a YAML file is expected{hint}")
         try:
             data = load_yaml(read_bytes(path, limit=4 * MAX_LENGTH).decode())
         except (OSError, UnicodeDecodeError, CorruptFileError, yaml.YAMLError) as error:

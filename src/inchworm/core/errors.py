@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -55,6 +57,27 @@ class MissingExtraError(InchwormError, ImportError):
 
 USAGE_ERRORS = (ConfigError, SpaceError, MissingExtraError)
 """What is wrong before anything has begun: commands exit with code 2 and leave nothing behind."""
+
+
+def close_names(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names that a mistyped one may stand for: nearly equal, or longer by what follows it; none if none is close."""
+    folded = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=most, cutoff=0.75)
+    longer = sorted(each for each in folded if len(name) > 2 and each.startswith(name.casefold()))
+    if not near and (most > 1 or len(longer) == 1):  # one of many would be a guess
+        near = longer[-most:]
+    return [folded[each] for each in near]
+
+
+_SEQUENCES = re.compile(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)")
+"""Escape sequences of terminals: colours, cursor movements, titles."""
+
+
+def printable(text: str) -> str:
+    """Remove escape sequences, as libraries colour their messages with, and escape other characters that control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in _SEQUENCES.sub("", text))
 
 
 # Errors of the user's own code, told in a line

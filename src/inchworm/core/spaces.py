@@ -263,3 +263,19 @@ def _expand(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndar
     values = bound if isinstance(bound, list) else [bound]
     numbers = np.array([float(value) if value in ("inf", "-inf") else value for value in values], dtype)
     return numbers.reshape(shape) if isinstance(bound, list) else np.full(shape, numbers[0])
+
+
+WIDE_ONE_HOT = 4_096
+"""Values of a discrete observation from which on its one-hot vector is reported."""
+
+
+def wide_one_hots(observation_space: Space) -> list[str]:
+    """A sentence for each discrete part of an observation whose one-hot vector is very wide."""
+    seen, _ = split_mask(observation_space)
+    found = [(path, sum(mask_sizes(part))) for path, part in leaves(seen) if isinstance(part, spaces.Discrete | spaces.MultiDiscrete)]
+    return [
+        f"{path_name(path)} has {size:,} discrete values, which become a one-hot vector of as many inputs: slow, and nothing is learned "
+        "about values that were not seen; encode it as numbers (a Box, such as row and column) or as a MultiDiscrete of several small parts"
+        for path, size in found
+        if size > WIDE_ONE_HOT
+    ]

@@ -8,12 +8,14 @@ reset of another lane changes, an end that is forgotten or reported late.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import derive_seed
@@ -21,6 +23,7 @@ from inchworm.core.spaces import leaf, leaves, split_mask, zeros
 from inchworm.core.types import Array, EnvStep, Tree
 from inchworm.env.findings import Findings, check_leaves, check_spaces
 from inchworm.env.foreign import GymVectorEnv, adapt_vector_env, is_envpool
+from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
 from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.vector_env import LaneVectorEnv
@@ -63,7 +66,8 @@ class VectorSpy(gym.vector.VectorWrapper):
         if any(one.tobytes() != other.tobytes() for one, other in zip(tree_leaves(before), tree_leaves(actions))):
             self._found.problem("step() writes into the actions that it is given: copy them before you change them")
         self._keep(("observations", observations), ("rewards", rewards), ("terminated", terminated), ("truncated", truncated))
-        names = [name for name in _FINAL_KEYS if name in info] if isinstance(info, Mapping) else []
+        resets_itself = self.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
+        names = [name for name in _FINAL_KEYS if name in info] if isinstance(info, Mapping) and not resets_itself else []
         if names:
             self._found.problem(
                 f"autoreset: info[{names[0]!r}] at step {self._calls} holds a last observation, so step() resets lanes although "
@@ -89,6 +93,19 @@ class VectorSpy(gym.vector.VectorWrapper):
         self._shown = map_tree(np.copy, returned[0][1])
 
 
+class OpenVecEnv:
+    """A Stable-Baselines3 `VecEnv` that stays open: the adapters around it do not own it."""
+
+    def __init__(self, venv: VecEnv) -> None:
+        self.venv = venv
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.venv, name)
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
 @dataclass
 class Play:
     """What the copies showed; row 0 is the reset."""
@@ -106,14 +123,19 @@ class Play:
 
 
 class VectorCheck:
-    """Plays a vector env, a `gymnasium.vector.VectorEnv` or a `VectorEnv`, as often as it is compared with itself."""
+    """Plays a vector env, a `gymnasium.vector.VectorEnv`, a `VecEnv` or a `VectorEnv`, as often as it is compared with itself."""
 
     def __init__(self, given: Any, seed: int, found: Findings) -> None:
         self._seed, self._found = seed, found
         self._spy = VectorSpy(given, found) if isinstance(given, gym.vector.VectorEnv) else None
-        self.env: VectorEnv = given if self._spy is None else adapt_vector_env(self._spy, seed=seed)
+        self._adapt: Callable[..., VectorEnv] | None = None  # None for a vector env of ours, which is driven as it is
+        if self._spy is not None:
+            self._adapt = partial(adapt_vector_env, self._spy)
+        elif is_vec_env(given):
+            self._adapt = partial(adapt_vec_env, cast(VecEnv, OpenVecEnv(given)))
+        self.env: VectorEnv = given if self._adapt is None else self._adapt(seed=seed)
         self.takes_seeds = self.env.takes_seeds if isinstance(self.env, LaneVectorEnv) else True
-        self._start = given.state_dict() if self._spy is None else None
+        self._start = given.state_dict() if self._adapt is None else None
         self.seeds = [derive_seed(seed, "check", copy) for copy in range(self.env.num_envs)]
 
     @property
@@ -124,12 +146,12 @@ class VectorCheck:
     @property
     def repeats(self) -> bool:
         """Whether a play can be repeated: a vector env with one stream for all lanes must be seeded again, which its adapter never does."""
-        return self.takes_seeds or self._spy is not None
+        return self.takes_seeds or self._adapt is not None
 
     def _begin(self, seeds: Sequence[int], seed: int | None = None) -> EnvStep:
         """Begin new episodes as a new run does; `seed` is that of an env whose lanes share one stream."""
-        if self._spy is not None:
-            self.env = adapt_vector_env(self._spy, seed=self._seed if seed is None else seed)
+        if self._adapt is not None:
+            self.env = self._adapt(seed=self._seed if seed is None else seed)
         elif self._start is not None:
             self.env.load_state_dict(self._start)
         return self.env.reset(list(seeds) if self.takes_seeds else None)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import InchwormError, describe_error, error_text
-from inchworm.core.spaces import Space, check_action_space, check_observation_space, leaf, leaves, path_name
+from inchworm.core.spaces import Space, check_action_space, check_observation_space, leaf, leaves, path_name, wide_one_hots
 from inchworm.core.types import Tree
 
 _LARGE = 50.0
@@ -45,6 +45,7 @@ class Findings:
 def check_spaces(observation_space: Space, action_space: Space, found: Findings) -> None:
     """Check that a policy can read the observations and choose the actions."""
     found.attempt("reading its observation space", lambda: check_observation_space(observation_space))
+    found.notes += found.attempt("reading its observation space", lambda: wide_one_hots(observation_space)) or []
     found.attempt("reading its action space", lambda: check_action_space(action_space))
     for path, part in leaves(action_space):
         if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):

@@ -1,4 +1,4 @@
-"""Step 2 of 9, over other libraries: gymnasium.vector and EnvPool behind the `VectorEnv` contract.
+"""Step 2 of 9, over other libraries: gymnasium.vector and EnvPool behind the `VectorEnv` contract (`sb3.py`: Stable-Baselines3).
 
 They step all copies in one call. Here resets happen in the step in which an episode ended, with the true final observation kept.
 """
@@ -6,8 +6,9 @@ They step all copies in one call. Here resets happen in the step in which an epi
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +23,7 @@ from inchworm.env.episodes import Ended, Replay
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
-from inchworm.env.values import brief, make_put
+from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
@@ -32,13 +33,16 @@ ENVPOOL = "envpool:"
 
 
 class Moved(NamedTuple):
-    """One step of all lanes, before any reset."""
+    """One step of all lanes."""
 
     observations: Tree
     rewards: Array
     terminated: Array
     truncated: Array
-    info: Mapping[str, Any]
+    info: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    """Arrays [B] by name, or an info for each lane; where a lane was reset already, that of the episode that ended."""
+    finals: Mapping[int, Tree] | None = None
+    """The last observation [*obs] of each episode that ended, by lane, from a world that resets itself."""
 
 
 class BatchedWorld(Protocol):
@@ -49,6 +53,8 @@ class BatchedWorld(Protocol):
     num_lanes: int
     takes_seeds: bool
     """Whether each episode can be given a seed, and so be replayed."""
+    resets_itself: bool
+    """Whether a step begins the next episode where one ended; then no lane can be reset alone or with options."""
     state_keeper: StateKeeper | None
     """What saves and restores the state of all lanes, if the vector env offers `get_state` and `set_state`."""
     inexact: list[str]
@@ -73,8 +79,13 @@ def scatter(values: Tree, rows: Tree, lanes: Sequence[int]) -> None:
         row[list(lanes)] = value
 
 
-def lane_numbers(info: Mapping[str, Any], lane: int) -> dict[str, float]:
-    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, which lanes have it."""
+def lane_numbers(info: Mapping[str, Any] | Sequence[Mapping[str, Any]], lane: int) -> dict[str, float]:
+    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, which lanes have it.
+
+    Or in a list with an info for each lane.
+    """
+    if not isinstance(info, Mapping):
+        return info_numbers(info[lane])
     numbers = {}
     for key, value in info.items():
         has = info.get(f"_{key}")
@@ -133,10 +144,13 @@ class BatchedEngine(Engine):
         self.observation_space, self.action_space = world.observation_space, world.action_space
         self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
         self._put = make_put(self.observation_space, (), "observations")
+        self._put_final = make_writer(self.observation_space)
         self._options: list[Any] = [None] * self._lanes
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
         """Begin episodes in some copies."""
+        if self._world.resets_itself and 0 < len(indices) < self._lanes:
+            raise EnvError(f"the vector env resets itself, so only all {self._lanes} lanes can be reset, not {list(indices)} alone")
         self._begin(indices, seeds, [self._options[lane] for lane in indices])
 
     def _begin(self, lanes: Sequence[int], seeds: Sequence[int], options: Sequence[Any]) -> None:
@@ -159,8 +173,14 @@ class BatchedEngine(Engine):
         moved, over = self._land()
         if not over:
             return []
-        scatter(map_tree(lambda array: array[over], self.rows.observations), self.rows.final_observations, over)
-        self.reset(over, self.rows.next_seeds[over].tolist())
+        if moved.finals is None:
+            scatter(map_tree(lambda array: array[over], self.rows.observations), self.rows.final_observations, over)
+            self.reset(over, self.rows.next_seeds[over].tolist())
+        for lane, last in (moved.finals or {}).items():  # the next episode of these has begun
+            try:
+                self._put_final(last, self.rows.final_observations, lane)
+            except Refusal as refusal:
+                raise EnvError(f"the last observation of lane {lane}: {refusal}") from None
         return [(lane, lane_numbers(moved.info, lane)) for lane in over]
 
     def _land(self) -> tuple[Moved, list[int]]:
@@ -172,6 +192,8 @@ class BatchedEngine(Engine):
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """Reset options from the copies' next reset on."""
+        if self._world.resets_itself and any(options):
+            raise EnvError("the vector env resets itself, without options; give an id or a factory, of which copies are made here")
         for lane, value in zip(indices, options):
             self._options[lane] = value
 
@@ -236,27 +258,33 @@ class BatchedEngine(Engine):
 
 
 class GymnasiumVectorWorld:
-    """A `gymnasium.vector.VectorEnv` whose copies can be reset one by one, that is, with `AutoresetMode.DISABLED`."""
+    """A `gymnasium.vector.VectorEnv`, best one whose copies can be reset one by one, that is, with `AutoresetMode.DISABLED`.
+
+    With `AutoresetMode.SAME_STEP` it resets itself, and the last observations are in its infos; its episodes then have no seeds.
+    """
 
     def __init__(self, env: GymVectorEnv, seed: int) -> None:
         mode = env.metadata.get("autoreset_mode")
-        if mode != AutoresetMode.DISABLED:
+        if mode not in (AutoresetMode.DISABLED, AutoresetMode.SAME_STEP):
             raise EnvError(
-                f"a {type(env.unwrapped).__name__} with {mode} loses the end of episodes or resets one step late; make it with "
+                f"a {type(env.unwrapped).__name__} with {mode} resets one step late; make it with "
                 'gymnasium.make_vec(…, vectorization_mode="sync", vector_kwargs={"autoreset_mode": "Disabled"}), '
                 "or give its id, of which copies are made here"
             )
+        self.resets_itself = mode == AutoresetMode.SAME_STEP
         self._env, self._seed, self._actions = env, seed, None
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.num_lanes = env.num_envs
-        self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # else all copies draw from one stream
+        # Else all copies draw from one stream, or begin their episodes themselves.
+        self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) and not self.resets_itself
         self.state_keeper = None if self.takes_seeds else find_state_keeper(env)
         layers = [*wrapper_chain(env), *(wrapper_chain(env.unwrapped.envs[0]) if isinstance(env.unwrapped, SyncVectorEnv) else ())]
         names = [type(layer).__name__ for layer in layers if type(layer).__module__.startswith("gymnasium.wrappers")]
         self.inexact = [f"the wrapper {name} is not saved: {REFUSED_WRAPPERS[name]}" for name in names if name in REFUSED_WRAPPERS]
         if not self.takes_seeds and self.state_keeper is None:
+            hint = " (make it with AutoresetMode.DISABLED)" if isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv) else ""
             self.inexact.append(
-                f"{type(env.unwrapped).__name__} has no get_state and set_state, and its episodes cannot be given seeds: "
+                f"{type(env.unwrapped).__name__} has no get_state and set_state, and its episodes cannot be given seeds{hint}: "
                 "a resumed run starts new episodes"
             )
         self._is_new = True
@@ -287,7 +315,17 @@ class GymnasiumVectorWorld:
     def finish(self) -> Moved:
         """One step of all lanes."""
         with env_errors(type(self._env).__name__, "step"):
-            return Moved(*self._env.step(self._actions))
+            moved = Moved(*self._env.step(self._actions))
+        if not self.resets_itself:
+            return moved
+        over, info = np.flatnonzero(np.logical_or(moved.terminated, moved.truncated)).tolist(), cast(Mapping[str, Any], moved.info)
+        if over and "final_obs" not in info:
+            raise EnvError(
+                f"the episode of lane {over[0]} ended, but info has no 'final_obs': a vector env with AutoresetMode.SAME_STEP must keep "
+                "the last observations there; or make it with AutoresetMode.DISABLED, which begins episodes only in reset()"
+            )
+        finals = {lane: map_tree(operator.itemgetter(lane), info["final_obs"]) for lane in over}
+        return moved._replace(info=info.get("final_info", info), finals=finals)
 
     def close(self) -> None:
         """Close the vector env."""
@@ -298,7 +336,7 @@ class GymnasiumVectorWorld:
 class EnvPoolWorld:
     """An EnvPool with Gymnasium's interface. Every lane has its own random stream, from which its episodes are drawn."""
 
-    takes_seeds = False
+    takes_seeds = resets_itself = False
     state_keeper: StateKeeper | None = None
 
     def __init__(self, pool: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -24,14 +25,19 @@ STEP_VALUES = "step must return the 5 values (observation, reward, terminated, t
 
 
 class GymnasiumCopy:
-    """One Gymnasium environment as one lane. `num_lanes` is how many lanes a copy fills."""
+    """One Gymnasium environment as one lane. `num_lanes` is how many lanes a copy fills.
+
+    To find out whether its infos hold masks, a copy is reset once when it is made; for an environment that `is_given`, the caller's own,
+    another one made from its spec is reset instead.
+    """
 
     num_lanes = 1
     turn_based = False
     global_state_space = None
 
-    def __init__(self, env: Env, lane: int) -> None:
+    def __init__(self, env: Env, lane: int, *, is_given: bool = False) -> None:
         self.env, self.lane = env, lane
+        self._masks_unknown = False
         self.next_options: dict[str, Any] | None = None
         refuse_stateful_wrappers(env)
         list(leaves(env.observation_space)), list(leaves(env.action_space))  # refuses spaces that are not supported
@@ -47,13 +53,29 @@ class GymnasiumCopy:
             env.observation_space,
             env.action_space,
             lambda name: env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None,
-            lambda: [self._reset_env(0, None)[1]],
+            self._infos_of_another if is_given else lambda: [self._reset_env(0, None)[1]],
         )
         self.action_space: Space = env.action_space
         self.observation_space: Space = env.observation_space
         self._adds_mask = self._masks is not None and self._masks.source != "key"
         if self._adds_mask:
             self.observation_space = with_mask(env.observation_space, mask_space(env.action_space))
+
+    def _infos_of_another(self) -> list[Mapping[str, Any]]:
+        """The first info of an environment made from this one's spec; none if it has no spec, and then the first reset decides."""
+        try:
+            spec = self.env.spec
+            hidden = {} if spec is None or spec.kwargs.get("render_mode") is None else {"render_mode": None}  # no second window
+            another = None if spec is None else gym.make(spec, disable_env_checker=True, **hidden)
+        except Exception:  # such as a wrapper that cannot be made again
+            another = None
+        if another is None:
+            self._masks_unknown = True
+            return []
+        try:
+            return [another.reset(seed=0)[1]]
+        finally:
+            another.close()
 
     def attach(self, rows: StepRows) -> None:
         """Write into these rows from now on."""
@@ -68,6 +90,11 @@ class GymnasiumCopy:
         """Begin an episode and write its first observation."""
         self.seed, self.steps = seed, 0
         observation, info = self._reset_env(seed, options)
+        if self._masks_unknown and MASK_KEY in info:
+            raise EnvError(
+                f"{self.where()}: info holds {MASK_KEY!r}, which is not known before an environment instance is reset; pass a factory "
+                "(its class) instead of the instance, or give it a method action_masks()"
+            )
         try:
             self._put(observation, self._seen, self.lane)
             if self._masks is not None:

@@ -28,14 +28,19 @@ def team_copy(env: Any, copy: int, *, global_state: bool = False) -> TeamCopy:
 
 
 class LocalCopies:
-    """An engine whose copies are stepped one after another in this process. `first_copy` is the index of the first in all rows."""
+    """An engine whose copies are stepped one after another in this process. `first_copy` is the index of the first in all rows.
+
+    An environment that `is_given` is the caller's own: it is not reset to find out about its masks.
+    """
 
     start = None  # `finish` takes the step
 
-    def __init__(self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False) -> None:
+    def __init__(
+        self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False, is_given: bool = False
+    ) -> None:
         self.failed: Copy | None = None
         self.copies: list[Copy] = []  # all of one kind
-        self._first_copy, self._global_state = first_copy, global_state
+        self._first_copy, self._global_state, self._is_given = first_copy, global_state, is_given
         self._ended: list[Ended] = []
         try:
             for index in range(num_copies):
@@ -71,7 +76,11 @@ class LocalCopies:
                     f"{env} has one agent and so no global state for a central critic: its critic sees what the agent sees; "
                     "set policy.central_critic=false"
                 )
-            copy = team_copy(env, index, global_state=self._global_state) if is_team else GymnasiumCopy(env, index)
+            copy: Copy
+            if is_team:
+                copy = team_copy(env, index, global_state=self._global_state)
+            else:
+                copy = GymnasiumCopy(env, index, is_given=self._is_given)
         except BaseException as error:
             where = f"lane {index * (self.copies[0].num_lanes if self.copies else 1)}"
             if isinstance(error, InchwormError | KeyboardInterrupt):  # an environment may also raise KeyboardInterrupt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -15,8 +14,9 @@ import numpy as np
 from gymnasium import wrappers
 from gymnasium.vector.utils import batch_space, create_empty_array
 
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, env_errors
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close_names, env_errors
 from inchworm.env import atari
+from inchworm.env.packages import package_hint
 from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
 from inchworm.env.registry import find_world
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
@@ -180,9 +180,8 @@ def _import(module_name: str, name: str) -> Any:
             sys.path.append(os.getcwd())
             return _import(module_name, name)
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise EnvError(
-                f"env.id={name!r}: there is no module {error.name}; install it, or start in the directory that holds it"
-            ) from None
+            hint = package_hint(name) or "install it, or start in the directory that holds it"
+            raise EnvError(f"env.id={name!r}: there is no module {error.name}; {hint}") from None
         raise
 
 
@@ -199,11 +198,15 @@ def _make_registered(config: EnvConfig) -> Env:
                 raise MissingExtraError(f'{config.id} needs the {extra} extra; type: pip install "inchworm[{extra}]"') from error
         raise MissingExtraError(f"{config.id} needs a package that is not installed: {error}") from error
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
-        hint = _did_you_mean(config.id.rpartition(":")[2], gym.registry)
+        near, package = _did_you_mean(config.id.rpartition(":")[2], gym.registry), package_hint(config.id)
+        hint = near if package is None or near else f"; {package}"
         raise EnvError(f"env.id={config.id!r} is not registered with Gymnasium{hint}") from error
     except gym.error.Error as error:
         raise EnvError(f"env.id={config.id!r}: {error}") from error
     except (Exception, SystemExit) as error:
+        newest = _newest_version(config.id)
+        if isinstance(error, ImportError) and newest != config.id:  # as MuJoCo's v2 and v3, which Gymnasium has dropped
+            raise EnvError(f"env.id={config.id!r} cannot be made by this version of Gymnasium; use {newest}") from error
         if not config.kwargs and not isinstance(error, TypeError):  # the environment's own error
             with env_errors(f"env.id={config.id!r}", "making the environment"):
                 raise
@@ -211,6 +214,13 @@ def _make_registered(config: EnvConfig) -> Env:
             f"env.id={config.id!r} could not be made with env.kwargs={brief(config.kwargs)}: {type(error).__name__}: {error}"
         ) from error
     return env
+
+
+def _newest_version(id: str) -> str:
+    """The id with the highest version that is registered; the id itself if it has none."""
+    spec = gym.registry.get(id)
+    others = [] if spec is None else [each for each in gym.registry.values() if (each.namespace, each.name) == (spec.namespace, spec.name)]
+    return max(others, key=lambda each: each.version or 0).id if others else id
 
 
 def _limit(env: Any, config: EnvConfig) -> Env:
@@ -238,5 +248,5 @@ def _wrap(env: Env, config: WrapperConfig) -> Env:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    near = close_names(name, known)
     return f"; did you mean {near[0]}?" if near else ""

@@ -62,7 +62,8 @@ def check_one_env(env: Any, who: str) -> None:
     if isinstance(env, gym.Env) or is_team_env(env):
         return
     vector = "; give a vector env itself to PPOTrainer, or a function that returns one environment"
-    raise EnvError(f"{who} returned {type(env).__name__}, not a gymnasium.Env{vector if isinstance(env, gym.vector.VectorEnv) else ''}")
+    has_copies = getattr(env, "num_envs", None) is not None
+    raise EnvError(f"{who} returned {type(env).__name__}, not a gymnasium.Env{vector if has_copies else ''}")
 
 
 def as_team(env: Any, max_steps: int | None = None) -> Team:

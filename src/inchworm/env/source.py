@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
+import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
@@ -21,6 +22,7 @@ from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import vectorised
 from inchworm.env.restore import Env
+from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.pool import WorkerPool
 
@@ -35,7 +37,7 @@ class EnvSource:
     """An environment as it was handed over."""
 
     given: Any
-    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "vector"]
+    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "stable_baselines3", "vector"]
 
     @property
     def is_config(self) -> bool:
@@ -50,7 +52,7 @@ class EnvSource:
     @property
     def is_vector(self) -> bool:
         """Whether it is a vector env, ours or another library's."""
-        return self.kind in ("gymnasium.vector", "vector")
+        return self.kind in ("gymnasium.vector", "stable_baselines3", "vector")
 
     @property
     def can_be_copied(self) -> bool:
@@ -109,7 +111,8 @@ class EnvSource:
 def is_vector_env(env: Any) -> bool:
     """Whether something is a vector env, ours or another library's."""
     ours = not isinstance(env, type) and all(getattr(env, name, None) is not None for name in _VECTOR_ENV)
-    return ours or isinstance(env, gym.vector.VectorEnv)
+    ours = ours and isinstance(env.num_lanes, int | np.integer)  # else it answers to any name, as mocks do
+    return ours or isinstance(env, gym.vector.VectorEnv) or is_vec_env(env)
 
 
 def env_source(env: Any) -> EnvSource:
@@ -121,19 +124,26 @@ def env_source(env: Any) -> EnvSource:
     if isinstance(env, EnvConfig):
         return EnvSource(env, "config")
     if is_vector_env(env):  # before gymnasium.Env: an EnvPool is both
-        foreign = isinstance(env, gym.vector.VectorEnv)
-        return EnvSource(env, "gymnasium.vector") if foreign else EnvSource(complete_vector_env(env), "vector")
-    if isinstance(env, gym.Env):
-        return EnvSource(env, "gymnasium")
+        if isinstance(env, gym.vector.VectorEnv):
+            return EnvSource(env, "gymnasium.vector")
+        return EnvSource(env, "stable_baselines3") if is_vec_env(env) else EnvSource(complete_vector_env(env), "vector")
     if is_team_env(env):
         return EnvSource(env, "pettingzoo")
+    spaces = {} if isinstance(env, type) else {name: getattr(env, name, None) for name in ("observation_space", "action_space")}
+    for name, space in spaces.items():
+        looks_like_one = isinstance(env, gym.Env) or space is not None
+        if looks_like_one and not isinstance(space, gym.Space):
+            got = f"{name} of {type(env).__name__} is {type(space).__name__}"
+            raise EnvError(f"{got}, not a Gymnasium space; set it to one such as Box")
+    if isinstance(env, gym.Env):
+        return EnvSource(env, "gymnasium")
     if callable(env):
         return EnvSource(env, "factory")
     raise EnvError(f"an environment must be an id, an EnvConfig, a gymnasium.Env, a factory or a VectorEnv; got {type(env).__name__}")
 
 
 def make_vector_env(
-    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv | EnvSource,
+    env: EnvConfig | str | Env | Callable[[], Env] | VectorEnv | GymVectorEnv | VecEnv | EnvSource,
     num_envs: int | None = None,
     num_workers: int | Literal["auto"] | None = None,
     *,
@@ -147,7 +157,8 @@ def make_vector_env(
     """Make many copies of an environment, stepped as one.
 
     `env` is an `EnvConfig`, a Gymnasium id or `package.module:make_env`, a factory, one environment (then there is exactly one
-    copy, in this process), a `gymnasium.vector.VectorEnv` or an EnvPool, or a `VectorEnv`, which is returned as it is. A factory may
+    copy, in this process), a `gymnasium.vector.VectorEnv`, an EnvPool or a Stable-Baselines3 `VecEnv`, or a `VectorEnv`, which is
+    returned as it is. A factory may
     also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
     `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
     `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
@@ -161,17 +172,17 @@ def make_vector_env(
             raise EnvError("the vector env was made without a global state; make it by make_vector_env(…, global_state=True)")
         vector_env: VectorEnv = given
         return vector_env
-    if source.kind == "gymnasium.vector":
+    if source.is_vector:
         if global_state:
             raise EnvError(f"{type(given).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
-        return adapt_vector_env(given, **options)
+        return adapt_vector_env(given, **options) if source.kind == "gymnasium.vector" else adapt_vec_env(given, **options)
     if source.is_instance:
         if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
             raise EnvError(
                 f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were requested; "
                 "give its id or a factory, so that it can be made several times"
             )
-        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, **options)
+        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, is_given=True, **options)
     overrides: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers}
     overrides |= {"worker_timeout": worker_timeout, "worker_restarts": worker_restarts}
     config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
@@ -192,10 +203,15 @@ def make_vector_env(
 
 
 class InProcessVectorEnv(LaneVectorEnv):
-    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds."""
+    """`num_envs` copies in this process: the least overhead for environments whose step takes microseconds.
 
-    def __init__(self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, **options: Any) -> None:
-        copies = LocalCopies(make, 0, num_envs, global_state=global_state)
+    One that `is_given`, the caller's own, is not reset before `reset` is called.
+    """
+
+    def __init__(
+        self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, is_given: bool = False, **options: Any
+    ) -> None:
+        copies = LocalCopies(make, 0, num_envs, global_state=global_state, is_given=is_given)
         copies.attach(copies.allocate(num_envs)[0])
         super().__init__(copies, **options)
 

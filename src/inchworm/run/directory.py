@@ -9,7 +9,6 @@ runs/CartPole-v1-20261115-214455-a1b2/
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
 import functools
 import importlib.metadata
@@ -30,7 +29,7 @@ from typing import Any, Self
 import numpy as np
 
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
+from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, close_names
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
 
 CONFIG = "config.yaml"
@@ -265,8 +264,9 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
     if not names:
         raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one{hint}")
-    near = difflib.get_close_matches(Path(path_or_name).name, names, n=3, cutoff=0.3) or names[-3:]
-    raise ConfigError(f"there is no run {path_or_name}; nearest in {directory}: {', '.join(near)}{hint}")
+    near = close_names(Path(path_or_name).name, names, most=3)
+    listed = f"nearest in {directory}: {', '.join(near)}" if near else f"none of the {len(names)} in {directory} has a similar name"
+    raise ConfigError(f"there is no run {path_or_name}; {listed}{hint}")
 
 
 def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env {id}") -> TrainingConfig:

@@ -29,6 +29,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from inchworm.core.errors import printable
 from inchworm.core.protocols import Tracker
 from inchworm.core.types import Activity
 
@@ -37,7 +38,7 @@ class Terminal(Console):
     """A rich console that turns quiet when its reader is gone (`| head`) or its disk is full, so that the run continues."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Escape control characters: names and messages from files must not control the terminal."""
+        """Remove escape sequences and escape control characters: names and messages from files must not control the terminal."""
         return super().render_str(printable(text), **options)
 
     def _check_buffer(self) -> None:
@@ -52,13 +53,6 @@ class Terminal(Console):
         """Stop writing, and redirect the stream so that the interpreter can flush it at exit."""
         self.quiet = True
         detach(self.file)
-
-
-def printable(text: str) -> str:
-    """Escape characters that control a terminal, such as those of colours, as `\\x1b`."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def detach(stream: object) -> None:

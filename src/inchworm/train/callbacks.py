@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import signal
 import sys
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from inchworm.config.sections import EvalConfig, RunConfig
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
@@ -39,11 +41,40 @@ class FunctionCallback(BaseCallback):
         return self.function(state, metrics)
 
 
+_CALLS = {"on_train_start": 1, "on_rollout": 2, "on_iteration": 2, "on_train_end": 1}
+"""The methods of a callback, and their numbers of arguments."""
+
+
 def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
-    """Wrap a plain function as a callback; return a callback unchanged."""
-    if callable(callback) and not isinstance(callback, BaseCallback) and getattr(callback, "on_iteration", None) is None:
-        return FunctionCallback(callback)
-    return callback  # type: ignore[return-value]
+    """Wrap a plain function as a callback; return a callback unchanged. Anything else is refused before training begins."""
+    given: Any = callback
+    name = getattr(given, "__name__", type(given).__name__)
+    if isinstance(given, type):
+        raise ConfigError(f"the callback {name} is a class; give an instance of it: {name}()")
+    has = [method for method in _CALLS if callable(getattr(given, method, None))]
+    if not has and not callable(given):
+        raise ConfigError(f"a callback must be a function of (state, metrics) or a BaseCallback; got {type(given).__name__}")
+    if has and len(has) < len(_CALLS):
+        missing = ", ".join(method for method in _CALLS if method not in has)
+        raise ConfigError(f"the callback {name} has no {missing}; derive it from inchworm.train.callbacks.BaseCallback, which has all")
+    for method in has or [""]:
+        function, count = (getattr(given, method), _CALLS[method]) if method else (given, 2)
+        if not _takes(function, count):
+            wanted = {"on_rollout": "(state, rollout)"}.get(method, "(state, metrics)" if count == 2 else "(state)")
+            call = f"{name}.{method}" if method else name
+            raise ConfigError(f"the callback {call} is called with {wanted}, but takes {inspect.signature(function)}")
+    return given if has else FunctionCallback(given)
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with `count` arguments; some built-in ones do not say."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import check_same_form, form_of, in_one_line
+from inchworm.core.spaces import check_same_form, form_of, in_one_line, wide_one_hots
 from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
@@ -289,6 +290,8 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
+        for sentence in wide_one_hots(env.observation_space):
+            warnings.warn(sentence, stacklevel=3)
         policy = PolicySpec(env.observation_space, env.action_space, config.policy, env.global_state_space, env.lanes_per_copy)
     if isinstance(policy, PolicySpec):
         check_spaces(policy, env)

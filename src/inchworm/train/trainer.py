@@ -18,6 +18,8 @@ from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, Trainin
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
+from inchworm.env.foreign import GymVectorEnv
+from inchworm.env.sb3 import VecEnv
 from inchworm.env.source import env_source
 from inchworm.evaluate.evaluator import evaluation_opponent, make_evaluator
 from inchworm.evaluate.stats import EvalStats
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
 NO_COPY = "an environment instance cannot be copied for evaluation; pass PPOTrainer an id or a factory, or eval_env"
 
 
-EnvLike: TypeAlias = str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv
+EnvLike: TypeAlias = str | EnvConfig | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VectorEnv | GymVectorEnv | VecEnv
 """What `PPOTrainer` takes as an environment."""
 
 RUN_DIRECTORY = ("run.name", "run.directory")
@@ -196,11 +198,11 @@ class PPOTrainer:
     """Trains a policy in an environment: collect, learn, repeat.
 
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
-    `EnvConfig`, a Gymnasium environment, a factory of them or a `VectorEnv`; `config` a `PPOConfig` or a `TrainingConfig`. Keywords
-    override the config. With a `run_dir` the run is written there: config, metrics, checkpoints, policies. `train` evaluates only if a
-    `TrainingConfig` asks for it; `evaluate` can be called at any time. Both use separate copies of `env`, or `eval_env`, which is anything
-    that `env` may be, with the same spaces. The weights begin as those of `init_from`, a policy file, run or checkpoint, all or those whose
-    names match a pattern of `init_weights`.
+    `EnvConfig`, a Gymnasium environment, a factory of them or a vector env: a `VectorEnv`, or Gymnasium's, EnvPool's or
+    Stable-Baselines3's; `config` a `PPOConfig` or a `TrainingConfig`. Keywords override the config. With a `run_dir` the run is written
+    there: config, metrics, checkpoints, policies. `train` evaluates only if a `TrainingConfig` asks for it; `evaluate` can be called at any
+    time. Both use separate copies of `env`, or `eval_env`, which is anything that `env` may be, with the same spaces. The weights begin as
+    those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`.
     """
 
     def __init__(
@@ -221,6 +223,9 @@ class PPOTrainer:
         trackers: Sequence[Tracker] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
+        if not isinstance(callbacks, Sequence):
+            raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
+        self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
         begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
         where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
         asked = resolve_config(policy, env, config, **begin, **where)
@@ -246,7 +251,6 @@ class PPOTrainer:
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
         self._in_loop = False
-        self.callbacks = [as_callback(callback) for callback in callbacks]
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
         parts = TrainerParts(
             policy=self.policy,
@@ -344,6 +348,7 @@ class PPOTrainer:
         evaluations as `history.evaluations` and why the call ended as `history.stop_reason`. `progress` shows the progress: a live view
         in a terminal and in a notebook, else plain lines.
         """
+        own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         config = self.config
         if total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
@@ -358,7 +363,6 @@ class PPOTrainer:
         unscored = config.evaluation.final_episodes and self.evaluator is not None and self.state.scored != self.state.iteration
         if not unscored and (text := describe_end(self.state, config)):
             warnings.warn(f"nothing to train: {text}", stacklevel=2)
-        own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         self.saver.set_callbacks(stateful_parts(own))
         collector, learner = self.collector, self.learner
         if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
