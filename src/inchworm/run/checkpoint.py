@@ -367,8 +367,11 @@ class TrainingCheckpointer:
         spec, weights = state["spec"], state["weights"]
         if "policies" in spec:
             parts = {name: build(part, weights_of(weights, name)) for name, part in spec["policies"].items()}
-            policy: Policy = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
-            policy.set_weights(weights)
+            composite = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
+            composite.set_weights(weights)
+            if "spaces" in spec:  # agents differ, and each part has its own
+                composite.restore_spaces(spec["spaces"])
+            policy: Policy = composite
         else:
             policy = build(spec, weights)
         return PolicyRecord(policy, found.step, found.path, state.get("metadata", {}))

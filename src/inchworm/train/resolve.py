@@ -13,12 +13,12 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import form_of, in_one_line
+from inchworm.core.spaces import Space, form_of, in_one_line
 from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
-from inchworm.policy.composite import CompositePolicy, PolicyMap
+from inchworm.policy.composite import CompositePolicy, PolicyMap, own_spaces
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
 from inchworm.selfplay.callback import with_opponents
@@ -37,12 +37,15 @@ _COPIES = 4
 """Numbers of 4 bytes per weight: the weight, its gradient, and two moments of Adam."""
 
 
-def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
-    """Reject a policy made for other spaces. Bounds may differ: they are not part of a network."""
+def check_spaces(spec: PolicySpec, env: VectorEnv, own: tuple[Space, Space] | None = None) -> None:
+    """Reject a policy made for other spaces than the lanes', or its agents' `own`. Bounds may differ: they are not part of a network."""
     check_critic(spec.global_state_space is not None, env)
+    whole = (env.observation_space, env.action_space)
+    fits_whole = all(form_of(ours) == form_of(theirs) for ours, theirs in zip((spec.observation_space, spec.action_space), whole))
+    observed, acted = whole if fits_whole or own is None else own
     for what, ours, theirs in (
-        ("observation", spec.observation_space, env.observation_space),
-        ("action", spec.action_space, env.action_space),
+        ("observation", spec.observation_space, observed),
+        ("action", spec.action_space, acted),
         ("global state", spec.global_state_space, env.global_state_space),
     ):
         if ours is not None and theirs is not None and form_of(ours) != form_of(theirs):
@@ -239,19 +242,23 @@ def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}"
 
 
-def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Policy:
-    """The policy to train, created from a name or spec, or the one given; an `Actor` that is not a `Policy` can only collect."""
+def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tuple[Space, Space] | None = None) -> Policy:
+    """The policy to train, created from a name or spec, or the one given; an `Actor` that is not a `Policy` can only collect.
+
+    `own` are the observation and the action space of the agents that it plays, if it does not play all lanes.
+    """
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
-        policy = PolicySpec(env.observation_space, env.action_space, config.policy, env.global_state_space, env.lanes_per_copy)
+        observed, acted = own or (env.observation_space, env.action_space)
+        policy = PolicySpec(observed, acted, config.policy, env.global_state_space, env.lanes_per_copy)
     if isinstance(policy, PolicySpec):
-        check_spaces(policy, env)
+        check_spaces(policy, env, own)
         needed = _COPIES * 4 * sum(math.prod(shape) for shape in policy.layers.values())
         check_fits(needed, what="learning with this network", use="use smaller policy.hidden_sizes")
         return make_policy(policy, seed=config.run.seed, backend=config.run.backend)
     if is_builtin(policy):
-        check_spaces(policy.spec, env)
+        check_spaces(policy.spec, env, own)
     if isinstance(policy, NumpyPolicy) and config.run.backend != "numpy":  # NumPy only acts here: the backend trains a copy
         return make_policy(policy.spec, weights=policy.get_weights(), backend=config.run.backend)
     if isinstance(policy, Policy) and not is_builtin(policy):
@@ -266,12 +273,13 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Polic
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:
     """Resolve each of several policies, with separate initial weights."""
     parts: dict[str, Actor] = {}
+    own = own_spaces(several.lane_map, env)
     for index, (name, part) in enumerate(several.policies.items()):
         run = config.run.replace(seed=derive_seed(config.run.seed, "part", index))
-        parts[name] = resolve_policy(part, config.replace(run=run, policy=_network(part, config.policy)), env)
+        parts[name] = resolve_policy(part, config.replace(run=run, policy=_network(part, config.policy)), env, own[name])
     if isinstance(several, CompositePolicy) and all(parts[name] is part for name, part in several.policies.items()):
         policy = several  # keep the caller's object
     else:
         policy = several.filled(parts) if isinstance(several, PolicyMap) else several.replaced(parts)
-    policy.check_lanes(env.num_lanes, env.lanes_per_copy)
+    policy.fit(env)
     return policy
