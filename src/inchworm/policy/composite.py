@@ -9,12 +9,14 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optree
 
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.padding import OwnPart, unite_agents
 from inchworm.core.protocols import Actor, Policy, VectorEnv
@@ -50,6 +52,26 @@ class PolicyMap:
 
     def __post_init__(self) -> None:
         _check_names(self.policies, self.lane_map)
+
+    @classmethod
+    def from_config(cls, config: TrainingConfig, agents: Sequence[str]) -> PolicyMap:
+        """The policies of a config, each for the agents whose names its patterns match."""
+        found = {agent: [name for name, role in config.policies.items() if _matches(agent, role.agents)] for agent in agents}
+        everyone = f"the agents are {', '.join(agents)}"
+        for agent, names in found.items():
+            if len(names) != 1:
+                which = f"both policies.{names[0]}.agents and policies.{names[1]}.agents match" if names else "no policy's agents match"
+                raise ConfigError(f"{which} the agent {agent}; every agent belongs to one policy, and {everyone}")
+        for name, role in config.policies.items():
+            for pattern in role.agents:
+                if not any(fnmatchcase(agent, pattern) for agent in agents):
+                    raise ConfigError(f"policies.{name}.agents={pattern!r:.80} matches no agent; {everyone}")
+        return cls(
+            policies={name: config.role_policy(name) for name in config.policies},
+            lane_map=[found[agent][0] for agent in agents],
+            trainable=[name for name, role in config.policies.items() if role.trainable],
+            ppo={name: role.ppo for name, role in config.policies.items() if role.ppo},
+        )
 
     def filled(self, policies: Mapping[str, Actor]) -> CompositePolicy:
         """The composite policy of these parts."""
@@ -237,6 +259,10 @@ class CompositePolicy:
             places = {name: np.flatnonzero(names == name) for name in self.policies}
             self._known_places[num_lanes] = places, np.argsort(np.concatenate(list(places.values())))
         return self._known_places[num_lanes]
+
+
+def _matches(agent: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(agent, pattern) for pattern in patterns)
 
 
 def own_spaces(lane_map: Sequence[str], env: VectorEnv) -> dict[str, tuple[Space, Space]]:

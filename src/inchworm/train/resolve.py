@@ -79,6 +79,11 @@ def resolve_config(
         raise ConfigError(f"config must be a PPOConfig or a TrainingConfig, not {type(config).__name__}; see PPOConfig.from_dict")
     # Without a TrainingConfig no evaluation was asked for during training; `evaluate` can be called at any time.
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
+    if base.policies and not isinstance(policy, str | PolicyConfig):
+        raise ConfigError(
+            f"the config has the policies {', '.join(base.policies)}, and a {type(policy).__name__} is given, too; leave policies out of "
+            'the config, or give "mlp" or a PolicyConfig, from which its policies take their settings'
+        )
     given = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
     return base.replace(
         env=_world(env_source(env), base.env, num_envs),
@@ -153,6 +158,7 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
     """
     ppo, run = config.ppo, config.run
     parts = policy.policies.values() if isinstance(policy, PolicyMap | CompositePolicy) else [policy]
+    parts = [config.role_policy(name) for name in config.policies] or parts
     networks = [_network(part, config.policy) for part in parts]
     others = [kind for kind in (network.kind for network in networks) if kind != "mlp"]
     widest = max((size for network in networks for size in network.hidden_sizes), default=0)
@@ -182,6 +188,8 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
         return "off", f"run.backend={run.backend} has nothing to compile"
     if not builtin:
         return "off", "only built-in policies with the built-in loss and optimiser are compiled"
+    if config.policies:
+        return "off", "several policies are not compiled"
     if ppo.gradient_accumulation > 1:
         return "off", f"ppo.gradient_accumulation={ppo.gradient_accumulation} is not compiled"
     if kind in ("lstm", "gru"):
@@ -247,6 +255,8 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tup
 
     `own` are the observation and the action space of the agents that it plays, if it does not play all lanes.
     """
+    if config.policies:
+        policy, config = PolicyMap.from_config(config, env.agents), config.replace(policies={})
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
