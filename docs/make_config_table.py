@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from inchworm.config.reading import field_docs
-from inchworm.config.sections import TrainingConfig
+from inchworm.config.sections import RoleConfig, TrainingConfig
 
 PAGE = Path(__file__).with_name("config.md")
 
 HEAD = """# Config
 
-A run is described by a `TrainingConfig` of eight sections. Every field has a default; `inchworm config ENV` prints all of them with
-the environment's preset filled in, as YAML that `inchworm train --config` reads. On the command line a field is a flag,
-`--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`. Both are validated, and the error for a misspelt name
-suggests the nearest one. Configs are frozen: `config.replace(…)` returns a changed copy. `from_dict` and `from_yaml` also accept
-the names of older trainers (see [migration](migration.md)).
+A run is described by a `TrainingConfig` of eight sections and, for [several policies](several_policies.md), one for each. Every field
+has a default; `inchworm config ENV` prints all of them with the environment's preset filled in, as YAML that `inchworm train --config`
+reads. On the command line a field is a flag, `--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`. Both are
+validated, and the error for a misspelt name suggests the nearest one. Configs are frozen: `config.replace(…)` returns a changed copy.
+`from_dict` and `from_yaml` also accept the names of older trainers (see [migration](migration.md)).
 
 This page is generated from the source by `make docs`.
 """
@@ -31,7 +31,8 @@ This page is generated from the source by `make docs`.
 def page() -> str:
     """Return the whole page."""
     hints = typing.get_type_hints(TrainingConfig)
-    return HEAD + "".join(section(field.name, hints[field.name]) for field in dataclasses.fields(TrainingConfig))
+    sections = [field.name for field in dataclasses.fields(TrainingConfig) if field.name != "policies"]
+    return HEAD + "".join(section(name, hints[name]) for name in sections) + section("policies.NAME", RoleConfig)
 
 
 def section(name: str, config: type[Any]) -> str:

@@ -8,7 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from doubles.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
-from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.collect.actors import RandomActor
+from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.registry import config_for
 from inchworm.train.trainer import PPOTrainer
@@ -238,3 +239,41 @@ def test_cartpole_is_solved_by_its_preset_within_its_budget() -> None:
         stats = trainer.evaluate(100)
     assert stats.mean_return >= 475
     assert trainer.failures == []
+
+
+WORLDS = {
+    "simple_speaker_listener_v4": ({"speaker": {"agents": "speaker_*"}, "listener": {"agents": "listener_*"}}, 800, -77.2, -62.0),
+    "simple_adversary_v3": ({"adversary": {"agents": "adversary_*"}, "good": {"agents": "agent_*"}}, 1_200, -14.8, -11.0),
+}
+"""Policies by role, steps of an iteration, the mean team return of random agents, and what must be reached; 64 episodes are ± 5 and ± 2."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "several", "backend"),
+    [
+        ("simple_speaker_listener_v4", True, "numpy"),
+        ("simple_speaker_listener_v4", False, "torch"),
+        ("simple_adversary_v3", True, "torch"),
+        ("simple_adversary_v3", False, "numpy"),
+    ],
+)
+def test_agents_with_different_spaces_learn(world: str, several: bool, backend: str) -> None:
+    pytest.importorskip("mpe2")
+    roles, batch, by_chance, least = WORLDS[world]
+    config = TrainingConfig.from_dict(
+        {
+            "env": {"id": f"mpe2.{world}:parallel_env", "num_envs": 16, "num_workers": 0},
+            "policy": {"hidden_sizes": (32, 32)},
+            "ppo": {"rollout_steps": 25, "num_minibatches": 4, "learning_rate": 6e-3, "gamma": 0.95},
+            "evaluation": {"interval": 0, "final_episodes": 0, "num_envs": 16, "deterministic": False},
+            "run": {"backend": backend, "seed": 2},
+            "policies": roles if several else {},
+        }
+    )
+    with PPOTrainer(config.policy, config.env, config) as trainer:
+        random = trainer.evaluator.evaluate(RandomActor(trainer.env.action_space), 64)  # type: ignore[union-attr]
+        assert random.mean_return == pytest.approx(by_chance, abs=0.5)
+        history = trainer.train(16 * batch)
+        assert max(history["ratio_error"]) < 1e-4
+        assert trainer.evaluate(64).mean_return > least

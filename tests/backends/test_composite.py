@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from inchworm import (
     CompositePolicy,
@@ -27,7 +28,10 @@ from inchworm import (
 from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import HISTORY
 from inchworm.backends.registry import acting_policy
-from inchworm.core.errors import ConfigError
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError, SpaceError
+from inchworm.evaluate.evaluator import evaluate_policy
+from inchworm.policy.composite import own_spaces
 from inchworm.policy.file import fingerprint
 from inchworm.train.profile import Profile
 
@@ -237,3 +241,61 @@ def test_what_cannot_be_is_refused_in_one_line(several: dict[str, Any], words: s
     with pytest.raises(ConfigError, match=words) as caught, PPOTrainer(plan, "CartPole-v1", PPO, num_envs=4) as trainer:
         trainer.train(64)
     assert "\n" not in str(caught.value)
+
+
+def by_role(workers: int, **policy: Any) -> TrainingConfig:
+    return TrainingConfig.from_dict(
+        {
+            "env": {"id": "mpe2.simple_adversary_v3:parallel_env", "num_envs": 2, "num_workers": workers},
+            "policy": {"hidden_sizes": (8,), "memory_size": 4, **policy},
+            "ppo": {"rollout_steps": 12, "num_minibatches": 2, "update_epochs": 2, "learning_rate": 1e-2},
+            "evaluation": {"interval": 0, "final_episodes": 0},
+            "policies": {"adversary": {"agents": "adversary_*", "policy": {"kind": "gru"}}, "good": {"agents": ["agent_0", "agent_*"]}},
+        }
+    )
+
+
+def test_roles_of_a_config_resume_with_the_same_bits_in_workers_and_with_memory(tmp_path: Path) -> None:
+    pytest.importorskip("mpe2")
+    found = {}
+    for name, targets, workers in (("whole", (4 * 72,), 0), ("parts", (2 * 72, 4 * 72), 2)):
+        config = by_role(workers, normalize_observations=True)
+        for index, target in enumerate(targets):
+            with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / name) as trainer:
+                if index:
+                    trainer.load_checkpoint()
+                history = trainer.train(target)
+                trainer.save_checkpoint()
+                found[name] = trainer.policy.get_weights()
+        assert max(history["ratio_error"]) < 1e-4
+    assert same(found["whole"], found["parts"])
+    adversary = load_policy(tmp_path / "parts" / "policy-adversary.safetensors")
+    assert (adversary.spec.observation_space.shape, adversary.spec.config.kind) == ((8,), "gru")
+    record = TrainingCheckpointer(tmp_path / "parts" / "checkpoints").load_policy()
+    one = evaluate_policy(record.policy, config.env, 4)
+    with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "parts") as trainer:
+        trainer.load_checkpoint()
+        assert np.array_equal(one.returns, evaluate_policy(trainer.collector.policy, config.env, 4).returns)
+
+
+def test_a_part_that_is_given_may_be_made_for_its_role_or_for_all_lanes() -> None:
+    pytest.importorskip("mpe2")
+    config = by_role(0)
+    with make_vector_env(config.env, seed=0) as env:
+        lane_map = ["adversary", "good", "good"]
+        own = own_spaces(lane_map, env)
+        assert [space.shape for space, _ in own.values()] == [(8,), (10,)]
+        for spaces_of in (own["adversary"], (env.observation_space, env.action_space)):
+            adversary = NumpyPolicy(PolicySpec(*spaces_of, PolicyConfig()))
+            several = PolicyMap(policies={"adversary": adversary, "good": "mlp"}, lane_map=lane_map)
+            with PPOTrainer(several, env, PPO, backend="numpy") as trainer:
+                trainer.learn(trainer.collect_rollouts(4))
+        stranger = NumpyPolicy(PolicySpec(spaces.Box(-1, 1, (7,)), env.action_space, PolicyConfig()))
+        with pytest.raises(SpaceError, match=r"made for the observation space Box.*\(7,\).*has Box.*\(8,\)"):
+            PPOTrainer(PolicyMap(policies={"adversary": stranger, "good": "mlp"}, lane_map=lane_map), config.env, PPO)
+
+
+def test_policies_are_given_once() -> None:
+    config = by_role(0)
+    with pytest.raises(ConfigError, match="the config has the policies adversary, good, and a PolicyMap is given, too"):
+        PPOTrainer(SEVERAL, "CartPole-v1", config)

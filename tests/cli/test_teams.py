@@ -14,6 +14,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PPOC
 from inchworm.evaluate.evaluator import make_evaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap
 from inchworm.rollout.rollout import Rollout
+from inchworm.run.directory import load_config
 from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 from inchworm.train.trainer import PPOTrainer
@@ -128,6 +129,67 @@ def test_several_policies_are_evaluated_from_their_checkpoint_and_trained_in_pyt
     assert cli("match", "heuristic", "pair", "--episodes", 2, "--quiet").code == 0
     assert cli("collect", "pair", "--out", "r.st", "--quiet").code == 0
     for words in (["resume", "pair"], ["learn", "pair", "r.st"]):
-        refused("runs/pair trains several policies (left, right), which commands do not support; continue in Python", *words)
+        refused("runs/pair trains several policies (left, right) that are not in its config; continue in Python", *words)
     each = "check each by its file, with an environment: runs/pair/policy-left.safetensors, runs/pair/policy-right"
     refused(each, "check-policy", "pair")
+
+
+SPEAKERS = "mpe2.simple_speaker_listener_v4:parallel_env"
+ROLES = ["--policies", "{listener: {agents: [listener_0], ppo: {learning_rate: 0.001}}}", "--policies.speak_er.agents", "speaker_*"]
+TINY = ["--env.num-envs", "2", "--ppo.rollout-steps", "10", "--ppo.num-minibatches", "2", "--num-workers", "0", "--quiet"]
+TINY += ["--evaluation.final-episodes", "2", "--evaluation.num-envs", "2", "--evaluation.interval", "0"]
+
+
+def test_policies_of_the_config_are_trained_resumed_collected_learned_and_evaluated(cli: Any, refused: Any) -> None:
+    pytest.importorskip("mpe2")
+    roles = [*ROLES, "--policies.speak_er.policy.hidden-sizes", "8", "4"]
+    for name, target in (("whole", 120), ("parts", 40)):
+        result = cli("train", SPEAKERS, *TINY, *roles, "--total-timesteps", target, "--run.name", name)
+        assert result.code == 0, result.err
+    config = TrainingConfig.from_yaml("runs/parts/config.yaml")
+    assert config.policies["speak_er"].agents == ("speaker_*",)
+    assert config.role_policy("speak_er").hidden_sizes == (8, 4)
+    assert config.policies["listener"].ppo == {"learning_rate": 0.001}
+    where = ["--env", SPEAKERS]
+    assert cli("resume", "parts", *where, "--total-timesteps", 120, "--quiet").code == 0
+    for name, size, choices in (("speak_er", 3, 3), ("listener", 11, 5)):  # each file has the role's own spaces
+        one, other = (load_policy(f"runs/{run}/policy-{name}.safetensors") for run in ("whole", "parts"))
+        assert one.spec.observation_space.shape == (size,)
+        assert one.spec.action_space.n == choices
+        weights = one.get_weights()
+        assert all(np.array_equal(value, weights[key]) for key, value in other.get_weights().items())
+        assert 0 <= one.predict(np.zeros(size, np.float32)) < choices
+    assert cli("collect", "parts", *where, "--out", "r.st", "--quiet").code == 0
+    assert Rollout.load("r.st").observations["observation"].shape == (10, 4, 11)
+    result = cli("learn", "parts", *where, "r.st")
+    assert result.code == 0, result.err
+    assert "policy-speak_er.safetensors" in result.out
+    assert cli("evaluate", "parts", *where, "--episodes", 2, "--quiet").code == 0
+    changed = ["--policies.listener.ppo.learning-rate", "0.01"]
+    refused("policies.listener.ppo.learning_rate: 0.001 → 0.01", "resume", "parts", *where, *changed)
+
+
+def test_policies_that_do_not_fit_the_agents_are_refused_and_leave_nothing(cli: Any, refused: Any) -> None:
+    pytest.importorskip("mpe2")
+    for policies, words in (
+        ("{a: {agents: speaker_*}}", "no policy's agents match the agent listener_0"),
+        ("{a: {agents: '*'}, b: {agents: listener_0}}", "both policies.a.agents and policies.b.agents match the agent listener_0"),
+        ("{a: {agents: ['*', red_*]}}", "policies.a.agents='red_*' matches no agent; the agents are speaker_0, listener_0"),
+        ("{a: {agent: '*'}}", "unknown config key policies.a.agent; did you mean policies.a.agents?"),
+        ("{a: {agents: '*', ppo: {learning_rat: 1}}}", "policies.a: unknown config key ppo.learning_rat; did you mean"),
+        ("{a: {agents: '*', ppo: {rollout_steps: 3}}}", "ppo.rollout_steps belongs to the rollout"),
+        ("{a: {agents: '*', policy: {central_critic: true}}}", "set policy.central_critic"),
+        ("{a: {}}", "policies.a.agents is missing"),
+        ("[a]", "must map names to settings"),
+    ):
+        refused(words, "train", SPEAKERS, *TINY, "--policies", policies)
+    refused("unknown flag --policies.a.agent", "train", SPEAKERS, "--policies.a.agent", "x")
+    assert not list(Path("runs").glob("*/*"))
+
+
+def test_the_config_command_shows_policies_that_train_reads(cli: Any) -> None:
+    result = cli("config", SPEAKERS, *ROLES)
+    Path("two.yaml").write_text(result.out)
+    config = load_config("two.yaml", env=SPEAKERS)
+    assert list(config.policies) == ["listener", "speak_er"]
+    assert cli("config", SPEAKERS, "--config", "two.yaml").out == result.out

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import optree
@@ -16,15 +17,19 @@ import pytest
 from gymnasium import spaces
 
 pytest.importorskip("pettingzoo")
+from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.checking import evaluated
+from inchworm.backends.torch.learner import PPOOptimizer as TorchOptimizer
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
-from inchworm.config.sections import PolicyConfig
+from inchworm.config.sections import PolicyConfig, PPOConfig
+from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import MASK_KEY, mask_space, with_mask
 from inchworm.env.action_masks import is_legal
 from inchworm.env.source import make_vector_env
+from inchworm.policy.composite import CompositePolicy, own_spaces
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
@@ -83,7 +88,7 @@ def twins(env: Any, kind: str, layers: int, **options: Any) -> tuple[NumpyPolicy
     return NumpyPolicy(learner.spec, learner.get_weights()), learner
 
 
-def collected(env: Any, actor: NumpyPolicy, steps: int = STEPS) -> Rollout:
+def collected(env: Any, actor: Any, steps: int = STEPS) -> Rollout:
     """The second rollout, so that memory and episodes come from before; its memory is recorded at every row."""
     collector = RolloutCollector(env, actor, seed=2, sequence_length=1)
     collector.collect(7)
@@ -108,6 +113,80 @@ def test_every_combination(kind: str, layers: int, plan: str) -> None:
         with make_vector_env(functools.partial(Party, plan, masked=masked, nested=nested, hybrid=hybrid), COPIES, 0, seed=4) as env:
             actor, learner = twins(env, kind, layers, memory_place="before" if nested else "after")
             assert_ratio_is_one(learner, collected(env, actor))
+
+
+class Roles(Party):
+    """`Party` whose agents differ: the first has two choices more to aim and a shorter view, the second lacks the aim."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        aim = spaces.Box(-1.0, 1.0, (4 if agent == "agent_0" else 2,), np.float32)
+        go = spaces.Discrete(3 if agent == "agent_0" else 4, start=1)
+        if not self.hybrid:
+            return go
+        return spaces.Dict({"go": go} if agent == "agent_1" else {"go": go, "aim": aim})
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        seen = spaces.Box(-np.inf, np.inf, (2 if agent == "agent_0" else 3,), np.float32)
+        whole = spaces.Dict({"seen": seen, "phase": spaces.Discrete(4)}) if self.nested else seen
+        return with_mask(whole, mask_space(self.action_space(agent))) if self.masked else whole
+
+    def legal(self, agent: str) -> Any:
+        mask = np.append(self._mask(agent), agent == "agent_2")[: 3 if agent == "agent_0" else 4].astype(np.int8)
+        return {"go": mask} if self.hybrid else mask
+
+    def _observe(self, agent: str, row: Any) -> Any:
+        return super()._observe(agent, row[:2] if agent == "agent_0" else row)
+
+
+def scaled_twins(own: Any, kind: str, config: dict[str, Any]) -> tuple[NumpyPolicy, TorchPolicy]:
+    return twins(SimpleNamespace(observation_space=own[0], action_space=own[1]), kind, 1, **config)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("bounds", ["clip", "tanh"])
+def test_agents_with_different_spaces_share_a_policy_or_have_their_own(kind: str, bounds: str) -> None:
+    lane_map = ["leader", "rest", "rest"]
+    config = {"action_bounds": bounds}
+    for masked, nested, hybrid in itertools.product((False, True), repeat=3):
+        with make_vector_env(functools.partial(Roles, "joins", masked=masked, nested=nested, hybrid=hybrid), COPIES, 0, seed=4) as env:
+            actor, learner = twins(env, kind, 1, **config)
+            rollout = collected(env, actor)
+            assert_ratio_is_one(learner, rollout)
+            assert (DIMENSIONS_KEY in rollout.observations) == hybrid
+            own = own_spaces(lane_map, env)
+            pairs = {name: scaled_twins(own[name], kind, config) for name in own}
+            acting = CompositePolicy({name: pair[0] for name, pair in pairs.items()}, lane_map)
+            acting.fit(env)
+            rollout = collected(env, acting)
+            for name, (_, learner) in pairs.items():
+                part = acting.part_of(rollout, name)
+                part.validate(*own[name])
+                assert all(gap(learner, part, length) <= TOLERANCE for length in (1, 4, STEPS))
+            leader = acting.part_of(rollout, "leader")
+            assert not isinstance(leader.observations, dict) or DIMENSIONS_KEY not in leader.observations
+
+
+def test_missing_dimensions_count_in_no_log_prob_entropy_or_gradient() -> None:
+    with make_vector_env(functools.partial(Roles, "joins"), COPIES, 0, seed=4) as env:
+        actor, learner = twins(env, "mlp", 1)
+        rollout = collected(env, actor)
+    aims = rollout.actions["aim"]
+    assert (aims[:, 1::3] == 0).all()
+    assert (aims[:, 2::3, 2:] == 0).all()
+    assert (aims[:, 0::3] != 0).all()
+    everything = {**rollout.observations, DIMENSIONS_KEY: np.ones_like(rollout.observations[DIMENSIONS_KEY])}
+    assert gap(learner, dataclasses.replace(rollout, observations=everything), 1) > 100 * TOLERANCE
+    both = evaluated(learner, rollout, 1)
+    minibatch = SimpleNamespace(**{name: getattr(rollout, name) for name in ("observations", "actions", "policy_state", "episode_starts")})
+    reference = actor.evaluate(cast(Any, SimpleNamespace(**vars(minibatch), global_state=(), valid=rollout.valid)))
+    np.testing.assert_allclose(both.entropy[rollout.valid], reference.entropy[rollout.valid], atol=1e-5)
+    config = PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=2, learning_rate=1e-2, ent_coef=0.1)
+    learners = NumpyOptimizer(actor, config, seed=1), TorchOptimizer(learner, config, seed=1)
+    for one in learners:
+        one.update(rollout)
+    ours, theirs = (one.policy.get_weights() for one in learners)
+    for name, weight in ours.items():
+        np.testing.assert_allclose(weight, theirs[name], atol=2e-5, err_msg=name)
 
 
 SMALL = SkirmishConfig(units=("scout", "scout"), width=10.0, height=6.0, wall_pairs=0, max_steps=60)

@@ -14,8 +14,10 @@ pytest.importorskip("pettingzoo")
 from doubles.crashing import FickleTeam
 from doubles.stepping import assert_equal_steps, continue_run, frozen, run
 from inchworm.core.errors import EnvError, MissingExtraError, SpaceError
+from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import MASK_KEY
-from inchworm.env.pettingzoo_copy import as_team, is_team_env, nothing_seen
+from inchworm.env.lane_spaces import nothing_seen
+from inchworm.env.pettingzoo_copy import as_team, is_team_env
 from inchworm.env.source import make_vector_env
 from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
@@ -256,20 +258,69 @@ class Spaces(Comings):
 BOX, CHOICE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)
 
 
-@pytest.mark.parametrize(
-    ("observations", "actions", "words"),
-    [
-        ((BOX, spaces.Box(-1, 1, (3,))), (CHOICE, CHOICE), "the observation space of agent_0 is Box"),
-        ((BOX, spaces.Box(-1, 1, (2,), np.float64)), (CHOICE, CHOICE), "that of agent_1 is Box"),
-        ((BOX, spaces.Dict({"a": BOX})), (CHOICE, CHOICE), "observation space"),
-        ((BOX, BOX), (CHOICE, spaces.Discrete(4)), r"the action space of agent_0 is Discrete\(3\) and that of agent_1 is Discrete\(4\)"),
-        ((BOX, BOX), (CHOICE, spaces.Discrete(3, start=1)), "action space"),
-        ((BOX, BOX), (CHOICE, spaces.MultiDiscrete([3])), "action space"),
-    ],
-)
-def test_agents_with_different_spaces_are_rejected(observations, actions, words):
-    with pytest.raises(SpaceError, match=f"(?s){words}.*pad them to one shape"):
-        make_vector_env(lambda: Spaces(observations, actions), 1)
+def test_spaces_of_different_kinds_are_rejected():
+    for observations, actions, words in (
+        ((BOX, spaces.Dict({"a": BOX})), (CHOICE, CHOICE), "the observation spaces of agent_0 and agent_1"),
+        ((BOX, BOX), (CHOICE, spaces.MultiDiscrete([3])), r"the action spaces of agent_0 and agent_1 .*Discrete\(3\) and MultiDiscrete"),
+    ):
+        with pytest.raises(SpaceError, match=words):
+            make_vector_env(lambda kinds=(observations, actions): Spaces(*kinds), 1)
+
+
+def test_lanes_are_as_large_as_the_largest_agent_and_each_gets_its_own_part():
+    world = Spaces((BOX, spaces.Box(1, 2, (3,), np.float32)), (CHOICE, spaces.Discrete(5)))
+    env = make_vector_env(world)
+    bounds = np.array([-1, -1, 1], np.float32), np.array([2, 2, 2], np.float32)
+    assert env.observation_space == spaces.Dict({"observation": spaces.Box(*bounds, dtype=np.float32), MASK_KEY: spaces.MultiBinary(5)})
+    assert env.action_space == spaces.Discrete(5)
+    assert env.agents == ("agent_0", "agent_1")
+    assert [own.action_space.n for own in env.agent_spaces] == [3, 5]
+    seen = env.reset().observations
+    assert seen["observation"][0, 2] == 1  # zero is not in the space of the larger agent: the nearest number
+    assert seen[MASK_KEY].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    step = env.step(np.array([2, 4]))
+    assert world.received[0] == {"agent_0": 2, "agent_1": 4}
+    step = env.step(np.array([0, 0]))  # agent_1 is dead from here on
+    assert (step.valid.tolist(), step.observations["observation"][0, 2]) == ([True, False], 1)
+    step = env.step(np.array([0, 4]))
+    assert step.ended[0].final_observation["observation"][2] == 1
+    assert step.ended[0].final_observation[MASK_KEY].tolist() == [1, 1, 1, 0, 0]
+    with pytest.raises(EnvError, match=r"agent 'agent_0' \(lane 0\).*action is not in Discrete\(3\).*obey action_mask"):
+        env.step(np.array([3, 4]))
+
+
+def test_parts_that_an_agent_lacks_are_not_sent():
+    arm = spaces.Dict({"grip": spaces.Box(-1, 1, (1,), np.float32), "mode": spaces.MultiDiscrete([2, 2])})
+    legs = spaces.Dict({"grip": spaces.Box(-9, 9, (2,), np.float32), "walk": spaces.Discrete(3, start=1)})
+    world = Spaces((BOX, BOX), (arm, legs))
+    env = make_vector_env(world)
+    seen = env.reset().observations
+    assert seen[DIMENSIONS_KEY].tolist() == [[1, 0], [1, 1]]
+    assert seen[MASK_KEY]["mode"].tolist() == [[1, 1, 1, 1], [1, 0, 1, 0]]
+    assert seen[MASK_KEY]["walk"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    env.step({"grip": np.full((2, 2), 5, np.float32), "mode": np.array([[1, 0], [0, 0]]), "walk": np.array([1, 3])})
+    arms, legs = world.received[0].values()
+    assert {key: np.asarray(value).tolist() for key, value in arms.items()} == {"grip": [1], "mode": [1, 0]}
+    assert {key: np.asarray(value).tolist() for key, value in legs.items()} == {"grip": [5, 5], "walk": 3}
+
+
+def test_masks_of_the_environment_join_those_of_the_padding():
+    def action_masks(self, agent):
+        return np.array([0, 1, 1] if agent == "agent_0" else [1, 0, 0, 0, 1])
+
+    world = type("Masked", (Spaces,), {"action_masks": action_masks})((BOX, BOX), (CHOICE, spaces.Discrete(5)))
+    env = make_vector_env(world)
+    assert env.reset().observations[MASK_KEY].tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
+    assert [own.observation_space[MASK_KEY].n for own in env.agent_spaces] == [3, 5]
+
+
+def test_workers_know_the_agents_and_give_the_same_steps():
+    pytest.importorskip("mpe2")
+    name = "mpe2.simple_speaker_listener_v4:parallel_env"
+    with make_vector_env(name, 2, 0, seed=3) as here, make_vector_env(name, 2, 2, seed=3) as there:
+        assert here.agents == there.agents == ("speaker_0", "listener_0")
+        assert here.agent_spaces == there.agent_spaces
+        assert_equal_steps(run(here, 30), run(there, 30))
 
 
 def test_bounds_may_differ_and_each_agent_gets_actions_within_its_own():

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ import yaml
 
 from inchworm.cli.other_trainers import explain_other_flag
 from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
-from inchworm.config.sections import TrainingConfig
+from inchworm.config.sections import RoleConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, close_names
 from inchworm.env.registry import config_for
 from inchworm.run.directory import load_config
@@ -125,28 +125,31 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
     words = list(arguments)
     while words:
         name, equals, value = words.pop(0).partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name + equals + value
+        typed, name = name, name.replace("_", "-") if name.startswith("--") else name + equals + value
         if not name.startswith("-") or name == "-":
             if not positional:
                 raise UsageError(f"unexpected argument {name}; {prog} --help lists all flags")
             flag = positional[0] if positional[0].takes == "many" else positional.pop(0)
             own[flag.path[0]] = [*own.get(flag.path[0], ()), name] if flag.takes == "many" else name
             continue
-        if name not in by_name:
+        role_flag = _role_flag(typed, by_name)
+        if role_flag is None and name not in by_name:
             same_word = [known for known in by_name if known.rpartition(".")[2] == name.lstrip("-")]  # `--run.threads` for `--threads`
             in_run = [known for known in same_word if known.startswith("--run.")]
             elsewhere = None if same_word else explain_other_flag(name, set(by_name))
             near = in_run or same_word or close_names(name, by_name) or _close_fields(name, by_name)
             help_text = f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"
             raise UsageError(f"unknown flag {name}; {elsewhere or help_text}")
-        flag = by_name[name]
+        flag = role_flag or by_name[name]
         given = [value] if equals else []
         while not equals and words and not words[0].startswith("--") and (flag.takes == "many" or not given):
             if flag.takes == "switch" and words[0].lower() not in ("true", "false"):
                 break
             given.append(words.pop(0))
-        fields = own if len(flag.path) == 1 else sections.setdefault(flag.path[0], {})
-        fields[flag.path[-1]] = _value(flag, name, given, prog)
+        target: dict[str, Any] = own if flag.owner is options else sections
+        for part in flag.path[:-1]:
+            target = target.setdefault(part, {})
+        target[flag.path[-1]] = _value(flag, name, given, prog)
     return own, sections
 
 
@@ -154,6 +157,17 @@ def _close_fields(name: str, flags: Iterable[str]) -> list[str]:
     """Flags whose field is close to a name that was typed without the section: `--ppo.clip-coef` for `--clip-cof`."""
     fields = {flag.rpartition(".")[2].lstrip("-"): flag for flag in flags}
     return [fields[field] for field in close_names(name.lstrip("-"), fields)]
+
+
+def _role_flag(name: str, by_name: Mapping[str, _Flag]) -> _Flag | None:
+    """The flag of a setting of one of several policies: --policies.scouts.agents, --policies.scouts.ppo.learning-rate."""
+    first, role, setting = [*name.split(".", 2), "", ""][:3]
+    if first != "--policies" or not role:
+        return None
+    own = {f"--{flag.path[0]}": flag for flag in _flags(RoleConfig())}
+    of_sections = {known: flag for known, flag in by_name.items() if flag.path[0] in ("policy", "ppo")}
+    like = (own | of_sections).get(f"--{setting.replace('_', '-')}")
+    return None if like is None else dataclasses.replace(like, path=("policies", role, *like.path))
 
 
 def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:
@@ -204,7 +218,7 @@ def _help(flags: list[_Flag], options: type[ConfigBase], prog: str) -> str:
         if flag.owner not in docs:
             docs[flag.owner] = field_docs(flag.owner)
             if flag.owner is not options:
-                lines += ["", f"{flag.path[0]}: {inspect.getdoc(flag.owner)}"]
+                lines += ["", f"{flag.path[0]}: {inspect.getdoc(RoleConfig if flag.owner is TrainingConfig else flag.owner)}"]
         metavar = flag.metavar or Metavar(_metavar(flag.hint) if flag.takes != "yaml" else "YAML")
         names = "" if metavar.positional else ", ".join(flag.names) + " "
         is_empty = flag.default is False or flag.default in ("", None, (), {})
@@ -254,5 +268,13 @@ def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
     if "num_minibatches" in ppo or "minibatch_size" in ppo:
         data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
     for section, fields in changes.items():
-        data[section] |= fields
+        if section != "policies":
+            data[section] |= fields
+            continue
+        if not isinstance(fields, dict) or not all(isinstance(role, dict) for role in fields.values()):
+            raise UsageError(f"--policies {fields!r:.80} must map names to settings, such as '{{scouts: {{agents: scout_*}}}}'")
+        for name, role in fields.items():
+            before = data["policies"].setdefault(name, {})
+            for key, value in role.items():
+                before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
     return TrainingConfig.from_dict(data)

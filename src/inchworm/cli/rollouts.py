@@ -21,7 +21,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.policies import load_run_policy
+from inchworm.run.policies import load_run_policy, policy_file_names
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
 
@@ -98,7 +98,8 @@ class LearnOptions(ConfigBase):
     epochs: int | None = None
     """Passes over each rollout; the run's ppo.update_epochs by default."""
     learning_rate: float | None = None
-    """Step size; the run's ppo.learning_rate by default. Schedules depend on a run's steps and do not apply here."""
+    """Step size; the run's ppo.learning_rate by default. Schedules depend on a run's steps and do not apply here. One of several policies
+    that has its own ppo settings keeps them."""
     env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
     """The environment, if it is code to import: repeat what the run was trained with."""
     quiet: bool = False
@@ -148,4 +149,4 @@ def _learn(run: Run, config: TrainingConfig, rollouts: dict[str, Rollout], termi
             shown = "  ".join(f"{name} {stats[name]:.4g}" for name in ("loss", "policy_loss", "value_loss", "approx_kl") if name in stats)
             terminal.print(f"{file}: {shown}", markup=False)
         path = trainer.save_checkpoint()
-        terminal.print(f"saved {path} and {run.policy_path()}", markup=False)
+        terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in policy_file_names(run))}", markup=False)

@@ -18,7 +18,7 @@ import yaml
 from inchworm.cli.arguments import Metavar, UsageError, parse, parse_with_config, resolve_config
 from inchworm.cli.main import OK
 from inchworm.cli.train import TrainOptions
-from inchworm.config.reading import ConfigBase, config_class, field_docs
+from inchworm.config.reading import ConfigBase, config_class, dump_yaml, field_docs
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.tensor_file import read_bytes, write_atomically
@@ -48,6 +48,9 @@ def commented_yaml(config: TrainingConfig) -> str:
         lines = [f"# the preset of {config.env.id}" + (f", which reaches {preset.score}" if preset.score else "")]
     hints = typing.get_type_hints(TrainingConfig)
     for name, section in config.to_dict().items():
+        if name == "policies":
+            lines += ["", f"# {field_docs(TrainingConfig)[name]}", dump_yaml({name: section}).strip()]
+            continue
         lines += ["", f"# {inspect.getdoc(hints[name])}", f"{name}:"]
         docs = field_docs(hints[name])
         for key, value in section.items():

@@ -17,7 +17,7 @@ from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
-from inchworm.run.directory import BEST_POLICY, POLICY, RATINGS_PAGE, Run, create_run
+from inchworm.run.directory import RATINGS_PAGE, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
@@ -187,8 +187,11 @@ def _longer(run: Run, state: TrainingState) -> str:
 
 def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     """Return the score, the run's files, and what to type next."""
+    from inchworm.run.policies import policy_file_names
+
     name = run.typed
-    files = ", ".join(file for file in (POLICY, BEST_POLICY, RATINGS_PAGE) if (run.path / file).exists())
+    names = (*policy_file_names(run), *policy_file_names(run, best=True), RATINGS_PAGE)
+    files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",
         f"run:   {run.path} ({files}, metrics.jsonl, checkpoints)",

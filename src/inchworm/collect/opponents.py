@@ -14,7 +14,8 @@ from gymnasium import spaces
 
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
-from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env
+from inchworm.core.padding import AgentSpaces
+from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import Space, check_same_form, zeros
 from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
@@ -246,6 +247,10 @@ class OpponentVectorEnv:
         self.num_lanes = len(self.lanes)
         self.lanes_per_copy = self.num_lanes // self.num_envs
         self.agents_leave = True  # a copy has several lanes, of which some are hidden
+        places = (self.lanes % inner.lanes_per_copy).reshape(self.num_envs, -1)  # [E, k] numbers within the copy
+        same = bool((places == places[0]).all())  # else a lane is one agent in some copies and another in others
+        self.agents: tuple[str, ...] = tuple(inner.agents[place] for place in places[0]) if same else default_agents(self.lanes_per_copy)
+        self.agent_spaces: tuple[AgentSpaces, ...] = tuple(inner.agent_spaces[place] for place in places[0] if same and inner.agent_spaces)
         self._first = self.lanes[:: self.lanes_per_copy] % inner.lanes_per_copy  # [E] the number of our first agent within its copy
         self.global_state_space: Space | None = None
         if inner.global_state_space is not None:  # one critic serves both sides, so it must know which one is ours

@@ -212,6 +212,8 @@ def _explain(errors: list[ErrorDetails], cls: type[Any], prefix: str) -> str:
         for part in error["loc"]:
             if isinstance(part, int):
                 name, hint = f"{name}[{part}]", next(iter(typing.get_args(hint)), None)
+            elif typing.get_origin(hint) is dict:
+                name, hint = f"{name}.{part}", typing.get_args(hint)[1]
             elif isinstance(hint, type) and issubclass(hint, ConfigBase):  # else it names a member of a union
                 name, owner = f"{name}.{part}" if name else f"{prefix}{part}", hint
                 hint = typing.get_type_hints(hint).get(part)

@@ -423,6 +423,23 @@ class RunConfig(ConfigBase):
             )
 
 
+_FROM_TEXT = BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value)
+
+
+@config_class("policies.")
+class RoleConfig(ConfigBase):
+    """One of several policies: the agents that it plays, and what differs from the run's settings."""
+
+    agents: Annotated[tuple[str, ...], _FROM_TEXT] = ()
+    """Patterns of agent names, such as scout_* or [guard_0, guard_1]; every agent belongs to exactly one policy."""
+    policy: dict[str, Any] = field(default_factory=dict)
+    """Settings of the section policy that differ."""
+    ppo: dict[str, Any] = field(default_factory=dict)
+    """Settings of the section ppo that differ, such as learning_rate; rollout_steps and sequence_length belong to all policies."""
+    trainable: bool = True
+    """Whether it learns; else it acts with its initial weights."""
+
+
 @config_class()
 class TrainingConfig(ConfigBase):
     """A whole run: together with the versions of the libraries, it determines the result."""
@@ -435,8 +452,12 @@ class TrainingConfig(ConfigBase):
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    policies: dict[str, RoleConfig] = field(default_factory=dict)
+    """Several policies by name, each for the agents that it names; empty for one policy that plays all agents."""
 
     def __post_init__(self) -> None:
+        for name, role in self.policies.items():
+            self._check_role(name, role)
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
         if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
@@ -446,6 +467,26 @@ class TrainingConfig(ConfigBase):
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
                 "training; set evaluation.interval, or convergence.returns=training"
             )
+
+    def role_policy(self, name: str) -> PolicyConfig:
+        """Return the policy section of one of several policies."""
+        return self.policy.replace(**self.policies[name].policy)
+
+    def _check_role(self, name: str, role: RoleConfig) -> None:
+        """Refuse a policy without agents, or with settings that its sections do not have."""
+        if not role.agents:
+            raise ConfigError(
+                f"policies.{name}.agents is missing; give the names of the agents that it plays, or a pattern such as scout_*"
+            )
+        try:
+            kind = self.role_policy(name).kind
+            self.ppo.replace(**role.ppo)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"policies.{name}: {error}") from None
+        if "central_critic" in role.policy:
+            raise ConfigError(f"policies.{name}.policy.central_critic: all policies share the global state; set policy.central_critic")
+        if self.run.backend == "numpy" and kind in ("lstm", "gru"):
+            raise ConfigError(f"policies.{name}.policy.kind={kind} can be trained only with torch; use run.backend=torch or auto")
 
 
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:

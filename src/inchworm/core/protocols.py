@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import Space
 from inchworm.core.types import Array, EnvStep, EpisodeRecord, Evaluation, Minibatch, PolicyStep, Tree, UpdateStats, Weights
 
@@ -94,6 +95,10 @@ class VectorEnv(Protocol):
     """Whether an agent may leave or join while its copy's episode continues; by default where a copy has several lanes."""
     turn_based: bool = False
     """Whether the agents of a copy move one after another; a lane is then valid when it is its agent's turn."""
+    agents: tuple[str, ...] = ()
+    """The names of a copy's agents, in the order of its lanes; agent_0, agent_1, … by default."""
+    agent_spaces: tuple[AgentSpaces, ...] = ()
+    """The own spaces of these agents where they differ in size, so that the lanes are padded; else empty."""
 
     @property
     def inexact(self) -> Sequence[str]:
@@ -246,6 +251,11 @@ def reads_global_state(policy: object) -> bool:
     return bool(getattr(policy, "central_critic", False))
 
 
+def default_agents(lanes_per_copy: int) -> tuple[str, ...]:
+    """Names of a copy's agents where the environment gives none."""
+    return tuple(f"agent_{place}" for place in range(lanes_per_copy))
+
+
 def complete_vector_env(env: Any) -> VectorEnv:
     """Give a vector env that was written elsewhere the optional attributes of `VectorEnv` that it lacks."""
     lanes_per_copy = getattr(env, "lanes_per_copy", 1)
@@ -255,6 +265,8 @@ def complete_vector_env(env: Any) -> VectorEnv:
         "global_state_space": None,
         "agents_leave": lanes_per_copy > 1,
         "turn_based": False,
+        "agents": default_agents(lanes_per_copy),
+        "agent_spaces": (),
         "inexact": () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,),
     }
     for name, default in defaults.items():

@@ -18,7 +18,7 @@ import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
-from inchworm.core.spaces import split_mask
+from inchworm.core.spaces import in_one_line, split_mask
 from inchworm.core.types import CheckReport, Tree
 from inchworm.env.check_vector import check_vector_env
 from inchworm.env.findings import Findings, check_leaves, check_spaces
@@ -177,6 +177,8 @@ def _copy_with_state(env: Any, steps: int, seed: int, found: Findings) -> Copy:
 def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: int, found: Findings) -> None:
     """Step a copy with random actions, check what it did, and repeat it, also in a second copy if `make` can make one."""
     check_spaces(copy.observation_space, copy.action_space, found)
+    if copy.agent_spaces:
+        _note_padding(copy, found)
     trace = Trace()
     found.attempt("stepping", lambda: drive(copy, trace, steps, seed))
     _check_values(copy, trace, found)
@@ -198,6 +200,18 @@ def _check_copy(copy: Copy, make: Callable[[], Env] | None, steps: int, seed: in
         found.attempt("stepping a fresh copy", repeat)
         _compare(trace, fresh, "a fresh copy", found)
         found.attempt("closing", other.close)
+
+
+def _note_padding(copy: Copy, found: Findings) -> None:
+    """Note the spaces of lanes whose agents differ."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, own in zip(copy.names, copy.agent_spaces):
+        groups.setdefault((in_one_line(own.seen), in_one_line(own.action_space)), []).append(name)
+    own_spaces = "; ".join(f"{', '.join(names)}: {seen} and {action}" for (seen, action), names in groups.items())
+    found.note(
+        f"agents have different spaces ({own_spaces}), so lanes are padded to {in_one_line(split_mask(copy.observation_space)[0])} and "
+        f"{in_one_line(copy.action_space)}; a policy for each kind of agent (policies in the config) sees and sends only its own part"
+    )
 
 
 def _check_values(copy: Copy, trace: Trace, found: Findings) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
+from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space, with_mask
 from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
@@ -34,6 +35,8 @@ class GymnasiumCopy:
     num_lanes = 1
     turn_based = False
     global_state_space = None
+    names: tuple[str, ...] = ()
+    agent_spaces: tuple[AgentSpaces, ...] = ()
 
     def __init__(self, env: Env, lane: int, *, is_given: bool = False) -> None:
         self.env, self.lane = env, lane

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from inchworm.core.errors import EnvError, InchwormError, describe_error, error_text
+from inchworm.core.padding import AgentSpaces
 from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
@@ -53,6 +54,8 @@ class LocalCopies:
         self.global_state_space = self.copies[0].global_state_space
         self.lanes_per_copy: int = self.copies[0].num_lanes
         self.turn_based = self.copies[0].turn_based
+        self.agents: tuple[str, ...] = self.copies[0].names
+        self.agent_spaces: tuple[AgentSpaces, ...] = self.copies[0].agent_spaces
         split, width = make_split(self.action_space), self.lanes_per_copy
 
         def split_teams(actions: Tree) -> list[Any]:
@@ -221,7 +224,7 @@ class LocalCopies:
 
 def _kind(copy: Copy) -> tuple[Any, ...]:
     """What all copies of an environment have in common."""
-    return copy.observation_space, copy.action_space, copy.global_state_space, copy.num_lanes
+    return copy.observation_space, copy.action_space, copy.global_state_space, copy.num_lanes, copy.names, copy.agent_spaces
 
 
 def warn_of(problems: Sequence[str]) -> None:

@@ -16,16 +16,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.core.errors import EnvError, SpaceError
-from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, with_mask
+from inchworm.core.errors import EnvError
+from inchworm.core.spaces import Space, leaves
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.episodes import Ended
-from inchworm.env.step_arrays import StepRows, tree_leaves
-from inchworm.env.values import Refusal, accepts, call_reset, flag, info_numbers, make_writer, real_scalar
-
-Agent = Any
-"""PettingZoo's name of an agent: mostly text."""
+from inchworm.env.lane_spaces import Agent, LaneSpaces
+from inchworm.env.step_arrays import StepRows
+from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,60 +85,6 @@ def possible_agents(env: Any) -> list[Agent]:
     return agents
 
 
-def common_space(env: Any, agents: Sequence[Agent], kind: str) -> Space:
-    """The space that all agents' lanes have: theirs, or, where they differ in bounds alone, one that holds them all."""
-    found = [getattr(env, f"{kind}_space")(agent) for agent in agents]
-    for agent, space in zip(agents, found):
-        if not isinstance(space, spaces.Space):
-            raise EnvError(f"{kind}_space({agent!r}) of {env} must return a space; got {type(space).__name__}")
-    forms = [_form(space) for space in found]
-    for agent, form, space in zip(agents, forms, found):
-        if form != forms[0]:
-            raise SpaceError(
-                f"all agents of an environment need one kind of space, but the {kind} space of {agents[0]} is {found[0]} and that of "
-                f"{agent} is {space}; pad them to one shape (SuperSuit's pad_observations_v0 and pad_action_space_v0 do), or leave some out"
-            )
-    return found[0] if all(space == found[0] for space in found) else _union(found)
-
-
-def _form(space: Space) -> list[Any]:
-    """What must be equal: the tree, and of each leaf its kind, shape, dtype, choices and first choice."""
-    parts = [(path, leaf, np.asarray(getattr(leaf, "start", 0)).tolist()) for path, leaf in leaves(space)]
-    return [(path, type(leaf), leaf_shape(leaf), leaf_dtype(leaf), mask_sizes(leaf), start) for path, leaf, start in parts]
-
-
-def _union(found: Sequence[Space]) -> Space:
-    """One space with the loosest bounds of some that differ in nothing else."""
-    first = found[0]
-    if isinstance(first, spaces.Dict):
-        return spaces.Dict({key: _union([space.spaces[key] for space in found]) for key in first.spaces})  # type: ignore[attr-defined]
-    if isinstance(first, spaces.Tuple):
-        return spaces.Tuple([_union([space.spaces[index] for space in found]) for index in range(len(first.spaces))])  # type: ignore[attr-defined]
-    if not isinstance(first, spaces.Box):
-        return first
-    low = np.min([space.low for space in found], 0)  # type: ignore[attr-defined]
-    high = np.max([space.high for space in found], 0)  # type: ignore[attr-defined]
-    return spaces.Box(low, high, first.shape, leaf_dtype(first).type)
-
-
-def nothing_seen(space: Space) -> Tree:
-    """What a lane without a living agent shows: zeros where they are legal, else what is nearest; every action allowed."""
-
-    def one(path: tuple[str | int, ...], leaf: Space) -> np.ndarray:
-        shape, dtype = leaf_shape(leaf), leaf_dtype(leaf)
-        if path[:1] == (MASK_KEY,):
-            return np.ones(shape, dtype)
-        if isinstance(leaf, spaces.Box):
-            return np.clip(np.zeros(shape, dtype), leaf.low, leaf.high).astype(dtype)
-        if isinstance(leaf, spaces.Discrete):
-            return np.array(0 if leaf.start <= 0 < leaf.start + leaf.n else leaf.start, dtype)
-        if isinstance(leaf, spaces.MultiDiscrete):
-            return np.where((leaf.start <= 0) & (leaf.start + leaf.nvec > 0), 0, leaf.start).astype(dtype)
-        return np.zeros(shape, dtype)
-
-    return build_tree(space, one)
-
-
 def state_space(env: Any, first: Any) -> Space:
     """The space of an environment's global state: its `state_space`, or, if it has none, that of its `first` state."""
     given = getattr(env, "state_space", None)
@@ -164,20 +107,6 @@ def has_state(env: Any) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def make_clip(space: Space) -> Callable[[Any], Any]:
-    """The function that clips an action of the lanes' common space to an agent's own bounds."""
-    if isinstance(space, spaces.Dict):
-        by_key = {key: make_clip(inner) for key, inner in space.spaces.items()}
-        return lambda action: {key: clip(action[key]) for key, clip in by_key.items()}
-    if isinstance(space, spaces.Tuple):
-        clips = [make_clip(inner) for inner in space.spaces]
-        return lambda action: tuple(clip(part) for clip, part in zip(clips, action))
-    if isinstance(space, spaces.Box):
-        low, high = space.low, space.high
-        return lambda action: np.clip(action, low, high)
-    return lambda action: action
 
 
 _DICTS = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -203,21 +132,11 @@ class TeamCopy:
         self.copy, self.lane = copy, copy * self.num_lanes
         self._place = {agent: place for place, agent in enumerate(self.agents)}
         self.seed, self.steps = -1, 0
-        self.action_space = common_space(env, self.agents, "action")
-        self._clips = [make_clip(space) if space != self.action_space else None for space in map(env.action_space, self.agents)]
-        own = self.observation_space = common_space(env, self.agents, "observation")
-        self._put = make_writer(own)
-
-        def mask_method(name: str) -> Any:
-            method = getattr(env, name, None) or getattr(env.unwrapped, name, None)
-            return method if callable(method) and accepts(method, "agent") else None
-
         # Every copy in every layout makes this reset if masks may be in its infos, so that no copy differs.
-        self._masks = Masks.find(own, self.action_space, mask_method, lambda: self._reset_env(0, None)[1].values())
-        if self._masks is not None and self._masks.source != "key":
-            self.observation_space = with_mask(own, mask_space(self.action_space))
-        self._is_plain = not isinstance(own, spaces.Dict)
-        self._nothing = tree_leaves(nothing_seen(self.observation_space))
+        self.spaces = LaneSpaces(env, self.agents, lambda: self._reset_env(0, None)[1].values())
+        self.observation_space, self.action_space = self.spaces.observation_space, self.spaces.action_space
+        self.names: tuple[str, ...] = tuple(map(str, self.agents))
+        self.agent_spaces = self.spaces.own
         if global_state:
             self._reset_env(0, None)
             if not has_state(env):
@@ -249,11 +168,11 @@ class TeamCopy:
         self._last_infos: dict[int, Mapping[str, float]] = {}  # of agents that have left
         self._valid[:] = self._joined[:] = False
         for place in range(self.num_lanes):
+            if place not in self._alive or self.spaces.padded:
+                self._show_nothing(place, self._rows.observations)
             if place in self._alive:
                 self._show(place, observations, infos, self._rows.observations, mask="required")
                 self._valid[place] = True
-            else:
-                self._show_nothing(place, self._rows.observations)
         self._write_state(self._rows.global_state)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
@@ -267,8 +186,8 @@ class TeamCopy:
     def step(self, actions: Sequence[Any]) -> list[Ended] | None:
         """Step the environment and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
         self.steps += 1
-        chosen = ((place, actions[place], self._clips[place]) for place in self._alive)
-        result = self.env.step({self.agents[place]: action if clip is None else clip(action) for place, action, clip in chosen})
+        own_action = self.spaces.own_action
+        result = self.env.step({self.agents[place]: self._named(place, own_action, place, actions[place]) for place in self._alive})
         observations, flags, infos = self._read_step(result)
         living = self._alive_now()
         for place, done in flags.items():
@@ -342,12 +261,13 @@ class TeamCopy:
             terminated, truncated = ends.get(place, (True, False)) if self.global_state_space is None else (not cut, cut)
             self._terminated[place], self._truncated[place] = terminated, truncated
             self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
+            if place not in flags or self.spaces.padded:
+                self._show_nothing(place, final)
             if place in flags:
                 # Terminal states often have no legal action.
                 self._show(place, observations, infos, final, mask="optional" if truncated else "none")
                 self._last_infos[place] = self._numbers(place, infos)
             else:
-                self._show_nothing(place, final)
                 self._last_infos[place] = self._numbers(place, infos) or self._last_infos.get(place, {})  # infos may name dead agents too
         self._write_state(self._rows.final_global_state)
         numbers = self._last_infos
@@ -370,20 +290,17 @@ class TeamCopy:
         try:
             if agent not in observations:
                 raise Refusal(f"observations lack the agent, which is in env.agents; they have {list(observations)}")
-            self._put(observations[agent], rows["observation"] if self._is_plain and self._masks is not None else rows, lane)
-            if self._masks is not None:
-                given = None if mask == "none" else self._masks.fetch(observations[agent], infos.get(agent, {}), agent)
-                if given is None and mask != "required":
-                    allow_all(rows[MASK_KEY], lane)
-                else:
-                    self._masks.write(given, rows[MASK_KEY], lane, acted_on=mask == "required")
+            self.spaces.write(place, observations[agent], rows, lane)
+            masks = self.spaces.masks[place]
+            if masks is not None:
+                given = None if mask == "none" else masks.fetch(observations[agent], infos.get(agent, {}), agent)
+                self.spaces.write_mask(place, given, rows, lane, acted_on=mask == "required")
         except Refusal as refusal:
             raise EnvError(f"{self.where(place)}: {refusal}") from None
 
     def _show_nothing(self, place: int, rows: Tree) -> None:
         """Write a legal observation for a lane without a living agent."""
-        for array, nothing in zip(tree_leaves(rows), self._nothing):
-            array[self.lane + place] = nothing
+        self.spaces.write_nothing(place, rows, self.lane + place)
 
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
         numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))

@@ -13,7 +13,8 @@ from typing import Any
 
 from inchworm.core.errors import EnvError
 from inchworm.env.episodes import Ended
-from inchworm.env.pettingzoo_copy import Agent, Flags, Team, TeamCopy
+from inchworm.env.lane_spaces import Agent
+from inchworm.env.pettingzoo_copy import Flags, Team, TeamCopy
 from inchworm.env.values import call_reset, flag, real_scalar
 
 
@@ -59,8 +60,8 @@ class TurnCopy(TeamCopy):
     def step(self, actions: Sequence[Any]) -> list[Ended] | None:
         """Take one move and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
         self.steps += 1
-        env, clip, action = self.env, self._clips[self._turn], actions[self._turn]
-        env.step(action if clip is None else clip(action))
+        env, turn = self.env, self._turn
+        env.step(self._named(turn, self.spaces.own_action, turn, actions[turn]))
         self._rewards[:] = 0.0
         self._terminated[:] = self._truncated[:] = False
         observations: dict[Agent, Any] = {}

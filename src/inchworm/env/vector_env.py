@@ -14,6 +14,8 @@ from typing import Any, NoReturn, Protocol, Self
 import numpy as np
 
 from inchworm.core.errors import EnvError
+from inchworm.core.padding import AgentSpaces
+from inchworm.core.protocols import default_agents
 from inchworm.core.spaces import Space
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
@@ -52,6 +54,10 @@ class Engine(Protocol):
     action_space: Space
     lanes_per_copy: int
     turn_based: bool = False
+    agents: tuple[str, ...] = ()
+    """Names of a copy's agents; empty where the environment gives none."""
+    agent_spaces: tuple[AgentSpaces, ...] = ()
+    """Their own spaces where these differ in size; else empty."""
     rows: StepRows
 
     def reset(self, indices: Sequence[int], seeds: Sequence[int]) -> None:
@@ -114,6 +120,8 @@ class LaneVectorEnv:
         self.lanes_per_copy = engine.lanes_per_copy
         self.agents_leave = engine.lanes_per_copy > 1
         self.turn_based = engine.turn_based
+        self.agents: tuple[str, ...] = tuple(engine.agents) or default_agents(engine.lanes_per_copy)
+        self.agent_spaces: tuple[AgentSpaces, ...] = tuple(engine.agent_spaces)
         self.global_state_space = rows.global_state_space
         self._put_actions = make_put(self.action_space)
         self._ledger = EpisodeLedger(

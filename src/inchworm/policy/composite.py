@@ -9,14 +9,18 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optree
 
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError
-from inchworm.core.protocols import Actor, Policy
+from inchworm.core.padding import OwnPart, unite_agents
+from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.core.spaces import Space, form_of, space_from_dict, space_to_dict
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
 from inchworm.policy.file import VERSION
 
@@ -48,6 +52,26 @@ class PolicyMap:
 
     def __post_init__(self) -> None:
         _check_names(self.policies, self.lane_map)
+
+    @classmethod
+    def from_config(cls, config: TrainingConfig, agents: Sequence[str]) -> PolicyMap:
+        """The policies of a config, each for the agents whose names its patterns match."""
+        found = {agent: [name for name, role in config.policies.items() if _matches(agent, role.agents)] for agent in agents}
+        everyone = f"the agents are {', '.join(agents)}"
+        for agent, names in found.items():
+            if len(names) != 1:
+                which = f"both policies.{names[0]}.agents and policies.{names[1]}.agents match" if names else "no policy's agents match"
+                raise ConfigError(f"{which} the agent {agent}; every agent belongs to one policy, and {everyone}")
+        for name, role in config.policies.items():
+            for pattern in role.agents:
+                if not any(fnmatchcase(agent, pattern) for agent in agents):
+                    raise ConfigError(f"policies.{name}.agents={pattern!r:.80} matches no agent; {everyone}")
+        return cls(
+            policies={name: config.role_policy(name) for name in config.policies},
+            lane_map=[found[agent][0] for agent in agents],
+            trainable=[name for name, role in config.policies.items() if role.trainable],
+            ppo={name: role.ppo for name, role in config.policies.items() if role.ppo},
+        )
 
     def filled(self, policies: Mapping[str, Actor]) -> CompositePolicy:
         """The composite policy of these parts."""
@@ -91,12 +115,29 @@ class CompositePolicy:
         self.policy_version = 0
         self._with_memory = [name for name, part in self.policies.items() if optree.tree_leaves(part.initial_state(1))]
         self._known_places: dict[int, tuple[dict[str, np.ndarray], np.ndarray]] = {}
+        self._own: dict[str, OwnPart] = {}  # of the parts whose spaces are smaller than those of the lanes
 
     def replaced(self, policies: Mapping[str, Actor]) -> CompositePolicy:
         """The same composite with other parts under the same names, such as NumPy copies that act."""
         twin = CompositePolicy(policies, self.lane_map, trainable=self.trainable, ppo=self.ppo)
-        twin.policy_version = self.policy_version
+        twin.policy_version, twin._own = self.policy_version, self._own
         return twin
+
+    def fit(self, env: VectorEnv) -> None:
+        """Check the lane map against an environment. Where its agents differ in spaces, each part will see and send only its own part.
+
+        A part that was made for the common spaces of all lanes keeps these.
+        """
+        self.check_lanes(env.num_lanes, env.lanes_per_copy)
+        whole, own = (env.observation_space, env.action_space), own_spaces(self.lane_map, env)
+        for name, part in self.policies.items():
+            made_for = getattr(part, "spec", part)
+            declared = [getattr(made_for, what, None) for what in ("observation_space", "action_space")]
+            if any(space is not None for space in declared) and all(
+                space is None or form_of(space) == form_of(common) for space, common in zip(declared, whole)
+            ):
+                own[name] = whole
+        self._own = {name: OwnPart(whole, spaces) for name, spaces in own.items() if spaces != whole}
 
     def lanes_of(self, name: str, num_lanes: int) -> np.ndarray:
         """The lanes [n] of one part among `num_lanes`."""
@@ -116,7 +157,12 @@ class CompositePolicy:
         for name, lanes in places.items():
             own = optree.tree_map(lambda leaf, lanes=lanes: leaf[lanes], state[name]) if name in self._with_memory else ()
             seen = optree.tree_map(lambda leaf, lanes=lanes: leaf[lanes], observations)
+            cut = self._own.get(name)
+            seen = seen if cut is None else cut.observations(seen)
             step = self.policies[name].act(seen, own, episode_starts[lanes], rng, deterministic=deterministic)
+            if cut is not None:
+                padded = cut.padded_actions(step.actions), cut.padded_actions(step.env_actions)
+                step = PolicyStep(*padded, step.log_probs, step.state)
             if name in self._with_memory:
                 after[name] = optree.tree_map(partial(_replace_lanes, lanes), state[name], step.state)
             steps.append(step)
@@ -136,6 +182,7 @@ class CompositePolicy:
                 raise ConfigError(f"the part {name} is a {type(self.policies[name]).__name__}, an actor without a critic")
             own = optree.tree_map(lambda leaf, lanes=lanes: leaf[lanes], state[name]) if name in self._with_memory else ()
             seen = optree.tree_map(lambda leaf, lanes=lanes: leaf[:, lanes], observations)
+            seen = self._own[name].observations(seen) if name in self._own else seen
             starts = episode_starts[:, lanes] if len(episode_starts) else episode_starts
             values.append(np.asarray(part.value(seen, own, starts)))
         return np.concatenate(values, 1)[:, inverse]
@@ -151,8 +198,14 @@ class CompositePolicy:
             self.learned[name].update_statistics(self.part_of(rollout, name), returns[:, self.lanes_of(name, rollout.num_lanes)])
 
     def part_of(self, rollout: Rollout, name: str) -> Rollout:
-        """A part's lanes of a rollout, with its own memory."""
+        """A part's lanes of a rollout, with its own memory, observations and actions."""
         own = rollout.select_lanes(self.lanes_of(name, rollout.num_lanes))
+        if cut := self._own.get(name):
+            fields: Tree = {field: cut.observations(own[field]) for field in ("observations", "cut_observations")}
+            fields["actions"] = cut.actions(own.actions)
+            for array in optree.tree_leaves(fields):
+                array.flags.writeable = False  # as all arrays of a rollout
+            own = dataclasses.replace(own, **fields)
         if name not in self._with_memory:
             return dataclasses.replace(own, policy_state=(), state_every=0, cut_state=())
         return dataclasses.replace(own, policy_state=own.policy_state[name], cut_state=own.cut_state[name])
@@ -185,7 +238,18 @@ class CompositePolicy:
     def to_dict(self, describe: Callable[[Actor], Any]) -> dict[str, Any]:
         """The composite as plain data, each part by `describe`; checkpoints are compared with it."""
         parts = {name: describe(part) for name, part in self.policies.items()}
-        return {"policies": parts, "lane_map": list(self.lane_map), "trainable": list(self.trainable), "ppo": self.ppo}
+        described = {"policies": parts, "lane_map": list(self.lane_map), "trainable": list(self.trainable), "ppo": self.ppo}
+        if not self._own:
+            return described
+        whole = next(iter(self._own.values())).whole
+        own = {name: list(map(space_to_dict, part.own)) for name, part in self._own.items()}
+        return {**described, "spaces": {"whole": list(map(space_to_dict, whole)), "own": own}}
+
+    def restore_spaces(self, described: Mapping[str, Any]) -> None:
+        """Restore what `to_dict` described as `spaces`."""
+        observation_space, action_space = map(space_from_dict, described["whole"])
+        for name, (seen, acts) in described["own"].items():
+            self._own[name] = OwnPart((observation_space, action_space), (space_from_dict(seen), space_from_dict(acts)))
 
     def _places(self, num_lanes: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The lanes [n] of each part, and the position of each lane [B] in the concatenation of all parts' lanes."""
@@ -195,6 +259,21 @@ class CompositePolicy:
             places = {name: np.flatnonzero(names == name) for name in self.policies}
             self._known_places[num_lanes] = places, np.argsort(np.concatenate(list(places.values())))
         return self._known_places[num_lanes]
+
+
+def _matches(agent: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(agent, pattern) for pattern in patterns)
+
+
+def own_spaces(lane_map: Sequence[str], env: VectorEnv) -> dict[str, tuple[Space, Space]]:
+    """The observation and the action space of each name in a lane map: those that its agents have in common."""
+    whole = (env.observation_space, env.action_space)
+    names = dict.fromkeys(lane_map)
+    if not env.agent_spaces:
+        return dict.fromkeys(names, whole)
+    places = {name: sorted({lane % env.lanes_per_copy for lane, other in enumerate(lane_map) if other == name}) for name in names}
+    agents = {name: {env.agents[place]: env.agent_spaces[place] for place in places[name]} for name in names}
+    return {name: whole if len(own) == len(env.agents) else unite_agents(own) for name, own in agents.items()}
 
 
 def weights_of(weights: Mapping[str, np.ndarray], name: str) -> Weights:

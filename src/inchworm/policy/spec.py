@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.errors import SpaceError
+from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import (
     PLACE,
     WORLD,
@@ -94,6 +95,12 @@ class PolicySpec:
     def actions(self) -> ActionLayout:
         """How the network's output becomes an action."""
         return action_layout(self.action_space, self.config.action_bounds)
+
+    @cached_property
+    def has_dimensions(self) -> bool:
+        """Whether observations tell which continuous dimensions of the action their agent has."""
+        observed = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {}
+        return DIMENSIONS_KEY in observed and observed[DIMENSIONS_KEY] == spaces.MultiBinary(self.actions.num_gaussians)
 
     @cached_property
     def input_size(self) -> int:

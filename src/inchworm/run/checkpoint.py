@@ -366,8 +366,11 @@ class TrainingCheckpointer:
         spec, weights = state.get("spec"), state["weights"]
         if spec is not None and "policies" in spec:
             parts = {name: build(part, weights_of(weights, name)) for name, part in spec["policies"].items()}
-            loaded: Policy = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
-            loaded.set_weights(weights)
+            composite = CompositePolicy(parts, spec["lane_map"], trainable=spec["trainable"], ppo=spec["ppo"])
+            composite.set_weights(weights)
+            if "spaces" in spec:  # agents differ, and each part has its own
+                composite.restore_spaces(spec["spaces"])
+            loaded: Policy = composite
         else:
             loaded = build(spec, weights)
         return PolicyRecord(loaded, found.step, found.path, state.get("metadata", {}))

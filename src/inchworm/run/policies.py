@@ -124,6 +124,12 @@ def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
     raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
 
 
+def policy_file_names(run: Run, *, best: bool = False) -> list[str]:
+    """Return the names of a run's policy files: one, or one for each of several policies."""
+    path = run.policy_path(best=best)
+    return [f"{path.stem}-{name}{path.suffix}" for name in policy_names(run)] or [path.name]
+
+
 def policy_names(run: Run) -> list[str]:
     """Return the names of a run's policies if it trains several, else an empty list."""
     path = run.policy_path()

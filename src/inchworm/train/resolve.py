@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +15,13 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOCon
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import check_same_form, form_of, in_one_line, wide_one_hots
+from inchworm.core.spaces import Space, check_same_form, form_of, in_one_line, wide_one_hots
 from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.trial import try_resume
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.env.workers.auto import choose_num_workers
 from inchworm.evaluate.evaluator import PolicyEvaluator
-from inchworm.policy.composite import CompositePolicy, PolicyMap
+from inchworm.policy.composite import CompositePolicy, PolicyMap, own_spaces
 from inchworm.policy.file import check_shapes, match_names
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.buffer import check_fits, format_bytes, rollout_bytes
@@ -42,12 +42,15 @@ _COPIES = 4
 """Numbers of 4 bytes per weight: the weight, its gradient, and two moments of Adam."""
 
 
-def check_spaces(spec: PolicySpec, env: VectorEnv) -> None:
-    """Reject a policy made for other spaces. Bounds may differ: they are not part of a network."""
+def check_spaces(spec: PolicySpec, env: VectorEnv, own: tuple[Space, Space] | None = None) -> None:
+    """Reject a policy made for other spaces than the lanes', or its agents' `own`. Bounds may differ: they are not part of a network."""
     check_critic(spec.global_state_space is not None, env)
+    whole = (env.observation_space, env.action_space)
+    fits_whole = all(form_of(ours) == form_of(theirs) for ours, theirs in zip((spec.observation_space, spec.action_space), whole))
+    observed, acted = whole if fits_whole or own is None else own
     for what, ours, theirs in (
-        ("observation", spec.observation_space, env.observation_space),
-        ("action", spec.action_space, env.action_space),
+        ("observation", spec.observation_space, observed),
+        ("action", spec.action_space, acted),
         ("global state", spec.global_state_space, env.global_state_space),
     ):
         if ours is not None and theirs is not None and form_of(ours) != form_of(theirs):
@@ -84,6 +87,11 @@ def resolve_config(
         raise ConfigError(f"config must be a PPOConfig or a TrainingConfig, not {type(config).__name__}; see PPOConfig.from_dict")
     # Without a TrainingConfig no evaluation was asked for during training; `evaluate` can be called at any time.
     base = config if isinstance(config, TrainingConfig) else TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
+    if base.policies and not isinstance(policy, str | PolicyConfig):
+        raise ConfigError(
+            f"the config has the policies {', '.join(base.policies)}, and a {type(policy).__name__} is given, too; leave policies out of "
+            'the config, or give "mlp" or a PolicyConfig, from which its policies take their settings'
+        )
     given: dict[str, Any] = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
     given |= {"init_from": None if init_from is None else str(init_from)}
     given |= {"init_weights": None if init_weights is None else tuple(init_weights)}
@@ -166,9 +174,11 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
     `losses` tells whether custom losses are given.
     """
     ppo, run = config.ppo, config.run
-    parts, overrides = [policy], []
+    parts: list[Any] = [policy]
+    overrides: list[Mapping[str, Any]] = [role.ppo for role in config.policies.values()]
     if isinstance(policy, PolicyMap | CompositePolicy):
         parts, overrides = list(policy.policies.values()), list(policy.ppo.values())
+    parts = [config.role_policy(name) for name in config.policies] or parts
     networks = [_network(part, config.policy) for part in parts]
     others = [kind for kind in (network.kind for network in networks) if kind != "mlp"]
     widest = max((size for network in networks for size in network.hidden_sizes), default=0)
@@ -202,6 +212,8 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
         return "off", "only built-in policies with the built-in loss and optimiser are compiled"
     if ppo.optimizer not in ("adam", "adamw"):
         return "off", f"ppo.optimizer={ppo.optimizer} is not compiled"
+    if config.policies:
+        return "off", "several policies are not compiled"
     if ppo.gradient_accumulation > 1:
         return "off", f"ppo.gradient_accumulation={ppo.gradient_accumulation} is not compiled"
     if kind in ("lstm", "gru"):
@@ -285,21 +297,27 @@ def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}"
 
 
-def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv) -> Policy:
-    """The policy to train, created from a name or spec, or the one given; an `Actor` that is not a `Policy` can only collect."""
+def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tuple[Space, Space] | None = None) -> Policy:
+    """The policy to train, created from a name or spec, or the one given; an `Actor` that is not a `Policy` can only collect.
+
+    `own` are the observation and the action space of the agents that it plays, if it does not play all lanes.
+    """
+    if config.policies:
+        policy, config = PolicyMap.from_config(config, env.agents), config.replace(policies={})
     if isinstance(policy, PolicyMap | CompositePolicy):
         return _resolve_parts(policy, config, env)
     if isinstance(policy, str | PolicyConfig):
-        for sentence in wide_one_hots(env.observation_space):
+        observed, acted = own or (env.observation_space, env.action_space)
+        for sentence in wide_one_hots(observed):
             warnings.warn(sentence, stacklevel=3)
-        policy = PolicySpec(env.observation_space, env.action_space, config.policy, env.global_state_space, env.lanes_per_copy)
+        policy = PolicySpec(observed, acted, config.policy, env.global_state_space, env.lanes_per_copy)
     if isinstance(policy, PolicySpec):
-        check_spaces(policy, env)
+        check_spaces(policy, env, own)
         needed = _COPIES * 4 * sum(math.prod(shape) for shape in policy.layers.values())
         check_fits(needed, what="learning with this network", use="use smaller policy.hidden_sizes")
         return make_policy(policy, seed=config.run.seed, backend=config.run.backend)
     if is_builtin(policy):
-        check_spaces(policy.spec, env)
+        check_spaces(policy.spec, env, own)
     if isinstance(policy, NumpyPolicy) and config.run.backend != "numpy":  # NumPy only acts here: the backend trains a copy
         return make_policy(policy.spec, weights=policy.get_weights(), backend=config.run.backend)
     if isinstance(policy, Policy) and not is_builtin(policy):
@@ -338,12 +356,13 @@ def warm_start(policy: Policy, run: RunConfig) -> str | None:
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:
     """Resolve each of several policies, with separate initial weights."""
     parts: dict[str, Actor] = {}
+    own = own_spaces(several.lane_map, env)
     for index, (name, part) in enumerate(several.policies.items()):
         run = config.run.replace(seed=derive_seed(config.run.seed, "part", index))
-        parts[name] = resolve_policy(part, config.replace(run=run, policy=_network(part, config.policy)), env)
+        parts[name] = resolve_policy(part, config.replace(run=run, policy=_network(part, config.policy)), env, own[name])
     if isinstance(several, CompositePolicy) and all(parts[name] is part for name, part in several.policies.items()):
         policy = several  # keep the caller's object
     else:
         policy = several.filled(parts) if isinstance(several, PolicyMap) else several.replaced(parts)
-    policy.check_lanes(env.num_lanes, env.lanes_per_copy)
+    policy.fit(env)
     return policy

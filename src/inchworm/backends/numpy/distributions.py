@@ -3,6 +3,8 @@
 An action is some categorical choices and some Gaussian dimensions, independent given the observation: its log-prob and its
 entropy are sums over these parts. All sampling in inchworm happens here, whatever framework ran the network, so that every
 backend draws the same actions from the same stream.
+
+A mask is [..., C], or [..., C + D] where agents lack dimensions: those are 0 and count neither in the log-prob nor in the entropy.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def sample(
         return choices, means, log_probs
     noise = rng.standard_normal(means.shape, np.float32)
     gaussians = (means + np.exp(log_std) * noise).astype(np.float32, copy=False)  # as it is stored, also for a float64 policy
-    log_probs += _gaussian_log_prob(layout, means, log_std, gaussians)
+    has = own_dimensions(layout, mask)
+    if has is not None:
+        gaussians = np.where(has, gaussians, np.float32(0))
+    log_probs += _gaussian_log_prob(layout, means, log_std, gaussians, has)
     return choices, gaussians, log_probs
 
 
@@ -69,12 +74,18 @@ def mode(layout: ActionLayout, outputs: np.ndarray, mask: np.ndarray | None) -> 
     logits = mask_logits(outputs[:, : layout.num_logits], mask)
     picks = [logits[:, group].argmax(-1) for group in layout.groups]
     choices = np.stack(picks, -1) if picks else np.zeros((len(outputs), 0), np.int64)
-    return choices, outputs[:, layout.num_logits :].astype(np.float32, copy=False)
+    means, has = outputs[:, layout.num_logits :].astype(np.float32, copy=False), own_dimensions(layout, mask)
+    return choices, means if has is None else np.where(has, means, np.float32(0))
 
 
 def mask_logits(logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     """Logits with a finite constant, and so probability 0, for every illegal choice."""
-    return logits if mask is None else np.where(mask, logits, logits.dtype.type(MASKED_LOGIT))
+    return logits if mask is None else np.where(mask[..., : logits.shape[-1]], logits, logits.dtype.type(MASKED_LOGIT))
+
+
+def own_dimensions(layout: ActionLayout, mask: np.ndarray | None) -> np.ndarray | None:
+    """The dimensions [..., D] that agents have, if the mask tells; None if they have all."""
+    return None if mask is None or mask.shape[-1] == layout.num_logits else mask[..., layout.num_logits :]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -94,17 +105,25 @@ def log_prob(
         log_p = log_softmax(logits[..., group]).reshape(-1, layout.group_sizes[index])
         total += log_p[np.arange(len(log_p)), choices[..., index].reshape(-1)].reshape(total.shape)
     if layout.num_gaussians:
-        total += _gaussian_log_prob(layout, outputs[..., layout.num_logits :], log_std, gaussians)
+        total += _gaussian_log_prob(layout, outputs[..., layout.num_logits :], log_std, gaussians, own_dimensions(layout, mask))
     return total
 
 
-def _gaussian_log_prob(layout: ActionLayout, means: np.ndarray, log_std: np.ndarray, gaussians: np.ndarray) -> np.ndarray:
-    """log pi [...] of Gaussian values [..., D]; with "tanh", of what they are squashed into."""
+def _gaussian_log_prob(
+    layout: ActionLayout, means: np.ndarray, log_std: np.ndarray, gaussians: np.ndarray, has: np.ndarray | None
+) -> np.ndarray:
+    """log pi [...] of Gaussian values [..., D], of the dimensions that agents have; with "tanh", of what they are squashed into."""
     gaussians = gaussians.astype(means.dtype, copy=False)
     standard = (gaussians - means) * np.exp(-log_std)
-    total: np.ndarray = np.add.reduce(-0.5 * standard * standard - log_std - HALF_LOG_2PI, -1)
+    total: np.ndarray = _sum_own(-0.5 * standard * standard - log_std - HALF_LOG_2PI, has)
     if layout.bounds == "tanh":
-        total -= log_tanh_slope(gaussians).sum(-1)
+        total -= _sum_own(log_tanh_slope(gaussians), has)
+    return total
+
+
+def _sum_own(terms: np.ndarray, has: np.ndarray | None) -> np.ndarray:
+    """The sum over dimensions [..., D], of those that the agent has."""
+    total: np.ndarray = np.add.reduce(terms if has is None else np.where(has, terms, terms.dtype.type(0)), -1)
     return total
 
 
@@ -116,12 +135,14 @@ def entropy(layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask
         log_p = log_softmax(logits[..., group])
         total -= (np.exp(log_p) * log_p).sum(-1)
     if layout.num_gaussians:
-        total += (log_std + (HALF_LOG_2PI + 0.5)).sum(-1)
+        has = own_dimensions(layout, mask)
+        total += _sum_own(log_std + (HALF_LOG_2PI + 0.5), has)
         if layout.bounds == "tanh":
             # H(tanh u) = H(u) + E[log |d tanh(u) / du|], the expectation by Gauss-Hermite quadrature.
             means = outputs[..., layout.num_logits :, None]
             points = means + np.exp(log_std)[:, None] * QUADRATURE_NODES.astype(outputs.dtype)  # [..., D, nodes]
-            total += (log_tanh_slope(points) * QUADRATURE_WEIGHTS.astype(outputs.dtype)).sum((-2, -1))
+            bent = log_tanh_slope(points) * QUADRATURE_WEIGHTS.astype(outputs.dtype)
+            total += bent.sum((-2, -1)) if has is None else _sum_own(bent.sum(-1), has)
     return total
 
 
@@ -161,30 +182,44 @@ class _Choice:
 
 
 class _Gaussians:
-    """The continuous dimensions of n samples, given their means [D, n] and log standard deviations [D]."""
+    """The continuous dimensions of n samples, given their means [D, n] and log standard deviations [D].
 
-    def __init__(self, layout: ActionLayout, means: np.ndarray, log_std: np.ndarray, values: np.ndarray) -> None:
+    Where agents lack dimensions, `has` [D, n] tells which count.
+    """
+
+    def __init__(self, layout: ActionLayout, means: np.ndarray, log_std: np.ndarray, values: np.ndarray, has: np.ndarray | None) -> None:
         self._inverse_std = np.exp(-log_std)[:, None]  # [D, 1]
         self._z = (values - means) * self._inverse_std  # [D, n]
-        self.log_probs = -0.5 * np.einsum("dn,dn->n", self._z, self._z) - (log_std.sum() + len(log_std) * HALF_LOG_2PI)
-        self.entropy = np.full(means.shape[1], log_std.sum() + len(log_std) * (HALF_LOG_2PI + 0.5), means.dtype)
+        self._has = None if has is None else has.astype(means.dtype)
+        if self._has is None:
+            self.log_probs = -0.5 * np.einsum("dn,dn->n", self._z, self._z) - (log_std.sum() + len(log_std) * HALF_LOG_2PI)
+            self.entropy = np.full(means.shape[1], log_std.sum() + len(log_std) * (HALF_LOG_2PI + 0.5), means.dtype)
+        else:
+            self._z *= self._has
+            self.log_probs = -0.5 * np.einsum("dn,dn->n", self._z, self._z) - (log_std + HALF_LOG_2PI) @ self._has
+            self.entropy = (log_std + (HALF_LOG_2PI + 0.5)) @ self._has
         self._points: np.ndarray | None = None
         if layout.bounds == "tanh":
-            self.log_probs -= log_tanh_slope(values).sum(0)
+            slopes = log_tanh_slope(values)
+            self.log_probs -= slopes.sum(0) if self._has is None else (slopes * self._has).sum(0)
             self._spread = np.exp(log_std)[:, None, None] * QUADRATURE_NODES.astype(means.dtype)  # [D, 1, nodes]
             self._points = means[..., None] + self._spread  # [D, n, nodes]
             self._weights = QUADRATURE_WEIGHTS.astype(means.dtype)
-            self.entropy += (log_tanh_slope(self._points) @ self._weights).sum(0)
+            bent = log_tanh_slope(self._points) @ self._weights  # [D, n]
+            self.entropy += bent.sum(0) if self._has is None else (bent * self._has).sum(0)
 
     def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> np.ndarray:
         """∂L/∂means [D, n] into an array, and ∂L/∂log_std [D] returned, from ∂L/∂log p and ∂L/∂H, each [n]."""
         np.multiply(self._z, self._inverse_std, out=into)  # z exp(-s) ∂L/∂log p
         into *= d_log_probs
-        d_log_std: np.ndarray = (self._z * self._z) @ d_log_probs - d_log_probs.sum()  # (z² - 1) ∂L/∂log p, over samples
+        has = self._has
+        # (z² - 1) ∂L/∂log p, over samples
+        d_log_std: np.ndarray = (self._z * self._z) @ d_log_probs - (d_log_probs.sum() if has is None else has @ d_log_probs)
         if d_entropy is not None:
-            d_log_std += d_entropy.sum()
+            d_log_std += d_entropy.sum() if has is None else has @ d_entropy
             if self._points is not None:
                 bend = -2 * np.tanh(self._points) * self._weights  # [D, n, nodes]
+                bend = bend if has is None else bend * has[..., None]
                 into += bend.sum(-1) * d_entropy
                 d_log_std += (bend * self._spread).sum(-1) @ d_entropy
         return d_log_std
@@ -198,17 +233,18 @@ class ActionTerms:
         layout: ActionLayout,
         outputs: np.ndarray,  # [C + D, n]
         log_std: np.ndarray,  # [D]
-        mask: np.ndarray | None,  # [C, n]
+        mask: np.ndarray | None,  # [C, n], or [C + D, n] where agents lack dimensions
         choices: np.ndarray,  # [G, n]
         gaussians: np.ndarray,  # [D, n]
     ) -> None:
         self._layout, self._num_outputs = layout, len(outputs)
         logits = outputs[: layout.num_logits]
         if mask is not None:
-            logits = np.where(mask, logits, logits.dtype.type(MASKED_LOGIT))
+            logits = np.where(mask[: len(logits)], logits, logits.dtype.type(MASKED_LOGIT))
         parts: list[_Choice | _Gaussians] = [_Choice(logits[group], choice) for group, choice in zip(layout.groups, choices)]
         if layout.num_gaussians:
-            parts.append(_Gaussians(layout, outputs[layout.num_logits :], log_std, gaussians))
+            has = None if mask is None or len(mask) == layout.num_logits else mask[layout.num_logits :]  # [D, n]
+            parts.append(_Gaussians(layout, outputs[layout.num_logits :], log_std, gaussians, has))
         self._parts = parts
         self.log_probs, self.entropy = parts[0].log_probs, parts[0].entropy
         for part in parts[1:]:

@@ -24,11 +24,10 @@ from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
 from inchworm.backends.numpy.network import FlatNetwork
 from inchworm.backends.numpy.optimizer import Optimizer, make_optimizer
-from inchworm.backends.numpy.policy import NumpyPolicy, encode_mask, flatten_actions
+from inchworm.backends.numpy.policy import NumpyPolicy, encode_legal, flatten_actions
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError, describe_error
 from inchworm.core.protocols import Policy
-from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Advantages, Evaluation, LossCoefficients, Minibatch, ProfilePoint, Tree
 from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE
 from inchworm.rollout.rollout import Rollout
@@ -64,7 +63,7 @@ class RolloutSamples:
         self._length, self._all_valid = length, bool(self.valid.all())
         observations = self._steps["observations"]
         choices, gaussians = flatten_actions(layout, self._steps["actions"], 2)
-        mask = encode_mask(layout, observations[MASK_KEY], 2) if policy.spec.observations.has_mask else None
+        mask = encode_legal(policy.spec, observations, 2)
         self._inputs = policy.encode(observations, 2)[0].astype(dtype, copy=False)  # [n, F]
         self._choices, self._gaussians = _columns(choices), _columns(gaussians).astype(dtype)
         self._mask = None if mask is None else _columns(mask)

@@ -19,6 +19,7 @@ from inchworm.backends.numpy import distributions
 from inchworm.backends.numpy.memory import Memory
 from inchworm.backends.numpy.network import ACTIVATIONS
 from inchworm.core.errors import RolloutError, SpaceError
+from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.seeding import make_stream
 from inchworm.core.spaces import MASK_KEY, PLACE, WORLD
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
@@ -52,6 +53,16 @@ def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int = 1) -> np.nd
     """A tree of action masks as one bool array [..., C], in the order of the logits."""
     pieces = [np.asarray(part).reshape(*np.shape(part)[:num_leading], -1) != 0 for part in layout.mask_leaves(mask)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
+
+
+def encode_legal(spec: PolicySpec, observations: Tree, num_leading: int = 1) -> np.ndarray | None:
+    """The action mask [..., C] of observations, with the dimensions that their agents have [..., C + D] where they tell; else None."""
+    mask = encode_mask(spec.actions, observations[MASK_KEY], num_leading) if spec.observations.has_mask else None
+    if not spec.has_dimensions:
+        return mask
+    has = np.asarray(observations[DIMENSIONS_KEY]) != 0  # [..., D]
+    mask = np.ones((*has.shape[:-1], spec.actions.num_logits), bool) if mask is None else mask
+    return np.concatenate([mask, has], axis=-1)
 
 
 def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +142,7 @@ class NumpyPolicy(Predicts):
             features, state = self._memory.step(rows, state, episode_starts)
             features = self._features(features)
         outputs = self._network("actor", features)  # [B, C + D]
-        mask = encode_mask(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
+        mask = encode_legal(self.spec, observations)
         return choose(self.spec, outputs, self._log_std, mask, state, rng, deterministic=deterministic)
 
     def value(
@@ -156,7 +167,7 @@ class NumpyPolicy(Predicts):
         past = (minibatch.policy_state, minibatch.episode_starts)
         features = self._features(rows) if self._memory is None else self._remembered(rows, leading, *past)
         outputs = self._network("actor", features).reshape(*leading, layout.num_outputs)
-        mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
+        mask = encode_legal(self.spec, minibatch.observations, 2)
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         world = None if self._reader is None else self._reader.rows(minibatch.global_state)
         return Evaluation(

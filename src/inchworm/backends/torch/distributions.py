@@ -14,11 +14,12 @@ from inchworm.policy.layout import ActionLayout
 def log_prob_and_entropy(
     layout: ActionLayout, outputs: Tensor, log_std: Tensor, mask: Tensor | None, choices: Tensor, gaussians: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """log pi(action) and entropy, each [...], for outputs [..., C + D]."""
+    """log pi(action) and entropy, each [...], for outputs [..., C + D]; a mask is [..., C], or [..., C + D] if agents lack dimensions."""
     log_probs, entropies = [], []
     logits = outputs[..., : layout.num_logits]
-    if mask is not None:
-        logits = torch.where(mask, logits, MASKED_LOGIT)
+    has = None if mask is None or mask.shape[-1] == layout.num_logits else mask[..., layout.num_logits :]  # [..., D]
+    if mask is not None and layout.num_logits:
+        logits = torch.where(mask[..., : layout.num_logits], logits, MASKED_LOGIT)
     for index, group in enumerate(layout.groups):
         log_p = torch.log_softmax(logits[..., group], dim=-1)
         # nll_loss gathers the log-prob of each choice; its backward pass is faster than that of `gather`.
@@ -28,18 +29,24 @@ def log_prob_and_entropy(
     if layout.num_gaussians:
         means, values = outputs[..., layout.num_logits :], gaussians.to(outputs.dtype)
         standard = (values - means) * torch.exp(-log_std)
-        log_prob = (-0.5 * standard * standard - log_std - HALF_LOG_2PI).sum(-1)
-        entropy = (log_std + (HALF_LOG_2PI + 0.5)).sum(-1).expand(log_prob.shape)
+        log_prob = _sum_own(-0.5 * standard * standard - log_std - HALF_LOG_2PI, has)
+        entropy = _sum_own(log_std + (HALF_LOG_2PI + 0.5), has).expand(log_prob.shape)
         if layout.bounds == "tanh":
-            log_prob = log_prob - log_tanh_slope(values).sum(-1)
+            log_prob = log_prob - _sum_own(log_tanh_slope(values), has)
             nodes, weights = (
                 torch.as_tensor(array, dtype=means.dtype, device=means.device) for array in (QUADRATURE_NODES, QUADRATURE_WEIGHTS)
             )
             points = means.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes  # [..., D, nodes]
-            entropy = entropy + (log_tanh_slope(points) * weights).sum((-2, -1))
+            bent = log_tanh_slope(points) * weights
+            entropy = entropy + (bent.sum((-2, -1)) if has is None else _sum_own(bent.sum(-1), has))
         log_probs.append(log_prob)
         entropies.append(entropy)
     return _total(log_probs), _total(entropies)
+
+
+def _sum_own(terms: Tensor, has: Tensor | None) -> Tensor:
+    """The sum over dimensions [..., D], of those that the agent has."""
+    return (terms if has is None else torch.where(has, terms, 0.0)).sum(-1)
 
 
 def _total(parts: list[Tensor]) -> Tensor:

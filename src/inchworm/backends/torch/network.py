@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from inchworm.backends.torch.memory import Memory, Past
 from inchworm.core.errors import RolloutError
-from inchworm.core.spaces import leaf
+from inchworm.core.padding import DIMENSIONS_KEY
+from inchworm.core.spaces import MASK_KEY, leaf
 from inchworm.core.types import Array, Tree
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec, channels_first
@@ -81,6 +82,15 @@ def encode_mask(layout: ActionLayout, mask: Tree, num_leading: int) -> Tensor:
     """A tree of action masks as one bool tensor [..., C]."""
     pieces = [part.reshape(*part.shape[:num_leading], -1) != 0 for part in layout.mask_leaves(mask)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+
+def encode_legal(spec: PolicySpec, observations: Tree, num_leading: int) -> Tensor | None:
+    """The action mask [..., C] of observations, with the dimensions that their agents have [..., C + D] where they tell; else None."""
+    mask = encode_mask(spec.actions, observations[MASK_KEY], num_leading) if spec.observations.has_mask else None
+    if not spec.has_dimensions:
+        return mask
+    has = observations[DIMENSIONS_KEY] != 0  # [..., D]
+    return torch.cat([has.new_ones((*has.shape[:-1], spec.actions.num_logits)) if mask is None else mask, has], dim=-1)
 
 
 def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tuple[Tensor, Tensor]:

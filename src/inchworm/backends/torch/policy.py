@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.numpy.policy import choose, encode_observations, flat_worlds, fresh_weights
-from inchworm.backends.numpy.policy import encode_mask as encode_mask_numpy
+from inchworm.backends.numpy.policy import encode_legal as encode_legal_numpy
 from inchworm.backends.torch.distributions import log_prob_and_entropy
 from inchworm.backends.torch.memory import Memory, Past
 from inchworm.backends.torch.network import (
     Network,
     SpecNetwork,
-    encode_mask,
+    encode_legal,
     flatten_actions,
     merge_leading,
     to_tensor,
@@ -102,7 +102,7 @@ class TorchPolicy(Predicts, nn.Module):
                 tensor, after = cast(SpecNetwork, self.network).step_outputs(seen, past)
                 outputs, state = tensor.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
             log_std = self._log_std().cpu().numpy()
-        mask = encode_mask_numpy(self.spec.actions, observations[MASK_KEY]) if self.spec.observations.has_mask else None
+        mask = encode_legal_numpy(self.spec, observations)
         return choose(self.spec, outputs, log_std, mask, state, rng, deterministic=deterministic)
 
     def value(
@@ -147,7 +147,7 @@ class TorchPolicy(Predicts, nn.Module):
         past = [] if memory is None else [self._past(memory, minibatch.policy_state, minibatch.episode_starts, leading)]
         outputs, normalized = self.network(flat, *past)
         outputs = outputs.reshape(*leading, layout.num_outputs)
-        mask = encode_mask(layout, minibatch.observations[MASK_KEY], 2) if self.spec.observations.has_mask else None
+        mask = encode_legal(self.spec, minibatch.observations, 2)
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         log_probs, entropy = log_prob_and_entropy(layout, outputs, self._log_std(), mask, choices, gaussians)
         values = self._reward_units(normalized).reshape(leading)

@@ -14,6 +14,7 @@ import gymnasium as gym
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, WorkerError
+from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import space_from_dict
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay
 from inchworm.env.local import LocalCopies, warn_of
@@ -81,10 +82,12 @@ class WorkerPool:
         described = [message.header for message in answers.values()]
         if any(spaces != described[0] for spaces in described):
             raise EnvError("the copies in different workers have different spaces: all copies of an environment must be alike")
-        observations, actions, keeps_states, width, turn_based, global_state = described[0]
+        observations, actions, keeps_states, width, turn_based, global_state, agents, agent_spaces = described[0]
         self.observation_space, self.action_space = space_from_dict(observations), space_from_dict(actions)
         self._keeps_states, self.lanes_per_copy, self.turn_based = bool(keeps_states), int(width), bool(turn_based)
         self.global_state_space = None if global_state is None else space_from_dict(global_state)
+        self.agents: tuple[str, ...] = tuple(agents)
+        self.agent_spaces: tuple[AgentSpaces, ...] = tuple(map(AgentSpaces.from_dict, agent_spaces))
         for worker in self._workers:
             worker.lanes_per_copy = self.lanes_per_copy
         self._rebuilder.spaces = described[0]

@@ -92,6 +92,8 @@ class Worker:
             block.lanes_per_copy,
             block.turn_based,
             None if block.global_state_space is None else space_to_dict(block.global_state_space),
+            list(block.agents),
+            [own.to_dict() for own in block.agent_spaces],
         ]
         return messages.pack(messages.HELLO, described)
 

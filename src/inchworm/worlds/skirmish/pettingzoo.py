@@ -14,7 +14,7 @@ from inchworm.core.types import Array
 from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.state import TIME, Layout, observation_space, state_space
-from inchworm.worlds.skirmish.world import TEAMS, SkirmishWorld
+from inchworm.worlds.skirmish.world import TEAMS, SkirmishWorld, agent_names
 
 try:
     from pettingzoo import ParallelEnv
@@ -53,7 +53,7 @@ class SkirmishParallelEnv(ParallelEnv):  # type: ignore[misc]
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise EnvError(f"render_mode={render_mode!r} is unknown; use rgb_array or replay")
         self.config, self.render_mode = config or SkirmishConfig(), render_mode
-        self.possible_agents = [f"{team}_{unit}" for team in TEAMS for unit in range(self.config.team_size)]
+        self.possible_agents = list(agent_names(self.config))
         self.agents: list[str] = []
         self._after_death = after_death
         self.world = SkirmishWorld(self.config, 1)

@@ -15,7 +15,7 @@ from inchworm.env.vector_env import Engine, LaneVectorEnv
 from inchworm.worlds.replay import make_replay
 from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.state import TIME, action_space, observation_space, state_space
-from inchworm.worlds.skirmish.world import SkirmishWorld
+from inchworm.worlds.skirmish.world import SkirmishWorld, agent_names
 
 
 class NextGames:
@@ -45,6 +45,7 @@ class SkirmishEngine(Engine):
         self.config, self.world = config, SkirmishWorld(config, num_envs)
         self._next_games = NextGames(config, num_envs)
         self.lanes_per_copy = 2 * config.team_size
+        self.agents = agent_names(config)
         self.observation_space, self.action_space = observation_space(config), action_space(config)
         shared = state_space(config) if global_state else None
         lanes = num_envs * self.lanes_per_copy

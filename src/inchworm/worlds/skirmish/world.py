@@ -94,6 +94,13 @@ class Rewards:
 
 
 TEAMS = ("blue", "red")
+
+
+def agent_names(config: SkirmishConfig) -> tuple[str, ...]:
+    """The names of an arena's units, in the order of its lanes: blue_0, blue_1, …, red_0, …"""
+    return tuple(f"{team}_{unit}" for team in TEAMS for unit in range(config.team_size))
+
+
 STEP_SECONDS = 0.2
 """How long a step takes in a replay."""
 
