@@ -30,7 +30,6 @@ from inchworm.backends.learner import HISTORY
 from inchworm.backends.registry import acting_policy
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, SpaceError
-from inchworm.env.source import make_vector_env
 from inchworm.evaluate.evaluator import evaluate_policy
 from inchworm.policy.composite import own_spaces
 from inchworm.policy.file import fingerprint
@@ -289,7 +288,7 @@ def test_a_part_that_is_given_may_be_made_for_its_role_or_for_all_lanes() -> Non
         for spaces_of in (own["adversary"], (env.observation_space, env.action_space)):
             adversary = NumpyPolicy(PolicySpec(*spaces_of, PolicyConfig()))
             several = PolicyMap(policies={"adversary": adversary, "good": "mlp"}, lane_map=lane_map)
-            with PPOTrainer(several, env, PPO, backend="numpy") as trainer:
+            with PPOTrainer(several, config.env, PPO, num_envs=2, backend="numpy") as trainer:
                 trainer.learn(trainer.collect_rollouts(4))
         stranger = NumpyPolicy(PolicySpec(spaces.Box(-1, 1, (7,)), env.action_space, PolicyConfig()))
         with pytest.raises(SpaceError, match=r"made for the observation space Box.*\(7,\).*has Box.*\(8,\)"):
