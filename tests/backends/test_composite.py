@@ -273,6 +273,9 @@ def test_roles_of_a_config_resume_with_the_same_bits_in_workers_and_with_memory(
     assert (adversary.spec.observation_space.shape, adversary.spec.config.kind) == ((8,), "gru")
     record = TrainingCheckpointer(tmp_path / "parts" / "checkpoints").load_policy()
     one = evaluate_policy(record.policy, config.env, 4)
+    parts = {name: load_policy(tmp_path / "parts" / f"policy-{name}.safetensors") for name in ("adversary", "good")}
+    files = CompositePolicy(parts, ["adversary", "good", "good"])
+    assert np.array_equal(one.returns, evaluate_policy(files, config.env, 4).returns)
     with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "parts") as trainer:
         trainer.load_checkpoint()
         assert np.array_equal(one.returns, evaluate_policy(trainer.collector.policy, config.env, 4).returns)
