@@ -272,6 +272,8 @@ def test_roles_of_a_config_resume_with_the_same_bits_in_workers_and_with_memory(
     adversary = load_policy(tmp_path / "parts" / "policy-adversary.safetensors")
     assert (adversary.spec.observation_space.shape, adversary.spec.config.kind) == ((8,), "gru")
     record = TrainingCheckpointer(tmp_path / "parts" / "checkpoints").load_policy()
+    assert isinstance(record.policy, CompositePolicy)
+    assert record.policy.to_dict(lambda _: None)["spaces"]["own"].keys() == {"adversary"}  # it acts alone, too
     one = evaluate_policy(record.policy, config.env, 4)
     parts = {name: load_policy(tmp_path / "parts" / f"policy-{name}.safetensors") for name in ("adversary", "good")}
     files = CompositePolicy(parts, ["adversary", "good", "good"])
