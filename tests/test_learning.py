@@ -245,7 +245,7 @@ WORLDS = {
     "simple_speaker_listener_v4": ({"speaker": {"agents": "speaker_*"}, "listener": {"agents": "listener_*"}}, 800, -77.2, -62.0),
     "simple_adversary_v3": ({"adversary": {"agents": "adversary_*"}, "good": {"agents": "agent_*"}}, 1_200, -14.8, -11.0),
 }
-"""Policies by role, steps of an iteration, the mean team return of random agents, and what must be reached; 64 episodes are ± 5 and ± 2."""
+"""Policies by role, steps of an iteration, mean team return of random agents, and what must be reached; 64 episodes are ± 5 and ± 2."""
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from inchworm.config.sections import EvalConfig as EvalConfig
 from inchworm.config.sections import OpponentConfig as OpponentConfig
 from inchworm.config.sections import PolicyConfig as PolicyConfig
 from inchworm.config.sections import PPOConfig as PPOConfig
+from inchworm.config.sections import RoleConfig as RoleConfig
 from inchworm.config.sections import RunConfig as RunConfig
 from inchworm.config.sections import TrainingConfig as TrainingConfig
 from inchworm.config.sections import WrapperConfig as WrapperConfig

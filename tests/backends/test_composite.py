@@ -272,7 +272,12 @@ def test_roles_of_a_config_resume_with_the_same_bits_in_workers_and_with_memory(
     adversary = load_policy(tmp_path / "parts" / "policy-adversary.safetensors")
     assert (adversary.spec.observation_space.shape, adversary.spec.config.kind) == ((8,), "gru")
     record = TrainingCheckpointer(tmp_path / "parts" / "checkpoints").load_policy()
+    assert isinstance(record.policy, CompositePolicy)
+    assert record.policy.to_dict(lambda _: None)["spaces"]["own"].keys() == {"adversary"}  # it acts alone, too
     one = evaluate_policy(record.policy, config.env, 4)
+    parts = {name: load_policy(tmp_path / "parts" / f"policy-{name}.safetensors") for name in ("adversary", "good")}
+    files = CompositePolicy(parts, ["adversary", "good", "good"])
+    assert np.array_equal(one.returns, evaluate_policy(files, config.env, 4).returns)
     with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "parts") as trainer:
         trainer.load_checkpoint()
         assert np.array_equal(one.returns, evaluate_policy(trainer.collector.policy, config.env, 4).returns)
@@ -288,7 +293,7 @@ def test_a_part_that_is_given_may_be_made_for_its_role_or_for_all_lanes() -> Non
         for spaces_of in (own["adversary"], (env.observation_space, env.action_space)):
             adversary = NumpyPolicy(PolicySpec(*spaces_of, PolicyConfig()))
             several = PolicyMap(policies={"adversary": adversary, "good": "mlp"}, lane_map=lane_map)
-            with PPOTrainer(several, env, PPO, backend="numpy") as trainer:
+            with PPOTrainer(several, config.env, PPO, num_envs=2, backend="numpy") as trainer:
                 trainer.learn(trainer.collect_rollouts(4))
         stranger = NumpyPolicy(PolicySpec(spaces.Box(-1, 1, (7,)), env.action_space, PolicyConfig()))
         with pytest.raises(SpaceError, match=r"made for the observation space Box.*\(7,\).*has Box.*\(8,\)"):

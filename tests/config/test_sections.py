@@ -272,3 +272,34 @@ def test_any_data_makes_a_config_or_a_config_error(data: dict[str, Any]) -> None
                 raise
             return
     assert isinstance(config, TrainingConfig)
+
+
+def test_policies_by_name_take_what_differs_from_the_run() -> None:
+    config = TrainingConfig.from_dict(
+        {
+            "policy": {"hidden_sizes": [8]},
+            "policies": {"a": {"agents": "red_*", "policy": {"activation": "relu"}}, "b": {"agents": ["blue_0"]}},
+        }
+    )
+    assert config.policies["a"].agents == ("red_*",)
+    assert (config.role_policy("a").hidden_sizes, config.role_policy("a").activation) == ((8,), "relu")
+    assert config.role_policy("b") == config.policy
+    assert TrainingConfig.from_dict(config.to_dict()) == config
+    assert TrainingConfig().policies == {}
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        ({"a": {}}, "policies.a.agents is missing"),
+        ({"a": {"agents": 3}}, "policies.a.agents=3 must be a list"),
+        ({"a": {"agents": "x", "trains": True}}, "unknown config key policies.a.trains; did you mean policies.a.trainable"),
+        ({"a": {"agents": "x", "policy": {"kind": "lstm"}}}, "policies.a.policy.kind=lstm can be trained only with torch"),
+        ({"a": {"agents": "x", "policy": {"hidden_sizes": [0]}}}, "policies.a: policy.hidden_sizes"),
+        ({"a": {"agents": "x", "ppo": {"gamma": 2.0}}}, "policies.a: ppo.gamma=2.0 must be 1 or less"),
+        ({"a": {"agents": "x", "policy": {"central_critic": True}}}, "all policies share the global state"),
+    ],
+)
+def test_policies_that_cannot_be_are_refused_by_name(policies: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        TrainingConfig.from_dict({"policies": policies, "run": {"backend": "numpy"}})

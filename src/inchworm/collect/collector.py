@@ -16,6 +16,7 @@ from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name
 from inchworm.core.types import EnvStep, EpisodeRecord, ProfilePoint, Tree
 from inchworm.env.step_arrays import tree_leaves
+from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.buffer import RolloutBuffer
 from inchworm.rollout.rollout import Rollout
@@ -37,6 +38,8 @@ class RolloutCollector:
         self, vector_env: VectorEnv, policy: Actor, *, seed: int = 0, sequence_length: int = 1, follows: Actor | None = None
     ) -> None:
         self.vector_env, self._policy = complete_vector_env(vector_env), policy
+        if isinstance(policy, CompositePolicy) and self.vector_env.agent_spaces:
+            policy.fit(self.vector_env)
         self.env_steps = 0
         self.episodes = 0
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)

@@ -453,7 +453,8 @@ class TrainingConfig(ConfigBase):
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     run: RunConfig = field(default_factory=RunConfig)
     policies: dict[str, RoleConfig] = field(default_factory=dict)
-    """Several policies by name, each for the agents that it names; empty for one policy that plays all agents."""
+    """Several policies by name, such as {scouts: {agents: scout_*}}; empty for one policy that plays all agents. Also as flags:
+    --policies.scouts.agents, --policies.scouts.ppo.learning-rate."""
 
     def __post_init__(self) -> None:
         for name, role in self.policies.items():

@@ -20,6 +20,7 @@ from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
 from inchworm.evaluate.stats import UNDECIDED, EvalStats
+from inchworm.policy.composite import CompositePolicy
 from inchworm.rollout.turns import hold_memory
 
 Progress = Callable[[int], None]
@@ -57,6 +58,8 @@ def play_games(
     report a win or a success it is a draw and not a success. Copies without a game left are stepped too, because another batch size would
     change the last bits.
     """
+    if isinstance(policy, CompositePolicy) and env.agent_spaces:
+        policy.fit(env)
     width, copies, total = env.lanes_per_copy, env.num_envs, len(seeds)
     returns, lengths = np.zeros((total, width)), np.zeros(total, np.int64)  # [episodes, k], [episodes]
     infos: list[Mapping[str, float]] = [{} for _ in seeds]

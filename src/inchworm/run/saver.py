@@ -483,8 +483,8 @@ class Saver:
         if path is None and "config" in checkpoint.state:  # a checkpoint given by path may start a different run
             with untrusted(f"the checkpoint {checkpoint.path} has no valid config"):
                 saved = checkpoint.state["config"]
-                whole = {name: fields | dict(saved.get(name, {})) for name, fields in config.to_dict().items()}
-                recorded = TrainingConfig.from_dict(whole | {"policies": saved.get("policies", {})})
+                known = {name: fields | dict(saved.get(name, {})) for name, fields in config.to_dict().items()}  # older ones lack policies
+                recorded = TrainingConfig.from_dict(known)
                 if ":" in recorded.env.id:  # a factory may have been renamed
                     recorded = recorded.replace(env=recorded.env.replace(id=config.env.id))
             check_config(target.parent, recorded, keep_choices(recorded, config))
