@@ -145,15 +145,19 @@ FIELDS: dict[str, Field] = {
     "run.keep_checkpoints": _int(2, 2, 3),
     "run.keep_best": _FLAG,
     "run.log_interval": _int(1, 1, 2),
+    "run.init_from": Field("text", empty=True, usual=(None,)),
 }
-OTHERS = ("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies")
-"""Fields of nested data, which have separate cases."""
+OTHERS = (
+    *("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies"),
+    *("ppo.freeze", "run.init_weights"),
+)
+"""Fields of nested data or of lists of text, which have separate cases or tests."""
 
 WORDS = {"float": ("number",), "int": ("integer",), "bool": ("true or false",), "text": ("text",), "ints": ("list", "integer")}
 """Kind -> words of which one must be in the error for a value of another type."""
 WRONG_TYPES: dict[str, tuple[Any, ...]] = {
     "float": ("0.5", "abc", "", True, False, [0.5], {"a": 1}),
-    "int": ("3", 1.5, 2.0, True, [3], {"a": 1}),
+    "int": ("3", 1.5, True, [3], {"a": 1}),
     "bool": (0, 1, "true", "yes", 0.0, [True]),
     "text": (3, 1.5, True, ["a"], {"a": "b"}),
     "ints": (3, "64", [1.5], ["a"], [[4]], {"a": 1}, [True]),

@@ -63,7 +63,7 @@ def test_problems_make_the_exit_code_1(cli: Any) -> None:
     assert "problem" in result.out.splitlines()[-1]
     result = cli("check-env", "own:lanes", "--env.kwargs", "{autoreset: NextStep}")
     assert result.code == 1
-    assert "problem: a SyncVectorEnv with AutoresetMode.NEXT_STEP loses the end of episodes" in " ".join(result.out.split())
+    assert "problem: a SyncVectorEnv with AutoresetMode.NEXT_STEP resets one step late" in " ".join(result.out.split())
     result = cli("check-policy", "own:loose", "doubles.policies:world")
     assert result.code == 1
     assert "problem: gradient: forgotten.weight, forgotten.bias get no gradient" in " ".join(result.out.split())

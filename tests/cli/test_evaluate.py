@@ -103,7 +103,10 @@ def test_a_policy_file_is_evaluated_in_the_environment_of_its_run_or_in_the_one_
             "--best and --last choose a policy of a run, and elsewhere is one policy; omit them",
         ),
         (["elsewhere", "--env", "Acrobot-v1"], "was made for the observation space"),
-        (["elsewhere.safetensors"], "there is no run elsewhere.safetensors; nearest in runs: small; a policy file is also accepted"),
+        (
+            ["elsewhere.safetensors"],
+            "there is no run elsewhere.safetensors; none of the 1 in runs has a similar name; a policy file is also accepted",
+        ),
         (["empty", "--env", "CartPole-v1"], "empty holds no policy; expected a policy file, a run directory"),
     ],
 )

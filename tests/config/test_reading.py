@@ -65,9 +65,11 @@ def test_a_file_that_is_not_a_config_is_refused_in_one_line(tmp_path: Path, text
 
 def test_missing_files_and_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "nothing.yaml", tmp_path, tmp_path / "pipe"):
+    for path in (tmp_path / "nothing.yaml", tmp_path / "pipe"):
         with pytest.raises(ConfigError, match=f"cannot read the config {path}"):
             TrainingConfig.from_yaml(path)
+    with pytest.raises(ConfigError, match=f"the config {tmp_path} is a directory, and a YAML file is expected"):
+        TrainingConfig.from_yaml(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ OTHER_FLAGS = {
     "--ppo.vf-coef (twice theirs if their value loss has no factor 1/2)": ("--value-coef", "--value-loss-coef", "--vf-coeff"),
     "--ppo.ent-coef": ("--entropy-coeff", "--ent-coeff", "--entropy", "--entropy-bonus"),
     "--ppo.max-grad-norm": ("--grad-clip", "--clip-grad", "--grad-norm"),
-    "--ppo.target-kl": ("--kl-target", "--max-kl", "--desired-kl"),
+    "--ppo.target-kl": ("--kl-target", "--max-kl"),
     "--ppo.normalize-advantages": ("--norm-adv", "--normalize-advantage", "--adv-norm"),
     "--ppo.scale-rewards": ("--norm-reward", "--norm-rewards", "--normalize-reward", "--reward-norm", "--norm-rew"),
     "--policy.normalize-observations": ("--norm-obs", "--normalize", "--normalize-obs", "--obs-norm"),

@@ -197,7 +197,7 @@ def make_vector_env(
         return WorkerVectorEnv(make, config.num_envs, config.num_workers, global_state=global_state, **workers, **options)
     world = vectorised(config) if source.is_config else None
     if world is not None and world.make_vector is not None and (world.has_teams or not global_state):
-        return world.make_vector(config, global_state=global_state, **options)
+        return complete_vector_env(world.make_vector(config, global_state=global_state, **options))
     factory = partial(make_env, config) if source.is_config else given
     return InProcessVectorEnv(factory, config.num_envs, global_state=global_state, **options)
 
