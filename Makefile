@@ -93,6 +93,7 @@ teams: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/skirmish.py
 	$(BIN)/python benchmarks/combat.py
 	$(BIN)/python benchmarks/spread.py
+	$(BIN)/python benchmarks/connect_four.py
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import presets
+import value_scaling
 from curves import COMPARED, SHOWN, draw, figures, smoothed
 from machine import machine_facts
 from seeds import bootstrap_interval, holm, interquartile_mean, p_differs
@@ -203,7 +204,7 @@ def write_page(results: Results, docs: Path) -> None:
     ]
     if PRESET in results:
         lines += _preset_section(results[PRESET])
-    lines += presets.section()
+    lines += [*presets.section(), *value_scaling.section()]
     lines += ["## Learning curves", "", "Return of training episodes: mean over seeds, and the range from the worst to the best seed.", ""]
     for work, sides in results.items():
         total = max(run["steps"] for runs in sides.values() for run in runs)

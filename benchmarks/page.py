@@ -57,7 +57,7 @@ PAGES = (
             "teams learn. The scripts in `benchmarks/` keep their figures in `benchmarks/results/speed/`; `benchmarks/page.py` writes this",
             "page. What falls short is shown as it is.",
         ),
-        {"corridor": "corridor", "recurrent": "recurrent", "skirmish": "skirmish", "combat": "combat", "spread": "spread"},
+        {name: name for name in ("corridor", "recurrent", "skirmish", "combat", "spread", "connect_four")},
         ("forget_bias",),
     ),
 )

@@ -13,7 +13,7 @@ import dataclasses
 import time
 from typing import Any
 
-from variants import Case, compare
+from variants import Case, compare, kept_runs, paired_report
 from works import LEARNING, Work, scaled
 
 _MUJOCO = dataclasses.replace(LEARNING["halfcheetah"], total_timesteps=200_000)
@@ -77,6 +77,21 @@ CASES = [
         (PEER, "value_scaling:train_peer", {}),
     )
 ]
+
+
+def section() -> list[str]:
+    """The part of docs/results.md, from the runs that are kept."""
+    return [
+        "## Scales of rewards and values",
+        "",
+        "What helps a critic with rewards of any size: PopArt (`policy.normalize_values`), rewards divided by the running deviation of",
+        "the discounted return (`ppo.scale_rewards`), both or neither; the peer scales rewards likewise. Observations are normalised",
+        "everywhere.",
+        "",
+        *paired_report(CASES, kept_runs("value_scaling")),
+        "",
+    ]
+
 
 if __name__ == "__main__":
     compare("value_scaling", __doc__, CASES, seeds=10)

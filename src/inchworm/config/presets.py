@@ -44,7 +44,8 @@ _CARTPOLE = PPOConfig(
 )
 
 
-_NORMALIZED = PolicyConfig(normalize_observations=True, normalize_values=True)
+_NORMALIZED = PolicyConfig(normalize_observations=True)
+"""Used with `scale_rewards` instead of `normalize_values`: see docs/decisions/0021."""
 
 
 def _tuned(
@@ -70,9 +71,16 @@ def _tuned(
 
 def _mujoco(env_id: str, score: str) -> Preset:
     return _tuned(
-        env_id, score, num_envs=1, policy=_NORMALIZED, learning_rate=3e-4, learning_rate_schedule="linear", gamma=0.99, gae_lambda=0.95,
-        ent_coef=0.0, update_epochs=10, rollout_steps=2048, episodes=(10, 20),
+        env_id, score, num_envs=1, policy=_NORMALIZED, scale_rewards=True, learning_rate=3e-4, learning_rate_schedule="linear", gamma=0.99,
+        gae_lambda=0.95, ent_coef=0.0, update_epochs=10, rollout_steps=2048, episodes=(10, 20),
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=25),
+    )  # fmt: skip
+
+
+def _lunar_lander(env_id: str, score: str) -> Preset:
+    return _tuned(
+        env_id, score, num_envs=16, learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, update_epochs=4, rollout_steps=1024,
+        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
     )  # fmt: skip
 
 
@@ -87,12 +95,12 @@ _ALL = (
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
     _tuned(
-        "Acrobot-v1", "-84.9 ± 2.9 after 102,400 steps, seeds 0 to 4", num_envs=16,
+        "Acrobot-v1", "", num_envs=16, policy=_NORMALIZED, scale_rewards=True,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, update_epochs=4, rollout_steps=256,
-        run=RunConfig(total_timesteps=100_000, checkpoint_interval=10),
+        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=50),
     ),
     _tuned(
-        "MountainCar-v0", "-110.0 after 1,000,192 steps, seed 0", num_envs=16, policy=_NORMALIZED,
+        "MountainCar-v0", "", num_envs=16, policy=_NORMALIZED, scale_rewards=True,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
     ),
@@ -101,14 +109,18 @@ _ALL = (
         learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, ent_coef=0.0, update_epochs=10, rollout_steps=1024,
         run=RunConfig(total_timesteps=100_000, checkpoint_interval=5),
     ),
+    _lunar_lander("LunarLander-v3", ""),
+    _lunar_lander("LunarLanderContinuous-v3", ""),
     _tuned(
-        "LunarLander-v3", "247.6 after 1,015,808 steps, seed 0", num_envs=16,
-        learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, update_epochs=4, rollout_steps=1024,
-        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
+        "HalfCheetah-v5", "", num_envs=1, episodes=(10, 20),
+        policy=PolicyConfig(
+            hidden_sizes=(256, 256), activation="relu", orthogonal_init=False, log_std_init=-2.0, normalize_observations=True,
+        ),
+        scale_rewards=True, learning_rate=2.06e-5, gamma=0.98, gae_lambda=0.92, clip_coef=0.1, ent_coef=0.0004, max_grad_norm=0.8,
+        update_epochs=20, rollout_steps=512, run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=100),
     ),
-    _mujoco("HalfCheetah-v5", "1863 after 1,001,472 steps, seed 0"),
-    _mujoco("Hopper-v5", "3247 after 1,001,472 steps, seed 0"),
-    _mujoco("Walker2d-v5", "2936 after 1,001,472 steps, seed 0"),
+    _mujoco("Hopper-v5", ""),
+    _mujoco("Walker2d-v5", ""),
 )  # fmt: skip
 
 PRESETS: dict[str, Preset] = {preset.config.env.id: preset for preset in _ALL}
