@@ -159,13 +159,8 @@ class TeamCopy:
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and write its first observations."""
-        self.seed, self.steps = seed, 0
-        observations, infos = self._reset_env(seed, options)
-        self._alive = self._alive_now()
-        if not self._alive:
-            raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
+        observations, infos = self._begin_episode(seed, options)
         self._just_left: list[int] = []  # places whose agents' last observations are shown
-        self._last_infos: dict[int, Mapping[str, float]] = {}  # of agents that have left
         self._valid[:] = self._joined[:] = False
         for place in range(self.num_lanes):
             if place not in self._alive or self.spaces.padded:
@@ -174,6 +169,16 @@ class TeamCopy:
                 self._show(place, observations, infos, self._rows.observations, mask="required")
                 self._valid[place] = True
         self._write_state(self._rows.global_state)
+
+    def _begin_episode(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
+        """Reset the environment and everything that is kept of an episode; returns what the reset did."""
+        self.seed, self.steps = seed, 0
+        result = self._reset_env(seed, options)
+        self._alive = self._alive_now()
+        if not self._alive:
+            raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
+        self._last_infos: dict[int, Mapping[str, float]] = {}  # of agents that have left
+        return result
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
         result = call_reset(self.env, seed, options, self.where)

@@ -35,12 +35,7 @@ class TurnCopy(TeamCopy):
 
     def reset(self, seed: int, options: Any) -> None:
         """Begin an episode and show the first agent what it acts on."""
-        self.seed, self.steps = seed, 0
-        observations, infos = self._reset_env(seed, options)
-        self._alive = self._alive_now()
-        if not self._alive:
-            raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
-        self._last_infos = {}
+        observations, infos = self._begin_episode(seed, options)
         self._returns = [0.0] * self.num_lanes  # of this episode
         self._waits_for_first = set(range(self.num_lanes))  # agents that have not had a turn
         for place in range(self.num_lanes):
