@@ -2,10 +2,7 @@
 
 import dataclasses
 import math
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import inchworm
 from inchworm.config.reading import ConfigBase, LegacyNameWarning, field_docs
 from inchworm.config.sections import (
     CollectConfig,
@@ -60,16 +56,6 @@ assert OpponentConfig(anchors=["random"]).anchors == ("random",)
 
 def test_a_list_is_accepted_where_a_tuple_is() -> None:
     exec(LISTS)
-
-
-@pytest.mark.slow
-def test_type_checkers_accept_a_list_too(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    (tmp_path / "program.py").write_text(LISTS)
-    source = Path(inchworm.__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", "--cache-dir=cache", "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(source)}, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def full() -> TrainingConfig:

@@ -104,7 +104,7 @@ SCRIPT = """
 import numpy as np
 import inchworm
 from examples.custom_network import OwnPolicy, ResidualNetwork
-from inchworm import LoadedPolicy, NumpyPolicy, PPOTrainer, TorchPolicy, evaluate_policy
+from inchworm import LoadedPolicy, NumpyPolicy, OpponentConfig, PolicyConfig, PPOTrainer, TorchPolicy, evaluate_policy
 
 policy = inchworm.load_policy("runs/first")
 action, memory = policy.predict(np.zeros(4, np.float32)), policy.predict_with_memory(np.zeros(4, np.float32))[1]
@@ -112,6 +112,7 @@ score: float = evaluate_policy(policy, "CartPole-v1").mean_return
 own: OwnPolicy = inchworm.load_policy("x", policy=OwnPolicy(4, 2))
 made: OwnPolicy = inchworm.load_policy("x", policy=lambda: OwnPolicy(4, 2))
 network: LoadedPolicy = inchworm.load_policy("x", network=ResidualNetwork)
+lists = PolicyConfig(hidden_sizes=[32, 32], cnn_filters=[[8, 4, 2]]), OpponentConfig(anchors=["random"])  # where the field is a tuple
 
 
 def built_in(one: NumpyPolicy, other: TorchPolicy) -> list[LoadedPolicy]:
@@ -123,7 +124,7 @@ inchworm.load_policy("x").no_such_method()
 
 
 @pytest.mark.slow
-def test_loading_and_predicting_type_check(tmp_path):
+def test_a_users_program_type_checks(tmp_path):
     root, script = Path(__file__).parents[2], tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(script)]
