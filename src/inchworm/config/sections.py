@@ -170,7 +170,8 @@ class PolicyConfig(ConfigBase):
     """The network and its normalisers."""
 
     kind: Literal["mlp", "cnn", "lstm", "gru"] = "mlp"
-    """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images."""
+    """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images
+    that are large enough for them."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Activation = "tanh"
