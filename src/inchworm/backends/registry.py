@@ -9,7 +9,8 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -196,9 +197,21 @@ def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str 
 
     learners: dict[str, Any] = {}
     for name in policy.trainable:
-        own = config.replace(ppo=config.ppo.replace(**policy.ppo.get(name, {})))
+        own = config.replace(ppo=config.ppo.replace(**{"freeze": _freeze_of(name, config.ppo.freeze, policy), **policy.ppo.get(name, {})}))
         learners[name] = make_learner(policy.learned[name], own, dump_directory=dump_directory)
     return CompositeLearner(policy, learners)
+
+
+def _freeze_of(name: str, patterns: Sequence[str], policy: CompositePolicy) -> tuple[str, ...]:
+    """The patterns of `ppo.freeze` for one of several policies: those for all, and its own, `name/weight`."""
+    own = []
+    for pattern in patterns:
+        part, slash, weights = pattern.partition("/")
+        if slash and not any(fnmatchcase(known, part) for known in policy.policies):
+            raise ConfigError(f"ppo.freeze: no policy matches {pattern!r:.80}; the policies are {', '.join(policy.policies)}")
+        if not slash or fnmatchcase(name, part):
+            own.append(weights if slash else pattern)
+    return tuple(own)
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
@@ -216,11 +229,17 @@ def compute_gae(
     """Generalised advantage estimates [T, B] (Schulman et al. 2016, equations 11 to 16), of arrays or of one framework's tensors.
 
     A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
-    keeps its next value: V of the true successor, which `next_values` holds.
+    keeps its next value: V of the true successor, which `next_values` holds. Flags may be bool or 0 and 1.
     """
-    framework = type(rewards).__module__.partition(".")[0]  # of a tensor, which is called as its backend
-    backend = get_backend(framework if framework in BACKENDS else "numpy")
-    return backend.compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    given = [rewards, values, next_values, terminated, truncated]
+    kinds = {type(one).__module__.partition(".")[0] for one in given}  # of a tensor, which is called as its backend
+    framework = next((kind for kind in kinds if kind in BACKENDS and kind != "numpy"), "numpy")
+    if framework == "numpy":
+        given = [np.asarray(one) for one in given]
+    elif len(kinds) > 1:
+        raise ConfigError(f"compute_gae is given {' and '.join(sorted(kinds))} arrays; give all five arguments as {framework} tensors")
+    rewards, values, next_values, ended, cut = given
+    return get_backend(framework).compute_gae(rewards, values, next_values, ended != 0, cut != 0, gamma, gae_lambda)
 
 
 @contextlib.contextmanager
