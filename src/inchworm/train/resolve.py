@@ -193,8 +193,10 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
         return "torch", "it derives the gradients of custom losses"
     if "muon" in (ppo.optimizer, *(own.get("optimizer") for own in overrides)):
         return "torch", "it alone has ppo.optimizer=muon"
-    if ppo.compile == "on" or run.device not in ("auto", "cpu"):
-        return "torch", f"ppo.compile={ppo.compile} and run.device={run.device} are settings of torch"
+    if ppo.compile == "on":
+        return "torch", "it alone has ppo.compile=on"
+    if run.device not in ("auto", "cpu"):
+        return "torch", f"it alone has run.device={run.device}"
     if widest >= WIDE:
         return "torch", f"layers of {widest} are as fast there, and faster with more threads or a GPU"
     return "numpy", "it is the fastest for small networks"
@@ -325,7 +327,8 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tup
     if isinstance(policy, Actor):
         return cast(Policy, policy)
     raise ConfigError(
-        f"{policy!r} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); or use mlp, cnn, lstm or gru"
+        f"a {type(policy).__name__} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); "
+        "or use mlp, cnn, lstm or gru"
     )
 
 

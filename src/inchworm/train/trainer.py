@@ -447,9 +447,10 @@ class PPOTrainer:
             stack.callback(self.saver.wait)
 
     def __repr__(self) -> str:
-        policy = getattr(getattr(self.policy, "spec", None), "config", None)
+        own_network = getattr(self.policy, "own_network", None)  # of the user's, inside a TorchPolicy
+        policy = getattr(getattr(self.policy, "spec", None), "config", None) if own_network is None else None
         parts = [
-            policy.kind if policy is not None else type(self.policy).__name__,
+            policy.kind if policy is not None else type(own_network or self.policy).__name__,
             f"{self.config.env.id} x {self.config.env.num_envs}",
             f"backend {self.config.run.backend}",
             f"{self.collector.env_steps:,} env steps",

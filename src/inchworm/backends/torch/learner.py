@@ -198,6 +198,12 @@ class PPOOptimizer(BaseLearner):
         if candidates and not parameters:
             raise ConfigError(ALL_FROZEN)
         self._frozen = [parameter for name, parameter in candidates.items() if name in self.frozen]
+        held = set() if optimizer is None else {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if optimizer is not None and parameters and held.isdisjoint(map(id, parameters.values())):
+            raise ConfigError(
+                f"the optimizer {type(optimizer).__name__} holds none of the policy's parameters, so nothing would be learned; make it "
+                "with policy.parameters()"
+            )
         self._updater = make_optimizer(parameters, self.config) if optimizer is None else TorchOptimizer([optimizer], parameters)
         self.optimizer = self._updater if optimizer is None else optimizer
         if optimizer is not None:
