@@ -33,6 +33,8 @@ from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, c
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
 
 CONFIG = "config.yaml"
+BUNDLE = "bundle.yaml"
+"""In a directory with the runs of several seeds: see `run/bundle.py`."""
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
@@ -215,7 +217,7 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
     directory, name = Path(config.run.directory), config.run.name
     try:
         make_directory(directory)
-        path = directory / name if name is not None else _make_unique(directory, config.env.id)
+        path = directory / name if name is not None else make_unique(directory, config.env.id)
         path.mkdir(exist_ok=True)
         sync_directory(directory)
     except OSError as error:
@@ -231,6 +233,8 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
             run.check_versions()
         else:
             others = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, VERSIONS))
+            if BUNDLE in others:
+                raise ConfigError(f"{path} holds the runs of several seeds; add --seeds N to continue them, or use another run.name")
             if others:
                 raise ConfigError(f"{path} is not a run (it has no {CONFIG}) but holds {', '.join(others[:3])}; use another run.name")
             write_versions(path)
@@ -241,7 +245,7 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
     return run
 
 
-def _make_unique(directory: Path, env_id: str) -> Path:
+def make_unique(directory: Path, env_id: str) -> Path:
     """Make a new directory such as `CartPole-v1-20261115-214455-a1b2`: names sort by environment, then by time."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env_id).strip("-.")[-60:] or "run"
     while True:
@@ -275,13 +279,18 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
     `allow` is what the error message suggests to type.
     """
     config = TrainingConfig.from_yaml(path)
+    refuse_code(config, path, env, allow)
+    return config
+
+
+def refuse_code(config: TrainingConfig, path: str | Path, env: str | None, allow: str = "--env {id}") -> None:
+    """Refuse a config from a file that names code to import, unless that is also given as `env`."""
     names_code = ":" in config.env.id and not config.env.id.startswith("envpool:")  # that prefix names a known package
     if names_code and env != config.env.id:
         raise ConfigError(
             f"{path} names code to import ({config.env.id}); for safety, config files cannot import code; "
             f"if you trust it, add {allow.format(id=shlex.quote(config.env.id))}"
         )
-    return config
 
 
 def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> None:
