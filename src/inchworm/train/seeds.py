@@ -184,11 +184,12 @@ def train_seeds(
         raise ConfigError(f"every seed needs environments of its own, and a {type(env).__name__} cannot be copied; pass an id or a factory")
     for callback in callbacks:
         as_callback(callback)  # refuses what is none, before anything is made
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs={jobs} must be 1 or more")
     if run_dir is not None:
         asked = asked.replace(run=asked.run.replace(name=Path(run_dir).name, directory=str(Path(run_dir).parent)))
     with create_bundle(asked, choose_seeds(asked, seeds), overwrite=overwrite) as bundle:
-        jobs = check_jobs(jobs) or default_jobs(asked, len(bundle.seeds))
-        trainer = ProcessTrainer(policy, env, jobs, tuple(callbacks), tuple(custom_loss_fns))
+        trainer = ProcessTrainer(policy, env, jobs or default_jobs(asked, len(bundle.seeds)), tuple(callbacks), tuple(custom_loss_fns))
         try:
             summary = train_bundle(bundle, trainer, make_view(bundle) if progress else None)
         except USAGE_ERRORS:
@@ -206,13 +207,6 @@ def choose_seeds(config: TrainingConfig, seeds: int | Sequence[int]) -> tuple[in
             raise ConfigError(f"seeds={seeds} must be 1 or more")
         return tuple(range(config.run.seed, config.run.seed + seeds))
     return tuple(map(int, seeds))
-
-
-def check_jobs(jobs: int | None) -> int | None:
-    """Refuse a number of processes below 1."""
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs={jobs} must be 1 or more")
-    return jobs
 
 
 def make_view(bundle: Bundle, terminal: Any = None) -> SeedsView:
