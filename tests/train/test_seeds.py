@@ -252,9 +252,6 @@ def test_a_seed_without_its_final_evaluation_is_not_finished(tmp_path: Path) -> 
         summary = train_bundle(bundle, train_here)
         assert (summary.score_of, summary.seeds[0].status) == ("training", "done")
         bundle.update(config.replace(evaluation=EVALUATED))
-        run = bundle.find_run(0)
-        assert run is not None
-        run.save_config(bundle.run_config(0))
         seeds: list[int] = []
         train_bundle(bundle, lambda bundle, left: (seeds.append(seed) or SeedEvent(seed, "failed", text="no") for seed in left))
         assert seeds == [0]

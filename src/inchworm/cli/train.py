@@ -157,9 +157,8 @@ def train_seeds_of(bundle: Bundle, terminal: Terminal, jobs: int | None) -> int:
     for row in rows:
         table.add_row(*row)
     terminal.print(table)
-    terminal.print(
-        f"{summary.score_text()}\nrun:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)", markup=False
-    )
+    terminal.print(f"score: {summary.score_text()}", markup=False)
+    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)", markup=False)
     errors = make_terminal(stderr=True)
     for score in summary.seeds:
         for failure in score.failures:
@@ -192,7 +191,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
     from inchworm.run.checkpoint import TrainingCheckpointer
-    from inchworm.train.convergence import describe_convergence, has_converged
+    from inchworm.train.convergence import describe_convergence, has_stopped
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
     from inchworm.train.resolve import resolve_choices
@@ -212,10 +211,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         state = trainer.state
         if has_checkpoint:
             trainer.load_checkpoint()
-            done = is_done(state, config.run) or has_converged(state, config.convergence)
+            done = is_done(state, config.run) or has_stopped(state, config.convergence)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
-                if has_converged(state, config.convergence):
+                if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
                 return OK
@@ -268,7 +267,7 @@ def _longer(run: Run, state: TrainingState) -> str:
 
     names = {"total_timesteps": "--total-timesteps", "max_iterations": "--run.max-iterations", "max_episodes": "--run.max-episodes"}
     flags = [f"{names[limit]} {2 * done}" for limit, done in reached_limits(state, run.config.run).items()]
-    if "converged" in state.convergence:
+    if run.config.convergence.stop and "converged" in state.convergence:
         flags.append("--convergence.target null")
     flags = flags or [f"--total-timesteps {2 * run.config.run.total_timesteps}"]
     return f"inchworm resume {run.typed} {' '.join(flags)}"

@@ -47,7 +47,7 @@ FREE_FIELDS = frozenset({
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
-    "convergence.window", "convergence.patience", "convergence.returns",
+    "convergence.window", "convergence.patience", "convergence.returns", "convergence.stop",
 })  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""

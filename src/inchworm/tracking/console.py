@@ -165,6 +165,7 @@ class NotebookScreen:
 _EVALUATION, _WON, _CAPPED = "evaluation/mean_return", "evaluation/win_rate", "evaluation/capped_episodes"
 _DIFFERENCE = "evaluation/difference"
 _TEAM = "episode/team_return"
+_CONVERGED, _CHECKS = "convergence/converged", "convergence/checks"
 _SHOWN = {  # metric -> label
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -365,6 +366,10 @@ class ConsoleTracker:
             )
         if self.best_evaluation is not None:
             scores[f"best{team}"] = f"{self.best_evaluation:.1f}"
+        if metrics.get(_CONVERGED):
+            scores["converged"] = "yes"
+        elif metrics.get(_CHECKS):
+            scores["checks at the target"] = f"{metrics[_CHECKS]:.0f}"
         return scores
 
     def _interval_of(self, name: str, form: str = ".2f") -> str:

@@ -26,7 +26,7 @@ from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
 from inchworm.run.directory import Run
 from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train.callbacks import as_callback
-from inchworm.train.convergence import has_converged
+from inchworm.train.convergence import has_stopped
 from inchworm.train.loop import TrainingState, reached_limits
 from inchworm.train.resolve import resolve_config
 from inchworm.train.seed_processes import ProcessTrainer, default_jobs
@@ -270,12 +270,12 @@ def score_seed(bundle: Bundle, seed: int, known: Mapping[str, Any] | None, event
     if event is not None and event.kind == "failed":
         return SeedScore(seed, "failed", **counters, error=event.text)
     if event is None:
-        reason = None if run is None else finished_by(run, known)
+        reason = None if run is None else finished_by(run, bundle.run_config(seed), known)
     else:
         reason = event.text
     if run is None or reason is None:
         return SeedScore(seed, "unfinished", **counters)
-    evaluated = bool(run.config.evaluation.final_episodes or run.config.evaluation.interval)
+    evaluated = bool(bundle.config.evaluation.final_episodes or bundle.config.evaluation.interval)
     name = "evaluation/mean_return" if evaluated else "mean_return"
     scored: Mapping[str, Any] = next((row for row in reversed(rows) if name in row), {})
     return SeedScore(
@@ -290,22 +290,22 @@ def score_seed(bundle: Bundle, seed: int, known: Mapping[str, Any] | None, event
     )
 
 
-def finished_by(run: Run, known: Mapping[str, Any] | None) -> str | None:
-    """Why a run has nothing left to do, as `History.stop_reason`; None if it is to be continued.
+def finished_by(run: Run, config: TrainingConfig, known: Mapping[str, Any] | None) -> str | None:
+    """Why a run has nothing left to do by `config`, as `History.stop_reason`; None if it is to be continued.
 
     A checkpoint does not tell that a callback ended the run: the last summary does, if nothing has been trained since.
     """
     if TrainingCheckpointer(run.checkpoints).latest() is None:
         return None
     checkpoint = _newest_checkpoint(run)
-    state, config = TrainingState(), run.config
+    state = TrainingState()
     state.load_state_dict(checkpoint.state["state"])
     state.env_steps, state.episodes = (int(checkpoint.state["collector"][name]) for name in ("env_steps", "episodes"))
     if config.evaluation.final_episodes and not checkpoint.manifest.get("scored", True):
         return None
     if limits := reached_limits(state, config.run):
         return next(iter(limits))
-    if has_converged(state, config.convergence):
+    if has_stopped(state, config.convergence):
         return "converged"
     ended = known is not None and known.get("status") == "done" and known.get("iteration") == state.iteration
     return "callback" if ended and known is not None and known.get("stop_reason") == "callback" else None
