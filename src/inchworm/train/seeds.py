@@ -33,7 +33,7 @@ from inchworm.train.seed_processes import ProcessTrainer, default_jobs
 from inchworm.train.trainer import EnvLike
 
 if TYPE_CHECKING:
-    from inchworm.tracking.seeds import SeedsView
+    from inchworm.tracking.seeds_view import SeedsView
 
 SeedTrainer: TypeAlias = Callable[[Bundle, Sequence[int]], Generator[SeedEvent, None, None]]
 """What trains the runs of a bundle: called with the bundle and the seeds that are not finished, it yields what they report.
@@ -211,7 +211,7 @@ def choose_seeds(config: TrainingConfig, seeds: int | Sequence[int]) -> tuple[in
 
 def make_view(bundle: Bundle, terminal: Any = None) -> SeedsView:
     """Create the display of a bundle's progress."""
-    from inchworm.tracking.seeds import SeedsView  # imports rich
+    from inchworm.tracking.seeds_view import SeedsView  # imports rich
 
     return SeedsView(bundle.seeds, bundle.config.run.total_timesteps, title=bundle.config.env.id, terminal=terminal)
 

@@ -4,7 +4,7 @@ import io
 
 from inchworm.core.types import SeedEvent
 from inchworm.tracking.console import Terminal, make_terminal
-from inchworm.tracking.seeds import SeedsView
+from inchworm.tracking.seeds_view import SeedsView
 
 
 def shown(view: SeedsView) -> str:
