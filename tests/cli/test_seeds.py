@@ -59,6 +59,17 @@ def test_resume_continues_all_seeds_with_a_new_target_and_the_same_command_adds_
     assert "1 of 2 seeds are done already" in cli("resume", "runs/many").out
 
 
+def test_a_factory_must_be_typed_again(cli: Any, refused: Any, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_seeds.py").write_text("import gymnasium\n\n\ndef make_env():\n    return gymnasium.make('CartPole-v1')\n")
+    result = cli("train", "my_seeds:make_env", *small, "--run.name=mine", "--seeds=1", "--evaluation.final-episodes=0", "--quiet")
+    assert (result.code, result.err) == (0, "")
+    refused("add --env my_seeds:make_env", "resume", "mine")
+    result = cli("resume", "mine", "--env=my_seeds:make_env", "--total-timesteps=320")
+    assert (result.code, result.err) == (0, "")
+    assert "inchworm resume mine --env my_seeds:make_env --total-timesteps 640" in result.out
+
+
 @pytest.mark.usefixtures("_here")
 def test_wrong_use_of_seeds_is_one_line(refused: Any, cli: Any, small: list[str], run: Path) -> None:
     refused("--jobs is the number of seeds that are trained at a time; add --seeds N", "train", "CartPole-v1", "--jobs=2")
@@ -70,6 +81,7 @@ def test_wrong_use_of_seeds_is_one_line(refused: Any, cli: Any, small: list[str]
     refused("--profile is for a single run, and many has several seeds", "resume", "many", "--profile")
     refused("ppo.gamma: 0.98 → 0.5", "resume", "many", "--ppo.gamma=0.5")
     refused("run.seed: 0 → 3", "resume", "many", "--seed=3")
+    refused("runs/many holds the runs of several seeds; name one of them, such as many/seed-0", "evaluate", "many")
     refused("add --seeds N to continue them", "train", "CartPole-v1", *small, "--run.name=many")
     refused("larger than the rollout", "train", "CartPole-v1", "--seeds=2", "--run.name=wrong", "--ppo.minibatch-size=100000")
     assert not Path("runs/wrong").exists()

@@ -27,6 +27,7 @@ from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 if TYPE_CHECKING:
     from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
+    from inchworm.train.seeds import SeedPlan
 
 PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
 
@@ -111,14 +112,16 @@ def run_resume(arguments: Sequence[str]) -> int:
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:
     """Train several seeds, new ones or those of the bundle that --run.name names."""
-    from inchworm.train.seeds import choose_seeds
+    from inchworm.train.seeds import choose_seeds, plan_seeds
 
     assert options.seeds is not None
     if options.profile:
         raise UsageError("--profile is for a single run; leave out --seeds")
-    with create_bundle(config, choose_seeds(config, options.seeds), overwrite=options.overwrite) as bundle:
+    seeds = choose_seeds(config, options.seeds)
+    plan = plan_seeds(config.policy, config.env, config, len(seeds), jobs=options.jobs)
+    with create_bundle(config, seeds, together=plan.together, overwrite=options.overwrite) as bundle:
         try:
-            return train_seeds_of(bundle, make_terminal(quiet=options.quiet), options.jobs)
+            return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
         except USAGE_ERRORS:  # wrong use leaves nothing behind
             bundle.discard()
             raise
@@ -128,27 +131,28 @@ def resume_several(changes: Changes, options: ResumeOptions) -> int:
     """Continue the unfinished seeds of a bundle."""
     if options.profile:
         raise UsageError(f"--profile is for a single run, and {options.run_name} has several seeds; leave it out")
+    from inchworm.train.seeds import plan_seeds
+
     with open_bundle(options.run_name, env=options.env) as bundle:
         config = apply_changes(bundle.config, changes)
         bundle.lock()
         bundle.update(config)
-        return train_seeds_of(bundle, make_terminal(quiet=options.quiet), options.jobs)
+        plan = plan_seeds(config.policy, config.env, config, len(bundle.seeds), jobs=options.jobs)
+        return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
 
 
-def train_seeds_of(bundle: Bundle, terminal: Terminal, jobs: int | None) -> int:
+def train_seeds_of(bundle: Bundle, terminal: Terminal, plan: SeedPlan) -> int:
     """Train the seeds of a bundle that are not finished, and print the summary. The bundle must be locked."""
+    from inchworm.train.seeds import make_view, train_bundle
+
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
     seeds = f"{count} seeds ({first} to {last})" if last - first == count - 1 else f"the seeds {', '.join(map(str, bundle.seeds))}"
     terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}", markup=False)
-    from inchworm.train.seed_processes import ProcessTrainer, default_jobs
-    from inchworm.train.seeds import make_view, train_bundle
-
-    jobs = jobs or default_jobs(config, count)
-    terminal.print(f"{jobs} {'process' if jobs == 1 else 'processes'} at a time", markup=False)
+    terminal.print(plan.text, markup=False)
     try:
         raise_if_received()
-        summary = train_bundle(bundle, ProcessTrainer(config.policy, config.env, jobs), make_view(bundle, terminal))
+        summary = train_bundle(bundle, plan.trainer, make_view(bundle, terminal))
     except KeyboardInterrupt:
         terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}", markup=False)
         raise

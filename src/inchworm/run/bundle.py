@@ -22,7 +22,7 @@ from typing import Annotated, Any, Self
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import NonNegative, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.tensor_file import make_directory, remove_temporaries, sync_directory, write_atomically
+from inchworm.core.tensor_file import remove_temporaries, write_atomically
 from inchworm.run.directory import (
     BUNDLE,
     CONFIG,
@@ -30,7 +30,7 @@ from inchworm.run.directory import (
     Run,
     check_config,
     keep_choices,
-    make_unique,
+    make_run_directory,
     refuse_code,
     take_lock,
 )
@@ -167,14 +167,7 @@ def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, together: boo
     """
     if not seeds:
         raise ConfigError("a bundle needs 1 seed or more")
-    directory, name = Path(config.run.directory), config.run.name
-    try:
-        make_directory(directory)
-        path = directory / name if name is not None else make_unique(directory, config.env.id)
-        path.mkdir(exist_ok=True)
-        sync_directory(directory)
-    except OSError as error:
-        raise ConfigError(f"cannot make a bundle in run.directory={config.run.directory}: {error}") from error
+    path = make_run_directory(config)
     content = BundleConfig(seeds=tuple(sorted(set(seeds))), together=together, config=config)
     if (path / BUNDLE).exists() and not overwrite:
         bundle = open_bundle(path, env=config.env.id)

@@ -214,14 +214,7 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
 
     With `overwrite` an existing run is deleted first.
     """
-    directory, name = Path(config.run.directory), config.run.name
-    try:
-        make_directory(directory)
-        path = directory / name if name is not None else make_unique(directory, config.env.id)
-        path.mkdir(exist_ok=True)
-        sync_directory(directory)
-    except OSError as error:
-        raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
+    path = make_run_directory(config)
     run = Run(path, config, continued=(path / CONFIG).exists())
     run.lock()
     try:
@@ -245,7 +238,20 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
     return run
 
 
-def make_unique(directory: Path, env_id: str) -> Path:
+def make_run_directory(config: TrainingConfig) -> Path:
+    """Make the directory that a config names, unless it exists, or a new one if it names none."""
+    directory, name = Path(config.run.directory), config.run.name
+    try:
+        make_directory(directory)
+        path = directory / name if name is not None else _make_unique(directory, config.env.id)
+        path.mkdir(exist_ok=True)
+        sync_directory(directory)
+    except OSError as error:
+        raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
+    return path
+
+
+def _make_unique(directory: Path, env_id: str) -> Path:
     """Make a new directory such as `CartPole-v1-20261115-214455-a1b2`: names sort by environment, then by time."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env_id).strip("-.")[-60:] or "run"
     while True:
@@ -265,6 +271,8 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
     for path in (Path(path_or_name), Path(directory) / path_or_name):
         if (path / CONFIG).is_file():
             return Run(path, load_config(path / CONFIG, env=env), continued=True)
+        if (path / BUNDLE).is_file():
+            raise ConfigError(f"{path} holds the runs of several seeds; name one of them, such as {shlex.quote(f'{path_or_name}/seed-0')}")
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
     if not names:
         raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one{hint}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,32 @@ Each run is written as `bundle.run_config(seed)` describes a single run, and con
 closed early, every run is saved. `ProcessTrainer` uses processes; one that trains all seeds in one program gets a bundle with `together`,
 and `seeds` are then all of its seeds unless every one is finished.
 """
+
+
+class SeedPlan(NamedTuple):
+    """How the seeds of a bundle are trained."""
+
+    trainer: SeedTrainer
+    together: bool
+    """Whether one program trains them all at once, so that they can only be resumed together exactly."""
+    text: str
+    """The plan in a line."""
+
+
+def plan_seeds(
+    policy: Any,
+    env: Any,
+    config: TrainingConfig,
+    num_seeds: int,
+    *,
+    jobs: int | None = None,
+    callbacks: Sequence[Any] = (),
+    custom_losses: Sequence[Any] = (),
+) -> SeedPlan:
+    """Choose what trains the seeds: processes, `jobs` at a time. A trainer of all seeds in one program is chosen here where it fits."""
+    jobs = jobs or default_jobs(config, num_seeds)
+    trainer = ProcessTrainer(policy, env, jobs, tuple(callbacks), tuple(custom_losses))
+    return SeedPlan(trainer, together=False, text=f"{jobs} {'process' if jobs == 1 else 'processes'} at a time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +214,11 @@ def train_seeds(
         raise ConfigError(f"jobs={jobs} must be 1 or more")
     if run_dir is not None:
         asked = asked.replace(run=asked.run.replace(name=Path(run_dir).name, directory=str(Path(run_dir).parent)))
-    with create_bundle(asked, choose_seeds(asked, seeds), overwrite=overwrite) as bundle:
-        trainer = ProcessTrainer(policy, env, jobs or default_jobs(asked, len(bundle.seeds)), tuple(callbacks), tuple(custom_loss_fns))
+    chosen = choose_seeds(asked, seeds)
+    plan = plan_seeds(policy, env, asked, len(chosen), jobs=jobs, callbacks=callbacks, custom_losses=custom_loss_fns)
+    with create_bundle(asked, chosen, together=plan.together, overwrite=overwrite) as bundle:
         try:
-            summary = train_bundle(bundle, trainer, make_view(bundle) if progress else None)
+            summary = train_bundle(bundle, plan.trainer, make_view(bundle) if progress else None)
         except USAGE_ERRORS:
             bundle.discard()
             raise
