@@ -853,6 +853,24 @@ def test_rmsprop_and_sgd_by_hand(side):
     np.testing.assert_allclose(change(optimizer="rmsprop", weight_decay=0.2)[1], expected - 0.1 * weights, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("share", "expected"), [(0.25, 0.25), (0.999, 0.999), (4.0, 1.0)])
+def test_the_gradient_limit_by_hand(side, share, expected):
+    """A plain step goes along the gradient g; with a limit m it goes along g · min(1, m / |g|), |g| being the norm over all weights."""
+    config = PPOConfig(learning_rate=0.5, update_epochs=1, num_minibatches=1, max_grad_norm=None, optimizer="sgd")
+
+    def change(limit):
+        policy = side.policy(dtype=np.float64)
+        before = parameters(policy)
+        stats = side.learner(policy, config.replace(max_grad_norm=limit)).update(collect(policy))
+        return stats["grad_norm"], (parameters(policy) - before) / -0.5
+
+    norm, gradient = change(None)
+    assert norm == pytest.approx(np.sqrt(np.sum(gradient**2)), rel=1e-6)
+    limited_norm, limited = change(share * norm)
+    assert limited_norm == norm  # reported as it was before
+    np.testing.assert_allclose(limited, expected * gradient, rtol=1e-4, atol=1e-12)
+
+
 def test_a_saved_state_is_a_copy_and_all_of_it_is_restored(side):
     policy = side.policy()
     learner = side.learner(policy)

@@ -273,6 +273,8 @@ def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
     ppo = changes.get("ppo", {})
     if "num_minibatches" in ppo or "minibatch_size" in ppo:
         data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
+    if "target" in changes.get("convergence", {}):
+        data["convergence"]["stop"] = True  # a preset's target ends nothing, one that is typed does
     for section, fields in changes.items():
         if section != "policies":
             data[section] |= fields

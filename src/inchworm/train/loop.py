@@ -30,6 +30,8 @@ class History(dict[str, list[float]]):
         """The evaluations of the call in order, the final one last, each as `EvalStats.to_dict()` with `iteration` and `env_steps`."""
         self.stop_reason: str | None = None
         """The limit that was reached ("total_timesteps", "max_iterations", "max_episodes"), "converged", "callback" or "interrupted"."""
+        self.convergence: dict[str, Any] | None = None
+        """Whether, when and why the run has converged (see `convergence_report`); None without a `convergence.target`."""
 
     def __repr__(self) -> str:
         """One line; `dict(history)` shows the lists."""

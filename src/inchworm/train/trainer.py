@@ -41,7 +41,7 @@ from inchworm.train.callbacks import (
     interruptible,
     stateful_parts,
 )
-from inchworm.train.convergence import ConvergenceCallback, describe_end, has_converged, stop_reason
+from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
     History,
     StepFunction,
@@ -111,7 +111,8 @@ def create_training_components(
     unused = changed_settings(config, (*RUN_DIRECTORY, *RUN_FILES))
     if config.evaluation.interval or config.evaluation.final_episodes:
         unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
-    unused += changed_settings(config, ["convergence.target"])
+    if config.convergence.stops:
+        unused += changed_settings(config, ["convergence.target"])
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} would have no effect: create_training_components makes only the parts of an iteration; "
@@ -345,8 +346,9 @@ class PPOTrainer:
         """Collect and learn until `total_timesteps` env steps have been taken since the start of the run.
 
         Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration, with the
-        evaluations as `history.evaluations` and why the call ended as `history.stop_reason`. `progress` shows the progress: a live view
-        in a terminal and in a notebook, else plain lines.
+        evaluations as `history.evaluations`, why the call ended as `history.stop_reason`, and with a `convergence.target` whether and when
+        the run converged as `history.convergence`. `progress` shows the progress: a live view in a terminal and in a notebook, else plain
+        lines.
         """
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         config = self.config
@@ -355,7 +357,7 @@ class PPOTrainer:
         self.saver.claim_directory()
         self.learner.total_timesteps = config.run.total_timesteps
         # A run that was killed after a callback stopped it only has to finish.
-        self.state.should_stop = self.state.stopped or has_converged(self.state, config.convergence)
+        self.state.should_stop = self.state.stopped or has_stopped(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         history = self.state.history = History()
@@ -392,6 +394,7 @@ class PPOTrainer:
         finally:
             self._in_loop, self.state.phase = False, ""
             history.evaluations = self.state.evaluations[evaluated:]
+            history.convergence = convergence_report(self.state, config.convergence)
             self.saver.wait()
             self._close_evaluator()
             track.log_unlogged()
@@ -478,9 +481,9 @@ class PPOTrainer:
             callbacks.append(
                 EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
             )
+        if config.convergence.stops and config.convergence.returns == "evaluation" and self.evaluator is None:
+            raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
         if config.convergence.target is not None:
-            if config.convergence.returns == "evaluation" and self.evaluator is None:
-                raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
             callbacks.append(ConvergenceCallback(config.convergence))
         return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
 
