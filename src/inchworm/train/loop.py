@@ -17,7 +17,7 @@ import numpy as np
 from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
-from inchworm.core.types import EpisodeRecord
+from inchworm.core.types import EpisodeRecord, Iteration
 
 
 class History(dict[str, list[float]]):
@@ -109,19 +109,6 @@ class TrainingComponents:
 
 
 StepFunction = Callable[[TrainingState, TrainingComponents], Mapping[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """One of several iterations that were computed in one call."""
-
-    metrics: Mapping[str, float]
-    env_steps: int
-    """Of the run, after it."""
-    episodes: int
-    """Of the run, after it."""
-    records: Sequence[EpisodeRecord]
-    """At least the last of the episodes that ended in it, as many as `TrainingState.recent` holds."""
 
 
 class FusedStep(Protocol):

@@ -171,7 +171,7 @@ def make_native_collector(policy: Policy, env: VectorEnv, *, seed: int, sequence
     return ScanCollector(env, policy, seed=seed, sequence_length=sequence_length)
 
 
-def fuse(policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
+def fuse(policy: Policy, collector: Any, learner: Any, config: TrainingConfig) -> Any | str:
     """Collect and learn as one compiled program; or why not."""
     from inchworm.backends.jax.fused import FusedTraining, why_not_fused  # not needed for acting
 

@@ -98,6 +98,30 @@ class JaxOptimizer(BaseLearner):
         self._moments = carry.moments
         self._published, self._vector = self.policy.host_weights, carry.weights
 
+    def adopt(self, carry: Carry, stream: np.random.Generator, total: int, epochs: Sequence[int], steps: int) -> None:
+        """Take over what a compiled loop computed: an update for each of `epochs`, its number of epochs, on `steps` env steps each.
+
+        `stream` is the shuffle stream before them, from which orders of `total` sequences were drawn.
+        """
+        self.take_over(carry)
+        self._guard.bad_steps = int(carry.bad_steps)
+        if any(count < self.config.update_epochs for count in epochs):
+            self._stream = stream
+            for _ in range(sum(max(1, count) for count in epochs)):
+                stream.permutation(total)
+        self._history.clear()  # a loop keeps no weights but the last
+        self.policy.policy_version += len(epochs)
+        self.updates += len(epochs)
+        self.env_steps += len(epochs) * steps
+
+    def copy_stream(self) -> np.random.Generator:
+        """A copy of the shuffle stream, at the same position."""
+        return copy.deepcopy(self._stream)
+
+    def set_stream(self, stream: np.random.Generator) -> None:
+        """Continue the shuffle stream from another position."""
+        self._stream = stream
+
     def settings(self) -> np.ndarray:
         """The numbers of the next update, after schedules."""
         return settings_array(self.config, self._coefficients(), self.learning_rate, self.policy.dtype)
@@ -134,17 +158,23 @@ class JaxOptimizer(BaseLearner):
         self, program: Program, metrics: Metrics, rollout: Rollout, advantages: Advantages, permutations: np.ndarray, on_policy: bool
     ) -> dict[str, float]:
         """The metrics of the epochs that were run; bad minibatches are counted, and too many in a row end the run."""
+        if on_policy and float(metrics.ratio_error) > RATIO_TOLERANCE:
+            self._warn_of_ratio_error(float(metrics.ratio_error), None)
+        for rows, permutation in zip(metrics.table[: int(metrics.epochs)], permutations):
+            epoch = dict(zip(program.columns, rows.T))
+            minibatches = [(program, rollout, advantages, permutation, index) for index in range(len(epoch["bad"]))]
+            self._guard.watch(epoch, minibatches, self.host_minibatch)
+        return self.epoch_metrics(program, metrics)
+
+    def epoch_metrics(self, program: Program, metrics: Metrics) -> dict[str, float]:
+        """The metrics of the epochs that were run; an adaptive learning rate follows them."""
         first = {"ratio_error": float(metrics.ratio_error), "effective_sample_size": float(metrics.effective_sample_size)}
-        if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
-            self._warn_of_ratio_error(first["ratio_error"], None)
         self.epoch = int(metrics.epochs)
         if self._too_few_count(first["effective_sample_size"]) or not self.epoch:
             return {**EMPTY, **first}
-        epochs: list[StepMetrics] = [dict(zip(program.columns, rows.T)) for rows in metrics.table[: self.epoch].astype(np.float64)]
-        for epoch, permutation in zip(epochs, permutations):
-            minibatches = [(program, rollout, advantages, permutation, index) for index in range(len(epoch["bad"]))]
-            self._guard.watch(epoch, minibatches, self.host_minibatch)
-            if program.adaptive:
+        epochs: list[StepMetrics] = [dict(zip(program.columns, rows.T)) for rows in metrics.table[: self.epoch]]
+        if program.adaptive:
+            for epoch in epochs:
                 self._adapt_learning_rate(summary([epoch])["approx_kl"])
         return {**summary(epochs), **first, "epochs": float(self.epoch)}
 
