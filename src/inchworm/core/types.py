@@ -122,6 +122,20 @@ class EpisodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Iteration:
+    """One of several iterations that were computed in one call."""
+
+    metrics: Mapping[str, float]
+    """Of its update."""
+    env_steps: int
+    """Of the run, after it."""
+    episodes: int
+    """Of the run, after it."""
+    records: Sequence[EpisodeRecord]
+    """The last of the episodes that ended in it: at least as many as running means are taken over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """What the current policy says of a minibatch: tensors with gradients, each [L, N]."""
 
