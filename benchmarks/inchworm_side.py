@@ -14,7 +14,7 @@ from inchworm.train.callbacks import BaseCallback
 from jobs import since_start
 from works import Work, find, scaled
 
-Backend = Literal["numpy", "torch"]
+Backend = Literal["numpy", "torch", "jax"]
 Compile = Literal["off", "on", "auto"]
 
 
@@ -58,6 +58,7 @@ def config_of(work: Work, seed: int, threads: int = 1, backend: Backend = "torch
             clip_coef=work.clip_coef,
             vf_coef=work.vf_coef,
             ent_coef=work.ent_coef,
+            clip_vloss=work.clip_vloss,
             max_grad_norm=work.max_grad_norm,
             update_epochs=work.update_epochs,
             rollout_steps=work.rollout_steps,
