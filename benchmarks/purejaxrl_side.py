@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import memory
+from jax_measures import CompileClock, Watch, greedy_returns, installed
 from jobs import since_start
-from peer_evaluation import Watch, greedy_returns, installed
 from works import Work, find, scaled
 
 PACKAGES = ("gymnax", "jax", "flax", "optax", "distrax")
@@ -71,9 +71,9 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, checkout: str
     ppo = load(checkout)
     work = scaled(find(group, name), scale)
     program = jax.jit(ppo.make_train(settings(work)))
-    ready, base, began = since_start(), memory.resident(), time.perf_counter()
+    ready, base, began, compiling = since_start(), memory.resident(), time.perf_counter(), CompileClock()
     jax.block_until_ready(program(jax.random.PRNGKey(seed)))
-    start = time.perf_counter()
+    start, compiled = time.perf_counter(), compiling.seconds()
     found = jax.block_until_ready(program(jax.random.PRNGKey(1000 + seed)))
     seconds = time.perf_counter() - start
     steps = work.total_timesteps // work.batch * work.batch
@@ -83,6 +83,7 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, checkout: str
         "learn_seconds": None,
         "warmup_steps": steps,
         "warmup_seconds": start - began,
+        "compile_seconds": compiled,
         "startup_seconds": ready,
         "base_bytes": base,
         "peak_bytes": memory.peak(),

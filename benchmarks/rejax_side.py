@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 import memory
+from jax_measures import CompileClock, Watch, greedy_returns, installed
 from jobs import since_start
-from peer_evaluation import Watch, greedy_returns, installed
 from works import Work, find, scaled
 
 PACKAGES = ("rejax", "gymnax", "jax", "flax", "optax")
@@ -55,9 +55,9 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int 
     work = scaled(find(group, name), scale)
     algorithm = build(work, work.total_timesteps)
     program = jax.jit(algorithm.train)
-    ready, base, began = since_start(), memory.resident(), time.perf_counter()
+    ready, base, began, compiling = since_start(), memory.resident(), time.perf_counter(), CompileClock()
     jax.block_until_ready(program(jax.random.key(seed)))
-    start = time.perf_counter()
+    start, compiled = time.perf_counter(), compiling.seconds()
     state, _ = jax.block_until_ready(program(jax.random.key(1000 + seed)))
     seconds = time.perf_counter() - start
     steps = int(state.global_step)
@@ -67,6 +67,7 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int 
         "learn_seconds": None,
         "warmup_steps": steps,
         "warmup_seconds": start - began,
+        "compile_seconds": compiled,
         "startup_seconds": ready,
         "base_bytes": base,
         "peak_bytes": memory.peak(),

@@ -16,7 +16,7 @@ from typing import Any
 import jobs
 import results
 from figures import Section, Target, table
-from peer_evaluation import EPISODES, SOLVED, Watch
+from jax_measures import EPISODES, SOLVED, Watch
 from works import SOLVE
 
 INTERVAL = 20

@@ -1,4 +1,4 @@
-"""What the drivers of JAX peers share: greedy episodes of a gymnax environment, the time until they are good enough, versions.
+"""What the sides of JAX benchmarks share: the time of compiling, greedy episodes of a gymnax environment, versions.
 
 Nothing here needs inchworm: a peer's environment has only the peer.
 """
@@ -36,6 +36,29 @@ class Watch:
     def result(self) -> dict[str, Any]:
         """Seconds from process start without evaluations, those of evaluations, env steps, and the last score."""
         return self.found
+
+
+class CompileClock:
+    """Seconds in which JAX traced, lowered or compiled, or read a compiled program from its cache, since this was made."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self._spans: list[tuple[float, float]] = []
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event: str, duration: float, **_: Any) -> None:
+        if event.startswith("/jax/core/compile/"):
+            end = time.perf_counter()
+            self._spans.append((end - duration, end))
+
+    def seconds(self) -> float:
+        """The time covered; tracing a function includes tracing those that it calls."""
+        total, covered = 0.0, float("-inf")
+        for start, end in sorted(self._spans):
+            total += max(0.0, end - max(start, covered))
+            covered = max(covered, end)
+        return total
 
 
 _programs: dict[str, Any] = {}
