@@ -36,7 +36,11 @@ else:
     Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
-BACKENDS = {"numpy": "inchworm.backends.numpy.backend", "torch": "inchworm.backends.torch.backend"}
+BACKENDS = {
+    "numpy": "inchworm.backends.numpy.backend",
+    "torch": "inchworm.backends.torch.backend",
+    "jax": "inchworm.backends.jax.backend",
+}
 """The backends that `run.backend` accepts, with their modules; `inchworm.backends.registry.register_backend` adds others."""
 
 

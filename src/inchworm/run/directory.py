@@ -31,6 +31,7 @@ import numpy as np
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, close_names
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
+from inchworm.env.registry import names_code
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -130,7 +131,7 @@ class Run:
     def typed(self) -> str:
         """The run as it is typed after a command, quoted for a shell, with the environment if that is code to import."""
         words = [self.name if self.path.parent.name == "runs" else str(self.path)]
-        return shlex.join([*words, "--env", self.config.env.id] if ":" in self.config.env.id else words)
+        return shlex.join([*words, "--env", self.config.env.id] if names_code(self.config.env.id) else words)
 
     @property
     def checkpoints(self) -> Path:
@@ -275,8 +276,7 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
     `allow` is what the error message suggests to type.
     """
     config = TrainingConfig.from_yaml(path)
-    names_code = ":" in config.env.id and not config.env.id.startswith("envpool:")  # that prefix names a known package
-    if names_code and env != config.env.id:
+    if names_code(config.env.id) and env != config.env.id:
         raise ConfigError(
             f"{path} names code to import ({config.env.id}); for safety, config files cannot import code; "
             f"if you trust it, add {allow.format(id=shlex.quote(config.env.id))}"
