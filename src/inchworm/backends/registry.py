@@ -17,9 +17,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import threadpoolctl
 
-from inchworm.config.sections import BACKENDS, PPOConfig, TrainingConfig
+from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
-from inchworm.core.protocols import Actor, Learner, Policy
+from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
 from inchworm.core.types import Advantages, Array
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.file import PolicyDescription, class_path, describe, set_weights
@@ -70,6 +70,19 @@ class Backend(Protocol):
 
     def from_array(self, array: np.ndarray) -> Any:
         """A copy of an array as one of the framework's tensors."""
+
+    # Optional: a backend that steps some environments itself has these.
+    def native_choice(self, config: EnvConfig) -> tuple[bool, str]:
+        """Whether it steps the copies of a config itself, and the reason, a sentence that may be empty."""
+
+    def make_native_env(self, config: EnvConfig, **options: Any) -> VectorEnv:
+        """The copies of a config for which `native_choice` is true, as one vector env."""
+
+    def make_native_collector(self, policy: Policy, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+        """The collector that steps such a vector env itself; None for any other environment or policy."""
+
+    def fuse(self, policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
+        """Collect and learn as one program, a `train.loop.FusedStep`; or why that cannot be, in a few words."""
 
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
@@ -221,6 +234,26 @@ def compute_gae(
     framework = type(rewards).__module__.partition(".")[0]  # of a tensor, which is called as its backend
     backend = get_backend(framework if framework in BACKENDS else "numpy")
     return backend.compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+
+
+def native_choice(backend: str, config: EnvConfig) -> tuple[bool, str]:
+    """Whether a backend steps the copies of a config itself, and the reason, a sentence that may be empty."""
+    choose = getattr(get_backend(backend), "native_choice", None)
+    return (False, "") if choose is None else choose(config)
+
+
+def make_native_collector(policy: Actor, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+    """The collector of a policy whose backend steps these environments itself; else None."""
+    if not is_builtin(policy):
+        return None
+    make = getattr(backend_of(cast(Policy, policy)), "make_native_collector", None)
+    return None if make is None else make(policy, env, seed=seed, sequence_length=sequence_length)
+
+
+def fuse(policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
+    """Collect and learn as one program, where the policy's backend can do that; else why not, in a few words."""
+    make = getattr(backend_of(policy), "fuse", None) if is_builtin(policy) else None
+    return "the backend learns apart from collecting" if make is None else make(policy, collector, learner, config)
 
 
 @contextlib.contextmanager

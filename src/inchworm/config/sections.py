@@ -84,7 +84,8 @@ class EnvConfig(ConfigBase):
     frame_stack: Annotated[Integer, Field(ge=1, le=1_000)] = 1
     """Number of latest observations stacked along a new first axis."""
     native: bool = True
-    """Use the environment's vectorised implementation where one exists that gives bit-identical results."""
+    """Use the environment's vectorised implementation where one exists that gives bit-identical results; with run.backend=jax its
+    JAX-native one, which has the same dynamics, rounded to float32, and draws other initial states."""
 
     def __post_init__(self) -> None:
         check_plain(self.kwargs, "env.kwargs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -100,6 +100,20 @@ class EpisodeRecord:
     lane: int
     seed: int
     info: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One of several iterations that were computed in one call."""
+
+    metrics: Mapping[str, float]
+    """Of its update."""
+    env_steps: int
+    """Of the run, after it."""
+    episodes: int
+    """Of the run, after it."""
+    records: Sequence[EpisodeRecord]
+    """The last of the episodes that ended in it: at least as many as running means are taken over."""
 
 
 @dataclass(frozen=True, slots=True)

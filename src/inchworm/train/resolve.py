@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.registry import is_builtin, make_policy
+from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
@@ -154,7 +154,12 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))
         reasons.append(f"run.backend={backend}, because {reason}")
-    if config.env.num_workers == "auto" and env_source(env).is_config:
+    is_native, reason = is_native_env(env, config)
+    if reason:
+        reasons.append(reason)
+    if is_native:
+        config = config.replace(env=config.env.replace(num_workers=0, help_workers=False))
+    elif config.env.num_workers == "auto" and env_source(env).is_config:
         workers = choose_num_workers(config.env)
         config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
         reasons.append(workers.reason)
@@ -166,6 +171,13 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
         config = config.replace(ppo=config.ppo.replace(compile=chosen))
         reasons.append(f"ppo.compile={chosen}, because {reason}")
     return config, reasons
+
+
+def is_native_env(env: Any, config: TrainingConfig) -> tuple[bool, str]:
+    """Whether the backend steps the environments itself, and the reason, a sentence that may be empty. A function of the config alone."""
+    if not env_source(env).is_config or config.run.backend == "auto":
+        return False, ""
+    return native_choice(config.run.backend, config.env)
 
 
 def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tuple[str, str]:
@@ -239,6 +251,10 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
         "worker_timeout": world.worker_timeout,
         "global_state": config.policy.central_critic,
     }
+    if is_native_env(env, config)[0]:
+        kept: dict[str, Any] = {name: options[name] for name in ("seed", "global_state")}
+        vector_env = get_backend(config.run.backend).make_native_env(world, **kept)
+        return with_opponents(vector_env, config)
     vector_env = make_vector_env(
         source.with_config(world),
         world.num_envs,

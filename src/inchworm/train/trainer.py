@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
-from inchworm.backends.registry import acting_policy, learning_threads, make_learner
+from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
@@ -39,10 +39,12 @@ from inchworm.train.callbacks import (
     TrackCallback,
     as_callback,
     interruptible,
+    reads_rollouts,
     stateful_parts,
 )
 from inchworm.train.convergence import ConvergenceCallback, describe_end, has_converged, stop_reason
 from inchworm.train.loop import (
+    FusedStep,
     History,
     StepFunction,
     TrainingComponents,
@@ -88,8 +90,14 @@ def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
 
 
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
-    """Create the collector of a run, and bind a pool of opponents in the environments to its policy."""
+    """Create the collector of a run, and bind a pool of opponents in the environments to its policy.
+
+    Where the policy's backend steps the environments itself, it is the backend's, which has the place of a `RolloutCollector`.
+    """
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
+    native = make_native_collector(policy, env, seed=config.run.seed, sequence_length=length)
+    if native is not None:
+        return cast(RolloutCollector, native)
     collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length, follows=policy)
     bind_pool(env, collector.policy)
     return collector
@@ -379,8 +387,11 @@ class PPOTrainer:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
                 self._in_loop = True
-                run_loop = run_training_loop if profile is None else profile.run
-                run_loop(self.state, components, step_fn or default_training_step)
+                if profile is not None:
+                    profile.run(self.state, components, step_fn or default_training_step)
+                else:
+                    fused = self._fused_step(components) if step_fn is None else None
+                    run_training_loop(self.state, components, step_fn or default_training_step, fused)
         except KeyboardInterrupt:
             self.saver.save_snapshot(self._snapshot.taken)
             raise
@@ -482,6 +493,14 @@ class PPOTrainer:
                 raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
             callbacks.append(ConvergenceCallback(config.convergence))
         return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+
+    def _fused_step(self, components: TrainingComponents) -> FusedStep | None:
+        """Collect and learn as one program, if the backend can, and nothing has to see what is between them."""
+        has_parts = components.collector is self.collector and components.learner is self.learner
+        if not has_parts or components.custom_losses or any(map(reads_rollouts, components.callbacks)):
+            return None
+        fused = fuse(self.policy, self.collector, self.learner, components.config)
+        return None if isinstance(fused, str) else cast(FusedStep, fused)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the newest complete iteration after an error, and note on the error what is saved and how to continue."""

@@ -16,13 +16,16 @@ import numpy as np
 
 from inchworm.backends.jax import gae
 from inchworm.backends.jax.gae import Estimates
+from inchworm.backends.jax.native import GYMNAX, why_not_native
 from inchworm.backends.jax.network import Params, Scales
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.samples import Steps, steps_of
+from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
+from inchworm.backends.jax.worlds import WORLDS
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Actor, Learner, Policy
+from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
 from inchworm.core.types import Advantages
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
@@ -137,3 +140,40 @@ def from_array(array: np.ndarray) -> jax.Array:
 def checking() -> ModuleType:
     """Refuse: `check_policy` checks networks of users, which torch trains."""
     raise ConfigError(NO_NETWORKS)
+
+
+def native_choice(config: EnvConfig) -> tuple[bool, str]:
+    """Whether the copies of a config are stepped by JAX, and the reason."""
+    if config.id.startswith(GYMNAX):
+        return True, ""
+    if config.id not in WORLDS:
+        return False, ""
+    how = f"the JAX-native {config.id}, which has the same dynamics and compiles together with learning"
+    if not config.native:
+        return False, f"stepping {config.id} on the host, not {how}, because env.native=false"
+    why_not = why_not_native(config) or (f"env.kwargs={config.kwargs}" if config.kwargs else None)
+    if why_not is not None:
+        return False, f"stepping {config.id} on the host, not {how}, because {why_not}"
+    return True, f"using {how}; env.native=false steps Gymnasium's on the host"
+
+
+def make_native_env(config: EnvConfig, **options: Any) -> VectorEnv:
+    """The copies of a config that JAX steps."""
+    return make_jax_env(config, **options)
+
+
+def make_native_collector(policy: Policy, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+    """A `ScanCollector` where JAX steps the environments; else None."""
+    from inchworm.backends.jax.scan_collector import ScanCollector  # which imports the registry
+
+    if not isinstance(env, JaxVectorEnv) or not isinstance(policy, JaxPolicy):
+        return None
+    return ScanCollector(env, policy, seed=seed, sequence_length=sequence_length)
+
+
+def fuse(policy: Policy, collector: Any, learner: Any, config: TrainingConfig) -> Any | str:
+    """Collect and learn as one compiled program; or why not."""
+    from inchworm.backends.jax.fused import FusedTraining, why_not_fused  # not needed for acting
+
+    why_not = why_not_fused(policy, collector, learner)
+    return FusedTraining(collector, learner, config) if why_not is None else why_not

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 
 from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import Inputs, Params, Scales, critic, normalized_inputs, reward_units, shared_features
+from inchworm.backends.jax.network import Inputs, Params, Scales, critic, merge_leading, normalized_inputs, reward_units, shared_features
 from inchworm.backends.jax.samples import Steps
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.sequences import join_sequences, split_into_sequences
@@ -73,15 +73,14 @@ def compute_advantages(
     rows, cuts = (steps.flat, steps.images, steps.world, steps.valid), steps.cuts
     at_cuts = (cuts.flat, cuts.images, cuts.world, cuts.valid)
     if spec.memory is None:
-        together = jax.tree.map(lambda leaf, cut: jnp.concatenate([leaf.reshape(-1, *leaf.shape[2:]), cut]), rows, at_cuts)
+        together = jax.tree.map(lambda leaf, cut: jnp.concatenate([leaf, cut]), merge_leading(rows), at_cuts)
         found = critic_rows(spec, params, normalized_inputs(spec, scales, *together))  # [T · B + K]
         values, successors = jnp.split(reward_units(scales, found), [shape[0] * shape[1]])
         values = values.reshape(shape)
     else:
         sequences = jax.tree.map(lambda leaf: split_into_sequences(jnp.asarray(leaf), length), (rows, steps.starts))  # [L, N, …]
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), sequences[0])
         past = Past(steps.memory, sequences[1])
-        found = critic_rows(spec, params, normalized_inputs(spec, scales, *flat), past)
+        found = critic_rows(spec, params, normalized_inputs(spec, scales, *merge_leading(sequences[0])), past)
         values = join_sequences(reward_units(scales, found).reshape(past.starts.shape), *shape)
         after = Past(cuts.memory, jnp.zeros((1, len(cuts.valid)), bool))
         successors = reward_units(scales, critic_rows(spec, params, normalized_inputs(spec, scales, *at_cuts), after))

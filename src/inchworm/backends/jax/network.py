@@ -133,6 +133,11 @@ def unflatten_actions(layout: ActionLayout, choices: Array, gaussians: Array) ->
     return build_tree(layout.space, lambda path, _: pieces[path])
 
 
+def merge_leading(tree: Tree) -> Tree:
+    """[L, N, …] as [L·N, …], which is what networks read."""
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
+
+
 def encode(spec: PolicySpec, scales: Scales, observations: Tree, world: Tree = (), valid: Array | None = None) -> Inputs:
     """Observations [N, *obs] as a network reads them; a central critic's `world` is `lane_states` [N, …], and `valid` [N]."""
     layout = spec.observations

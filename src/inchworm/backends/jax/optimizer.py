@@ -41,7 +41,7 @@ def check_kind(kind: str) -> None:
 def first_moments(kind: str, size: int, dtype: Any) -> Moments:
     """The state before the first step, as NumPy arrays."""
     widths = {"rmsprop": (0, size), "sgd": (0, 0)}.get(kind, (size, size))
-    return Moments(*[np.zeros(width, dtype) for width in widths], np.zeros((), np.int32))
+    return Moments(np.zeros(widths[0], dtype), np.zeros(widths[1], dtype), np.zeros((), np.int32))
 
 
 def apply_gradient(

@@ -54,7 +54,7 @@ def evaluate(spec: PolicySpec, params: Params, scales: Scales, minibatch: Miniba
     """Log-probs, entropy and values [L, N] of a minibatch: a pure function, with gradients by the weights."""
     seen, world, valid = without_mask(spec, minibatch.observations), minibatch.global_state, minibatch.valid
     leading = minibatch.log_probs.shape
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (seen, world, valid))
+    flat = network.merge_leading((seen, world, valid))
     past = None if spec.memory is None else Past(minibatch.policy_state, minibatch.episode_starts)
     outputs, normalized = network.forward(spec, params, network.encode(spec, scales, *flat), past)
     choices, gaussians = network.flatten_actions(spec.actions, minibatch.actions, 2)
@@ -85,7 +85,7 @@ def _act(static: StaticSpec, params: Params, scales: Scales, observations: Tree,
 
 @partial(jax.jit, static_argnums=0)
 def _values(static: StaticSpec, params: Params, scales: Scales, rows: tuple[Tree, Tree, Array], past: Past | None) -> Array:
-    observations, world, valid = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)
+    observations, world, valid = network.merge_leading(rows)
     return network.values(static.spec, params, scales, observations, past, world, valid).reshape(rows[2].shape)
 
 
@@ -177,9 +177,14 @@ class JaxPolicy(Predicts):
         other._params, other._scales, other._weights = params, scales, cast(Any, dict(params))
         return other
 
-    def adopt(self, params: Params, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights that are on the device and, with the same numbers, in NumPy; nothing is copied."""
-        self._params, self._weights = params, dict(weights)
+    @property
+    def host_weights(self) -> Mapping[str, np.ndarray]:
+        """The weights in NumPy, not copied: another object after every change."""
+        return self._weights
+
+    def adopt(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Take over weights without a copy; nothing may write to them."""
+        self._weights, self._params = dict(weights), None
 
     def update_statistics(self, rollout: Rollout, returns: Any) -> None:
         """Add a rollout to the normalisers, keeping values in reward units as they were (PopArt)."""
@@ -191,8 +196,7 @@ class JaxPolicy(Predicts):
         changed = rescaled_value_head(self._weights, before, (self.statistics.value_mean, self.statistics.value_std))
         self._scales = None
         if changed:
-            self._weights |= changed
-            self._params = None
+            self.adopt(self._weights | changed)
 
     def get_weights(self) -> Weights:
         """Copies of the parameters and statistics, with the version."""

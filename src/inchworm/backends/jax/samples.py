@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from inchworm.backends.jax.network import Inputs, Scales, normalized_inputs
+from inchworm.backends.jax.network import Inputs, Scales, merge_leading, normalized_inputs
 from inchworm.backends.numpy.policy import encode_legal, encode_observations, flatten_actions
 from inchworm.core.spaces import leaf
 from inchworm.core.types import Tree
@@ -212,13 +212,10 @@ def unpack(spec: PolicySpec, rows: Samples) -> Batch:
     def one(name: slice) -> Array:
         return packed[..., name.start]
 
-    def flat(array: Array) -> Array:
-        return array.reshape(-1, *array.shape[2:])
-
     valid = one(at.valid) != 0
-    images = tuple(flat(image.swapaxes(0, 1)) for image in rows.images)
+    images = tuple(merge_leading(image.swapaxes(0, 1)) for image in rows.images)
     return Batch(
-        inputs=Inputs(flat(packed[..., at.flat]), images, flat(packed[..., at.world]), valid.reshape(-1)),
+        inputs=Inputs(merge_leading(packed[..., at.flat]), images, merge_leading(packed[..., at.world]), valid.reshape(-1)),
         choices=packed[..., at.choices].astype(jnp.int32),
         gaussians=packed[..., at.gaussians],
         legal=packed[..., at.legal] != 0 if at.legal.stop > at.legal.start else None,

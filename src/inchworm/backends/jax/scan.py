@@ -89,7 +89,7 @@ def episode_keys(seeds: Array, lanes: Array, episodes: Array) -> Array:
     return jnp.stack([jnp.zeros_like(derived), derived], -1)
 
 
-def begin_scan(env: NativeEnv, seeds: Array, lanes: Array, memory: Tree) -> ScanState:
+def begin_scan(env: NativeEnv, seeds: Any, lanes: Any, memory: Tree) -> ScanState:
     """The state at the start of a run: the first episode of every lane; `lanes` [B] u32 are their numbers, `memory` is empty."""
     first = jnp.zeros_like(lanes)
     begun = begin_lanes(env, episode_keys(seeds, lanes, first))
@@ -110,7 +110,7 @@ class _Carry(NamedTuple):
 
 
 def scan_rollout(
-    env: NativeEnv, spec: PolicySpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lane_numbers: Array
+    env: NativeEnv, spec: PolicySpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lane_numbers: Any
 ) -> tuple[ScanState, Scanned]:
     """Act and step `num_steps` times; `lane_numbers` [B] u32 are those of the run."""
     layout, num_lanes = spec.actions, lane_numbers.shape[0]
@@ -165,7 +165,7 @@ def scan_rollout(
     end, columns = lax.scan(step, begin, (numbers, uniforms, normals))
     observations, outputs, choices, gaussians, rewards, terminated, truncated, starts, memory, returns, lengths, kept = columns
     log_probs = log_prob(layout, outputs, log_std, encode_legal(spec, observations, 2), choices, gaussians)
-    slots = end.slots if not keeps_all else Slots(*kept, jnp.where(truncated, numbers[:, None], num_steps))
+    slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, numbers[:, None], num_steps))
     scanned = Scanned(
         observations, choices, gaussians, log_probs.astype(jnp.float32), rewards, terminated, truncated, starts, memory, returns, lengths,
         slots, end.last, end.memory,

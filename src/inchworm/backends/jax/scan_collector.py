@@ -79,7 +79,7 @@ class ScanCollector:
             self._scans[num_steps] = jax.jit(partial(self._scan, num_steps))
         with policy.precision():
             after, scanned, actions = self._scans[num_steps](policy.params, policy.scales, before)
-        host: Scanned = jax.tree.map(np.asarray, scanned)
+        host: Any = jax.tree.map(np.asarray, scanned)
         self._check_finite(host)
         ended = host.terminated | host.truncated
         records = self.records(ended, host.returns, host.lengths, np.asarray(before.episodes))
@@ -105,7 +105,7 @@ class ScanCollector:
         self.episodes += episodes
         self.recent.extend(records)
 
-    def _rollout(self, host: Scanned, actions: Tree, records: Sequence[EpisodeRecord]) -> Rollout:
+    def _rollout(self, host: Any, actions: Tree, records: Sequence[EpisodeRecord]) -> Rollout:
         """The rollout in NumPy, with the types of its spaces."""
         env, spec, num_steps = self.vector_env, self._spec, len(host.rewards)
         lanes = np.arange(env.num_lanes)
@@ -139,7 +139,7 @@ class ScanCollector:
         }
         return Rollout(**freeze(arrays), state_every=self._state_every if spec.memory is not None else 0, episodes=tuple(records))
 
-    def _check_finite(self, host: Scanned) -> None:
+    def _check_finite(self, host: Any) -> None:
         """Raise unless every number is finite, before any of it is kept."""
         if not np.isfinite(host.rewards).all():
             raise self._bad("reward", host.rewards, host.lengths)
