@@ -93,14 +93,16 @@ def train(
     with PPOTrainer("mlp", work.env_id, config_of(work, seed, threads, backend, compile_step), callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
         ready, base = since_start(), memory.resident()
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         if warmup:
             trainer.train(warmup * work.batch)
-        start, before, clock.learn_seconds = time.perf_counter(), trainer.total_timesteps, 0.0
+        start, cpu_start, before, clock.learn_seconds = time.perf_counter(), time.process_time(), trainer.total_timesteps, 0.0
         trainer.train()
         result = {
             "steps": trainer.total_timesteps - before,
             "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - cpu_start,
+            "warmup_cpu_seconds": cpu_start - cpu_began,
             "learn_seconds": clock.learn_seconds,
             "warmup_steps": before,
             "warmup_seconds": start - began,

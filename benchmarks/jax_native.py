@@ -70,7 +70,15 @@ def buffer_bytes(name: str) -> int:
         return rollout_bytes(trainer.collect_rollouts())
 
 
-def measure(works: list[str], found: list[JaxSide], repeats: int, scale: float, threads: list[int], directory: Path) -> dict[str, Any]:
+def by_processor_time(run: Run) -> Run:
+    """The run in the seconds of its process's threads together: on a machine that does much else, the better measure of one thread."""
+    compiling = run["warmup_cpu_seconds"] - run["cpu_seconds"] * run["warmup_steps"] / run["steps"]
+    return {**run, "seconds": run["cpu_seconds"], "compile_seconds": max(0.0, compiling)}
+
+
+def measure(
+    works: list[str], found: list[JaxSide], repeats: int, scale: float, threads: list[int], directory: Path, cpu_time: bool = False
+) -> dict[str, Any]:
     """All runs: per work and side the thread setting chosen, the runs with an empty cache, and those after them."""
     parts: Works = {}
     for work in works:
@@ -83,7 +91,8 @@ def measure(works: list[str], found: list[JaxSide], repeats: int, scale: float, 
                 cache = directory / f"{side.name}-{work}-{repeat}"
                 arguments = {"group": "native", "name": work, "seed": repeat, "scale": scale, "threads": chosen[side.name]}
                 for runs in (cold, warm):
-                    runs[side.name].append(side.run("train", arguments, chosen[side.name], cache))
+                    run = side.run("train", arguments, chosen[side.name], cache)
+                    runs[side.name].append(by_processor_time(run) if cpu_time else run)
                 speeds = " and ".join(f"{speed(runs[side.name][-1]):,.0f}" for runs in (cold, warm))
                 compiling = " and ".join(f"{runs[side.name][-1]['compile_seconds']:.1f}" for runs in (cold, warm))
                 print(f"{work} {side.name} repeat {repeat}: {speeds} steps/s, compiling {compiling} s", flush=True)
@@ -225,15 +234,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="thread settings to choose from")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="part of the steps, for a quick look")
+    parser.add_argument("--cpu-time", action="store_true", help="compare processor time, for a busy machine; nothing is kept")
     parser.add_argument("--only-peers", action="store_true", help="leave inchworm out; nothing is kept")
     add_options(parser)
     options = parser.parse_args()
     found = [side for side in sides(options, "jax_native") if not (options.only_peers and side.name == OURS)]
     with tempfile.TemporaryDirectory(prefix="inchworm-jax-native-") as directory:
-        data = measure(options.works, found, options.repeats, options.steps_scale, options.threads, Path(directory))
+        data = measure(options.works, found, options.repeats, options.steps_scale, options.threads, Path(directory), options.cpu_time)
     shown = section(data)
     print("\n".join([*shown.lines, *(target.row() for target in shown.targets)]))
-    if options.steps_scale == 1.0 and options.works == list(NATIVE) and not options.only_peers and len(found) > 1:
+    if options.steps_scale == 1.0 and options.works == list(NATIVE) and not (options.only_peers or options.cpu_time) and len(found) > 1:
         results.save("jax_native", data)
 
 

@@ -71,11 +71,12 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, checkout: str
     ppo = load(checkout)
     work = scaled(find(group, name), scale)
     program = jax.jit(ppo.make_train(settings(work)))
-    ready, base, began, compiling = since_start(), memory.resident(), time.perf_counter(), CompileClock()
+    ready, base, compiling = since_start(), memory.resident(), CompileClock()
+    began, cpu_began = time.perf_counter(), time.process_time()
     jax.block_until_ready(program(jax.random.PRNGKey(seed)))
-    start, compiled = time.perf_counter(), compiling.seconds()
+    start, cpu_start, compiled = time.perf_counter(), time.process_time(), compiling.seconds()
     found = jax.block_until_ready(program(jax.random.PRNGKey(1000 + seed)))
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     steps = work.total_timesteps // work.batch * work.batch
     return {
         "steps": steps,
@@ -83,6 +84,8 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, checkout: str
         "learn_seconds": None,
         "warmup_steps": steps,
         "warmup_seconds": start - began,
+        "cpu_seconds": cpu_seconds,
+        "warmup_cpu_seconds": cpu_start - cpu_began,
         "compile_seconds": compiled,
         "startup_seconds": ready,
         "base_bytes": base,

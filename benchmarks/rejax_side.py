@@ -55,11 +55,12 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int 
     work = scaled(find(group, name), scale)
     algorithm = build(work, work.total_timesteps)
     program = jax.jit(algorithm.train)
-    ready, base, began, compiling = since_start(), memory.resident(), time.perf_counter(), CompileClock()
+    ready, base, compiling = since_start(), memory.resident(), CompileClock()
+    began, cpu_began = time.perf_counter(), time.process_time()
     jax.block_until_ready(program(jax.random.key(seed)))
-    start, compiled = time.perf_counter(), compiling.seconds()
+    start, cpu_start, compiled = time.perf_counter(), time.process_time(), compiling.seconds()
     state, _ = jax.block_until_ready(program(jax.random.key(1000 + seed)))
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     steps = int(state.global_step)
     return {
         "steps": steps,
@@ -67,6 +68,8 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int 
         "learn_seconds": None,
         "warmup_steps": steps,
         "warmup_seconds": start - began,
+        "cpu_seconds": cpu_seconds,
+        "warmup_cpu_seconds": cpu_start - cpu_began,
         "compile_seconds": compiled,
         "startup_seconds": ready,
         "base_bytes": base,
