@@ -19,15 +19,16 @@ Compile = Literal["off", "on", "auto"]
 
 
 class Clock(BaseCallback):
-    """The time that learning took."""
+    """The time that learning took; None where collecting and learning are one program."""
 
     def __init__(self) -> None:
-        self.learn_seconds = 0.0
+        self.learn_seconds: float | None = 0.0
 
     def on_iteration(self, state: TrainingState, metrics: object) -> None:
         """Add up the time of learning."""
         del metrics
-        self.learn_seconds += state.metrics["timing/learn_seconds"]
+        own = state.metrics.get("timing/learn_seconds")
+        self.learn_seconds = None if own is None or self.learn_seconds is None else self.learn_seconds + own
 
 
 class Curve(Clock):
