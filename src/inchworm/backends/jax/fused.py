@@ -44,14 +44,14 @@ class FusedState(NamedTuple):
 class Report(NamedTuple):
     """What the host gets of an iteration; stacked, a leading axis of the call's iterations."""
 
-    metrics: Metrics
-    explained_variance: Array
-    ended: Array
-    """[T, B] bool: an episode ended with this step."""
+    table: Array
+    """`Metrics.table`"""
+    numbers: Array
+    """The other fields of `Metrics` in order, and the explained variance. Packed, because every array is a kernel to compile."""
     returns: Array
-    """[T, B] f32: of the episodes, where they ended."""
+    """[T, B] f32: of the episodes that ended with this step."""
     lengths: Array
-    """[T, B] i32: the same."""
+    """[T, B] i32: the same; 0 where none ended."""
 
 
 class FusedProgram(NamedTuple):
@@ -75,7 +75,8 @@ def run_iteration(
     errors = estimates.returns - estimates.values
     variance, unexplained = (jnp.square(array - array.mean()).mean() for array in (estimates.returns, errors))
     explained = jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
-    report = Report(metrics, explained, scanned.ended, scanned.returns, scanned.lengths)
+    numbers = jnp.stack([jnp.asarray(number, metrics.table.dtype) for number in (*metrics[1:], explained)])
+    report = Report(metrics.table, numbers, scanned.returns, jnp.where(scanned.ended, scanned.lengths, 0))
     return FusedState(scan, carry), report, finite & ~metrics.stopped
 
 
@@ -94,7 +95,7 @@ def run_iterations(
     def advance(loop: tuple[FusedState, Report, Array, Array]) -> tuple[FusedState, Report, Array, Array]:
         before, reports, number, _ = loop
         after, report, fine = iterate(before, scales, lanes, permutations[number], settings[number])
-        kept: FusedState = jax.tree.map(lambda new, old: jnp.where(fine, new, old), after, before)
+        kept: FusedState = lax.cond(fine, lambda: after, lambda: before)
         reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
         return kept, reports, number + fine, fine
 
@@ -145,12 +146,12 @@ class FusedTraining:
         if not good:  # its parts, one after another, find out what is wrong, and keep nothing of it
             learner.set_stream(before)
             return [self._apart()]
-        epochs = reports.metrics.epochs[:good].tolist()
+        epochs = [int(Metrics(table, *row[:-1]).epochs) for table, row in zip(reports.table[:good], reports.numbers)]
         learner.adopt(after.carry, before, self._sequences, epochs, self.steps_per_iteration)
         numbers = np.asarray(state.scan.episodes)
         iterations = [self._iteration(index, reports, settings[index], numbers) for index in range(good)]
         records = [record for iteration in iterations for record in iteration.records]
-        collector.advance(after.scan, good * self.steps_per_iteration, int(reports.ended[:good].sum()), records)
+        collector.advance(after.scan, good * self.steps_per_iteration, iterations[-1].episodes - collector.episodes, records)
         self._count = self._next_count(good, time.perf_counter() - began)
         return iterations
 
@@ -169,18 +170,17 @@ class FusedTraining:
     def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray) -> Iteration:
         """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call."""
         collector, learner = self._collector, self._learner
-        ended = reports.ended[index]
-        begun = numbers + reports.ended[:index].sum((0, 1))  # [B]
-        records = collector.records(ended, reports.returns[index], reports.lengths[index], begun)
-        metrics: Any = jax.tree.map(lambda whole: whole[index], reports.metrics)
-        found = learner.epoch_metrics(self._program.learning, metrics)
+        ended = reports.lengths[: index + 1] > 0  # [iterations, T, B]
+        records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers + ended[:-1].sum((0, 1)))
+        *others, explained = reports.numbers[index].tolist()
+        found = learner.epoch_metrics(self._program.learning, Metrics(reports.table[index], *others))
         found |= {
-            "explained_variance": float(reports.explained_variance[index]),
+            "explained_variance": explained,
             "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(Settings._make(settings).rate),
             "staleness": 0.0,
             "n_updates": float(self._updates + index + 1),
         }
-        total = collector.episodes + int(reports.ended[: index + 1].sum())
+        total = collector.episodes + int(ended.sum())
         return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:])
 
     def _apart(self) -> Iteration:

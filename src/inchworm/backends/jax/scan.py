@@ -151,7 +151,7 @@ def scan_rollout(
         after = _Carry(moved, carry.episodes, returns, memory, carry.slots, carry.filled, outcome.observations)
         ended = (outcome.terminated | outcome.truncated).any()
         following = lax.cond(ended, end_episodes, lambda moved, *_: moved, after, row, outcome.terminated, outcome.truncated)
-        shown = (lanes.observations, outputs, choices, gaussians, outcome.rewards, outcome.terminated, outcome.truncated, starts)
+        shown = (lanes.observations, outputs, choices, gaussians, outcome.rewards, outcome.terminated, outcome.truncated)
         kept = (outcome.observations, memory) if keeps_all else ()
         return following, (*shown, carry.memory, returns, moved.lengths, kept)
 
@@ -163,7 +163,8 @@ def scan_rollout(
     begin = _Carry(*state[:4], slots, jnp.zeros(num_lanes, jnp.int32), seen)
     numbers = jnp.arange(num_steps, dtype=jnp.int32)
     end, columns = lax.scan(step, begin, (numbers, uniforms, normals))
-    observations, outputs, choices, gaussians, rewards, terminated, truncated, starts, memory, returns, lengths, kept = columns
+    observations, outputs, choices, gaussians, rewards, terminated, truncated, memory, returns, lengths, kept = columns
+    starts = jnp.concatenate([state.lanes.lengths[None] == 0, (terminated | truncated)[:-1]])
     log_probs = log_prob(layout, outputs, log_std, encode_legal(spec, observations, 2), choices, gaussians)
     slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, numbers[:, None], num_steps))
     scanned = Scanned(
