@@ -9,7 +9,18 @@ from typing import Any, Literal
 import numpy as np
 
 import memory
-from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, Rollout, RunConfig, TrainingConfig, TrainingState
+from inchworm import (
+    EnvConfig,
+    EvalConfig,
+    PolicyConfig,
+    PPOConfig,
+    PPOTrainer,
+    Rollout,
+    RunConfig,
+    TrainingConfig,
+    TrainingState,
+    make_vector_env,
+)
 from inchworm.train.callbacks import BaseCallback
 from jobs import since_start
 from works import Work, find, scaled
@@ -86,12 +97,18 @@ def train(
     warmup: int = 0,
     backend: Backend = "torch",
     compile_step: Compile = "off",
+    host: bool = False,
 ) -> dict[str, Any]:
-    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
+    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score.
+
+    With `host` the environments are stepped as for the other backends where JAX has a world of its own; they cannot be evaluated then.
+    """
     work = scaled(find(group, name), scale)
     work = dataclasses.replace(work, total_timesteps=work.total_timesteps + warmup * work.batch)
     clock = Curve() if evaluate else Clock()
-    with PPOTrainer("mlp", work.env_id, config_of(work, seed, threads, backend, compile_step), callbacks=[clock]) as trainer:
+    config = config_of(work, seed, threads, backend, compile_step)
+    env: Any = make_vector_env(config.env, seed=seed) if host else work.env_id
+    with PPOTrainer("mlp", env, config, callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
         ready, base = since_start(), memory.resident()
         began, cpu_began = time.perf_counter(), time.process_time()

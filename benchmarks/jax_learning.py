@@ -34,7 +34,8 @@ def train(env_id: str, backend: str, seed: int, scale: float) -> dict[str, Any]:
     from inchworm_side import config_of, train_and_score
 
     work = scaled(WORKS[env_id], scale)
-    return train_and_score(config_of(work, seed, backend=backend), work.eval_episodes)  # type: ignore[arg-type]
+    config = config_of(work, seed, backend=backend)  # type: ignore[arg-type]
+    return train_and_score(config.replace(env=config.env.replace(native=False)), work.eval_episodes)
 
 
 CASES = [

@@ -25,7 +25,7 @@ SPEED_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "inchworm-numpy": ("inchworm_side:train", {"backend": "numpy"}),
     "inchworm-torch": ("inchworm_side:train", {"backend": "torch"}),
     "inchworm-compiled": ("inchworm_side:train", {"backend": "torch", "compile_step": "on"}),
-    "inchworm-jax": ("inchworm_side:train", {"backend": "jax"}),
+    "inchworm-jax": ("inchworm_side:train", {"backend": "jax", "host": True}),
     PEER: ("sb3_side:train", {}),
     "sbx": ("sb3_side:train", {"package": "sbx"}),
     LIMIT: ("limit:train", {}),
