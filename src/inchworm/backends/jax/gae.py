@@ -15,8 +15,8 @@ from inchworm.backends.jax.samples import Steps
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.sequences import join_sequences, split_into_sequences
 
-UNROLL = 16
-"""Rows of one pass of the compiled loop: a row of a few lanes takes less time than the loop around it."""
+MANY_LANES = 64
+"""From so many lanes on, a row takes longer than a step of the compiled loop around it."""
 VALUE_CHUNK = 16_384
 """Rows that the critic reads at once."""
 VALUE_NUMBERS = 2**24
@@ -33,14 +33,35 @@ def compute_gae(
     """
     deltas = rewards + jnp.where(terminated, 0, gamma * next_values) - values  # [T, B]
     carries = jnp.where(terminated | truncated, 0, jnp.full_like(deltas, gamma * gae_lambda))  # [T, B]
+    return (row_by_row if deltas.shape[1] >= MANY_LANES else by_doubling)(deltas, carries)
+
+
+def row_by_row(deltas: Array, carries: Array) -> Array:
+    """A_t = delta_t + carry_t A_{t+1} [T, B], from the last row to the first."""
 
     def row(after: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, carry = now
         advantage = delta + carry * after
         return advantage, advantage
 
-    nothing = jnp.zeros(deltas.shape[1:], deltas.dtype)  # [B] after the last row
-    return lax.scan(row, nothing, (deltas, carries), reverse=True, unroll=UNROLL)[1]
+    return lax.scan(row, jnp.zeros(deltas.shape[1:], deltas.dtype), (deltas, carries), reverse=True)[1]
+
+
+def by_doubling(deltas: Array, carries: Array) -> Array:
+    """The same in log2 T passes over all rows, for few lanes, whose rows take less time than a step of a compiled loop.
+
+    After pass k, a row holds the sum over the 2^k rows from it on, and the product of their carries (Hillis & Steele 1986).
+    """
+    num_steps = len(deltas)
+    nothing = jnp.zeros_like(deltas)
+
+    def double(index: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, product = sums
+        ahead = [lax.dynamic_slice_in_dim(jnp.concatenate([part, nothing]), 1 << index, num_steps) for part in sums]
+        return total + product * ahead[0], product * ahead[1]
+
+    sums: tuple[Array, Array] = lax.fori_loop(0, max(0, num_steps - 1).bit_length(), double, (deltas, carries))
+    return sums[0]
 
 
 def shift_values(values: Array, cut_places: Array, cut_values: Array) -> Array:

@@ -26,23 +26,21 @@ def ppo_loss(evaluation: Evaluation, minibatch: Any, coefficients: LossCoefficie
     weight = minibatch.valid.astype(evaluation.values.dtype) / jnp.maximum(count, 1)
     log_ratio = evaluation.log_probs - minibatch.log_probs
     ratio = jnp.exp(log_ratio)
-    policy_loss = -(clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef) * weight).sum()
-    value_loss = (value_errors(evaluation, minibatch, coefficients) * weight).sum()
-    entropy = (evaluation.entropy * weight).sum()
+    change, constant = lax.stop_gradient(ratio) - 1, lax.stop_gradient(log_ratio)
+    samples = [
+        -clipped_surrogate(ratio, minibatch.advantages, coefficients.clip_coef),
+        value_errors(evaluation, minibatch, coefficients),
+        evaluation.entropy,
+        change - constant,  # the k3 estimator: unbiased, never negative (Schulman 2020, "Approximating KL divergence")
+        (jnp.abs(change) > coefficients.clip_coef).astype(weight.dtype),
+    ]
+    sums = (jnp.stack(samples) * weight).reshape(len(samples), -1).sum(-1)  # all at once: each sum would be an operation of its own
+    policy_loss, value_loss, entropy, approx_kl, clip_fraction = sums
     loss = policy_loss + coefficients.vf_coef * value_loss
     ent_coef: Any = coefficients.ent_coef
     if isinstance(ent_coef, jax.Array) or ent_coef:
         loss = loss - ent_coef * entropy
-    change = lax.stop_gradient(ratio) - 1
-    return {
-        "loss": loss,
-        "policy_loss": policy_loss,
-        "value_loss": value_loss,
-        "entropy": entropy,
-        # The k3 estimator: unbiased, never negative (Schulman 2020, "Approximating KL divergence").
-        "approx_kl": ((change - lax.stop_gradient(log_ratio)) * weight).sum(),
-        "clip_fraction": ((jnp.abs(change) > coefficients.clip_coef) * weight).sum(),
-    }
+    return dict(zip(TERMS, (loss, policy_loss, value_loss, entropy, approx_kl, clip_fraction)))
 
 
 def clipped_surrogate(ratio: Array, advantages: Array, clip_coef: Any) -> Array:
