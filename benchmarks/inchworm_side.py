@@ -9,18 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 import memory
-from inchworm import (
-    EnvConfig,
-    EvalConfig,
-    PolicyConfig,
-    PPOConfig,
-    PPOTrainer,
-    Rollout,
-    RunConfig,
-    TrainingConfig,
-    TrainingState,
-    make_vector_env,
-)
+from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, Rollout, RunConfig, TrainingConfig, TrainingState
 from inchworm.train.callbacks import BaseCallback
 from jobs import since_start
 from works import Work, find, scaled
@@ -101,14 +90,15 @@ def train(
 ) -> dict[str, Any]:
     """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score.
 
-    With `host` the environments are stepped as for the other backends where JAX has a world of its own; they cannot be evaluated then.
+    With `host` the environments are stepped as for the other backends, also where JAX has a world of its own.
     """
     work = scaled(find(group, name), scale)
     work = dataclasses.replace(work, total_timesteps=work.total_timesteps + warmup * work.batch)
     clock = Curve() if evaluate else Clock()
     config = config_of(work, seed, threads, backend, compile_step)
-    env: Any = make_vector_env(config.env, seed=seed) if host else work.env_id
-    with PPOTrainer("mlp", env, config, callbacks=[clock]) as trainer:
+    if host:
+        config = config.replace(env=config.env.replace(native="host"))
+    with PPOTrainer("mlp", config.env, config, callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
         ready, base = since_start(), memory.resident()
         began, cpu_began = time.perf_counter(), time.process_time()
