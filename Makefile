@@ -45,7 +45,8 @@ $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "installing torch and the test dependencies"
 	@$(PIP) torch
-	@$(PIP) -e '.[dev,torch,box2d,mujoco,atari,marl,bench]'
+	@$(PIP) -e '.[dev,torch,jax,box2d,mujoco,atari,marl,bench]'
+	@$(PIP) --no-deps gymnax && $(PIP) matplotlib seaborn  # gymnax 1.0.1 asks for gymnasium below 1.4
 	@touch $@
 
 train: $(VENV)/installed

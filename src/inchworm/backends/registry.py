@@ -68,8 +68,8 @@ class Backend(Protocol):
     def to_array(self, value: object) -> np.ndarray | None:
         """A copy of one of the framework's tensors as an array; None for anything else."""
 
-    def from_array(self, array: np.ndarray) -> Any:
-        """A copy of an array as one of the framework's tensors."""
+    def from_array(self, array: np.ndarray, like: Any = None) -> Any:
+        """A copy of an array as one of the framework's tensors, on the device of `like`."""
 
     # Optional: a backend that steps some environments itself has these.
     def native_choice(self, config: EnvConfig) -> tuple[bool, str]:
@@ -110,6 +110,13 @@ def get_backend(name: str) -> Backend:
 def backend_of(policy: Policy) -> Backend:
     """The backend of a policy: the one that it names, or torch, which trains networks of users."""
     return get_backend(getattr(policy, "backend", "torch"))
+
+
+def backend_of_array(value: object) -> Backend:
+    """The backend whose framework made an array; NumPy for anything else, such as a list."""
+    package = type(value).__module__.partition(".")[0]
+    framework = package.removesuffix("lib")  # JAX's arrays are of jaxlib
+    return get_backend(framework if framework in BACKENDS else "numpy")
 
 
 def imported_backends() -> dict[str, Backend]:
@@ -231,9 +238,7 @@ def compute_gae(
     A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
     keeps its next value: V of the true successor, which `next_values` holds.
     """
-    framework = type(rewards).__module__.partition(".")[0]  # of a tensor, which is called as its backend
-    backend = get_backend(framework if framework in BACKENDS else "numpy")
-    return backend.compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    return backend_of_array(rewards).compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
 
 
 def native_choice(backend: str, config: EnvConfig) -> tuple[bool, str]:

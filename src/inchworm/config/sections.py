@@ -469,9 +469,11 @@ class TrainingConfig(ConfigBase):
         for name, role in self.policies.items():
             self._check_role(name, role)
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
-            raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
-        if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
+            raise ConfigError(f"policy.kind={self.policy.kind} can be trained with torch and jax; use run.backend=torch, jax or auto")
+        if self.run.backend in ("numpy", "jax") and self.ppo.optimizer == "muon":
             raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
+        if self.run.backend == "jax" and self.ppo.compile == "on":
+            raise ConfigError("ppo.compile=on compiles torch's step, and run.backend=jax is always compiled; set ppo.compile=off")
         if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
@@ -496,7 +498,7 @@ class TrainingConfig(ConfigBase):
         if "central_critic" in role.policy:
             raise ConfigError(f"policies.{name}.policy.central_critic: all policies share the global state; set policy.central_critic")
         if self.run.backend == "numpy" and kind in ("lstm", "gru"):
-            raise ConfigError(f"policies.{name}.policy.kind={kind} can be trained only with torch; use run.backend=torch or auto")
+            raise ConfigError(f"policies.{name}.policy.kind={kind} can be trained with torch and jax; use run.backend=torch, jax or auto")
 
 
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:

@@ -132,7 +132,7 @@ def to_array(value: object) -> np.ndarray | None:
     return np.array(value) if isinstance(value, jax.Array) else None
 
 
-def from_array(array: np.ndarray) -> jax.Array:
+def from_array(array: np.ndarray, like: Any = None) -> jax.Array:  # noqa: ARG001
     """A copy of an array as a JAX array; 64 bits become 32 unless JAX is set to keep them."""
     return jnp.array(array)
 
