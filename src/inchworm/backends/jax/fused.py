@@ -21,7 +21,7 @@ from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales
 from inchworm.backends.jax.scan import ScanState, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.update import Carry, Metrics, Program, Settings, update
+from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
 from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.types import Iteration
@@ -129,7 +129,9 @@ class FusedTraining:
         alone = ppo.target_kl is not None or ppo.min_effective_sample_size is not None or ppo.learning_rate_schedule == "adaptive"
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))
         self._count = 1  # of the next call
-        self._run = jax.jit(partial(run_iterations, self._program))
+        size = self.steps_per_iteration // ppo.minibatches_for(self._sequences, self._program.learning.length)
+        options = ONE_THREAD if is_small(self._program.learning, size) else None
+        self._run = jax.jit(partial(run_iterations, self._program), compiler_options=options)
 
     def __call__(self, components: Any, most: int) -> list[Iteration]:
         """Compute at most `most` iterations: as many as take about `CALL_SECONDS`."""

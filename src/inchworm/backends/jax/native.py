@@ -119,14 +119,15 @@ def read_space(space: Any) -> Space:
     """A Gymnasium space from one of the same form, such as gymnax's, which is recognised by its attributes."""
     if isinstance(space, gym.Space):
         return space
-    if hasattr(space, "n"):
-        return gym.spaces.Discrete(int(space.n))
+    choices: Any = getattr(space, "n", None)
+    if choices is not None:
+        return gym.spaces.Discrete(int(choices))
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
         return gym.spaces.Dict({key: read_space(part) for key, part in inner.items()})
     if inner is not None:
         return gym.spaces.Tuple([read_space(part) for part in inner])
-    if not hasattr(space, "low"):
+    if getattr(space, "low", None) is None:
         raise EnvError(f"{type(space).__name__} is not a space that a JAX-native environment can have; use Box, Discrete, Dict or Tuple")
     dtype = np.dtype(space.dtype)
     dtype = np.dtype(np.uint8) if dtype.kind == "b" else np.dtype(np.float32) if dtype.kind == "f" else dtype

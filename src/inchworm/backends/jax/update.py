@@ -159,8 +159,13 @@ def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tupl
 
     Waking another thread takes longer than a small product, and on a busy machine much longer: measured up to seven times the whole update.
     """
+    return _compiled[is_small(program, minibatch_size)]
+
+
+def is_small(program: Program, minibatch_size: int) -> bool:
+    """Whether the matrix products of a step are too small for several threads."""
     largest = max(math.prod(shape) for shape in program.spec.layers.values())
-    return _compiled[largest * minibatch_size <= SMALL_PRODUCT and not program.spec.observations.images]
+    return largest * minibatch_size <= SMALL_PRODUCT and not program.spec.observations.images
 
 
 def samples_of(program: Program, scales: Scales, steps: Steps, estimates: Estimates) -> Samples:
