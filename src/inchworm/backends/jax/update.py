@@ -7,7 +7,7 @@ the program is in `Program`; what may change during a run (rates, coefficients, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,6 +31,9 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.rollout.sequences import minibatch_places
+
+Outputs = tuple[Array, Array, Array]
+"""The current policy's log-probs, entropy and values of a minibatch, each [L, n]."""
 
 
 class Settings(NamedTuple):
@@ -311,51 +314,38 @@ def loss_and_gradient(
     program: Program, carry: Carry, scales: Scales, rows: Samples, settings: Settings, count: Array
 ) -> tuple[dict[str, Array], Array]:
     """The loss terms of a minibatch, and the gradient [P] by all weights that learn; summed over micro-batches and custom losses."""
-    config = program.config
-    clip = (settings.clip_coef, settings.vf_coef, settings.ent_coef if config.ent_coef else 0.0, config.clip_vloss, settings.vf_clip_coef)
-    coefficients = LossCoefficients(*clip)
-    trained = split_vector(carry.weights, program.shapes)
-
-    def losses_of(trained: Params, part: Samples) -> tuple[list[Array], dict[str, Array]]:
-        """PPO's loss and every custom one, and PPO's terms."""
-        params, batch = {**trained, **dict(carry.frozen or {})}, unpack(program.spec, part)
-        evaluation = evaluate_batch(program, params, scales, batch)
-        terms = ppo_loss(evaluation, batch, coefficients, count)
-        share = batch.valid.sum(dtype=evaluation.values.dtype) / jnp.maximum(count, 1)
-        own = call_losses(program, params, scales, batch, evaluation) if program.losses else []
-        return [terms["loss"], *[value * share for value in own]], terms
-
-    parts = micro_batches(rows, config.gradient_accumulation)
-    if not program.losses:
-        total, gradient = _summed(
-            [jax.value_and_grad(lambda p, part=part: _first(losses_of(p, part)), has_aux=True)(trained) for part in parts]
-        )
-        return total, _vector(gradient, program)
+    config, trained = program.config, split_vector(carry.weights, program.shapes)
+    entropy = settings.ent_coef if config.ent_coef else 0.0
+    coefficients = LossCoefficients(settings.clip_coef, settings.vf_coef, entropy, config.clip_vloss, settings.vf_clip_coef)
     found = []
-    for part in parts:
-        values, pull, terms = jax.vjp(lambda p, part=part: losses_of(p, part), trained, has_aux=True)
-        units = [[jnp.full_like(value, i == j) for j, value in enumerate(values)] for i in range(len(values))]
-        found.append((values, [pull(unit)[0] for unit in units], terms))
-    values, gradients, terms = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
-    vectors = [_vector(gradient, program) for gradient in gradients]
-    for loss, value, vector in zip(program.losses, values[1:], vectors[1:]):
-        terms |= {f"loss/{loss.name}": value, f"grad_norm/{loss.name}": jnp.sqrt(jnp.vdot(vector, vector))}
-        terms["loss"] = terms["loss"] + value
+    for part in micro_batches(rows, config.gradient_accumulation):
+        batch = unpack(program.spec, part)
+
+        def evaluated(trained: Params, batch: Batch = batch) -> Outputs:
+            evaluation = evaluate_batch(program, {**trained, **dict(carry.frozen or {})}, scales, batch)
+            return evaluation.log_probs, evaluation.entropy, evaluation.values
+
+        def own_loss(outputs: Outputs, batch: Batch = batch) -> tuple[Array, dict[str, Array]]:
+            terms = ppo_loss(Evaluation(*outputs, scales.value_std), batch, coefficients, count)
+            return terms["loss"], terms
+
+        outputs, pull = jax.vjp(evaluated, trained)
+        (_, terms), by_outputs = jax.value_and_grad(own_loss, has_aux=True)(outputs)
+        gradients = [pull(by_outputs)[0]]
+        for loss in program.losses:  # each by itself, so that one that is not finite spoils no other's gradient
+
+            def custom(trained: Params, outputs: Outputs, loss: CustomLoss = loss, batch: Batch = batch) -> Array:
+                return call_loss(program, loss, {**trained, **dict(carry.frozen or {})}, scales, batch, outputs, count)
+
+            value, (direct, by_outputs) = jax.value_and_grad(custom, argnums=(0, 1))(trained, outputs)
+            gradients.append(jax.tree.map(jnp.add, direct, pull(by_outputs)[0]))
+            terms |= {f"loss/{loss.name}": value, "loss": terms["loss"] + value}
+        found.append((terms, gradients))
+    terms, gradients = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    vectors = [jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes]) for gradient in gradients]
+    for loss, vector in zip(program.losses, vectors[1:]):
+        terms[f"grad_norm/{loss.name}"] = jnp.sqrt(jnp.vdot(vector, vector))
     return terms, sum(vectors[1:], vectors[0])
-
-
-def _first(answer: tuple[list[Array], dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
-    return answer[0][0], answer[1]
-
-
-def _summed(found: Sequence[Any]) -> tuple[dict[str, Array], Any]:
-    """The terms and gradients of all micro-batches."""
-    (_, terms), gradient = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
-    return terms, gradient
-
-
-def _vector(gradient: Params, program: Program) -> Array:
-    return jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes])
 
 
 def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
@@ -367,11 +357,10 @@ def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
     return [jax.tree.map(lambda leaf, part=slice(start, stop): leaf[part], rows) for start, stop in bounds]
 
 
-def call_losses(program: Program, params: Params, scales: Scales, batch: Batch, evaluation: Evaluation) -> list[Array]:
-    """The values of the custom losses, each a scalar."""
-    fields = dict(batch.raw)
+def call_loss(program: Program, loss: CustomLoss, params: Params, scales: Scales, batch: Batch, outputs: Outputs, count: Array) -> Array:
+    """The value of a custom loss, a scalar, times the share of the minibatch's samples that this part of it has."""
     minibatch = Minibatch(
-        **fields,
+        **dict(batch.raw),
         log_probs=batch.log_probs,
         advantages=batch.advantages,
         returns=batch.returns,
@@ -380,7 +369,9 @@ def call_losses(program: Program, params: Params, scales: Scales, batch: Batch, 
         policy_state=batch.memory,
     )
     policy = program.policy.with_params(params, scales)
-    return [check_loss(loss.name, _called(loss, policy, minibatch, evaluation)) for loss in program.losses]
+    value = check_loss(loss.name, _called(loss, policy, minibatch, Evaluation(*outputs, scales.value_std)))
+    dtype = outputs[0].dtype
+    return value.astype(dtype) * (batch.valid.sum(dtype=dtype) / jnp.maximum(count, 1))
 
 
 def _called(loss: CustomLoss, policy: JaxPolicy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
