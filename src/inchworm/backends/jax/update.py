@@ -153,14 +153,14 @@ def update(
 ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
 """Compiler option by which XLA computes matrix products in the thread that runs the program."""
 SMALL_PRODUCT = 2**22
-"""Multiplications of a step's largest matrix product up to which other threads are not worth waking."""
+"""Multiplications of a step's largest matrix product up to which one thread is used: a guess, not yet measured on a quiet machine."""
 _compiled = {small: jax.jit(update, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
 
 
 def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tuple[Carry, Metrics, Estimates]]:
     """`update`, compiled when it is first called with a program and shapes; small networks compute in one thread.
 
-    Waking another thread takes longer than a small product, and on a busy machine much longer: measured up to seven times the whole update.
+    Waking another thread takes longer than a small product, most of all on a busy machine.
     """
     return _compiled[is_small(program, minibatch_size)]
 
