@@ -22,9 +22,8 @@ from inchworm.backends.jax.network import Scales
 from inchworm.backends.jax.scan import ScanState, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
-from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.types import Iteration
+from inchworm.core.types import RECENT_EPISODES, Iteration
 from inchworm.rollout.sequences import num_sequences
 
 CALL_SECONDS = 0.5

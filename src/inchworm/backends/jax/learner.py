@@ -5,6 +5,7 @@ The host draws the order of the samples, as in every backend, passes a rollout's
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
