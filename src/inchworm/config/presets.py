@@ -103,13 +103,13 @@ _ALL = (
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
     _tuned(
-        "Acrobot-v1", "", num_envs=16, target=-100.0, policy=_NORMALIZED, scale_rewards=True,
+        "Acrobot-v1", "-72.7 ± 2.0 after 1,003,712 steps, seeds 0 to 4", num_envs=16, target=-100.0, policy=_NORMALIZED, scale_rewards=True,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, update_epochs=4, rollout_steps=256,
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=50),
     ),
     _tuned(
-        "MountainCar-v0", "", num_envs=16, target=-110.0, policy=_NORMALIZED, scale_rewards=True,
-        learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
+        "MountainCar-v0", "-113.4 ± 7.8 after 1,000,000 steps, seeds 0 to 4", num_envs=16, target=-110.0, policy=_NORMALIZED,
+        scale_rewards=True, learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
     ),
     _tuned(
@@ -117,8 +117,8 @@ _ALL = (
         learning_rate=1e-3, gamma=0.9, gae_lambda=0.95, ent_coef=0.0, update_epochs=10, rollout_steps=1024,
         run=RunConfig(total_timesteps=100_000, checkpoint_interval=5),
     ),
-    _lunar_lander("LunarLander-v3", ""),
-    _lunar_lander("LunarLanderContinuous-v3", ""),
+    _lunar_lander("LunarLander-v3", "258.9 ± 5.2 after 1,015,808 steps, seeds 0 to 4"),
+    _lunar_lander("LunarLanderContinuous-v3", "261.2 ± 6.2 after 1,015,808 steps, seeds 0 to 4"),
     _tuned(
         "HalfCheetah-v5", "", num_envs=1, episodes=(10, 20),
         policy=PolicyConfig(
@@ -127,7 +127,7 @@ _ALL = (
         scale_rewards=True, learning_rate=2.06e-5, gamma=0.98, gae_lambda=0.92, clip_coef=0.1, ent_coef=0.0004, max_grad_norm=0.8,
         update_epochs=20, rollout_steps=512, run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=100),
     ),
-    _mujoco("Hopper-v5", ""),
+    _mujoco("Hopper-v5", "3,258 ± 1,425 after 1,001,574 steps, seeds 0 to 2"),
     _mujoco("Walker2d-v5", ""),
 )  # fmt: skip
 

@@ -148,7 +148,8 @@ def test_losses_that_cannot_be_compiled_are_named(answer, words):
 
 
 def test_cut_rows_are_padded_to_few_sizes():
-    assert [padded_cuts(count, 3) for count in (0, 3, 6, 7, 12, 13, 24, 25)] == [6, 6, 6, 12, 12, 24, 24, 48]
+    assert [padded_cuts(count, 3) for count in (0, 3, 96, 97, 192, 193)] == [96, 96, 96, 192, 192, 384]  # 3 times a power of two
+    assert [padded_cuts(count, 50) for count in (0, 100, 101)] == [100, 100, 200]  # two of each lane at least
     policy = JAX.policy()
     learner = JAX.learner(policy, CONFIG.replace(max_staleness=9))
     rollout = collect(policy)
