@@ -18,6 +18,7 @@ from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import EpisodeRecord
+from inchworm.rollout.measures import rollout_metrics
 from inchworm.rollout.rollout import Rollout
 
 
@@ -113,13 +114,16 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
     """Iterate until the run is done. `state` is up to date whatever ends the loop."""
     for callback in components.callbacks:
         callback.on_train_start(state)
+    ended = time.perf_counter()
     while not is_done(state, components.config.run):
         began, steps_before = time.perf_counter(), state.env_steps
         state.metrics, state.phase = dict(step_fn(state, components)), ""
         state.iteration += 1
-        seconds = time.perf_counter() - began
+        between, ended = began - ended, time.perf_counter()
+        seconds = ended - began
         state.metrics |= {
             "timing/seconds": seconds,
+            "timing/between_seconds": between,
             "timing/steps_per_second": (state.env_steps - steps_before) / max(seconds, 1e-9),
         }
         for callback in components.callbacks:
@@ -140,10 +144,12 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     began, steps_before, episodes_before = time.perf_counter(), state.env_steps, state.episodes
     ppo, warming_up = components.config.ppo, getattr(components.learner, "warming_up", False)  # a learner from elsewhere may lack it
     state.phase = "collecting"
+    env_seconds = getattr(components.collector, "env_seconds", 0.0)  # a collector from elsewhere may lack it
     rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
     state.follow(components.collector)
     for callback in components.callbacks:
         rollout = callback.on_rollout(state, rollout) or rollout
+    env_seconds = getattr(components.collector, "env_seconds", 0.0) - env_seconds
     collected = time.perf_counter()
     state.phase = "learning"
     components.learner.env_steps = steps_before  # not the number of rows learned from: a rollout may hold some from elsewhere
@@ -151,9 +157,11 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     give_weights(components.policy, components.collector)
     return {
         **stats,
+        **rollout_metrics(rollout),
         **episode_metrics(state, rollout),
         "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,
+        **({"timing/env_seconds": env_seconds} if env_seconds else {}),
         "timing/learn_seconds": time.perf_counter() - collected,
     }
 
@@ -182,6 +190,7 @@ def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
         metrics["mean_length"] = float(np.mean([episode.length for episode in state.recent]))
+        metrics["length_std"] = float(np.std([episode.length for episode in state.recent]))
     for name in sorted({name for episode in rollout.episodes for name in episode.info}):
         values = [episode.info[name] for episode in rollout.episodes if name in episode.info]
         metrics[f"episode/{name}"] = float(np.mean(values))
