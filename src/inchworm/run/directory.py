@@ -2,7 +2,7 @@
 
 ```
 runs/CartPole-v1-20261115-214455-a1b2/
-  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  lock
+  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  outcome.json  lock
 ```
 """
 
@@ -37,11 +37,13 @@ VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
 RATINGS_PAGE = "ratings.html"
+OUTCOME = "outcome.json"
+REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 
 FREE_FIELDS = frozenset({
-    "run.name", "run.directory", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
+    "run.name", "run.directory", "run.report", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
@@ -241,6 +243,21 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
     return run
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a run's directory. The lock is tried for a moment, shared with other readers."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _make_unique(directory: Path, env_id: str) -> Path:
     """Make a new directory such as `CartPole-v1-20261115-214455-a1b2`: names sort by environment, then by time."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env_id).strip("-.")[-60:] or "run"
@@ -258,9 +275,15 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
 
     `env` as for `load_config`; `hint` ends the error message.
     """
+    path = find_run(path_or_name, directory=directory, hint=hint)
+    return Run(path, load_config(path / CONFIG, env=env), continued=True)
+
+
+def find_run(path_or_name: str | Path, *, directory: str | Path = "runs", hint: str = "") -> Path:
+    """Return the directory of a run, given by its path or by its name in `directory`."""
     for path in (Path(path_or_name), Path(directory) / path_or_name):
         if (path / CONFIG).is_file():
-            return Run(path, load_config(path / CONFIG, env=env), continued=True)
+            return path
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
     if not names:
         raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one{hint}")
