@@ -77,7 +77,7 @@ def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height
 
     bottom = height - BOTTOM
     parts = [
-        f'<line class="grid" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
+        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
         f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
         for level in ticks(low, high, max(3, int(height // 55)))
     ]
@@ -151,7 +151,7 @@ def duration(seconds: float) -> str:
 
 
 _FILE_STYLE = (
-    "text{font:12px system-ui,Helvetica,Arial,sans-serif;fill:#333}.grid{stroke:#e4e6ea}.axis{stroke:#9aa3ad}"
+    "text{font:12px system-ui,Helvetica,Arial,sans-serif;fill:#333}.rule{stroke:#e4e6ea}.axis{stroke:#9aa3ad}"
     ".line{fill:none;stroke-width:1.8}"
     ".faint{stroke-width:1;opacity:.35}.dashed{stroke-dasharray:5 4}.band{opacity:.18;stroke:none}.cross{display:none}"
     + "".join(f".line.c{n}{{stroke:{colour}}}.band.c{n},.dot.c{n}{{fill:{colour}}}" for n, colour in enumerate(PALETTE))

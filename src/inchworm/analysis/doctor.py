@@ -18,6 +18,8 @@ from inchworm.core.spaces import leaf_shape, leaves
 
 MIN_UPDATES = 5
 """Fewer updates than this are not judged."""
+SETTLED = 20
+"""Updates from which on a critic that knows nothing, large gradients and weak evaluations are no longer those of a beginning."""
 SLOW = 1_000.0
 """Env steps per second below which it is worth saying what the time is spent on."""
 
@@ -282,8 +284,9 @@ def entropy_collapse(vitals: Vitals) -> Finding | None:
 def useless_critic(vitals: Vitals) -> Finding | None:
     """The critic explains nothing of the returns in the second half of the run."""
     explained, spread = vitals.median("explained_variance", 0.5), vitals.median("return_std", 0.5)
-    if explained is None or explained > 0.02 or not spread:
-        return None
+    scale = vitals.return_scale
+    if vitals.updates < SETTLED or explained is None or explained > 0.02 or spread is None or scale is None or spread <= 0.01 * scale:
+        return None  # where all returns are alike there is nothing to explain
     return Finding(
         "useless_critic",
         "The critic predicts returns no better than a constant",
@@ -299,7 +302,9 @@ def useless_critic(vitals: Vitals) -> Finding | None:
 def value_scale(vitals: Vitals) -> Finding | None:
     """The critic's error is larger than the spread of the returns: its values are on another scale."""
     loss, spread, mean = vitals.median("value_loss", 0.5), vitals.median("return_std", 0.5), vitals.median("return_mean", 0.5)
-    if vitals.policy.normalize_values or loss is None or not spread or mean is None or loss <= 1.5 * spread**2:
+    if vitals.updates < SETTLED or vitals.policy.normalize_values or loss is None or spread is None or mean is None:
+        return None
+    if np.sqrt(2 * loss) <= max(1.7 * spread, 0.2 * abs(mean)):
         return None
     return Finding(
         "value_scale",
@@ -313,7 +318,7 @@ def value_scale(vitals: Vitals) -> Finding | None:
 def clipped_gradients(vitals: Vitals) -> Finding | None:
     """The gradient is always far above its bound, so that the step size is decided by the clip alone."""
     norms, bound = vitals.run.column("grad_norm"), vitals.ppo.max_grad_norm
-    if bound is None or len(norms) < MIN_UPDATES:
+    if bound is None or len(norms) < SETTLED:
         return None
     median, share = float(np.median(norms)), float((norms > 5 * bound).mean())
     if median <= 40 * bound or share < 0.9:
@@ -336,7 +341,7 @@ def evaluation_gap(vitals: Vitals) -> Finding | None:
     rows, run = vitals.run.evaluations, vitals.run
     name = "episode/team_return" if "episode/team_return" in run.names else "mean_return"
     training = run.column(name)
-    if not rows or len(training) < MIN_UPDATES:
+    if not rows or len(training) < SETTLED:
         return None
     last, trained = rows[-1], float(np.median(training[-max(3, len(training) // 20) :]))
     score, spread = last["evaluation/mean_return"], last.get("evaluation/std_return", 0.0)

@@ -6,6 +6,8 @@ What trains is imported only after the first line is printed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, p
 from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
 from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
-from inchworm.core.errors import USAGE_ERRORS
+from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
 from inchworm.run.directory import RATINGS_PAGE, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
@@ -144,6 +146,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         if text := describe_convergence(state, config.convergence):
             terminal.print(text, markup=False)
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
+        _look_back(run, terminal)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -153,6 +156,24 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         for failure in state.failures:
             make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
         return EVALUATION_FAILED if state.failures else OK
+
+
+def _look_back(run: Run, terminal: Terminal) -> None:
+    """Write the report, and print what the doctor finds; a failure is a warning, because the training is done."""
+    from inchworm.analysis.doctor import diagnose, findings_text
+    from inchworm.analysis.report import write_report
+    from inchworm.analysis.runs import read_run
+
+    try:
+        record = dataclasses.replace(read_run(run.path), state="finished")  # its lock is still held
+        wrong = [finding for finding in diagnose(record) if not finding.note]
+        if wrong:
+            terminal.print(f"doctor: {'something looks' if len(wrong) == 1 else 'some things look'} wrong", markup=False)
+            terminal.print(findings_text(wrong[:3]), markup=False)
+        if run.config.run.report:
+            terminal.print(f"report: {write_report([record])}", markup=False)
+    except Exception as error:
+        warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=2)
 
 
 @contextlib.contextmanager

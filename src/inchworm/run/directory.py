@@ -330,13 +330,14 @@ def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
 
 def config_changes(before: TrainingConfig, after: TrainingConfig) -> dict[str, str]:
     """Every field that differs, as name -> `ppo.gamma: 0.99 → 0.9`."""
-    old, new = _flat(before.to_dict()), _flat(after.to_dict())
+    old, new = flatten_config(before.to_dict()), flatten_config(after.to_dict())
     names = [*old, *(name for name in new if name not in old)]
     return {name: f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)}
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's plain data as field -> value, such as `ppo.gamma`."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
