@@ -176,18 +176,18 @@ def forced_actions(vitals: Vitals) -> Finding | None:
 
 def no_reward_signal(vitals: Vitals) -> Finding | None:
     """Advantages do not differ, so that the policy gradient is noise."""
-    spread, returns = vitals.median("advantage_std"), vitals.median("return_std")
-    scale = vitals.return_scale
-    if spread is None or returns is None or scale is None or spread > 0.02 * max(scale, 0.1) or returns > 0.05 * max(scale, 0.1):
+    spread, scale, found = vitals.median("advantage_std"), vitals.return_scale, vitals.returns()
+    if spread is None or scale is None or found is None:
         return None
-    found = vitals.returns()
-    if found is not None and (vitals.improved or found[2] > 1e-3 * abs(found[1])):
-        return None  # something still differs between episodes
+    values = vitals.run.column("mean_return")
+    alike = max(vitals.run.column("episodes")) >= 20 and np.ptp(values) <= 1e-6 * max(1.0, abs(found[1]))
+    if not alike and (vitals.updates < SETTLED or vitals.improved or spread > 1e-3 * scale):
+        return None
     return Finding(
         "no_reward_signal",
         "Advantages have no spread: all actions look alike",
-        f"advantage_std is {spread:.2g} at returns of scale {scale:.2g}"
-        + ("" if found is None else f", and the mean return stays at {found[1]:.4g}"),
+        f"advantage_std is {spread:.2g} at returns of scale {scale:.2g}, and "
+        + (f"all episodes have the return {found[1]:.4g}" if alike else f"the mean return stays at {found[1]:.4g}"),
         (
             "check that the reward depends on the actions: inchworm check-env shows the rewards of random ones",
             "with rare rewards, explore more (ppo.ent_coef), use longer rollouts, or reward progress on the way",
@@ -243,7 +243,7 @@ def large_updates(vitals: Vitals) -> Finding | None:
 def no_updates(vitals: Vitals) -> Finding | None:
     """The policy hardly moves, although it takes steps."""
     kl, clipped = vitals.median("approx_kl", 0.0, 0.5), vitals.median("clip_fraction", 0.0, 0.5)
-    if kl is None or clipped is None or kl > 2e-5 or clipped > 1e-3:
+    if vitals.updates < SETTLED or kl is None or clipped is None or kl > 2e-5 or clipped > 1e-3:
         return None
     return Finding(
         "no_updates",
@@ -260,7 +260,7 @@ def no_updates(vitals: Vitals) -> Finding | None:
 def entropy_collapse(vitals: Vitals) -> Finding | None:
     """The policy became deterministic early, without a better return for it."""
     entropy = vitals.run.column("entropy")
-    if len(entropy) < MIN_UPDATES or vitals.improved:
+    if vitals.updates < SETTLED or vitals.returns() is None or vitals.improved:
         return None
     start, half = float(np.max(entropy[: max(1, len(entropy) // 10)])), float(np.median(entropy[len(entropy) // 3 :]))
     spec = vitals.run.spec
@@ -304,7 +304,7 @@ def value_scale(vitals: Vitals) -> Finding | None:
     loss, spread, mean = vitals.median("value_loss", 0.5), vitals.median("return_std", 0.5), vitals.median("return_mean", 0.5)
     if vitals.updates < SETTLED or vitals.policy.normalize_values or loss is None or spread is None or mean is None:
         return None
-    if np.sqrt(2 * loss) <= max(1.7 * spread, 0.2 * abs(mean)):
+    if np.sqrt(2 * loss) <= max(2.5 * spread, 0.2 * abs(mean)):
         return None
     return Finding(
         "value_scale",
@@ -321,7 +321,7 @@ def clipped_gradients(vitals: Vitals) -> Finding | None:
     if bound is None or len(norms) < SETTLED:
         return None
     median, share = float(np.median(norms)), float((norms > 5 * bound).mean())
-    if median <= 40 * bound or share < 0.9:
+    if median <= 200 * bound or share < 0.9:
         return None
     return Finding(
         "clipped_gradients",
@@ -399,27 +399,31 @@ RULES: tuple[Rule, ...] = (
     forced_actions,
     dead_memory,
     no_reward_signal,
+    clipped_gradients,
     large_updates,
     no_updates,
     entropy_collapse,
     evaluation_gap,
     value_scale,
     useless_critic,
-    clipped_gradients,
     time_bound,
 )
 """From causes to symptoms."""
 
 FOLLOWS = {
-    "no_updates": ("learning_rate_zero", "forced_actions", "no_reward_signal"),
-    "entropy_collapse": ("reward_scale", "observation_scale", "large_updates", "forced_actions"),
-    "value_scale": ("reward_scale", "observation_scale", "learning_rate_zero", "no_updates", "endless_episodes"),
-    "useless_critic": ("reward_scale", "observation_scale", "learning_rate_zero", "no_updates", "no_reward_signal", "large_updates"),
-    "clipped_gradients": ("reward_scale", "observation_scale", "value_scale"),
-    "no_reward_signal": ("forced_actions",),
     "dead_memory": ("observation_scale",),
+    "no_reward_signal": ("forced_actions",),
+    "clipped_gradients": ("reward_scale", "observation_scale"),
     "large_updates": ("observation_scale",),
-}
+    "no_updates": ("learning_rate_zero", "forced_actions", "no_reward_signal", "clipped_gradients", "reward_scale", "observation_scale"),
+    "entropy_collapse": ("reward_scale", "observation_scale", "large_updates", "forced_actions"),
+    "evaluation_gap": ("learning_rate_zero", "no_updates", "observation_scale"),
+    "value_scale": ("reward_scale", "observation_scale", "learning_rate_zero", "no_updates", "hidden_termination", "endless_episodes"),
+    "useless_critic": (
+        "reward_scale", "observation_scale", "learning_rate_zero", "no_updates", "no_reward_signal", "large_updates", "value_scale",
+        "hidden_termination", "endless_episodes",
+    ),
+}  # fmt: skip
 """Rule -> rules that explain it, if they have found something."""
 
 

@@ -46,7 +46,6 @@ CHARTS = {
     "explained_variance": "rises towards 1",
     "grad_norm": "before clipping",
     "learning_rate": "after the schedule",
-    "advantage_std": "well above 0",
     "mean_length": "steps per episode",
 }
 """The metrics that every page shows, each with a hint; all others are behind a button."""
@@ -129,7 +128,7 @@ def _header(runs: Sequence[RunRecord]) -> str:
         environments = ", ".join(dict.fromkeys(run.config.env.id for run in runs))
         return f"<header><h1>{len(runs)} runs</h1><p>{e(environments)}</p></header>"
     run = runs[0]
-    config, reason = run.config, f" ({e(run.reason)})" if run.reason else ""
+    config, reason = run.config, f" · ended: {e(run.reason)}" if run.reason else ""
     facts = (config.env.id, f"policy {config.policy.kind}", f"backend {config.run.backend}", f"seed {config.run.seed}")
     return (
         f'<header><h1>{e(run.name)} <span class="badge {run.state}">{run.state}</span></h1>'
@@ -214,7 +213,7 @@ def return_lines(runs: Sequence[RunRecord], groups: Sequence[Group]) -> list[Lin
         training = metric_line(runs[0], name, label="training", colour=0)
         evaluation = evaluation_line(runs[0], colour=1, style="dots")
         return [line for line in (training, evaluation) if line is not None]
-    evaluated = all(len(run.evaluations) > 1 for run in runs)
+    evaluated = all(len(run.evaluations) >= 5 for run in runs)
     name = "evaluation/mean_return" if evaluated else "mean_return"
     lines: list[Line] = []
     for index, group in enumerate(groups):
@@ -244,13 +243,12 @@ def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """Small charts of the metrics that matter, and all others behind a button."""
     points = max(60, min(300, 900 // len(runs)))
 
+    colours = [next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else n for n, run in enumerate(runs)]
+
     def lines_of(name: str) -> list[Line]:
-        lines = []
-        for index, run in enumerate(runs):
-            colour = next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else index
-            line = metric_line(run, name, label=name if len(runs) == 1 else run.name, colour=colour)
-            lines += [] if line is None else [line]
-        return lines
+        labels = [name] if len(runs) == 1 else [run.name for run in runs]
+        made = (metric_line(run, name, label=label, colour=colour) for run, label, colour in zip(runs, labels, colours))
+        return [line for line in made if line is not None]
 
     shown = "".join(figure(lines, name, hint, points=points) for name, hint in CHARTS.items() if (lines := lines_of(name)))
     names = dict.fromkeys(name for run in runs for name in run.names if name not in CHARTS and name not in _HIDDEN)
@@ -258,7 +256,8 @@ def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     drawn = "".join(figure(lines, name, points=points // 2) for name in others[:MOST_OTHERS] if (lines := lines_of(name)))
     left = f'<p class="hint">{len(others) - MOST_OTHERS} more are in metrics.jsonl</p>' if len(others) > MOST_OTHERS else ""
     more = f"<details id=more><summary>{min(len(others), MOST_OTHERS)} more metrics</summary><div class=grid>{drawn}</div>{left}</details>"
-    return section("losses and diagnostics", f'<div class="grid">{shown}</div>' if shown else "", more if drawn else "")
+    keys = legend(lines_of("loss")[:24]) if len(runs) > 1 else ""
+    return section("losses and diagnostics", keys, f'<div class="grid">{shown}</div>' if shown else "", more if drawn else "")
 
 
 def _time(runs: Sequence[RunRecord]) -> str:
@@ -275,8 +274,9 @@ def _time(runs: Sequence[RunRecord]) -> str:
         )
     ]
     if speeds:
-        parts.append(f'<div class="grid">{figure(speeds, "steps per second", points=200, zero=True)}</div>')
-    return section("where the time went", *parts)
+        parts.append(figure(speeds, "steps per second", points=200, zero=True))
+    bars, speed = "".join(parts[: len(parts) - bool(speeds)]), parts[-1] if speeds else ""
+    return section("where the time went", f'<div class="two"><div>{bars}</div>{speed}</div>' if parts else "")
 
 
 def _ratings(runs: Sequence[RunRecord]) -> str:

@@ -38,7 +38,7 @@ MEDIA = (".mp4", ".webm", ".gif", ".html")
 _OURS = ("report.html", "ratings.html")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """What the files of a run say. Rows are those of `metrics.jsonl` and `timing.jsonl`, without values that are not numbers."""
 
@@ -122,7 +122,11 @@ class RunRecord:
         if spec is not None:
             facts |= {"observations": in_one_line(spec.observation_space), "actions": in_one_line(spec.action_space)}
             facts["parameters"] = f"{sum(math.prod(shape) for shape in spec.layers.values()):,}"
-        for name, label in (("mean_length", "episode length"), ("truncated_share", "truncated episodes"), ("observation_scale", "scale")):
+        for name, label in (
+            ("mean_length", "episode length"),
+            ("truncated_share", "truncated episodes"),
+            ("observation_scale", "observation scale"),
+        ):
             values = self.column(name)[-20:]
             if len(values):
                 facts[label] = f"{values.mean():.0%}" if name == "truncated_share" else f"{values.mean():.4g}"
