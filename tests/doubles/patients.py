@@ -77,9 +77,9 @@ class Myopic(gym.Env[Any, Any]):
         self.steps += 1
         reward = float(action == 0)
         self.earned += reward
-        ended = self.steps == 16
+        ended = self.steps == 48
         final = float(self.np_random.normal()) - self.earned if ended else 0.0
-        return np.full(1, self.steps / 16, np.float32), reward + final, ended, False, {}
+        return np.full(1, self.steps / 48, np.float32), reward + final, ended, False, {}
 
 
 def scaled_reward(factor: float) -> Wrap:
@@ -127,7 +127,7 @@ SICK: dict[str, list[Patient]] = {
     "no_reward_signal": [Patient(wrap=scaled_reward(0.0))],
     "large_updates": [Patient({"learning_rate": 0.02, "update_epochs": 20, "clip_coef": 50.0})],
     "no_updates": [Patient({"learning_rate": 1e-9})],
-    "entropy_collapse": [Patient({"learning_rate": 3e-3, "gamma": 0.3}, world=Myopic)],
+    "entropy_collapse": [Patient({"learning_rate": 1e-2, "gamma": 0.3}, world=Myopic)],
     "evaluation_gap": [Patient(wrap=scaled_reward(1.0), wrap_eval=scaled_reward(0.1))],
     "value_scale": [Patient({"vf_coef": 0.0}, wrap=scaled_reward(10.0))],
     "useless_critic": [Patient({"vf_coef": 0.0})],
@@ -159,7 +159,9 @@ def train_patient(patient: Patient, directory: Path, env: str = "CartPole-v1", s
         policy=PolicyConfig(hidden_sizes=(32,), **patient.policy),
         ppo=ppo,
         evaluation=EvalConfig(interval=0, final_episodes=0 if endless else 16),
-        run=RunConfig(total_timesteps=patient.iterations * 8 * ppo.rollout_steps, seed=seed, checkpoint_interval=0, checkpoint_seconds=None),
+        run=RunConfig(
+            total_timesteps=patient.iterations * 8 * ppo.rollout_steps, seed=seed, checkpoint_interval=0, checkpoint_seconds=None
+        ),
     )
     evaluated = {} if endless else {"eval_env": make(patient.wrap_eval or patient.wrap)}
     with PPOTrainer(config.policy, make(patient.wrap), config, run_dir=directory, **evaluated) as trainer:

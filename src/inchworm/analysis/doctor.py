@@ -266,7 +266,7 @@ def entropy_collapse(vitals: Vitals) -> Finding | None:
     spec = vitals.run.spec
     boxes = [] if spec is None else [leaf_shape(space) for _, space in leaves(spec.action_space) if isinstance(space, spaces.Box)]
     dimensions = sum(int(np.prod(shape)) for shape in boxes)
-    collapsed = start - half > 2.5 * dimensions if dimensions else start > 0 and half < 0.1 * start
+    collapsed = start - half > 2.5 * dimensions if dimensions else start > 0 and half < 0.15 * start
     if not collapsed:
         return None
     return Finding(

@@ -123,6 +123,12 @@ def figure(lines: Sequence[Line], caption: str, hint: str = "", *, points: int, 
     return f"<figure><figcaption>{e(caption)} <small>{e(hint)}</small></figcaption>{drawn}</figure>"
 
 
+def large_chart(lines: Sequence[Line], label: str) -> str:
+    """A chart over the whole width, drawn for wide and for narrow pages: texts of a scaled one would be too small to read."""
+    wide, narrow = chart_svg(lines, label, width=1160.0, height=360.0), chart_svg(lines, label, width=480.0, height=280.0)
+    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+
+
 def _header(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         environments = ", ".join(dict.fromkeys(run.config.env.id for run in runs))
@@ -231,7 +237,7 @@ def _returns(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     lines = return_lines(runs, groups)
     if not lines:
         return section("learning curve", '<p class="hint">No episode has ended yet.</p>')
-    drawn = chart_svg(lines, "return", width=1160.0, height=360.0)
+    drawn = large_chart(lines, "return")
     narrow = [line for line in lines if line.style != "faint"]
     band = "the band is the 95 % interval of the mean" if len(runs) == 1 else "interquartile mean and 95 % bootstrap interval over seeds"
     shaded = any(line.low is not None for line in lines)
@@ -300,7 +306,7 @@ def _ratings(runs: Sequence[RunRecord]) -> str:
             for entry in entries[-8:]
         ]  # fmt: skip
         head = ("env steps", "rating ± 2 sigma", *(f"win rate vs {name}" for name in book.anchors))
-        parts += [chart_svg(lines, "rating", width=1160.0, height=300.0), legend(lines), table(head, rows)]
+        parts += [large_chart(lines, "rating"), legend(lines), table(head, rows)]
     return section("ratings", *parts)
 
 

@@ -33,7 +33,8 @@
       const index = nearest(line.x, step), row = document.createElement("div"), key = document.createElement("i");
       key.className = `key c${line.colour}`;
       const band = line.low ? ` [${number(line.low[index])}, ${number(line.high[index])}]` : "";
-      row.append(key, `${line.name} ${number(line.y[index])}${band}`);
+      const at = Math.abs(line.x[index] - step) > (data.range[1] - data.range[0]) / 50 ? ` at ${line.x[index].toLocaleString("en")}` : "";
+      row.append(key, `${line.name} ${number(line.y[index])}${band}${at}`);
       tip.append(row);
     }
     const [left, right] = data.area, [first, last] = data.range;
