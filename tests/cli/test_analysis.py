@@ -1,6 +1,7 @@
 """`inchworm report`, `watch`, `plot`, `doctor` and `runs` as commands, and what `train` leaves at its end."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,8 @@ import pytest
 from doubles.run_files import write_run
 from inchworm.cli.main import main
 
-TRAIN = (
-    "train CartPole-v1 --quiet --total-timesteps 1024 --ppo.rollout-steps 32 --evaluation.final-episodes 2 --evaluation.interval 0".split()
-)
+TRAIN = ["train", "CartPole-v1", "--quiet", "--total-timesteps", "1024", "--ppo.rollout-steps", "32", "--evaluation.interval", "0"]
+TRAIN += ["--evaluation.final-episodes", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,7 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["runs"]) == 0
     printed = capsys.readouterr().out
-    assert "seed-0  finished  200 ± 10 after 10.2k steps" in " ".join(printed.split("  ")) or "seed-0" in printed
-    assert "10,240" in printed
+    assert re.search(r"seed-0 +finished +200 ± 10 after 10.24k steps +10,240", printed)
 
 
 @pytest.mark.parametrize(

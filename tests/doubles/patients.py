@@ -128,7 +128,9 @@ SICK: dict[str, list[Patient]] = {
     "large_updates": [Patient({"learning_rate": 0.02, "update_epochs": 20, "clip_coef": 50.0})],
     "no_updates": [Patient({"learning_rate": 1e-9})],
     "entropy_collapse": [Patient({"learning_rate": 1e-2, "gamma": 0.3}, world=Myopic)],
-    "evaluation_gap": [Patient(wrap=scaled_reward(1.0), wrap_eval=scaled_reward(0.1))],
+    "evaluation_gap": [
+        Patient(wrap=scaled_reward(1.0), wrap_eval=lambda env: gym.wrappers.TransformReward(env, lambda reward: float(reward) - 5.0))
+    ],
     "value_scale": [Patient({"vf_coef": 0.0}, wrap=scaled_reward(10.0))],
     "useless_critic": [Patient({"vf_coef": 0.0})],
     "clipped_gradients": [Patient({"vf_coef": 2_000.0})],

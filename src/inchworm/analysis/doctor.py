@@ -68,7 +68,7 @@ class Vitals:
         if found is None:
             return False
         early, late, noise = found
-        return late - early > max(0.1 * abs(early), 4 * noise)
+        return late - early > max(0.1 * abs(early), 8 * noise)  # means over 100 episodes move slowly
 
     @property
     def return_scale(self) -> float | None:
@@ -226,12 +226,14 @@ def large_updates(vitals: Vitals) -> Finding | None:
     if kl is None or clipped is None:
         return None
     constant_clip = vitals.ppo.clip_schedule == "constant" and vitals.ppo.clip_coef >= 0.1
-    if kl <= 0.08 and not (constant_clip and clipped > 0.5):
+    worst = float(vitals.run.column("approx_kl").max())  # after a single explosion nothing may move any more
+    if kl <= 0.08 and worst <= 1.0 and not (constant_clip and clipped > 0.6):
         return None
     return Finding(
         "large_updates",
         "Updates are too large: the policy moves further than PPO's clip can bound",
-        f"approx_kl has the median {kl:.3g} (0.001 to 0.03 is usual), clip_fraction {clipped:.2g} (0.02 to 0.3)",
+        f"approx_kl has the median {kl:.3g} and the maximum {worst:.3g} (0.001 to 0.03 is usual), clip_fraction the median {clipped:.2g} "
+        "(0.02 to 0.3)",
         (
             f"lower ppo.learning_rate (now {vitals.ppo.learning_rate:g}) by a factor of 3 to 10",
             f"lower ppo.update_epochs (now {vitals.ppo.update_epochs}), or set ppo.target_kl=0.02",
@@ -266,7 +268,7 @@ def entropy_collapse(vitals: Vitals) -> Finding | None:
     spec = vitals.run.spec
     boxes = [] if spec is None else [leaf_shape(space) for _, space in leaves(spec.action_space) if isinstance(space, spaces.Box)]
     dimensions = sum(int(np.prod(shape)) for shape in boxes)
-    collapsed = start - half > 2.5 * dimensions if dimensions else start > 0 and half < 0.15 * start
+    collapsed = start - half > 2.5 * dimensions if dimensions else start > 0 and half < 0.2 * start
     if not collapsed:
         return None
     return Finding(
@@ -341,7 +343,7 @@ def evaluation_gap(vitals: Vitals) -> Finding | None:
     rows, run = vitals.run.evaluations, vitals.run
     name = "episode/team_return" if "episode/team_return" in run.names else "mean_return"
     training = run.column(name)
-    if not rows or len(training) < SETTLED:
+    if not rows or vitals.updates < SETTLED or len(training) < MIN_UPDATES:
         return None
     last, trained = rows[-1], float(np.median(training[-max(3, len(training) // 20) :]))
     score, spread = last["evaluation/mean_return"], last.get("evaluation/std_return", 0.0)
