@@ -74,6 +74,11 @@ def test_every_rule_has_a_patient() -> None:
     assert all(order.index(cause) < order.index(rule) for rule, causes in FOLLOWS.items() for cause in causes), "causes are asked first"
 
 
+def test_every_rule_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert [f"### {rule.__name__.replace('_', '-')}" for rule in RULES] == [line for line in page.splitlines() if line.startswith("### ")]
+
+
 def test_causes_come_before_what_follows_from_them(healthy: RunRecord) -> None:
     def sick(row: dict[str, Any]) -> dict[str, Any]:
         return {**row, "return_mean": 1e5, "return_std": 1e4, "value_loss": 1e12, "explained_variance": -1.0, "grad_norm": 1e6}

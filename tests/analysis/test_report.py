@@ -53,6 +53,28 @@ def test_the_page_has_every_part(tmp_path: Path) -> None:
     assert (curve[0]["y"][-1], curve[1]["y"][-1], curve[1]["low"][-1], curve[1]["high"][-1]) == (200.0, 200.0, 190.0, 210.0)
 
 
+def test_ratings_are_a_curve_with_the_fixed_players_and_a_table(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "rated")
+    history = [
+        {"iteration": i, "env_steps": 1000 * i, "rating": 20.0 + i, "rating_sigma": 2.0, "win_rates": {"a<b": 0.5 + 0.1 * i}}
+        for i in range(4)
+    ]
+    (path / "ratings.json").write_text(json.dumps({"anchors": {"a<b": [22.0, 1.0]}, "history": history}))
+    page = Parsed(report_page([read_run(path)]))
+    charts = [json.loads(str(attributes["data-chart"])) for _, attributes in page.elements if "data-chart" in attributes]
+    policy, fixed = next(chart["lines"] for chart in charts if chart["lines"][0]["name"] == "the policy")
+    assert (policy["x"], policy["y"], policy["low"], policy["high"]) == (
+        [0, 1000, 2000, 3000],
+        [20, 21, 22, 23],
+        [16, 17, 18, 19],
+        [24, 25, 26, 27],
+    )
+    assert (fixed["name"], fixed["y"]) == ("a<b", [22.0, 22.0])
+    assert "80%" in page.text
+    (path / "ratings.json").write_text('{"anchors": {"x": 3}}')
+    assert "win rate vs" not in report_page([read_run(path)]), "a damaged file is left out"
+
+
 def test_findings_are_on_the_page(tmp_path: Path) -> None:
     page = report_page([read_run(write_run(tmp_path / "sick", learning_rate=0.0))])
     assert "The learning rate is zero, so nothing is learned" in page

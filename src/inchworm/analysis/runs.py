@@ -27,7 +27,7 @@ from inchworm.core.spaces import in_one_line
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, sync_directory, untrusted
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, VERSIONS, find_run, is_locked, take_lock
+from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, REPORT, VERSIONS, find_run, is_locked, take_lock
 from inchworm.selfplay.callback import RATINGS
 from inchworm.selfplay.ratings import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
@@ -35,7 +35,7 @@ from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 State = Literal["running", "finished", "interrupted", "failed"]
 ARCHIVE = "archive"
 MEDIA = (".mp4", ".webm", ".gif", ".html")
-_OURS = ("report.html", "ratings.html")
+_OURS = (REPORT, "ratings.html")  # the second one by earlier versions
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
-from inchworm.run.directory import RATINGS_PAGE, Run, create_run
+from inchworm.run.directory import Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     from inchworm.run.policies import policy_file_names
 
     name = run.typed
-    names = (*policy_file_names(run), *policy_file_names(run, best=True), RATINGS_PAGE)
+    names = (*policy_file_names(run), *policy_file_names(run, best=True))
     files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",
