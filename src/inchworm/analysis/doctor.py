@@ -252,7 +252,7 @@ def no_updates(vitals: Vitals) -> Finding | None:
         "Updates have no effect: the policy hardly moves",
         f"approx_kl has the median {kl:.2g} (0.001 to 0.03 is usual), clip_fraction {clipped:.2g} (0.02 to 0.3)",
         (
-            f"raise ppo.learning_rate (now {vitals.ppo.learning_rate:g}) by a factor of 3 to 10",
+            f"raise ppo.learning_rate (now {vitals.ppo.learning_rate:g}; 1e-4 to 1e-3 is usual)",
             f"raise ppo.update_epochs (now {vitals.ppo.update_epochs}), or use smaller minibatches",
             "check that ppo.freeze does not keep the actor",
         ),

@@ -142,11 +142,11 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         terminal.print(trainer.size, markup=False)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it
-        trainer.train(profile=profile, progress=console)
+        history = trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
             terminal.print(text, markup=False)
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
-        _look_back(run, terminal)
+        _look_back(run, terminal, history.stop_reason or "")
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -158,14 +158,14 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         return EVALUATION_FAILED if state.failures else OK
 
 
-def _look_back(run: Run, terminal: Terminal) -> None:
+def _look_back(run: Run, terminal: Terminal, reason: str) -> None:
     """Write the report, and print what the doctor finds; a failure is a warning, because the training is done."""
     from inchworm.analysis.doctor import diagnose, findings_text
     from inchworm.analysis.report import write_report
     from inchworm.analysis.runs import read_run
 
     try:
-        record = dataclasses.replace(read_run(run.path), state="finished")  # its lock is still held
+        record = dataclasses.replace(read_run(run.path), state="finished", reason=reason)  # its lock is still held
         wrong = [finding for finding in diagnose(record) if not finding.note]
         if wrong:
             terminal.print(f"doctor: {'something looks' if len(wrong) == 1 else 'some things look'} wrong", markup=False)
