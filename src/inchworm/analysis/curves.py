@@ -125,10 +125,3 @@ def seeds_line(group: Group, name: str, **options: Any) -> Line | None:
 def final_scores(group: Group) -> np.ndarray:
     """The last score of each run of a group."""
     return np.array([run.score for run in group.runs if run.score is not None], np.float64)
-
-
-def smooth(values: np.ndarray, window: int) -> np.ndarray:
-    """The running mean of the last `window` values."""
-    sums = np.cumsum(np.insert(values, 0, 0.0))
-    begins = np.maximum(np.arange(1, len(values) + 1) - window, 0)
-    return np.asarray((sums[1:] - sums[begins]) / (np.arange(1, len(values) + 1) - begins))
