@@ -30,7 +30,7 @@ def test_training_ends_with_a_report_and_the_doctor(here: Path, capsys: pytest.C
     printed = capsys.readouterr().out
     assert "doctor: " in printed
     assert "The learning rate is zero, so nothing is learned" in printed
-    assert "report: runs/sick/report.html" in printed
+    assert "best_policy.safetensors, report.html, metrics.jsonl" in printed
     assert 'class="badge finished"' in Path("runs/sick/report.html").read_text()
     assert main([*TRAIN, "--run.name", "quiet", "--run.report", "false"]) == 0
     assert not Path("runs/quiet/report.html").exists()

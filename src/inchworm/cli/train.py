@@ -19,7 +19,7 @@ from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
-from inchworm.run.directory import Run, create_run
+from inchworm.run.directory import REPORT, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
@@ -145,8 +145,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         history = trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
             terminal.print(text, markup=False)
+        findings = _look_back(run, history.stop_reason or "")
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
-        _look_back(run, terminal, history.stop_reason or "")
+        if findings:
+            terminal.print(findings, markup=False)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -158,22 +160,21 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         return EVALUATION_FAILED if state.failures else OK
 
 
-def _look_back(run: Run, terminal: Terminal, reason: str) -> None:
-    """Write the report, and print what the doctor finds; a failure is a warning, because the training is done."""
+def _look_back(run: Run, reason: str) -> str:
+    """Write the report, and return what the doctor finds; a failure is a warning, because the training is done."""
     from inchworm.analysis.doctor import diagnose, findings_text
     from inchworm.analysis.report import write_report
     from inchworm.analysis.runs import read_run
 
     try:
         record = dataclasses.replace(read_run(run.path), state="finished", reason=reason)  # its lock is still held
-        wrong = [finding for finding in diagnose(record) if not finding.note]
-        if wrong:
-            terminal.print(f"doctor: {'something looks' if len(wrong) == 1 else 'some things look'} wrong", markup=False)
-            terminal.print(findings_text(wrong[:3]), markup=False)
         if run.config.run.report:
-            terminal.print(f"report: {write_report([record])}", markup=False)
+            write_report([record])
+        wrong = [finding for finding in diagnose(record) if not finding.note]
+        return f"doctor: something looks wrong (inchworm doctor {run.typed})\n{findings_text(wrong[:3])}" if wrong else ""
     except Exception as error:
         warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=2)
+        return ""
 
 
 @contextlib.contextmanager
@@ -211,7 +212,7 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     from inchworm.run.policies import policy_file_names
 
     name = run.typed
-    names = (*policy_file_names(run), *policy_file_names(run, best=True))
+    names = (*policy_file_names(run), *policy_file_names(run, best=True), REPORT)
     files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",
