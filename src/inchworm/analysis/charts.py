@@ -165,27 +165,28 @@ _LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
+def plot_svg(lines: Sequence[Line], y_label: str) -> str:
+    """A chart as a file of its own, with labels of the axes and the names of the lines below it."""
+    width, height = 720.0, 400.0
+    named = [line for line in lines if line.style != "faint"]
+    total = height + 28 + 18 * len(named)
+    drawn = chart_svg(lines, y_label, width=width, height=height)
+    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{html.escape(y_label)}</text>']
+    parts.append(f'<text x="{width - RIGHT:g}" y="{height - 1:g}" text-anchor="end">env steps</text>')
+    for row, line in enumerate(named):
+        level, colour = height + 10 + 18 * row, f"{line.style} c{line.colour % len(PALETTE)}"
+        parts.append(f'<line class="line {colour}" x1="{LEFT:g}" x2="{LEFT + 26:g}" y1="{level:g}" y2="{level:g}"/>')
+        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{html.escape(line.name)}</text>')
+    size = f'width="{width:g}" height="{total:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {total:g}"><style>{_FILE_STYLE}</style>'
+    return f'{head}<rect {size} fill="#fff"/><g transform="translate(0 18)">{"".join(parts)}</g></svg>\n'
+
+
 def save_plot(lines: Sequence[Line], out: str | Path, *, y_label: str = "return") -> Path:
     """Write lines as a figure for papers: .svg by our own code, .png and .pdf by matplotlib."""
     path = Path(out)
     if path.suffix == ".svg":
-        width, height = 720.0, 420.0
-        names = [line for line in lines if line.style != "faint"]
-        keys = ""
-        for row, line in enumerate(names):
-            level, colour = TOP + 12 + 17 * row, f"{line.style} c{line.colour % len(PALETTE)}"
-            keys += f'<line class="line {colour}" x1="{LEFT + 10:g}" x2="{LEFT + 34:g}" y1="{level:g}" y2="{level:g}"/>'
-            keys += f'<text x="{LEFT + 40:g}" y="{level + 4:g}">{html.escape(line.name)}</text>'
-        axes = (
-            f'<text x="{width - RIGHT:g}" y="{height - 4:g}" text-anchor="end">env steps</text>'
-            f'<text x="6" y="{TOP + 4:g}" font-weight="bold">{html.escape(y_label)}</text>'
-        )
-        drawn = chart_svg(lines, y_label, width=width, height=height).removesuffix("</svg>")
-        drawn = drawn[: drawn.index(' tabindex="0"')] + drawn[drawn.index(">") :]  # no numbers for a script
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        return write_atomically(
-            path, drawn.replace("<svg ", head, 1).replace(">", f"><style>{_FILE_STYLE}</style>", 1) + keys + axes + "</svg>\n"
-        )
+        return write_atomically(path, plot_svg(lines, y_label))
     if path.suffix not in (".png", ".pdf"):
         raise ConfigError(f"--out {path} must end in .svg, .png or .pdf")
     try:
