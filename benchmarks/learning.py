@@ -24,11 +24,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import jax_learning
 import presets
 import value_scaling
 from curves import COMPARED, SHOWN, draw, figures, smoothed
+from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
 from machine import machine_facts
-from seeds import bootstrap_interval, holm, interquartile_mean, p_differs
+from seeds import holm, p_differs
 from side import PRESET, PRESET_STEPS, SIDES, run_side
 from works import LEARNING
 
@@ -121,7 +123,7 @@ def figure(runs: Runs | None, name: str) -> str:
     found = samples(runs or [], name)
     if not found:
         return "not run"
-    low, high = bootstrap_interval(found)
+    low, high = bootstrap_interval95(found)
     return f"{interquartile_mean(found):.1f} [{low:.1f}, {high:.1f}]"
 
 
@@ -204,7 +206,7 @@ def write_page(results: Results, docs: Path) -> None:
     ]
     if PRESET in results:
         lines += _preset_section(results[PRESET])
-    lines += [*presets.section(), *value_scaling.section()]
+    lines += [*presets.section(), *value_scaling.section(), *jax_learning.section()]
     lines += ["## Learning curves", "", "Return of training episodes: mean over seeds, and the range from the worst to the best seed.", ""]
     for work, sides in results.items():
         total = max(run["steps"] for runs in sides.values() for run in runs)

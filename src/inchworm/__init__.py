@@ -5,6 +5,7 @@ and a program that only acts never imports a learning framework.
 """
 
 import importlib
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ _HOMES = {
 }
 """Public name -> the module it lives in."""
 
-__all__ = sorted([*_HOMES, "__version__"])
+_OPTIONAL = [] if importlib.util.find_spec("torch") else [name for name, module in _HOMES.items() if ".backends.torch." in module]
+__all__ = sorted({*_HOMES, "__version__"}.difference(_OPTIONAL))
 
 
 def __getattr__(name: str) -> Any:
@@ -33,11 +35,12 @@ def __getattr__(name: str) -> Any:
         try:
             value = getattr(importlib.import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            if error.name not in ("torch", "jax"):
                 raise
             from inchworm.core.errors import MissingExtraError
 
-            raise MissingExtraError(f'inchworm.{name} needs torch, which is not installed; type: pip install "inchworm[torch]"') from error
+            missing = f"inchworm.{name} needs {error.name}, which is not installed"
+            raise MissingExtraError(f'{missing}; type: pip install "inchworm[{error.name}]"') from error
     else:
         raise AttributeError(f"module 'inchworm' has no attribute {name!r}")
     globals()[name] = value

@@ -5,6 +5,8 @@ from inchworm.analysis.doctor import diagnose as diagnose
 from inchworm.analysis.report import report as report
 from inchworm.analysis.runs import RunRecord as RunRecord
 from inchworm.analysis.runs import read_run as read_run
+from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer
+from inchworm.backends.jax.policy import JaxPolicy as JaxPolicy
 from inchworm.backends.numpy.policy import NumpyPolicy as NumpyPolicy
 from inchworm.backends.registry import compute_advantages as compute_advantages
 from inchworm.backends.registry import compute_gae as compute_gae
@@ -82,6 +84,8 @@ from inchworm.tracking.console import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
+from inchworm.train.seeds import SeedsSummary as SeedsSummary
+from inchworm.train.seeds import train_seeds as train_seeds
 from inchworm.train.trainer import PPOTrainer as PPOTrainer
 from inchworm.train.trainer import create_training_components as create_training_components
 from inchworm.train.trainer import functional_training_loop as functional_training_loop

@@ -4,12 +4,13 @@ import functools
 import math
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from doubles.learners import NUMPY, SIDES, TORCH, collect, of_unknown_weights, parameters
+from doubles.learners import JAX, NUMPY, SIDES, TORCH, collect, of_unknown_weights, parameters
 from inchworm.backends.custom_losses import ARGUMENTS
 from inchworm.backends.learner import explained_variance, ratio_metrics, schedule_factor, summary
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
@@ -82,6 +83,13 @@ def torch_pull(policy):
     return 100 * policy.network.actor["head"].bias[0] + 7
 
 
+def jax_pull(policy):
+    return 100 * policy.params["actor.head.bias"][0] + 7
+
+
+PULLS = {"numpy": numpy_pull, "torch": torch_pull, "jax": jax_pull}
+
+
 def nothing(side, values):
     """A loss of 0."""
     return side.answer(0.0, 0.0, values)
@@ -97,7 +105,7 @@ def test_a_loss_with_batch_as_keywords_gets_everything(side):
 
     assert side.learner(policy, WHOLE).update(rollout, [whole])["loss/whole"] == 0
     assert seen.keys() == {*ARGUMENTS, "scale"}
-    assert seen["policy"] is policy
+    assert seen["policy"] is policy or (side is JAX and seen["policy"].spec is policy.spec)  # in JAX a copy with traced weights
     assert seen["scale"] == 2.0
     assert seen["next_observations"].shape == seen["obs"].shape == seen["observations"].shape
     assert seen["minibatch"].rewards is seen["rewards"]
@@ -185,6 +193,16 @@ class InTorch:
         return (values * valid).sum() / valid.sum() + 2 * policy.network.critic["head"].bias.square().sum()
 
 
+class InJax(InTorch):
+    @staticmethod
+    def by_weights(policy):
+        return 0.5 * (policy.params["actor.0.weight"] ** 2).sum() + 3 * policy.params["log_std"].sum()
+
+    @staticmethod
+    def by_both(values, policy, valid):
+        return (values * valid).sum() / valid.sum() + 2 * (policy.params["critic.head.bias"] ** 2).sum()
+
+
 LOSSES = ("by_values", "by_log_probs", "by_entropy", "by_all", "by_weights", "by_both")
 
 
@@ -194,19 +212,21 @@ def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
     spec = NUMPY.policy(action_space=HYBRID, action_bounds="tanh", normalize_values=True).spec
     weights, rng = fresh_weights(spec, 0), np.random.default_rng(7)
     weights |= {name: rng.normal(0, 0.5, shape) for name, shape in spec.layers.items()}
-    policy, theirs = (side.policy_of(spec, weights) for side in SIDES)
-    learners = [side.learner(one, SEVERAL.replace(gradient_accumulation=pieces)) for side, one in zip(SIDES, (policy, theirs))]
+    policies = [side.policy_of(spec, weights) for side in SIDES]
+    learners = [side.learner(one, SEVERAL.replace(gradient_accumulation=pieces)) for side, one in zip(SIDES, policies)]
     for seed in range(3):
-        rollout = of_unknown_weights(collect(policy, seed=seed))  # they are those of one of the two
+        rollout = of_unknown_weights(collect(policies[0], seed=seed))  # they are those of one of them
         valid = rollout.valid.copy()
         valid[3:6, 1] = False
         rollout = replace(rollout, valid=valid)
-        stats = [learner.update(rollout, [getattr(kind, name) for name in names]) for learner, kind in zip(learners, (InNumpy, InTorch))]
-        assert stats[0].keys() == stats[1].keys()
-        for name in stats[0]:
-            assert stats[0][name] == pytest.approx(stats[1][name], rel=1e-9, abs=1e-9), name
-        for name, weight in theirs.get_weights().items():
-            np.testing.assert_allclose(policy.get_weights()[name], weight, rtol=0, atol=1e-10, err_msg=name)
+        kinds = (InNumpy, InTorch, InJax)
+        stats = [learner.update(rollout, [getattr(kind, name) for name in names]) for learner, kind in zip(learners, kinds)]
+        for policy, found in zip(policies[1:], stats[1:]):
+            assert stats[0].keys() == found.keys()
+            for name in found:
+                assert stats[0][name] == pytest.approx(found[name], rel=1e-9, abs=1e-9), name
+            for name, weight in policy.get_weights().items():
+                np.testing.assert_allclose(policies[0].get_weights()[name], weight, rtol=0, atol=1e-10, err_msg=name)
     for name in names:
         assert stats[0][f"grad_norm/{name}"] > 1e-3
 
@@ -214,7 +234,7 @@ def test_values_gradient_norms_and_weights_are_those_of_torch(names, pieces):
 def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side):
     # 100 times the actor's first bias in addition to PPO's own loss: its norm is 100, and Adam's first step moves it by the rate.
     def pull(policy):
-        return (numpy_pull if side is NUMPY else torch_pull)(policy)
+        return PULLS[side.name](policy)
 
     policy = side.policy()
     rollout = collect(policy)
@@ -229,19 +249,22 @@ def test_the_total_is_the_sum_and_each_gradient_norm_is_its_own(side):
 
 
 def test_what_a_loss_gets(side):
-    seen = {}
+    seen, recorded = {}, []
 
     def my_loss(policy, obs, actions, rewards, values, advantages, minibatch, evaluation, log_probs, entropy):
         seen.update(locals())
-        return side.answer(float(torch.as_tensor(values).detach().square().mean()), 0.0, values)
+        side.record(recorded, {"obs": obs, "actions": actions, "rewards": rewards, "valid": minibatch.valid} | of(evaluation))
+        square = float(torch.as_tensor(values).detach().square().mean()) if side is not JAX else (values**2).mean()
+        return side.answer(jax.lax.stop_gradient(square) if side is JAX else square, 0.0, values)
+
+    def of(evaluation):
+        return {name: getattr(evaluation, name) for name in ("log_probs", "entropy", "values")}
 
     policy = side.policy()
     rollout, reference = collect(policy), NumpyPolicy(policy.spec, policy.get_weights())
     stats = side.learner(policy, WHOLE).update(rollout, [my_loss])
-    assert seen["policy"] is policy
-    arrays = {
-        name: torch.as_tensor(seen[name]).detach().numpy() for name in ("obs", "actions", "rewards", "log_probs", "entropy", "values")
-    }
+    assert seen["policy"] is policy or (side is JAX and seen["policy"].spec is policy.spec)
+    arrays = recorded[0]
     order, expected = np.argsort(arrays["rewards"].reshape(-1)), np.argsort(rollout.rewards.reshape(-1))
     np.testing.assert_array_equal(arrays["obs"].reshape(-1, 3)[order], rollout.observations.reshape(-1, 3)[expected])
     np.testing.assert_array_equal(arrays["actions"].reshape(-1)[order], rollout.actions.reshape(-1)[expected])
@@ -250,9 +273,9 @@ def test_what_a_loss_gets(side):
         assert arrays[name].shape == (1, 36)
         assert seen[name] is getattr(seen["evaluation"], name)
     np.testing.assert_allclose(arrays["values"][0], reference.value(arrays["obs"])[0], atol=1e-5)
-    assert seen["minibatch"].valid.all()
+    assert arrays["valid"].all()
     assert seen["minibatch"].next_observations == ()  # made on demand only
-    assert seen["evaluation"].value_scale == 1
+    assert side is JAX or seen["evaluation"].value_scale == 1
     assert stats["loss/my_loss"] == pytest.approx((arrays["values"] ** 2).mean(), rel=1e-6)
 
 
@@ -274,14 +297,16 @@ def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
 
 @pytest.mark.parametrize(("length", "pieces"), [(1, 1), (1, 3), (4, 2)])
 def test_next_observations_are_the_true_successors(side, length, pieces):
-    policy, found = side.policy(), {}
+    policy, found, recorded = side.policy(), {}, []
     rollout = replace(collect(policy), rewards=np.arange(36, dtype=np.float32).reshape(12, 3))  # so that each row is known by its reward
 
     def curiosity(next_observations, rewards, values):
-        found.update(zip(rewards.reshape(-1).tolist(), next_observations.reshape(-1, 3).tolist()))
+        side.record(recorded, (rewards.reshape(-1), next_observations.reshape(-1, 3)))
         return nothing(side, values)
 
     side.learner(policy, WHOLE.replace(sequence_length=length, gradient_accumulation=pieces)).update(rollout, [curiosity])
+    for numbers, successors in recorded:
+        found.update(zip(numbers.tolist(), successors.tolist()))
     np.testing.assert_array_equal([found[number] for number in range(36)], rollout.next_observations.reshape(36, 3))
 
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import pytest
 from doubles.runs import BATCH, LANES, SMALL, STEPS, bits, small_config
 from doubles.toys import Counter, watched
 from inchworm.backends.torch.policy import TorchPolicy
-from inchworm.config.sections import EvalConfig, PPOConfig
+from inchworm.config.sections import EvalConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.types import EpisodeRecord, UpdateStats
+from inchworm.core.types import EpisodeRecord, Iteration, UpdateStats
 from inchworm.env.source import make_vector_env
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, select_lanes
@@ -30,6 +31,7 @@ from inchworm.train.loop import (
     episode_metrics,
     is_done,
     run_training_loop,
+    until_multiple,
 )
 from inchworm.train.trainer import PPOTrainer, create_training_components, functional_training_loop
 
@@ -434,3 +436,61 @@ def test_components_from_the_config_alone() -> None:
     assert made.collector.collect(2).observations.shape == (2, LANES, 4)
     assert made.learner.total_timesteps == 4 * BATCH
     made.collector.close()
+
+
+class Ahead(BaseCallback):
+    """Needs to see the run every third iteration."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int, bool]] = []
+
+    def iterations_ahead(self, state: TrainingState) -> int:
+        return until_multiple(state.iteration, 3)
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        self.seen.append((state.iteration, state.env_steps, int(metrics["number"]), state.settled))
+
+
+def fused_run(callback: Ahead, limits: dict[str, int], learner: object = None) -> tuple[TrainingState, list[int]]:
+    """A run of iterations of 10 steps and an episode each, computed five at a time at most; and how many were asked for."""
+    state, asked = TrainingState(), list[int]()
+
+    def fused(components: TrainingComponents, most: int) -> list[Iteration]:
+        del components
+        asked.append(most)
+        begin = state.iteration
+        numbers = range(begin + 1, begin + 1 + min(most, 5))
+        return [Iteration({"number": number}, 10 * number, number, [EpisodeRecord(float(number), 10, 0, 0)]) for number in numbers]
+
+    config = TrainingConfig(run=RunConfig(**limits))
+    parts: Any = TrainingComponents(config, None, None, learner, (), (callback,))  # type: ignore[arg-type]
+    run_training_loop(state, parts, lambda *_: {"number": -1.0}, fused)
+    return state, asked
+
+
+def test_iterations_are_computed_up_to_what_a_callback_needs_and_all_are_shown() -> None:
+    callback = Ahead()
+    state, asked = fused_run(callback, {"max_iterations": 8})
+    assert asked == [3, 3, 2]
+    assert callback.seen == [(n, 10 * n, n, n in (3, 6, 8)) for n in range(1, 9)]
+    assert state.history["mean_reward"] == [(n + 1) / 2 for n in range(1, 9)]
+    assert state.history["iteration_episodes"] == [1.0] * 8
+
+
+def test_where_an_episode_may_end_the_run_every_iteration_is_computed_alone() -> None:
+    state, asked = fused_run(Ahead(), {"max_episodes": 2})
+    assert asked == [1, 1]
+    assert state.episodes == 2
+
+
+def test_the_first_rollout_of_normalisers_is_collected_apart() -> None:
+    learner = SimpleNamespace(warming_up=True)
+
+    class Once(Ahead):
+        def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+            super().on_iteration(state, metrics)
+            learner.warming_up = False
+
+    callback = Once()
+    fused_run(callback, {"max_iterations": 3}, learner)
+    assert [number for _, _, number, _ in callback.seen] == [-1, 2, 3]

@@ -21,11 +21,9 @@ from inchworm.analysis.charts import bar_html, chart_svg, duration, legend, shor
 from inchworm.analysis.curves import (
     Group,
     Line,
-    bootstrap_interval,
     evaluation_line,
     final_scores,
     group_runs,
-    interquartile_mean,
     metric_line,
     seeds_line,
     shorten,
@@ -34,6 +32,7 @@ from inchworm.analysis.doctor import MIN_UPDATES, Finding, diagnose
 from inchworm.analysis.runs import RunRecord, config_text, read_run
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
+from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
 from inchworm.run.directory import REPORT, flatten_config
 from inchworm.worlds.replay import inline_hash
 
@@ -183,7 +182,7 @@ def _overview(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     if scored:
         lines = []
         for group, scores in scored:
-            low, high = bootstrap_interval(scores)
+            low, high = bootstrap_interval95(scores)
             lines.append((group.label, len(scores), f"{interquartile_mean(scores):.5g}", f"[{low:.5g}, {high:.5g}]"))
         head = ("group", "seeds", "interquartile mean of the score", "95 % bootstrap interval")
         parts = [table(head, lines), f"<details id=each><summary>each run</summary>{parts[0]}</details>"]
