@@ -179,8 +179,8 @@ REFUSED = [
     *must(RunConfig, "1024 or less", threads=100_000),
     (RunConfig, {"total_timesteps": 10**400}, r"run.total_timesteps=1000+\.\.\. must be 9223372036854775807 or less"),
     (RunConfig, {"name": "../x"}, "run.name='../x' is not a valid name"),
-    (RunConfig, {"backend": 1.5}, "run.backend=1.5 is not known; use auto, numpy or torch"),
-    (RunConfig, {"backend": ["numpy"]}, r"run.backend=\['numpy'\] is not known; use auto, numpy or torch"),
+    (RunConfig, {"backend": 1.5}, "run.backend=1.5 is not known; use auto, numpy, torch or jax"),
+    (RunConfig, {"backend": ["numpy"]}, r"run.backend=\['numpy'\] is not known; use auto, numpy, torch or jax"),
     (RunConfig, {"directory": ""}, "run.directory='' is not a valid path"),
     (TrainingConfig, {"ppo": {"clip": 0.1}}, r"unknown config key ppo.clip; did you mean ppo.clip_coef\?"),
     (TrainingConfig, {"poo": {}}, r"unknown config key poo; did you mean ppo\?"),
@@ -192,7 +192,7 @@ REFUSED = [
         {"env": {"wrappers": [{"name": "X", "kwrgs": 1}]}},
         r"unknown config key env.wrappers\[0\].kwrgs; did you mean .*kwargs",
     ),
-    (TrainingConfig, {"policy": {"kind": "gru"}, "run": {"backend": "numpy"}}, "policy.kind=gru can be trained only with torch"),
+    (TrainingConfig, {"policy": {"kind": "gru"}, "run": {"backend": "numpy"}}, "policy.kind=gru can be trained with torch and jax"),
 ]
 
 
@@ -280,7 +280,7 @@ def test_policies_by_name_take_what_differs_from_the_run() -> None:
         ({"a": {}}, "policies.a.agents is missing"),
         ({"a": {"agents": 3}}, "policies.a.agents=3 must be a list"),
         ({"a": {"agents": "x", "trains": True}}, "unknown config key policies.a.trains; did you mean policies.a.trainable"),
-        ({"a": {"agents": "x", "policy": {"kind": "lstm"}}}, "policies.a.policy.kind=lstm can be trained only with torch"),
+        ({"a": {"agents": "x", "policy": {"kind": "lstm"}}}, "policies.a.policy.kind=lstm can be trained with torch and jax"),
         ({"a": {"agents": "x", "policy": {"hidden_sizes": [0]}}}, "policies.a: policy.hidden_sizes"),
         ({"a": {"agents": "x", "ppo": {"gamma": 2.0}}}, "policies.a: ppo.gamma=2.0 must be 1 or less"),
         ({"a": {"agents": "x", "policy": {"central_critic": True}}}, "all policies share the global state"),

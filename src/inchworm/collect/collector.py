@@ -11,20 +11,18 @@ from typing import Any
 import numpy as np
 import optree
 
-from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, complete_vector_env
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name
-from inchworm.core.types import EnvStep, EpisodeRecord, ProfilePoint, Tree
+from inchworm.core.types import RECENT_EPISODES, EnvStep, EpisodeRecord, ProfilePoint, Tree
 from inchworm.env.step_arrays import tree_leaves
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.buffer import RolloutBuffer
+from inchworm.rollout.checks import bad_number
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.turns import hold_memory, own_turns
-
-RECENT_EPISODES = 100
-"""Number of most recent episodes kept for running means."""
 
 
 class RolloutCollector:
@@ -289,15 +287,6 @@ class RolloutCollector:
 def _first_bad(values: np.ndarray) -> int:
     """The first lane of [B, …] with a number that is not finite."""
     return int(np.argwhere(~np.isfinite(values))[0, 0])
-
-
-def bad_number(what: str, lane: int, step: int, value: Any) -> BadNumberError:
-    """The error about a number of the environment that is not finite."""
-    number = np.array2string(np.asarray(value), threshold=20)
-    return BadNumberError(
-        f"the {what} of lane {lane} is not finite at step {step} of its episode: {number}; "
-        "nothing of this step was stored. Run `inchworm check-env` on the environment to find out why"
-    )
 
 
 def _lane(tree: Tree, lane: int) -> Tree:

@@ -110,6 +110,10 @@ class EnvStep:
     """[E, *] what a central critic sees, once for each env copy; `()` if there is none."""
 
 
+RECENT_EPISODES = 100
+"""Finished episodes that means of returns and lengths are taken over."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
     """A finished episode: all that statistics need and all that a replay starts from."""

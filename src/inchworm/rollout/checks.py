@@ -205,3 +205,12 @@ def lane_numbers(lanes: Any, num_lanes: int) -> np.ndarray:
     if len(np.unique(chosen)) != len(chosen):
         raise RolloutError(f"lanes={lanes!r} names a lane twice")
     return chosen.astype(np.int64)
+
+
+def bad_number(what: str, lane: int, step: int, value: Any) -> BadNumberError:
+    """The error about a number of the environment that is not finite."""
+    number = np.array2string(np.asarray(value), threshold=20)
+    return BadNumberError(
+        f"the {what} of lane {lane} is not finite at step {step} of its episode: {number}; "
+        "nothing of this step was stored. Run `inchworm check-env` on the environment to find out why"
+    )

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
-from inchworm.core.types import EpisodeRecord, Iteration
+from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, Iteration
 from inchworm.rollout.measures import rollout_metrics
 from inchworm.rollout.rollout import Rollout
 

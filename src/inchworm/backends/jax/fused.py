@@ -22,9 +22,8 @@ from inchworm.backends.jax.network import Scales
 from inchworm.backends.jax.scan import ScanState, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
-from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import TrainingConfig
-from inchworm.core.types import Iteration
+from inchworm.core.types import RECENT_EPISODES, Iteration
 from inchworm.rollout.sequences import num_sequences
 
 CALL_SECONDS = 0.5
@@ -104,6 +103,10 @@ def run_iterations(
     return end, reports, number
 
 
+_compiled = {small: jax.jit(run_iterations, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
+"""Of the module, so that a second training of a trainer compiles nothing."""
+
+
 def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
     """Why collect and learn cannot be one program, in a few words; None if they can."""
     if not isinstance(collector, ScanCollector) or not isinstance(learner, JaxOptimizer):
@@ -130,8 +133,7 @@ class FusedTraining:
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))
         self._count = 1  # of the next call
         size = self.steps_per_iteration // ppo.minibatches_for(self._sequences, self._program.learning.length)
-        options = ONE_THREAD if is_small(self._program.learning, size) else None
-        self._run = jax.jit(partial(run_iterations, self._program), compiler_options=options)
+        self._run = partial(_compiled[is_small(self._program.learning, size)], self._program)
 
     def __call__(self, components: Any, most: int) -> list[Iteration]:
         """Compute at most `most` iterations: as many as take about `CALL_SECONDS`."""

@@ -16,7 +16,7 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.sequences import join_sequences, split_into_sequences
 
 MANY_LANES = 64
-"""From so many lanes on, a row takes longer than a step of the compiled loop around it."""
+"""From so many lanes on, rows are computed one after another: an estimate of where a row takes longer than a step of a compiled loop."""
 VALUE_CHUNK = 16_384
 """Rows that the critic reads at once."""
 VALUE_NUMBERS = 2**24

@@ -135,7 +135,7 @@ class JaxOptimizer(BaseLearner):
         filled = fill_invalid_rows(rollout)
         if self.policy.statistics.pending:  # it was collected without them: it only initialises them
             return {**EMPTY, "warm_up": 1.0}, backend.compute_advantages(self.policy, filled, self.config)
-        program, before = self.program(rollout.num_steps, losses), copy.deepcopy(self._stream)
+        program, before = self.program(rollout.num_steps, losses), self._stream.bit_generator.state
         total = num_sequences(rollout.num_steps, rollout.num_lanes, program.length)
         steps = steps_of(program.spec, filled, program.length, raw_fields(filled, losses) if losses else None)
         permutations = self.permutations(total)
@@ -148,12 +148,12 @@ class JaxOptimizer(BaseLearner):
         self._restore_stream(before, total, max(1, int(metrics.epochs)))
         return self._report(program, metrics, filled, advantages, permutations, on_policy), advantages
 
-    def _restore_stream(self, before: np.random.Generator, total: int, epochs: int) -> None:
+    def _restore_stream(self, before: Mapping[str, Any], total: int, epochs: int) -> None:
         """Leave the shuffle stream as if only the epochs that were run had drawn from it, as in every backend."""
         if epochs < self.config.update_epochs:
-            self._stream = before
+            self._stream.bit_generator.state = before
             for _ in range(epochs):
-                before.permutation(total)
+                self._stream.permutation(total)
 
     def _report(
         self, program: Program, metrics: Metrics, rollout: Rollout, advantages: Advantages, permutations: np.ndarray, on_policy: bool

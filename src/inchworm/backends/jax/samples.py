@@ -68,9 +68,15 @@ class Steps(NamedTuple):
     """What custom losses may ask for, by the fields of a minibatch, each [T, B, …]; `()` without them."""
 
 
+MIN_CUTS = 64
+
+
 def padded_cuts(num_cuts: int, num_lanes: int) -> int:
-    """The number of cut rows after padding: lanes times a power of two, at least two per lane."""
-    per_lane = max(2, -(-num_cuts // max(1, num_lanes)))
+    """The number of cut rows after padding: lanes times a power of two, at least two per lane and `MIN_CUTS` in all.
+
+    It depends on the rollout alone, and few different numbers mean few compilations.
+    """
+    per_lane = max(2, -(-max(num_cuts, MIN_CUTS) // max(1, num_lanes)))
     return num_lanes * (1 << (per_lane - 1).bit_length())
 
 

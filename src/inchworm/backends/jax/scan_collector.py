@@ -17,14 +17,13 @@ from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.scan import Scanned, ScanState, begin_scan, scan_rollout
 from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.registry import acting_policy
-from inchworm.collect.collector import RECENT_EPISODES, bad_number
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import build_tree, leaf, leaf_dtype, leaves, path_name
-from inchworm.core.types import EpisodeRecord, ProfilePoint, Tree
+from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, ProfilePoint, Tree
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.checks import action_dtype, freeze
+from inchworm.rollout.checks import action_dtype, bad_number, freeze
 from inchworm.rollout.rollout import Rollout
 
 

@@ -7,7 +7,7 @@ the program is in `Program`; what may change during a run (rates, coefficients, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,6 +31,9 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 from inchworm.rollout.sequences import minibatch_places
+
+Outputs = tuple[Array, Array, Array]
+"""The current policy's log-probs, entropy and values of a minibatch, each [L, n]."""
 
 
 class Settings(NamedTuple):
@@ -150,14 +153,14 @@ def update(
 ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
 """Compiler option by which XLA computes matrix products in the thread that runs the program."""
 SMALL_PRODUCT = 2**22
-"""Multiplications of a step's largest matrix product up to which other threads are not worth waking."""
+"""Multiplications of a step's largest matrix product up to which one thread is used: a guess, not yet measured on a quiet machine."""
 _compiled = {small: jax.jit(update, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
 
 
 def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tuple[Carry, Metrics, Estimates]]:
     """`update`, compiled when it is first called with a program and shapes; small networks compute in one thread.
 
-    Waking another thread takes longer than a small product, and on a busy machine much longer: measured up to seven times the whole update.
+    Waking another thread takes longer than a small product, most of all on a busy machine.
     """
     return _compiled[is_small(program, minibatch_size)]
 
@@ -165,7 +168,7 @@ def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tupl
 def is_small(program: Program, minibatch_size: int) -> bool:
     """Whether the matrix products of a step are too small for several threads."""
     largest = max(math.prod(shape) for shape in program.spec.layers.values())
-    return largest * minibatch_size <= SMALL_PRODUCT and not program.spec.observations.images
+    return largest * min(minibatch_size, cached_rows(program)) <= SMALL_PRODUCT and not program.spec.observations.images
 
 
 def samples_of(program: Program, scales: Scales, steps: Steps, estimates: Estimates) -> Samples:
@@ -310,52 +313,69 @@ def take_step(
 def loss_and_gradient(
     program: Program, carry: Carry, scales: Scales, rows: Samples, settings: Settings, count: Array
 ) -> tuple[dict[str, Array], Array]:
-    """The loss terms of a minibatch, and the gradient [P] by all weights that learn; summed over micro-batches and custom losses."""
-    config = program.config
-    clip = (settings.clip_coef, settings.vf_coef, settings.ent_coef if config.ent_coef else 0.0, config.clip_vloss, settings.vf_clip_coef)
-    coefficients = LossCoefficients(*clip)
-    trained = split_vector(carry.weights, program.shapes)
+    """The loss terms of a minibatch, and the gradient [P] by all weights that learn; summed over its parts and over custom losses."""
+    config, trained = program.config, split_vector(carry.weights, program.shapes)
+    entropy = settings.ent_coef if config.ent_coef else 0.0
+    coefficients = LossCoefficients(settings.clip_coef, settings.vf_coef, entropy, config.clip_vloss, settings.vf_clip_coef)
 
-    def losses_of(trained: Params, part: Samples) -> tuple[list[Array], dict[str, Array]]:
-        """PPO's loss and every custom one, and PPO's terms."""
-        params, batch = {**trained, **dict(carry.frozen or {})}, unpack(program.spec, part)
-        evaluation = evaluate_batch(program, params, scales, batch)
-        terms = ppo_loss(evaluation, batch, coefficients, count)
-        share = batch.valid.sum(dtype=evaluation.values.dtype) / jnp.maximum(count, 1)
-        own = call_losses(program, params, scales, batch, evaluation) if program.losses else []
-        return [terms["loss"], *[value * share for value in own]], terms
+    def of_part(part: Samples) -> tuple[dict[str, Array], list[Params]]:
+        """The terms of a part of the minibatch, and the gradients of PPO's loss and of each custom one."""
+        batch = unpack(program.spec, part)
 
-    parts = micro_batches(rows, config.gradient_accumulation)
-    if not program.losses:
-        total, gradient = _summed(
-            [jax.value_and_grad(lambda p, part=part: _first(losses_of(p, part)), has_aux=True)(trained) for part in parts]
-        )
-        return total, _vector(gradient, program)
-    found = []
-    for part in parts:
-        values, pull, terms = jax.vjp(lambda p, part=part: losses_of(p, part), trained, has_aux=True)
-        units = [[jnp.full_like(value, i == j) for j, value in enumerate(values)] for i in range(len(values))]
-        found.append((values, [pull(unit)[0] for unit in units], terms))
-    values, gradients, terms = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
-    vectors = [_vector(gradient, program) for gradient in gradients]
-    for loss, value, vector in zip(program.losses, values[1:], vectors[1:]):
-        terms |= {f"loss/{loss.name}": value, f"grad_norm/{loss.name}": jnp.sqrt(jnp.vdot(vector, vector))}
-        terms["loss"] = terms["loss"] + value
+        def evaluated(trained: Params) -> Outputs:
+            evaluation = evaluate_batch(program, {**trained, **dict(carry.frozen or {})}, scales, batch)
+            return evaluation.log_probs, evaluation.entropy, evaluation.values
+
+        def own_loss(outputs: Outputs) -> tuple[Array, dict[str, Array]]:
+            terms = ppo_loss(Evaluation(*outputs, scales.value_std), batch, coefficients, count)
+            return terms["loss"], terms
+
+        outputs, pull = jax.vjp(evaluated, trained)
+        (_, terms), by_outputs = jax.value_and_grad(own_loss, has_aux=True)(outputs)
+        gradients = [pull(by_outputs)[0]]
+        for loss in program.losses:  # each by itself, so that one that is not finite spoils no other's gradient
+
+            def custom(trained: Params, outputs: Outputs, loss: CustomLoss = loss) -> Array:
+                return call_loss(program, loss, {**trained, **dict(carry.frozen or {})}, scales, batch, outputs, count)
+
+            value, (direct, by_outputs) = jax.value_and_grad(custom, argnums=(0, 1))(trained, outputs)
+            gradients.append(jax.tree.map(jnp.add, direct, pull(by_outputs)[0]))
+            terms |= {f"loss/{loss.name}": value, "loss": terms["loss"] + value}
+        return terms, gradients
+
+    pieces = cache_pieces(program, rows)
+    if pieces > 1:
+        parted: Samples = jax.tree.map(lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), rows)
+        shapes = jax.eval_shape(of_part, jax.tree.map(lambda leaf: leaf[0], parted))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        (terms, gradients), _ = lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(part)), None), nothing, parted)
+    else:
+        found = [of_part(part) for part in micro_batches(rows, config.gradient_accumulation)]
+        terms, gradients = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    vectors = [jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes]) for gradient in gradients]
+    for loss, vector in zip(program.losses, vectors[1:]):
+        terms[f"grad_norm/{loss.name}"] = jnp.sqrt(jnp.vdot(vector, vector))
     return terms, sum(vectors[1:], vectors[0])
 
 
-def _first(answer: tuple[list[Array], dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
-    return answer[0][0], answer[1]
+CACHE_NUMBERS = 2**17
+"""Outputs of all layers that are held between the passes forwards and backwards: 0.5 MB, which stay near a core. Measured with 64x64
+networks and minibatches of 65,536: 216,000 env steps per CPU second, 173,000 with 2**18, 153,000 with 2**19, 107,000 in one piece."""
+MOST_PIECES = 256
 
 
-def _summed(found: Sequence[Any]) -> tuple[dict[str, Array], Any]:
-    """The terms and gradients of all micro-batches."""
-    (_, terms), gradient = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
-    return terms, gradient
+def cached_rows(program: Program) -> float:
+    """The number of rows whose activations fit into a core's cache; any number where minibatches are split otherwise, or not."""
+    if program.losses or program.config.gradient_accumulation > 1 or program.spec.observations.images:
+        return math.inf
+    return CACHE_NUMBERS / sum(shape[0] for name, shape in program.spec.layers.items() if name.endswith("weight"))
 
 
-def _vector(gradient: Params, program: Program) -> Array:
-    return jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes])
+def cache_pieces(program: Program, rows: Samples) -> int:
+    """The number of equal parts of a minibatch that fit into a core's cache, each a sum of the same gradient; 1 if there is none."""
+    count, length = rows.packed.shape[:2]
+    fits = [n for n in range(1, MOST_PIECES + 1) if count % n == 0 and count // n * length <= cached_rows(program)]
+    return fits[0] if fits else 1
 
 
 def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
@@ -367,11 +387,10 @@ def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
     return [jax.tree.map(lambda leaf, part=slice(start, stop): leaf[part], rows) for start, stop in bounds]
 
 
-def call_losses(program: Program, params: Params, scales: Scales, batch: Batch, evaluation: Evaluation) -> list[Array]:
-    """The values of the custom losses, each a scalar."""
-    fields = dict(batch.raw)
+def call_loss(program: Program, loss: CustomLoss, params: Params, scales: Scales, batch: Batch, outputs: Outputs, count: Array) -> Array:
+    """The value of a custom loss, a scalar, times the share of the minibatch's samples that this part of it has."""
     minibatch = Minibatch(
-        **fields,
+        **dict(batch.raw),
         log_probs=batch.log_probs,
         advantages=batch.advantages,
         returns=batch.returns,
@@ -380,7 +399,9 @@ def call_losses(program: Program, params: Params, scales: Scales, batch: Batch, 
         policy_state=batch.memory,
     )
     policy = program.policy.with_params(params, scales)
-    return [check_loss(loss.name, _called(loss, policy, minibatch, evaluation)) for loss in program.losses]
+    value = check_loss(loss.name, _called(loss, policy, minibatch, Evaluation(*outputs, scales.value_std)))
+    dtype = outputs[0].dtype
+    return value.astype(dtype) * (batch.valid.sum(dtype=dtype) / jnp.maximum(count, 1))
 
 
 def _called(loss: CustomLoss, policy: JaxPolicy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
