@@ -27,8 +27,7 @@ from inchworm.core.spaces import in_one_line
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, sync_directory, untrusted
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, REPORT, VERSIONS, find_run, is_locked, take_lock
-from inchworm.selfplay.callback import RATINGS
+from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPORT, VERSIONS, find_run, is_locked, take_lock
 from inchworm.selfplay.ratings import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 

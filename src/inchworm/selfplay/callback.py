@@ -23,6 +23,7 @@ from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
 from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, play_games
 from inchworm.policy.file import fingerprint
+from inchworm.run.directory import RATINGS
 from inchworm.run.policies import load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from inchworm.train.loop import TrainingState
 
 Result = TypeVar("Result")
-
-RATINGS = "ratings.json"
 
 
 class SelfPlayCallback(BaseCallback):
