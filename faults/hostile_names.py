@@ -11,12 +11,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from doubles.replays import small_replay
+from doubles.run_files import write_run
 from faults import page
 from faults.programme import ROOT, Outcome, Work, procedure
+from inchworm.analysis.report import report_page
+from inchworm.analysis.runs import read_run
 from inchworm.cli.main import main
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError
@@ -185,8 +189,33 @@ def text_is_text(work: Work) -> Outcome:
         cell = page.cell(text)
         outcome.check("<" not in cell and "|" not in cell.replace("\\|", ""), f"a page's cell with {text!r}: {cell!r}")
         outcome.check(not (wrong := _replay_page_obeys(text)), f"the page of a replay with {text!r}: {wrong}")
-    outcome.notes.append("the pages of replays are opened in a browser, too, where there is one: tests/worlds/test_replay_browser.py")
+        outcome.check(not (wrong := _report_obeys(text, work.scratch)), f"the report of a run with {text!r}: {wrong}")
+    outcome.notes.append("the pages of replays and reports are opened in a browser, too, where there is one: tests/worlds, tests/analysis")
     return outcome
+
+
+class _Tags(HTMLParser):
+    """The elements of a page, each with the names of its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, tuple[str, ...]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, tuple(name for name, _ in attrs)))
+
+
+def _report_obeys(text: str, scratch: Path) -> str:
+    """What a text in the names and values of a run adds to its report but text and numbers."""
+    pages = []
+    for name in ("plain", text):
+        directory = write_run(scratch / f"report-{len(list(scratch.iterdir()))}", rows=8, **{name: 1.0, f"episode/{name}": 2.0})
+        (directory / "versions.json").write_text(json.dumps({name: name}))
+        (directory / "outcome.json").write_text(json.dumps({"outcome": "failed", "reason": name}))
+        pages.append(report_page([read_run(directory)]))
+    tags = [_Tags(page).found for page in pages]
+    return "" if tags[0] == tags[1] else "other markup"
 
 
 def _replay_page_obeys(text: str) -> str:

@@ -138,7 +138,7 @@ FLOORS = (
     {"evaluate"},
     {"selfplay"},
     {"train"},
-    {"policy_check"},
+    {"policy_check", "analysis"},
     {"cli"},
 )
 """Packages from the ground up; each may import those below it, and `NEVER` lists what even then it may not."""

@@ -102,8 +102,8 @@ def try_command(line: str) -> None:
     assert command in COMMANDS, line
     if command == "train":  # `config` reads the same flags and stops before training
         output_of(["config", *arguments])
-    elif command == "resume":
-        page = output_of(["resume", "--help"])
+    elif command in ("resume", "watch"):  # which would train, or serve until Ctrl-C
+        page = output_of([command, "--help"])
         assert all(flag in page for flag in arguments if flag.startswith("--")), line
     else:
         output = output_of([command, *arguments])
@@ -213,6 +213,7 @@ def test_the_page_of_metrics_has_every_name_that_is_logged_and_no_other() -> Non
     logged = logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), losses=[calm])
     logged |= logged_names(game, opponent=OpponentConfig(mode="self_play", **league))
     logged |= logged_names(game, opponent=OpponentConfig(mode="heuristic", skill_start=0.3), cap=3)
+    logged |= logged_names(EnvConfig(num_workers=0), PolicyConfig(kind="gru", hidden_sizes=(4,), memory_size=4))
     duo = PolicyMap(policies={"one": "mlp", "two": "mlp"}, lane_map=["one", "two", "one"])
     parts = logged_names(lambda: comings(plan=DEATHS, masks="info"), duo)
     logged |= {re.sub("^(one|two)/", "", name) for name in parts}

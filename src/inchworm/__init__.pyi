@@ -1,5 +1,10 @@
 """The public names of inchworm, each with the module it lives in: read by type checkers and by `__init__.py`, which imports lazily."""
 
+from inchworm.analysis.doctor import Finding as Finding
+from inchworm.analysis.doctor import diagnose as diagnose
+from inchworm.analysis.report import report as report
+from inchworm.analysis.runs import RunRecord as RunRecord
+from inchworm.analysis.runs import read_run as read_run
 from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer
 from inchworm.backends.jax.policy import JaxPolicy as JaxPolicy
 from inchworm.backends.numpy.policy import NumpyPolicy as NumpyPolicy

@@ -52,7 +52,8 @@ HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 ALL_FROZEN = "ppo.freeze matches every weight that could be trained; leave some out"
 _OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", "explained_variance", "staleness"), 0.0) | {
+_OF_TARGETS = ("explained_variance", "return_mean", "return_std", "advantage_std")
+EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", *_OF_TARGETS, "staleness"), 0.0) | {
     "effective_sample_size": 1.0
 }
 """The metrics of an update that takes no step."""
@@ -115,7 +116,7 @@ class BaseLearner(ABC):
             rollout if self._reward_scaler is None else self._reward_scaler(rollout), losses, on_policy=on_policy
         )
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
-        metrics["explained_variance"] = explained_variance(returns, values, rollout.valid)
+        metrics |= target_metrics(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
         if self._reward_scaler is not None:
@@ -516,6 +517,17 @@ def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarra
         return 0.0
     variance = float(returns.var())
     return 1.0 - float(errors.var()) / variance if variance > 0 else 0.0
+
+
+def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
+    """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference."""
+    known, advantages = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
+    return {
+        "explained_variance": explained_variance(returns, values, valid),
+        "return_mean": float(known.mean()),
+        "return_std": float(known.std()),
+        "advantage_std": float(advantages.std()),
+    }
 
 
 def summary(epochs: Sequence[StepMetrics]) -> dict[str, float]:

@@ -6,6 +6,7 @@ What trains is imported only after the first line is printed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,10 @@ from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_r
 from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
-from inchworm.core.errors import USAGE_ERRORS
+from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
-from inchworm.run.directory import NOT_BIT_IDENTICAL, RATINGS_PAGE, NotExactWarning, Run, create_run
+from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
@@ -232,10 +233,13 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         terminal.print(trainer.size, markup=False)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it
-        trainer.train(profile=profile, progress=console)
+        history = trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
             terminal.print(text, markup=False)
+        findings = _look_back(run, history.stop_reason or "")
         terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
+        if findings:
+            terminal.print(findings, markup=False)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -245,6 +249,23 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         for failure in state.failures:
             make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
         return EVALUATION_FAILED if state.failures else OK
+
+
+def _look_back(run: Run, reason: str) -> str:
+    """Write the report, and return what the doctor finds; a failure is a warning, because the training is done."""
+    from inchworm.analysis.doctor import diagnose, findings_text
+    from inchworm.analysis.report import write_report
+    from inchworm.analysis.runs import read_run
+
+    try:
+        record = dataclasses.replace(read_run(run.path), state="finished", reason=reason)  # its lock is still held
+        if run.config.run.report:
+            write_report([record])
+        wrong = [finding for finding in diagnose(record) if not finding.note]
+        return f"doctor: something looks wrong (inchworm doctor {run.typed})\n{findings_text(wrong[:3])}" if wrong else ""
+    except Exception as error:
+        warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=2)
+        return ""
 
 
 @contextlib.contextmanager
@@ -282,7 +303,7 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     from inchworm.run.policies import policy_file_names
 
     name = run.typed
-    names = (*policy_file_names(run), *policy_file_names(run, best=True), RATINGS_PAGE)
+    names = (*policy_file_names(run), *policy_file_names(run, best=True), REPORT)
     files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class RolloutCollector:
             policy.fit(self.vector_env)
         self.env_steps = 0
         self.episodes = 0
+        self.env_seconds = 0.0
+        """Seconds between sending actions and receiving the steps, in this process."""
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
         self._turn_based = self.vector_env.turn_based
         self._state_every = 1 if self._turn_based else sequence_length  # rows between two records of the memory
@@ -120,11 +123,13 @@ class RolloutCollector:
             for _ in range(num_steps):
                 observations, episode_starts, valid = buffer.begin_row(now, self._state)
                 acted = policy.act(observations, self._state, episode_starts, self._stream)
+                sent = perf_counter()
                 env.send(acted.env_actions)
                 self._step_pending = True
                 buffer.add_action(acted)  # while workers step
                 self._step_pending = False
                 after = env.recv()
+                self.env_seconds += perf_counter() - sent
                 self._check_finite(after, moved=1)
                 buffer.end_row(after)
                 self._returns += after.rewards

@@ -428,6 +428,8 @@ class RunConfig(ConfigBase):
     """Also keep the checkpoint of the best evaluation: one is written after every evaluation that sets a new record."""
     log_interval: Count = 1
     """Iterations between rows of metrics."""
+    report: bool = True
+    """Write report.html into the run's directory when `inchworm train` or `resume` ends."""
 
     def __post_init__(self) -> None:
         if self.name is not None:

@@ -2,7 +2,7 @@
 
 ```
 runs/CartPole-v1-20261115-214455-a1b2/
-  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  lock
+  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  outcome.json  lock
 ```
 """
 
@@ -38,13 +38,15 @@ BUNDLE = "bundle.yaml"
 """In a directory with the runs of several seeds: see `run/bundle.py`."""
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
+RATINGS = "ratings.json"
 BEST_POLICY = "best_policy.safetensors"
-RATINGS_PAGE = "ratings.html"
+OUTCOME = "outcome.json"
+REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
 LOCK = "lock"
 
 FREE_FIELDS = frozenset({
-    "run.name", "run.directory", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
+    "run.name", "run.directory", "run.report", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
@@ -239,6 +241,21 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
     return run
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a run's directory. The lock is tried for a moment, shared with other readers."""
+    try:
+        descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def make_run_directory(config: TrainingConfig) -> Path:
     """Make the directory that a config names, unless it exists, or a new one if it names none."""
     directory, name = Path(config.run.directory), config.run.name
@@ -269,9 +286,15 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
 
     `env` as for `load_config`; `hint` ends the error message.
     """
+    path = find_run(path_or_name, directory=directory, hint=hint)
+    return Run(path, load_config(path / CONFIG, env=env), continued=True)
+
+
+def find_run(path_or_name: str | Path, *, directory: str | Path = "runs", hint: str = "") -> Path:
+    """Return the directory of a run, given by its path or by its name in `directory`."""
     for path in (Path(path_or_name), Path(directory) / path_or_name):
         if (path / CONFIG).is_file():
-            return Run(path, load_config(path / CONFIG, env=env), continued=True)
+            return path
         if (path / BUNDLE).is_file():
             raise ConfigError(f"{path} holds the runs of several seeds; name one of them, such as {shlex.quote(f'{path_or_name}/seed-0')}")
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
@@ -324,13 +347,14 @@ def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
 
 def config_changes(before: TrainingConfig, after: TrainingConfig) -> dict[str, str]:
     """Every field that differs, as name -> `ppo.gamma: 0.99 → 0.9`."""
-    old, new = _flat(before.to_dict()), _flat(after.to_dict())
+    old, new = flatten_config(before.to_dict()), flatten_config(after.to_dict())
     names = [*old, *(name for name in new if name not in old)]
     return {name: f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)}
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's plain data as field -> value, such as `ppo.gamma`."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -7,6 +7,7 @@ policy file written after it. Slow, infrequent saves run in a background thread 
 from __future__ import annotations
 
 import copy
+import json
 import random
 import shlex
 import signal
@@ -14,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError, SaveError
 from inchworm.core.protocols import Learner, Policy, Stateful, Tracker
-from inchworm.core.tensor_file import make_directory, untrusted
+from inchworm.core.tensor_file import make_directory, untrusted, write_atomically
 from inchworm.policy.file import read_policy_file, save_policy, set_weights
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, Checkpoint, ManifestNote, TrainingCheckpointer
@@ -34,6 +35,7 @@ from inchworm.run.directory import (
     BEST_POLICY,
     CHECKPOINTS,
     FREE_FIELDS,
+    OUTCOME,
     POLICY,
     VERSIONS,
     NotExactWarning,
@@ -322,6 +324,16 @@ class Saver:
                     self._check_restart(self.directory, done)
                 rows.truncate_after(self._parts.state.iteration)
         self._owns_directory = True
+
+    def note_outcome(self, outcome: str | None, reason: str = "") -> None:
+        """Write how the training ended: "finished", "interrupted" or "failed"; None while it runs. Never an error."""
+        if self.directory is None:
+            return
+        with suppress(OSError):
+            if outcome is None:
+                (self.directory / OUTCOME).unlink(missing_ok=True)
+            else:
+                write_atomically(self.directory / OUTCOME, json.dumps({"outcome": outcome, "reason": reason}) + "\n")
 
     def _check_restart(self, directory: Path, done: int) -> None:
         """Refuse to begin a run again whose checkpoints were deleted; warn if it had none, because then nothing is lost.

@@ -1,4 +1,4 @@
-"""Self-play: a pool of past versions of the policy, ratings, the callback that updates them, and the ratings page.
+"""Self-play: a pool of past versions of the policy, ratings, and the callback that updates them.
 
 May import `evaluate`, `collect`, `backends` and everything below them.
 """

@@ -23,18 +23,15 @@ from inchworm.core.tensor_file import write_atomically
 from inchworm.env.source import EnvSource, make_vector_env
 from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, play_games
 from inchworm.policy.file import fingerprint
-from inchworm.run.directory import RATINGS_PAGE
+from inchworm.run.directory import RATINGS
 from inchworm.run.policies import load_policy
 from inchworm.selfplay.pool import OpponentPool, SkillLadder
 from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
-from inchworm.selfplay.report import ratings_page
 
 if TYPE_CHECKING:
     from inchworm.train.loop import TrainingState
 
 Result = TypeVar("Result")
-
-RATINGS = "ratings.json"
 
 
 class SelfPlayCallback(BaseCallback):
@@ -101,7 +98,6 @@ class SelfPlayCallback(BaseCallback):
             return
         try:
             write_atomically(self._directory / RATINGS, json.dumps(self._pool.book.state_dict(), indent=1) + "\n")
-            write_atomically(self._directory / RATINGS_PAGE, ratings_page(self._pool.book))
         except OSError as error:
             warnings.warn(f"the ratings could not be written: {error}; the checkpoints have them", stacklevel=3)
 

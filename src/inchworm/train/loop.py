@@ -17,6 +17,7 @@ import numpy as np
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, Iteration
+from inchworm.rollout.measures import rollout_metrics
 from inchworm.rollout.rollout import Rollout
 
 
@@ -149,31 +150,38 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
     """Iterate until the run is done, by `fused` where it is given. `state` is up to date whatever ends the loop."""
     for callback in components.callbacks:
         callback.on_train_start(state)
+    ended = time.perf_counter()
     while not is_done(state, components.config.run):
         began, steps_before = time.perf_counter(), state.env_steps
+        between = began - ended
         warming_up = getattr(components.learner, "warming_up", False)  # a short rollout, once
         if fused is None or warming_up:
             metrics, state.phase = dict(step_fn(state, components)), ""
-            finish_iteration(state, components, metrics, time.perf_counter() - began, state.env_steps - steps_before)
+            ended = time.perf_counter()
+            finish_iteration(state, components, metrics, ended - began, between, state.env_steps - steps_before)
             continue
         state.phase = "training"
         iterations = fused(components, iterations_ahead(state, components))
         state.phase = ""
-        seconds = (time.perf_counter() - began) / len(iterations)
+        ended = time.perf_counter()
+        seconds = (ended - began) / len(iterations)
         for place, one in enumerate(iterations, 1):
-            steps, ended = one.env_steps - state.env_steps, one.episodes - state.episodes
+            steps, finished = one.env_steps - state.env_steps, one.episodes - state.episodes
             state.env_steps, state.episodes, state.settled = one.env_steps, one.episodes, place == len(iterations)
             state.recent.extend(one.records)
-            metrics = {**one.metrics, **episode_metrics(state), "iteration_episodes": float(ended)}
-            finish_iteration(state, components, metrics, seconds, steps)
+            metrics = {**one.metrics, **episode_metrics(state), "iteration_episodes": float(finished)}
+            finish_iteration(state, components, metrics, seconds, between / len(iterations), steps)
     for callback in components.callbacks:
         callback.on_train_end(state)
 
 
-def finish_iteration(state: TrainingState, components: TrainingComponents, metrics: dict[str, float], seconds: float, steps: int) -> None:
-    """Count an iteration of `steps` env steps, show it to the callbacks, and add it to the history."""
+def finish_iteration(
+    state: TrainingState, components: TrainingComponents, metrics: dict[str, float], seconds: float, between: float, steps: int
+) -> None:
+    """Count an iteration of `steps` env steps, show it to the callbacks, and add it to the history; `between` is the time before it."""
     state.iteration += 1
-    state.metrics = metrics | {"timing/seconds": seconds, "timing/steps_per_second": steps / max(seconds, 1e-9)}
+    timing = {"seconds": seconds, "between_seconds": between, "steps_per_second": steps / max(seconds, 1e-9)}
+    state.metrics = metrics | {f"timing/{name}": value for name, value in timing.items()}
     for callback in components.callbacks:
         answer = callback.on_iteration(state, state.metrics)
         if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
@@ -190,10 +198,12 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     began, steps_before, episodes_before = time.perf_counter(), state.env_steps, state.episodes
     ppo, warming_up = components.config.ppo, getattr(components.learner, "warming_up", False)  # a learner from elsewhere may lack it
     state.phase = "collecting"
+    env_seconds = getattr(components.collector, "env_seconds", 0.0)  # a collector from elsewhere may lack it
     rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
     state.follow(components.collector)
     for callback in components.callbacks:
         rollout = callback.on_rollout(state, rollout) or rollout
+    env_seconds = getattr(components.collector, "env_seconds", 0.0) - env_seconds
     collected = time.perf_counter()
     state.phase = "learning"
     components.learner.env_steps = steps_before  # not the number of rows learned from: a rollout may hold some from elsewhere
@@ -201,9 +211,11 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     give_weights(components.policy, components.collector)
     return {
         **stats,
+        **rollout_metrics(rollout),
         **episode_metrics(state, rollout),
         "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,
+        **({"timing/env_seconds": env_seconds} if env_seconds else {}),
         "timing/learn_seconds": time.perf_counter() - collected,
     }
 
@@ -232,6 +244,7 @@ def episode_metrics(state: TrainingState, rollout: Rollout | None = None) -> dic
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
         metrics["mean_length"] = float(np.mean([episode.length for episode in state.recent]))
+        metrics["length_std"] = float(np.std([episode.length for episode in state.recent]))
     episodes = () if rollout is None else rollout.episodes
     for name in sorted({name for episode in episodes for name in episode.info}):
         values = [episode.info[name] for episode in episodes if name in episode.info]

@@ -15,7 +15,7 @@ import gymnasium as gym
 from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
-from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
+from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.foreign import GymVectorEnv
@@ -363,6 +363,7 @@ class PPOTrainer:
         if total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
         self.saver.claim_directory()
+        self.saver.note_outcome(None)
         self.learner.total_timesteps = config.run.total_timesteps
         # A run that was killed after a callback stopped it only has to finish.
         self.state.should_stop = self.state.stopped or has_stopped(self.state, config.convergence)
@@ -396,11 +397,13 @@ class PPOTrainer:
                     run_training_loop(self.state, components, step_fn or default_training_step, fused)
         except KeyboardInterrupt:
             self.saver.save_snapshot(self._snapshot.taken)
+            self.saver.note_outcome("interrupted")
             raise
         except SaveError:  # everything is done, and saving has been tried
             raise
         except BaseException as error:
             self._save_after(error)
+            self.saver.note_outcome("failed", f"{type(error).__name__}: {error_text(error, 500)}")
             raise
         finally:
             self._in_loop, self.state.phase = False, ""
@@ -412,6 +415,7 @@ class PPOTrainer:
             if console:
                 console.close()
         history.stop_reason = stop_reason(self.state, config)
+        self.saver.note_outcome("interrupted" if self.state.interrupted else "finished", history.stop_reason or "")
         if self.state.interrupted:
             raise KeyboardInterrupt
         self.state.ended = True

@@ -217,8 +217,8 @@ def replay_page(replay: Mapping[str, Any]) -> str:
         "mark": MARK,
         "style": style,
         "script": script,
-        "style-hash": _hash(style),
-        "script-hash": _hash(script),
+        "style-hash": inline_hash(style),
+        "script-hash": inline_hash(script),
         "data": embedded({**data, "meta": _exact_in_javascript(data["meta"])}),
     }
     # In one pass, so that a placeholder inside a part is not replaced.
@@ -231,7 +231,7 @@ def embedded(data: Any) -> str:
     return re.sub("[<>&]", lambda match: _ESCAPES[match.group()], text)
 
 
-def _hash(text: str) -> str:
+def inline_hash(text: str) -> str:
     """The hash of an inline element as a Content-Security-Policy writes it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 

@@ -1,0 +1,210 @@
+"""Curves and bars as SVG, drawn by a few functions of our own; every text that enters is escaped.
+
+A chart carries its numbers in `data-chart`, from which the page's script reads values under the pointer. Colours are classes `c0` to `c7`,
+defined by the page's style, or by `PALETTE` in a file of its own.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inchworm.analysis.curves import Line, shorten
+from inchworm.core.errors import ConfigError, MissingExtraError
+from inchworm.core.tensor_file import write_atomically
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#56b4e9", "#737d88")
+"""Colours that people with any colour vision can tell apart (Okabe and Ito), in the order of the classes."""
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 34.0
+
+
+def short_number(value: float) -> str:
+    """A number for an axis: 1.5M, 200k, 0.02."""
+    size = abs(value)
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= unit:
+            return f"{value / (1e3 if name == 'k' else unit):.4g}{name}"
+    return f"{value:.4g}" if size >= 1e-3 or not size else f"{value:.2g}"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from `low` to `high`, at most `most`: steps of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / most
+    if not rough > 0 or not math.isfinite(rough):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
+    return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
+    """The range of y with a margin. A few extreme points of a long curve do not decide it, unless they are most of its range."""
+    values = np.concatenate([band for line in lines for band in (line.y, line.low, line.high) if band is not None])
+    low, high = float(values.min()), float(values.max())
+    if len(values) >= 40:
+        inner_low, inner_high = (float(value) for value in np.quantile(values, (0.01, 0.99)))
+        spread = inner_high - inner_low
+        if spread > 0:
+            low, high = max(low, inner_low - spread), min(high, inner_high + spread)
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False) -> str:
+    """Draw lines over env steps. `label` is the name for screen readers; with `zero` the range of y includes 0."""
+    lines = [shorten(line) for line in lines]
+    low, high = _bounds(lines)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    first, last = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
+    first = 0.0 if first < 0.2 * last else first
+    last = last if last > first else first + 1.0
+
+    def x(value: float) -> float:
+        return LEFT + (width - LEFT - RIGHT) * (value - first) / (last - first)
+
+    def y(value: float) -> float:
+        return TOP + (height - TOP - BOTTOM) * (high - min(max(value, low), high)) / (high - low)
+
+    def path(xs: np.ndarray, ys: np.ndarray) -> str:
+        return " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in zip(xs.tolist(), ys.tolist()))
+
+    bottom = height - BOTTOM
+    parts = [
+        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
+        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
+        for level in ticks(low, high, max(3, int(height // 55)))
+    ]
+    for step in ticks(first, last, max(3, int(width // 110))):
+        anchor = "end" if x(step) > width - RIGHT - 20 else "middle"
+        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{short_number(step)}</text>')
+    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
+    for line in lines:
+        colour = f"c{line.colour % len(PALETTE)}"
+        if line.low is not None and line.high is not None:
+            band = path(np.concatenate([line.x, line.x[::-1]]), np.concatenate([line.high, line.low[::-1]]))
+            parts.append(f'<polygon class="band {colour}" points="{band}"/>')
+            if len(line.x) == 1:  # an interval of one point has no area
+                parts.append(f'<line class="line {colour}" x1="{x(line.x[0]):.1f}" x2="{x(line.x[0]):.1f}" '
+                             f'y1="{y(line.low[0]):.1f}" y2="{y(line.high[0]):.1f}"/>')  # fmt: skip
+        parts.append(f'<polyline class="line {html.escape(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
+        if line.style == "dots" or len(line.x) == 1:
+            parts += [f'<circle class="dot {colour}" cx="{x(one):.1f}" cy="{y(two):.1f}" r="3"/>' for one, two in zip(line.x, line.y)]
+    parts.append(f'<line class="cross" x1="0" x2="0" y1="{TOP:g}" y2="{bottom:g}"/>')
+    data = html.escape(json.dumps({"area": [LEFT, width - RIGHT], "range": [first, last], "lines": [_numbers(line) for line in lines]}))
+    return (
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" aria-label="{html.escape(label)} over env steps" '
+        f'data-chart="{data}">{"".join(parts)}</svg>'
+    )
+
+
+def _numbers(line: Line) -> dict[str, object]:
+    """The numbers of a line for the script that reads values, with five digits each."""
+
+    def rounded(values: np.ndarray) -> list[float]:
+        return [float(f"{value:.5g}") for value in values.tolist()]
+
+    bands = {} if line.low is None or line.high is None else {"low": rounded(line.low), "high": rounded(line.high)}
+    return {"name": line.name, "colour": line.colour % len(PALETTE), "x": [int(value) for value in line.x], "y": rounded(line.y), **bands}
+
+
+def legend(lines: Sequence[Line]) -> str:
+    """The names of lines with their colours."""
+    entries = "".join(
+        f'<li><i class="key {html.escape(line.style)} c{line.colour % len(PALETTE)}"></i>{html.escape(line.name)}</li>' for line in lines
+    )
+    return f'<ul class="legend">{entries}</ul>'
+
+
+def bar_html(parts: Mapping[str, float]) -> str:
+    """A bar split by shares, with a list of them: `learn 62 % (12 s)`."""
+    total = sum(parts.values()) or 1.0
+    shares = [(name, seconds, seconds / total, index) for index, (name, seconds) in enumerate(parts.items())]
+    # Widths are attributes of SVG, because a page whose policy forbids inline styles must show them.
+    begin, pieces = 0.0, []
+    for name, _, share, index in shares:
+        title = f"<title>{html.escape(name)} {share:.1%}</title>"
+        pieces.append(f'<rect class="fill c{index}" x="{1000 * begin:.1f}" width="{1000 * share:.1f}" height="26">{title}</rect>')
+        begin += share
+    entries = "".join(
+        f'<li><i class="key c{index}"></i>{html.escape(name)} {share:.0%} <small>{duration(seconds)}</small></li>'
+        for name, seconds, share, index in shares
+    )
+    return (
+        f'<svg class="bar" viewBox="0 0 1000 26" preserveAspectRatio="none" role="img" aria-label="time by part">{"".join(pieces)}</svg>'
+        f'<ul class="legend">{entries}</ul>'
+    )
+
+
+def duration(seconds: float) -> str:
+    """A duration in one or two units: 2 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+_FILE_STYLE = (
+    "text{font:12px system-ui,Helvetica,Arial,sans-serif;fill:#333}.rule{stroke:#e4e6ea}.axis{stroke:#9aa3ad}"
+    ".line{fill:none;stroke-width:1.8}"
+    ".faint{stroke-width:1;opacity:.35}.dashed{stroke-dasharray:5 4}.band{opacity:.18;stroke:none}.cross{display:none}"
+    + "".join(f".line.c{n}{{stroke:{colour}}}.band.c{n},.dot.c{n}{{fill:{colour}}}" for n, colour in enumerate(PALETTE))
+)
+
+
+_LOOKS: dict[str, dict[str, Any]] = {
+    "faint": {"alpha": 0.3, "linewidth": 0.8},
+    "dashed": {"linestyle": "--"},
+    "dots": {"marker": "o", "markersize": 3},
+}
+
+
+def plot_svg(lines: Sequence[Line], y_label: str) -> str:
+    """A chart as a file of its own, with labels of the axes and the names of the lines below it."""
+    width, height = 720.0, 400.0
+    named = [line for line in lines if line.style != "faint"]
+    total = height + 28 + 18 * len(named)
+    drawn = chart_svg(lines, y_label, width=width, height=height)
+    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{html.escape(y_label)}</text>']
+    parts.append(f'<text x="{width - RIGHT:g}" y="{height - 1:g}" text-anchor="end">env steps</text>')
+    for row, line in enumerate(named):
+        level, colour = height + 10 + 18 * row, f"{line.style} c{line.colour % len(PALETTE)}"
+        parts.append(f'<line class="line {colour}" x1="{LEFT:g}" x2="{LEFT + 26:g}" y1="{level:g}" y2="{level:g}"/>')
+        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{html.escape(line.name)}</text>')
+    size = f'width="{width:g}" height="{total:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {total:g}"><style>{_FILE_STYLE}</style>'
+    return f'{head}<rect {size} fill="#fff"/><g transform="translate(0 18)">{"".join(parts)}</g></svg>\n'
+
+
+def save_plot(lines: Sequence[Line], out: str | Path, *, y_label: str = "return") -> Path:
+    """Write lines as a figure for papers: .svg by our own code, .png and .pdf by matplotlib."""
+    path = Path(out)
+    if path.suffix == ".svg":
+        return write_atomically(path, plot_svg(lines, y_label))
+    if path.suffix not in (".png", ".pdf"):
+        raise ConfigError(f"--out {path} must end in .svg, .png or .pdf")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError(f'{path.suffix} needs matplotlib: pip install "inchworm[report]", or --out {path.stem}.svg') from error
+    figure = Figure(figsize=(6.4, 4.0), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes_ = figure.subplots()
+    for line in lines:
+        colour = PALETTE[line.colour % len(PALETTE)]
+        look = _LOOKS.get(line.style, {})
+        axes_.plot(line.x, line.y, color=colour, label=None if line.style == "faint" else line.name.replace("$", r"\$"), **look)
+        if line.low is not None and line.high is not None:
+            axes_.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+    axes_.set(xlabel="env steps", ylabel=y_label.replace("$", r"\$"))
+    axes_.grid(alpha=0.3)
+    axes_.legend(frameon=False)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,374 @@
+"""The report: one self-contained HTML page about one run, or about several side by side.
+
+The page fetches nothing. Everything that comes from a run is escaped text or a number, and its Content-Security-Policy allows only the
+style and the script of `report_assets`, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from inchworm.analysis.charts import bar_html, chart_svg, duration, legend, short_number
+from inchworm.analysis.curves import (
+    Group,
+    Line,
+    evaluation_line,
+    final_scores,
+    group_runs,
+    metric_line,
+    seeds_line,
+    shorten,
+)
+from inchworm.analysis.doctor import MIN_UPDATES, Finding, diagnose
+from inchworm.analysis.runs import RunRecord, config_text, read_run
+from inchworm.core.tensor_file import write_atomically
+from inchworm.env.registry import config_for, find_preset
+from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
+from inchworm.run.directory import REPORT, flatten_config
+from inchworm.worlds.replay import inline_hash
+
+CHARTS = {
+    "policy_loss": "near 0",
+    "value_loss": "½ mean squared error of the critic",
+    "entropy": "falls slowly",
+    "approx_kl": "0.001 to 0.03",
+    "clip_fraction": "0.02 to 0.3",
+    "explained_variance": "rises towards 1",
+    "grad_norm": "before clipping",
+    "learning_rate": "after the schedule",
+    "mean_length": "steps per episode",
+}
+"""The metrics that every page shows, each with a hint; all others are behind a button."""
+MOST_OTHERS = 48
+"""Other metrics that are drawn."""
+EMBEDDED_BYTES = 1_000_000
+"""Videos and animations up to this size, together, are part of the page; others are linked."""
+_HIDDEN = {"n_updates", "episodes", "warm_up", "mean_return", "loss", "rating", "rating_sigma", "iteration_episodes"}
+_UNSHOWN = ("run.name", "run.directory", "run.seed", "run.report")
+
+
+def e(value: object) -> str:
+    """Escape text for HTML. All text of a run passes through here."""
+    return html.escape(str(value))
+
+
+def write_report(runs: Sequence[RunRecord], out: str | Path | None = None) -> Path:
+    """Write the page of the runs to `out`, by default `report.html` in the directory of a single run, or here for several."""
+    path = Path(out) if out is not None else runs[0].path / REPORT if len(runs) == 1 else Path(REPORT)
+    return write_atomically(path, report_page(runs, links_from=path.parent))
+
+
+def report(*runs: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of one run, or of several side by side, and return its path. Runs are directories, or names in `runs/`."""
+    return write_report([read_run(run) for run in runs], out)
+
+
+def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None) -> str:
+    """Return the page. `live` makes it fetch its newest content from where it was served."""
+    style, script = (
+        files("inchworm.analysis").joinpath("report_assets", name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    title = f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs"
+    allowed = f"default-src 'none'; style-src '{inline_hash(style)}'; script-src '{inline_hash(script)}'; img-src data:; media-src data:; "
+    allowed += "connect-src 'self'; " if live else ""
+    made = "<span id=live></span>; made" if live else f"written {time.strftime('%Y-%m-%d %H:%M')}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"{allowed}base-uri 'none'; form-action 'none'\">"
+        f"<title>{e(title)}</title><style>{style}</style></head>\n<body{' data-live=1' if live else ''}>"
+        f'<main id="page">{report_body(runs, links_from=links_from)}</main>\n'
+        f"<footer>{made} by inchworm; hover or use the arrow keys on a chart to read values</footer>\n"
+        f'<div id="tip" role="status" hidden></div><script>{script}</script></body></html>\n'
+    )
+
+
+def report_body(runs: Sequence[RunRecord], *, links_from: Path | None = None) -> str:
+    """Return the content of the page."""
+    groups = group_runs(runs)
+    parts = [_header(runs), _cards(runs[0]) if len(runs) == 1 else _overview(runs, groups)]
+    parts += [_findings(runs), _returns(runs, groups), _diagnostics(runs, groups), _time(runs), _ratings(runs)]
+    if len(runs) == 1:
+        parts += [_media(runs[0], links_from), _evaluations(runs[0]), f'<div class="two">{_config(runs)}{_environment(runs[0])}</div>']
+    else:
+        parts.append(_config(runs))
+    return "\n".join(part for part in parts if part)
+
+
+def section(title: str, *content: str) -> str:
+    """A card of the page with a heading; nothing if it has no content."""
+    filled = [part for part in content if part]
+    return f"<section><h2>{e(title)}</h2>{''.join(filled)}</section>" if filled else ""
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], kind: str = "") -> str:
+    """A table of texts, which scrolls sideways where it is too wide."""
+    body = "".join(f"<tr>{''.join(f'<td>{e(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    titles = "".join(f"<th>{e(cell)}</th>" for cell in head)
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def figure(lines: Sequence[Line], caption: str, hint: str = "", *, points: int, zero: bool = False) -> str:
+    """A small chart with its name."""
+    drawn = chart_svg([shorten(line, points) for line in lines], caption, width=380.0, height=190.0, zero=zero)
+    return f"<figure><figcaption>{e(caption)} <small>{e(hint)}</small></figcaption>{drawn}</figure>"
+
+
+def large_chart(lines: Sequence[Line], label: str) -> str:
+    """A chart over the whole width, drawn for wide and for narrow pages: texts of a scaled one would be too small to read."""
+    wide, narrow = chart_svg(lines, label, width=1160.0, height=360.0), chart_svg(lines, label, width=480.0, height=280.0)
+    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+
+
+def _header(runs: Sequence[RunRecord]) -> str:
+    if len(runs) > 1:
+        environments = ", ".join(dict.fromkeys(run.config.env.id for run in runs))
+        return f"<header><h1>{len(runs)} runs</h1><p>{e(environments)}</p></header>"
+    run = runs[0]
+    config, reason = run.config, f" · ended: {e(run.reason)}" if run.reason else ""
+    facts = (config.env.id, f"policy {config.policy.kind}", f"backend {config.run.backend}", f"seed {config.run.seed}")
+    return (
+        f'<header><h1>{e(run.name)} <span class="badge {run.state}">{run.state}</span></h1>'
+        f"<p>{' · '.join(map(e, facts))}{reason}</p></header>"
+    )
+
+
+def _score(run: RunRecord) -> tuple[str, str]:
+    """The score of a run, and what it is."""
+    if not run.evaluations:
+        return (f"{run.score:.5g}", "mean return of training") if run.score is not None else ("–", "no episode has ended")
+    last = run.evaluations[-1]
+    low, high = (last.get(f"evaluation/interval95_{end}") for end in ("low", "high"))
+    spread = f" ± {(high - low) / 2:.3g}" if low is not None and high is not None else ""
+    return f"{last['evaluation/mean_return']:.5g}{spread}", f"mean return of {last.get('evaluation/episodes', 0):.0f} evaluation episodes"
+
+
+def _cards(run: RunRecord) -> str:
+    score, meaning = _score(run)
+    seconds = sum(run.seconds.values())
+    best = max((row["evaluation/mean_return"] for row in run.evaluations), default=None)
+    wins = run.evaluations[-1].get("evaluation/win_rate") if run.evaluations else None
+    last = run.rows[-1] if run.rows else {}
+    cards = [
+        ("score", score, meaning),
+        ("env steps", f"{run.env_steps:,}", f"of {run.config.run.total_timesteps:,}"),
+        ("training time", duration(seconds) if seconds else "–", f"{run.env_steps / seconds:,.0f} steps per second" if seconds else ""),
+        ("iterations", f"{last.get('iteration', 0):,.0f}", f"{max(run.column('episodes'), default=0):,.0f} episodes"),
+    ]
+    if wins is not None:
+        cards.insert(1, ("win rate", f"{wins:.0%}", "of the last evaluation"))
+    if best is not None and len(run.evaluations) > 1:
+        cards.insert(1, ("best evaluation", f"{best:.5g}", f"of {len(run.evaluations)}"))
+    body = "".join(f"<div><dt>{e(name)}</dt><dd>{e(value)}<small>{e(hint)}</small></dd></div>" for name, value, hint in cards)
+    return f'<dl class="cards">{body}</dl>'
+
+
+def _overview(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    """The runs as a table, and each group's score over its seeds."""
+    rows = []
+    for run in runs:
+        seconds = sum(run.seconds.values())
+        rows.append((run.name, run.config.run.seed, run.state, _score(run)[0], f"{run.env_steps:,}", duration(seconds) if seconds else ""))
+    parts = [table(("run", "seed", "state", "score", "env steps", "time"), rows)]
+    scored = [(group, final_scores(group)) for group in groups if len(final_scores(group)) > 1]
+    if scored:
+        lines = []
+        for group, scores in scored:
+            low, high = bootstrap_interval95(scores)
+            lines.append((group.label, len(scores), f"{interquartile_mean(scores):.5g}", f"[{low:.5g}, {high:.5g}]"))
+        head = ("group", "seeds", "interquartile mean of the score", "95 % bootstrap interval")
+        parts = [table(head, lines), f"<details id=each><summary>each run</summary>{parts[0]}</details>"]
+    return section("scores", *parts)
+
+
+def _findings(runs: Sequence[RunRecord]) -> str:
+    parts = []
+    for run in runs:
+        found = diagnose(run)
+        name = f"<h3>{e(run.name)}</h3>" if len(runs) > 1 and found else ""
+        parts.append(name + "".join(_finding(finding) for finding in found))
+    if not any(parts):
+        short = all(len(run.column("loss")) < MIN_UPDATES for run in runs)
+        text = "Too few updates to judge." if short else "Nothing wrong was found in the metrics."
+        parts = [f'<p class="well">{text}</p>']
+    return section("doctor", *parts)
+
+
+def _finding(finding: Finding) -> str:
+    follows = f' <span class="hint">(probably because of {e(finding.follows)})</span>' if finding.follows else ""
+    tries = "".join(f"<li>{e(text)}</li>" for text in finding.tries)
+    return (
+        f'<div class="finding{" note" if finding.note else ""}"><h3>{e(finding.title)}{follows}</h3><p class="why">{e(finding.why)}</p>'
+        f"<p>What to try:</p><ul>{tries}</ul></div>"
+    )
+
+
+def return_lines(runs: Sequence[RunRecord], groups: Sequence[Group]) -> list[Line]:
+    """The learning curves: of one run training and evaluation, of several the interquartile mean of each group and all runs faintly."""
+    if len(runs) == 1:
+        name = "episode/team_return" if "episode/team_return" in runs[0].names else "mean_return"
+        training = metric_line(runs[0], name, label="training", colour=0)
+        evaluation = evaluation_line(runs[0], colour=1, style="dots")
+        return [line for line in (training, evaluation) if line is not None]
+    evaluated = all(len(run.evaluations) >= 5 for run in runs)
+    name = "evaluation/mean_return" if evaluated else "mean_return"
+    lines: list[Line] = []
+    for index, group in enumerate(groups):
+        middle = seeds_line(group, name, colour=index, label=f"{group.label} ({len(group.runs)} seeds)")
+        style, named = ("line", False) if middle is None else ("faint", True)
+        for number, run in enumerate(group.runs):
+            colour = index if named or len(groups) > 1 else number
+            single = metric_line(run, name, label=run.name, colour=colour, style=style)
+            lines += [] if single is None else [single]
+        lines += [] if middle is None else [middle]
+    return lines
+
+
+def _returns(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    lines = return_lines(runs, groups)
+    if not lines:
+        return section("learning curve", '<p class="hint">No episode has ended yet.</p>')
+    drawn = large_chart(lines, "return")
+    narrow = [line for line in lines if line.style != "faint"]
+    band = "the band is the 95 % interval of the mean" if len(runs) == 1 else "interquartile mean and 95 % bootstrap interval over seeds"
+    shaded = any(line.low is not None for line in lines)
+    hint = f'<p class="hint">{band}; the horizontal axis is in env steps</p>' if shaded else ""
+    return section("learning curve", drawn, legend(narrow or lines), hint)
+
+
+def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    """Small charts of the metrics that matter, and all others behind a button."""
+    points = max(60, min(300, 900 // len(runs)))
+
+    colours = [next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else n for n, run in enumerate(runs)]
+
+    def lines_of(name: str) -> list[Line]:
+        labels = [name] if len(runs) == 1 else [run.name for run in runs]
+        made = (metric_line(run, name, label=label, colour=colour) for run, label, colour in zip(runs, labels, colours))
+        return [line for line in made if line is not None]
+
+    shown = "".join(figure(lines, name, hint, points=points) for name, hint in CHARTS.items() if (lines := lines_of(name)))
+    names = dict.fromkeys(name for run in runs for name in run.names if name not in CHARTS and name not in _HIDDEN)
+    others = [name for name in names if not name.startswith(("evaluation/interval95", "convergence/"))]
+    drawn = "".join(figure(lines, name, points=points // 2) for name in others[:MOST_OTHERS] if (lines := lines_of(name)))
+    left = f'<p class="hint">{len(others) - MOST_OTHERS} more are in metrics.jsonl</p>' if len(others) > MOST_OTHERS else ""
+    more = f"<details id=more><summary>{min(len(others), MOST_OTHERS)} more metrics</summary><div class=grid>{drawn}</div>{left}</details>"
+    keys = legend(lines_of("loss")[:24]) if len(runs) > 1 else ""
+    return section("losses and diagnostics", keys, f'<div class="grid">{shown}</div>' if shown else "", more if drawn else "")
+
+
+def _time(runs: Sequence[RunRecord]) -> str:
+    parts = []
+    for run in runs[:12]:
+        seconds = run.seconds
+        if seconds:
+            parts.append((f"<h3>{e(run.name)}</h3>" if len(runs) > 1 else "") + bar_html(seconds))
+    speeds = [
+        line
+        for index, run in enumerate(runs)
+        if (
+            line := metric_line(run, "steps_per_second", timing=True, label=run.name if len(runs) > 1 else "steps per second", colour=index)
+        )
+    ]
+    if speeds:
+        parts.append(figure(speeds, "steps per second", points=200, zero=True))
+    bars, speed = "".join(parts[: len(parts) - bool(speeds)]), parts[-1] if speeds else ""
+    return section("where the time went", f'<div class="two"><div>{bars}</div>{speed}</div>' if parts else "")
+
+
+def _ratings(runs: Sequence[RunRecord]) -> str:
+    parts = []
+    for run in runs:
+        book = run.ratings
+        if book is None:
+            continue
+        entries = sorted({entry.env_steps: entry for entry in book.history}.values(), key=lambda entry: entry.env_steps)
+        x, y, low, high = (
+            list(column) for column in zip(*((entry.env_steps, entry.rating.mu, *entry.rating.interval95) for entry in entries))
+        )
+        lines = [Line("the policy", np.array(x, float), np.array(y), np.array(low), np.array(high), 0, "dots")]
+        lines += [
+            Line(name, np.array([0.0, max(1.0, x[-1])]), np.full(2, rating.mu), colour=1 + index, style="dashed")
+            for index, (name, rating) in enumerate(book.anchors.items())
+        ]
+        rows = [
+            (f"{entry.env_steps:,}", f"{entry.rating.mu:.1f} ± {2 * entry.rating.sigma:.1f}",
+             *(f"{entry.win_rates[name]:.0%}" if name in entry.win_rates else "" for name in book.anchors))
+            for entry in entries[-8:]
+        ]  # fmt: skip
+        head = ("env steps", "rating ± 2 sigma", *(f"win rate vs {name}" for name in book.anchors))
+        parts += [large_chart(lines, "rating"), legend(lines), table(head, rows)]
+    return section("ratings", *parts)
+
+
+def _media(run: RunRecord, links_from: Path | None) -> str:
+    """Videos and animations, in the page while they are small; replay pages and large ones as links relative to the page."""
+    parts, room = [], EMBEDDED_BYTES
+    kinds = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
+    for path in run.media[:20]:
+        size, kind, name = path.stat().st_size, kinds.get(path.suffix), e(path.relative_to(run.path))
+        if kind is not None and size <= room:
+            room -= size
+            data = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+            shown = f'<img alt="{name}" src="{data}">' if path.suffix == ".gif" else f'<video controls muted loop src="{data}"></video>'
+            parts.append(f"<figure><figcaption>{name}</figcaption>{shown}</figure>")
+        elif links_from is not None and path.resolve().is_relative_to(links_from.resolve()):
+            target = quote(path.resolve().relative_to(links_from.resolve()).as_posix())
+            parts.append(f'<p><a href="./{e(target)}">{name}</a></p>')
+    return section("videos and replays", *parts)
+
+
+def _evaluations(run: RunRecord) -> str:
+    names = ("mean_return", "std_return", "min_return", "median_return", "max_return", "mean_episode_length", "episodes", "success_rate",
+             "win_rate", "difference", "capped_episodes")  # fmt: skip
+    shown = [name for name in names if any(f"evaluation/{name}" in row for row in run.evaluations)]
+    rows = [
+        (f"{row['env_steps']:,}", *(f"{row[key]:.5g}" if (key := f"evaluation/{name}") in row else "" for name in shown))
+        for row in run.evaluations[:-13:-1]
+    ]
+    return section("evaluations, newest first", table(("env steps", *(name.replace("_", " ") for name in shown)), rows) if rows else "")
+
+
+def _config(runs: Sequence[RunRecord]) -> str:
+    """What differs from the preset, or between runs, and the whole config."""
+    configs = [flatten_config(run.config.to_dict()) for run in runs]
+    if len(runs) == 1:
+        run = runs[0]
+        has_preset, base = find_preset(run.config.env.id) is not None, flatten_config(config_for(run.config.env.id).to_dict())
+        what = f"the preset of {run.config.env.id}" if has_preset else "the defaults"
+        changed = [name for name in configs[0] if name not in _UNSHOWN and configs[0][name] != base.get(name) and base.get(name) != "auto"]
+        rows = [(name, _setting(base, name), _setting(configs[0], name)) for name in changed]
+        top = table(("setting", what, "this run"), rows, "texts") if rows else f'<p class="hint">Equal to {e(what)}.</p>'
+        text = f"<details id=config><summary>the whole config</summary><pre>{e(run.config.to_yaml())}</pre></details>"
+        return section("configuration", top, text)
+    names = [name for name in dict.fromkeys(name for config in configs for name in config) if name not in ("run.name", "run.directory")]
+    differing = [name for name in names if len({_setting(config, name) for config in configs}) > 1]
+    columns = [(name, *(_setting(config, name) for config in configs[:12])) for name in differing]
+    head = ("setting", *(run.name for run in runs[:12]))
+    return section("what differs in the configuration", table(head, columns, "texts") if columns else '<p class="hint">Nothing.</p>')
+
+
+def _setting(config: Mapping[str, Any], name: str) -> str:
+    return config_text(config[name]) if name in config else "–"
+
+
+def _environment(run: RunRecord) -> str:
+    versions = table(("package", "version"), [(name, version or "not installed") for name, version in run.versions.items()], "texts")
+    return section(
+        "environment",
+        table(("fact", "value"), run.facts.items(), "texts"),
+        f"<details id=versions><summary>versions and machine</summary>{versions}</details>" if run.versions else "",
+    )
+
+
+def summary_line(run: RunRecord) -> str:
+    """One line about a run for lists: score and steps."""
+    return f"{_score(run)[0]} after {short_number(run.env_steps)} steps"

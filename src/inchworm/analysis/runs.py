@@ -1,0 +1,281 @@
+"""A run directory as a value: state, config, rows, evaluations and facts, read from its files alone; and lists of runs.
+
+Nothing is trusted and nothing is imported: a torn last line is skipped, a value that is not a number is left out, and a directory that
+is empty, foreign or damaged is one `ConfigError` with one line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tarfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from inchworm.config.sections import TrainingConfig
+from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError
+from inchworm.core.spaces import in_one_line
+from inchworm.core.tensor_file import make_directory, read_bytes, read_json, sync_directory, untrusted
+from inchworm.policy.file import read_policy_file
+from inchworm.policy.spec import PolicySpec
+from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPORT, VERSIONS, find_run, is_locked, take_lock
+from inchworm.selfplay.ratings import RatingBook
+from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
+
+State = Literal["running", "finished", "interrupted", "failed"]
+ARCHIVE = "archive"
+MEDIA = (".mp4", ".webm", ".gif", ".html")
+_OURS = (REPORT, "ratings.html")  # the second one by earlier versions
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """What the files of a run say. Rows are those of `metrics.jsonl` and `timing.jsonl`, without values that are not numbers."""
+
+    path: Path
+    config: TrainingConfig
+    state: State
+    reason: str
+    """Why it ended, as `History.stop_reason`, or the error; empty if that is not known."""
+    rows: Sequence[Mapping[str, float]]
+    timing: Sequence[Mapping[str, float]]
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    ratings: RatingBook | None = None
+    changed: float = 0.0
+    """When its files last changed, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of the newest row."""
+        return int(max((row["env_steps"] for row in self.rows), default=0))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of all metrics, in the order in which they first appear."""
+        return list(dict.fromkeys(name for row in self.rows for name in row if name not in ("iteration", "env_steps")))
+
+    def series(self, name: str, *, timing: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Env steps and values [n] of the rows that have a metric."""
+        found = [(row["env_steps"], row[name]) for row in (self.timing if timing else self.rows) if name in row]
+        table = np.array(found, np.float64).reshape(len(found), 2)
+        return table[:, 0], table[:, 1]
+
+    def column(self, name: str) -> np.ndarray:
+        """The values of a metric in the updates that took steps: the warm-up of a normaliser is not one."""
+        return np.array([row[name] for row in self.rows if name in row and "warm_up" not in row], np.float64)
+
+    @property
+    def evaluations(self) -> list[Mapping[str, float]]:
+        """The rows with an evaluation that did not fail."""
+        return [row for row in self.rows if "evaluation/mean_return" in row]
+
+    @property
+    def score(self) -> float | None:
+        """The mean return of the last evaluation, else of the latest episodes of training."""
+        for name in ("evaluation/mean_return", "mean_return"):
+            for row in reversed(self.rows):
+                if name in row:
+                    return row[name]
+        return None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Where the time went: env, act, learn and rest, in seconds; of the rows that are there, times the iterations each stands for."""
+        total = {name: sum(row.get(name, 0.0) for row in self.timing) for name in _SECONDS}
+        env = min(total["env_seconds"], total["collect_seconds"])
+        rest = total["seconds"] - total["collect_seconds"] - total["learn_seconds"] + total["between_seconds"]
+        collected = "env" if env else "collect"  # files of earlier versions do not split collecting
+        parts = {collected: env or total["collect_seconds"], "learn": total["learn_seconds"], "rest": max(0.0, rest)}
+        if env:
+            parts = {"env": env, "act": total["collect_seconds"] - env, **parts}
+        every = self.config.run.log_interval
+        return {name: value * every for name, value in parts.items()} if total["seconds"] else {}
+
+    @cached_property
+    def spec(self) -> PolicySpec | None:
+        """The architecture and the spaces of its policy; None if there is no readable file of one built-in policy."""
+        try:
+            return read_policy_file(self.path / POLICY)[0].spec
+        except (OSError, InchwormError):
+            return None
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The environment in words."""
+        env, spec = self.config.env, self.spec
+        facts = {"environment": env.id, "copies": f"{env.num_envs}", "worker processes": f"{env.num_workers}"}
+        if spec is not None:
+            facts |= {"observations": in_one_line(spec.observation_space), "actions": in_one_line(spec.action_space)}
+            facts["parameters"] = f"{sum(math.prod(shape) for shape in spec.layers.values()):,}"
+        for name, label in (
+            ("mean_length", "episode length"),
+            ("truncated_share", "truncated episodes"),
+            ("observation_scale", "observation scale"),
+        ):
+            values = self.column(name)[-20:]
+            if len(values):
+                facts[label] = f"{values.mean():.0%}" if name == "truncated_share" else f"{values.mean():.4g}"
+        return facts
+
+    @property
+    def media(self) -> list[Path]:
+        """Videos, animations and replay pages in the directory."""
+        found = [*self.path.glob("*"), *self.path.glob("videos/*"), *self.path.glob("replays/*")]
+        return sorted(
+            path for path in found if path.suffix in MEDIA and path.name not in _OURS and path.is_file() and not path.is_symlink()
+        )
+
+
+_SECONDS = ("seconds", "collect_seconds", "env_seconds", "learn_seconds", "between_seconds")
+
+
+def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: bool = True) -> RunRecord:
+    """Read a run by its path, or by its name in `directory`. With `rows` one without any row of metrics is an error."""
+    given = Path(path_or_name)
+    if given.is_dir() and not (given / CONFIG).exists():
+        held = sorted(entry.name for entry in given.iterdir() if entry.name != LOCK)
+        holds = f"it has no {CONFIG} but {', '.join(held[:3])}" if held else "it is empty"
+        raise ConfigError(f"{given} is not a run: {holds}; inchworm runs lists those in runs/")
+    path = find_run(given, directory=directory)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # names of older trainers were reported when it was trained
+            config = TrainingConfig.from_yaml(path / CONFIG)
+    except (InchwormError, OSError) as error:
+        raise ConfigError(f"{path} is not a readable run: {error}") from error
+    found, timing = _numbers(path / METRICS), _numbers(path / TIMING)
+    if rows and not found:
+        now = "it is still in its first iteration" if is_locked(path) else "it ended before the first iteration was written"
+        raise ConfigError(f"the run {path} has no metrics: {now}")
+    state, reason = _state(path, config, found)
+    changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS) if (path / name).exists()), default=0.0)
+    return RunRecord(path, config, state, reason, found, timing, _small_json(path / VERSIONS), _ratings(path), changed)
+
+
+def _numbers(path: Path) -> list[dict[str, float]]:
+    """The rows of a file that have env steps, each without what is not a finite number."""
+    try:
+        rows = read_rows(path)
+    except (OSError, InchwormError):
+        return []
+    kept = [{str(name): value for name, value in row.items() if _is_number(value)} for row in rows]
+    return [row for row in kept if "env_steps" in row]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN and infinity, too
+
+
+def _small_json(path: Path) -> dict[str, Any]:
+    """A small JSON file of the run; empty if it is missing or damaged."""
+    try:
+        with untrusted(str(path)):
+            return read_json(read_bytes(path, limit=10_000_000).decode())
+    except (OSError, CorruptFileError):
+        return {}
+
+
+def _ratings(path: Path) -> RatingBook | None:
+    book = RatingBook()
+    try:
+        with untrusted(RATINGS):
+            book.load_state_dict(_small_json(path / RATINGS))
+    except CorruptFileError:
+        return None
+    return book if book.history else None
+
+
+def _state(path: Path, config: TrainingConfig, rows: Sequence[Mapping[str, float]]) -> tuple[State, str]:
+    """The state of a run, and why it ended. Without an outcome it was killed, unless it has reached a limit."""
+    if is_locked(path):
+        return "running", ""
+    outcome = _small_json(path / OUTCOME)
+    for state in ("finished", "interrupted", "failed"):
+        if outcome.get("outcome") == state:
+            return state, str(outcome.get("reason", ""))[:500]
+    last = rows[-1] if rows else {}
+    limits = {"env_steps": config.run.total_timesteps, "iteration": config.run.max_iterations, "episodes": config.run.max_episodes}
+    reached = [name for name, limit in limits.items() if limit is not None and last.get(name, 0) >= limit]
+    return ("finished", "") if reached else ("interrupted", "")
+
+
+# Lists of runs
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in a list; `record` is None where it cannot be read, and `problem` says why."""
+
+    path: Path
+    record: RunRecord | None
+    problem: str = ""
+
+
+def list_runs(directory: str | Path = "runs") -> list[ListedRun]:
+    """All runs of a directory, the newest last."""
+    parent = Path(directory)
+    if not parent.is_dir():
+        raise ConfigError(f"there is no directory {parent}; inchworm train ENV makes runs/, and --directory names another one")
+    found = []
+    for path in sorted(entry.parent for entry in parent.glob(f"*/{CONFIG}")):
+        try:
+            found.append(ListedRun(path, read_run(path, rows=False)))
+        except InchwormError as error:
+            found.append(ListedRun(path, None, str(error)))
+    return sorted(found, key=lambda run: run.record.changed if run.record is not None else 0.0)
+
+
+def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = False) -> Path:
+    """Delete a run, or move it into `archive/NAME.tar.gz`; never anything outside `directory`, nor a run that is in use."""
+    parent = Path(directory)
+    path = parent / name
+    if Path(name).name != name or name in ("", ".", "..") or path.is_symlink() or not (path / CONFIG).is_file():
+        raise ConfigError(f"{name} is not a run in {parent}; inchworm runs lists them, and only those can be removed")
+    descriptor = take_lock(path / LOCK, f"the run {path}")  # one that is training is in use
+    try:
+        packed = path
+        if archive:
+            packed = parent / ARCHIVE / f"{name}.tar.gz"
+            make_directory(packed.parent)
+            if packed.exists():
+                raise ConfigError(f"{packed} exists; rename it first")
+            temporary = packed.with_name(f".{name}.{os.getpid()}.tmp")
+            try:
+                with tarfile.open(temporary, "w:gz") as file:
+                    file.add(path, arcname=name)
+                temporary.replace(packed)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_directory(packed.parent)
+        shutil.rmtree(path)
+    finally:
+        os.close(descriptor)
+    return packed
+
+
+def age(seconds: float) -> str:
+    """How long ago a time was, in one unit: `5 min`."""
+    passed = max(0.0, time.time() - seconds)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if passed >= size:
+            return f"{passed / size:.0f} {unit}"
+    return f"{passed:.0f} s"
+
+
+def config_text(value: Any) -> str:
+    """A setting as it is written in YAML, on one line."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

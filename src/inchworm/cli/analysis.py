@@ -1,0 +1,219 @@
+"""`inchworm report`, `watch`, `plot`, `doctor` and `runs`: commands that look at runs. All of the work is in `analysis`."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+from rich.table import Column, Table
+
+from inchworm.analysis.charts import save_plot
+from inchworm.analysis.curves import Line, group_runs, metric_line, seeds_line
+from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
+from inchworm.analysis.report import return_lines, summary_line, write_report
+from inchworm.analysis.runs import RunRecord, age, list_runs, read_run, remove_run
+from inchworm.analysis.watch import make_server
+from inchworm.cli.arguments import Metavar, UsageError, parse
+from inchworm.cli.main import OK
+from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
+from inchworm.core.errors import close_names
+from inchworm.tracking.console import make_terminal
+
+Runs = Annotated[tuple[str, ...], FROM_LIST, Metavar("RUN …", positional=True)]
+
+
+@config_class("--")
+class ReportOptions(ConfigBase):
+    """Write a page about a run, or about several side by side: one HTML file that opens offline."""
+
+    runs: Runs = ()
+    """Runs: directories, or names in runs/."""
+    out: Annotated[str | None, Metavar("PAGE")] = None
+    """The page to write; by default report.html in the run's directory, or here for several runs."""
+    open: bool = False
+    """Open the page in the browser."""
+
+
+def run_report(arguments: Sequence[str]) -> int:
+    """Write the page and print its path."""
+    options = parse(ReportOptions, arguments, "inchworm report")
+    runs = _read(options.runs, "inchworm report")
+    if options.out is not None and (Path(options.out).is_dir() or Path(options.out).suffix not in (".html", ".htm")):
+        raise UsageError(f"--out {options.out} must name a file that ends in .html")
+    path = write_report(runs, options.out)
+    if options.open:
+        with suppress(webbrowser.Error, OSError):
+            webbrowser.open(path.resolve().as_uri())
+    make_terminal().print(str(path), markup=False)
+    return OK
+
+
+@config_class("--")
+class WatchOptions(ConfigBase):
+    """Serve the report of a run as a live page on this machine, while training goes on. Ctrl-C ends it."""
+
+    runs: Runs = ()
+    """Runs: directories, or names in runs/."""
+    port: int = 0
+    """Port on 127.0.0.1; 0 takes a free one."""
+    open: bool = False
+    """Open the page in the browser."""
+
+
+def run_watch(arguments: Sequence[str]) -> int:
+    """Serve the page until a signal arrives."""
+    options = parse(WatchOptions, arguments, "inchworm watch")
+    runs = _read(options.runs, "inchworm watch", rows=False)
+    if not 0 <= options.port <= 65_535:
+        raise UsageError(f"--port {options.port} must be from 0 to 65535")
+    with make_server([run.path.resolve() for run in runs], options.port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        make_terminal().print(f"{address} (Ctrl-C ends it)", markup=False)
+        if options.open:
+            with suppress(webbrowser.Error, OSError):
+                webbrowser.open(address)
+        server.serve_forever()
+    return OK
+
+
+@config_class("--")
+class PlotOptions(ConfigBase):
+    """Draw the learning curves of runs for a paper; runs that differ only in the seed become one curve with an interval."""
+
+    runs: Runs = ()
+    """Runs: directories, or names in runs/."""
+    out: Annotated[str, Metavar("FILE")] = "curve.svg"
+    """The file to write: .svg, or .png and .pdf with matplotlib."""
+    metric: str | None = None
+    """Another metric than the return, such as entropy."""
+
+
+def run_plot(arguments: Sequence[str]) -> int:
+    """Write the figure and print its path."""
+    options = parse(PlotOptions, arguments, "inchworm plot")
+    runs = _read(options.runs, "inchworm plot")
+    groups = group_runs(runs)
+    if options.metric is None:
+        lines = return_lines(runs, groups)
+        if not lines:
+            raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
+    else:
+        lines = _metric_lines(options.metric, runs)
+    path = save_plot(lines, options.out, y_label=options.metric or "return")
+    make_terminal().print(str(path), markup=False)
+    return OK
+
+
+def _metric_lines(metric: str, runs: Sequence[RunRecord]) -> list[Line]:
+    """A line for each group of seeds, or for each run."""
+    lines: list[Line] = []
+    for index, group in enumerate(group_runs(runs)):
+        middle = seeds_line(group, metric, colour=index)
+        singles = [metric_line(run, metric, label=run.name, colour=index) for run in group.runs]
+        lines += [middle] if middle is not None else [line for line in singles if line is not None]
+    if not lines:
+        known = sorted({name for run in runs for name in run.names})
+        near = close_names(metric, known)
+        raise UsageError(f"no run has the metric {metric}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known[:40])}")
+    return lines
+
+
+@config_class("--")
+class DoctorOptions(ConfigBase):
+    """Say what is likely wrong with a run, by which numbers, and what to try; the most likely first."""
+
+    runs: Runs = ()
+    """Runs: directories, or names in runs/."""
+
+
+def run_doctor(arguments: Sequence[str]) -> int:
+    """Print the findings of each run."""
+    options = parse(DoctorOptions, arguments, "inchworm doctor")
+    terminal = make_terminal()
+    for run in _read(options.runs, "inchworm doctor"):
+        found = diagnose(run)
+        updates = len(run.column("loss"))
+        if updates < MIN_UPDATES:
+            text = f"too short to judge ({updates} updates, {MIN_UPDATES} are needed)"
+        else:
+            text = f"nothing wrong found in {updates:,} updates" if not found else f"{len(found)} finding{'s' if len(found) > 1 else ''}"
+        terminal.print(f"{run.name}: {text}", markup=False)
+        if found:
+            terminal.print(findings_text(found), markup=False)
+    return OK
+
+
+@config_class("--")
+class RunsOptions(ConfigBase):
+    """List runs with state, score, steps and age; or delete or archive some of them."""
+
+    names: Annotated[tuple[str, ...], FROM_LIST, Metavar("NAME …", positional=True)] = ()
+    """Only these runs; needed for --delete and --archive."""
+    directory: str = "runs"
+    """The directory of the runs."""
+    delete: bool = False
+    """Delete the named runs, after a question."""
+    archive: bool = False
+    """Pack the named runs into archive/NAME.tar.gz in the directory, and delete them, after a question."""
+    yes: bool = False
+    """Do not ask."""
+
+
+def run_runs(arguments: Sequence[str]) -> int:
+    """Print the list, or remove runs."""
+    options = parse(RunsOptions, arguments, "inchworm runs")
+    terminal = make_terminal()
+    if options.delete or options.archive:
+        if options.delete and options.archive:
+            raise UsageError("--delete and --archive exclude each other; give one")
+        if not options.names:
+            raise UsageError(f"name the runs: inchworm runs NAME … --{'delete' if options.delete else 'archive'}")
+        _confirm(f"{'delete' if options.delete else 'archive'} {', '.join(options.names)} in {options.directory}", asked=not options.yes)
+        for name in options.names:
+            path = remove_run(name, directory=options.directory, archive=options.archive)
+            terminal.print(f"archived as {path}" if options.archive else f"deleted {path}", markup=False)
+        return OK
+    listed = [run for run in list_runs(options.directory) if not options.names or run.path.name in options.names]
+    if not listed:
+        terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one", markup=False)
+        return OK
+    table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
+    for run in listed:
+        if run.record is None:
+            table.add_row(_plain(run.path.name), "unreadable", _plain(run.problem), "", "")
+        else:
+            score = summary_line(run.record) if run.record.rows else "–"
+            table.add_row(_plain(run.record.name), run.record.state, score, f"{run.record.env_steps:,}", age(run.record.changed))
+    terminal.print(table)
+    return OK
+
+
+def _plain(text: str) -> str:
+    """A name without control characters and markup: it comes from a file."""
+    from rich.markup import escape
+
+    from inchworm.core.errors import printable
+
+    return escape(printable(text))
+
+
+def _confirm(what: str, *, asked: bool) -> None:
+    """Ask on the terminal; without one, --yes is needed."""
+    if not asked:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(f"to {what}, add --yes: there is no terminal to ask on")
+    sys.stdout.write(f"{what}? [y/N] ")
+    sys.stdout.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was changed")
+
+
+def _read(names: Sequence[str], prog: str, *, rows: bool = True) -> list[RunRecord]:
+    if not names:
+        raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
+    return [read_run(name, rows=rows) for name in names]

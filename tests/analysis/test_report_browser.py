@@ -1,0 +1,110 @@
+"""The report in a real browser: curves are there, hovering reads values, nothing is fetched, nothing foreign runs; and the live page."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from doubles.browser import Browser, find_browser
+from doubles.run_files import HOSTILE, write_run
+from inchworm.analysis.report import write_report
+from inchworm.analysis.runs import read_run
+from inchworm.analysis.watch import make_server
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH: the page was not tried in a browser")
+    with Browser(program, tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def hover(browser: Browser, selector: str, part: float) -> str:
+    """Move the pointer to a part of a chart's width; return what the page says."""
+    place = f"document.querySelector({json.dumps(selector)})"
+    browser.value(f"{place}.scrollIntoView({{block: 'center'}})")
+    left, top, width, height = browser.value(f"(r => [r.x, r.y, r.width, r.height])({place}.getBoundingClientRect())")
+    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=left + part * width, y=top + height / 2)
+    browser.wait("!document.querySelector('#tip').hidden")
+    return str(browser.value("document.querySelector('#tip').innerText"))
+
+
+def test_it_opens_offline_and_hovering_reads_values(browser: Browser, tmp_path: Path) -> None:
+    page = write_report([read_run(write_run(tmp_path / "run"))])
+    browser.open(page)
+    assert browser.value("document.title") == "run: CartPole-v1"
+    assert browser.value("document.querySelectorAll('svg.chart polyline').length") >= 10
+    assert browser.value("document.querySelector('.wide svg.chart').getBoundingClientRect().width") > 900
+    text = hover(browser, ".wide svg.chart", 0.995)
+    assert text.splitlines() == ["10,240 steps", "training 200", "evaluation 200 [190, 210]"]
+    assert "training 20" not in hover(browser, ".wide svg.chart", 0.5)
+    browser.value("document.querySelector('figure svg.chart').focus()")
+    browser.press("ArrowRight")
+    assert browser.value("document.querySelector('#tip').innerText").startswith("512 steps")
+    assert browser.requests() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1400])
+def test_it_fits_narrow_and_wide_in_light_and_dark(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    runs = [read_run(write_run(tmp_path / f"seed-{seed}", seed=seed)) for seed in range(3)]
+    browser.open(write_report(runs, tmp_path / "page.html"), width=width, scheme=scheme)
+    assert browser.value("document.documentElement.scrollWidth") <= width, "no sideways scrolling"
+    shown = ".narrow" if width < 700 else ".wide"
+    assert browser.value(f"document.querySelector('{shown} svg.chart').getBoundingClientRect().width") > 300
+    paper, ink = browser.value("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+    light = [sum(map(int, colour[4:-1].split(","))) for colour in (paper, ink)]
+    assert (light[0] > light[1]) == (scheme == "light")
+    stroke = "getComputedStyle(document.querySelector('.line.c0')).stroke"
+    assert browser.value(stroke) == ("rgb(0, 114, 178)" if scheme == "light" else "rgb(86, 180, 233)")
+    assert browser.complaints() == []
+
+
+def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path) -> None:
+    path = write_run(tmp_path / HOSTILE.replace("/", "|"), **{HOSTILE: 1.0})
+    page = write_report([read_run(path), read_run(write_run(tmp_path / "plain"))], tmp_path / "page.html")
+    browser.open(page)
+    hover(browser, ".wide svg.chart", 0.5)
+    assert browser.value("window.pwned") is None
+    assert browser.value("document.scripts.length") == 1
+    assert browser.requests() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_watch_serves_the_page_and_refreshes_it_without_reloading(browser: Browser, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rows=10)
+    rows = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(rows[:5]))
+    with make_server([path]) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        host, port = server.server_address[:2]
+        assert host == "127.0.0.1"
+        address = f"http://127.0.0.1:{port}/"
+        browser.events.clear()
+        browser.look(1200, 900)
+        browser.ask("Page.navigate", url=address)
+        browser.wait("document.readyState === 'complete' && document.querySelector('.cards') !== null")
+        assert "2,560" in browser.value("document.querySelector('.cards').innerText")
+        browser.value("window.same = true; document.querySelector('#more').open = true")
+        (path / "metrics.jsonl").write_text("".join(rows))
+        browser.wait("document.querySelector('.cards').innerText.includes('5,120')")
+        assert browser.value("window.same") is True, "the page was not loaded again"
+        assert browser.value("document.querySelector('#more').open") is True
+        assert {url.removeprefix(address) for url in browser.requests()} <= {"", "page", "favicon.ico"}
+        for headers, wanted, code in (({"Host": "evil.example"}, address, 403), ({}, f"{address}../config.yaml", 404)):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(wanted, headers=headers), timeout=60)
+            assert caught.value.code == code
+        server.shutdown()
+        thread.join()
+    browser.wait("document.querySelector('#live').textContent.includes('has ended')")
