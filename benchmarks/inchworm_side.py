@@ -97,7 +97,7 @@ def train(
     clock = Curve() if evaluate else Clock()
     config = config_of(work, seed, threads, backend, compile_step)
     if host:
-        config = config.replace(env=config.env.replace(native="host"))
+        config = config.replace(env=config.env.replace(jax_native=False))
     with PPOTrainer("mlp", config.env, config, callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
         ready, base = since_start(), memory.resident()

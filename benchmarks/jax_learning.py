@@ -35,7 +35,7 @@ def train(env_id: str, backend: str, seed: int, scale: float) -> dict[str, Any]:
 
     work = scaled(WORKS[env_id], scale)
     config = config_of(work, seed, backend=backend)  # type: ignore[arg-type]
-    return train_and_score(config.replace(env=config.env.replace(native="host")), work.eval_episodes)
+    return train_and_score(config.replace(env=config.env.replace(jax_native=False)), work.eval_episodes)
 
 
 CASES = [

@@ -156,8 +156,8 @@ train_seeds(config.policy, config.env, config, seeds=2, jobs=2, run_dir="many")
 @pytest.mark.slow
 def test_seeds_save_and_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     runs = [tmp_path / "many" / f"seed-{seed}" for seed in range(2)]
-    deadline = time.monotonic() + 120
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path) as parent:
+    deadline, path = time.monotonic() + 120, os.pathsep.join(map(os.path.abspath, sys.path))
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}) as parent:
         try:
             while not all((run / "metrics.jsonl").exists() for run in runs):
                 assert time.monotonic() < deadline

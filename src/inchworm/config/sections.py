@@ -44,10 +44,6 @@ BACKENDS = {
 """The backends that `run.backend` accepts, with their modules; `inchworm.backends.registry.register_backend` adds others."""
 
 
-_FROM_WORD = BeforeValidator(lambda value: {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value)
-"""A switch that also has words as values, from a command line."""
-
-
 @config_class("env.wrappers.")
 class WrapperConfig(ConfigBase):
     """One wrapper of `gymnasium.wrappers`, by its class name."""
@@ -87,9 +83,11 @@ class EnvConfig(ConfigBase):
     """The usual Atari preprocessing: no-op starts, frame skip 4 with max, 84x84 grey, lost lives end training episodes, sign rewards."""
     frame_stack: Annotated[Integer, Field(ge=1, le=1_000)] = 1
     """Number of latest observations stacked along a new first axis."""
-    native: Annotated[bool | Literal["host"], _FROM_WORD] = True
-    """Use the environment's vectorised implementation where one exists that gives bit-identical results; with run.backend=jax its
-    JAX-native one, which has the same dynamics, rounded to float32, and draws other initial states. host uses only the first kind."""
+    native: bool = True
+    """Use the environment's vectorised implementation where one exists that gives bit-identical results."""
+    jax_native: bool = True
+    """With run.backend=jax, use the environment's JAX-native implementation where there is one: it has the same dynamics, rounded to
+    float32, and draws other initial states."""
 
     def __post_init__(self) -> None:
         check_plain(self.kwargs, "env.kwargs")

@@ -20,7 +20,7 @@ from inchworm.train.trainer import PPOTrainer
     ("changes", "why"),
     [
         ({"native": False}, "env.native=false"),
-        ({"native": "host"}, "env.native=host"),
+        ({"jax_native": False}, "env.jax_native=false"),
         ({"num_workers": 2}, "env.num_workers=2"),
         ({"frame_stack": 3}, "env.frame_stack=3"),
         ({"wrappers": (WrapperConfig(name="ClipReward"),)}, r"env.wrappers=\['ClipReward'\]"),
@@ -39,7 +39,7 @@ def test_native_worlds_are_used_and_named():
     chosen, reason = native_choice("jax", EnvConfig(id="CartPole-v1", num_workers=0))
     assert chosen
     assert "JAX-native CartPole-v1" in reason
-    assert "env.native=host" in reason
+    assert "env.jax_native=false" in reason
     assert native_choice("jax", EnvConfig(id="gymnax:CartPole-v1")) == (True, "")
     assert native_choice("jax", EnvConfig(id="LunarLander-v3")) == (False, "")
     assert native_choice("numpy", EnvConfig(id="CartPole-v1")) == (False, "")
@@ -78,7 +78,7 @@ def test_states_of_a_compiled_program_and_of_the_host_are_told_apart():
         run=RunConfig(backend="jax"),
     )  # fmt: skip
     native = PPOTrainer("mlp", settings.env, settings)
-    host = PPOTrainer("mlp", settings.env.replace(native="host"), settings)
+    host = PPOTrainer("mlp", settings.env.replace(jax_native=False), settings)
     with pytest.raises(ConfigError, match="inside a compiled program"):
         host.collector.load_state_dict(native.collector.state_dict())
     with pytest.raises(ConfigError, match="stepped from the host"):

@@ -149,12 +149,13 @@ def native_choice(config: EnvConfig) -> tuple[bool, str]:
     if config.id not in WORLDS:
         return False, ""
     how = f"the JAX-native {config.id}, which has the same dynamics and compiles together with learning"
-    if config.native is not True:
-        return False, f"stepping {config.id} on the host, because env.native={str(config.native).lower()}; true uses {how}"
+    if not (config.native and config.jax_native):
+        name = "jax_native" if config.native else "native"
+        return False, f"stepping {config.id} on the host, because env.{name}=false; true uses {how}"
     why_not = why_not_native(config) or (f"env.kwargs={config.kwargs}" if config.kwargs else None)
     if why_not is not None:
         return False, f"stepping {config.id} on the host, because {why_not}; without that, JAX would use {how}"
-    return True, f"using {how}; env.native=host steps Gymnasium's on the host"
+    return True, f"using {how}; env.jax_native=false steps Gymnasium's on the host"
 
 
 def make_native_env(config: EnvConfig, **options: Any) -> VectorEnv:

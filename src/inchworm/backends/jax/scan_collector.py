@@ -170,7 +170,8 @@ class ScanCollector:
         """Continue from what `state_dict` returned."""
         if "scan" not in state:
             raise ConfigError(
-                "the state is of environments that were stepped from the host, not by a compiled scan; set env.native and run.backend as "
+                "the state is of environments that were stepped from the host, not by a compiled scan; set env.jax_native and "
+                "run.backend as "
                 "they were when it was saved"
             )
         self.env_steps, self.episodes = int(state["env_steps"]), int(state["episodes"])
