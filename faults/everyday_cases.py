@@ -91,6 +91,7 @@ FIELDS: dict[str, Field] = {
     "env.frame_stack": _int(1, 1, 2),
     "env.native": _FLAG,
     "env.jax_native": _FLAG,
+    "run.report": _FLAG,
     "policy.kind": Field("choice", options=("mlp", "cnn", "lstm", "gru"), usual=("mlp",)),
     "policy.hidden_sizes": Field("ints", 1, usual=([], [4], [5, 3])),
     "policy.activation": _choice("tanh", "relu", "elu", "leaky_relu", "silu"),

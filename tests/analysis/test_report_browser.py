@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -32,8 +33,11 @@ def hover(browser: Browser, selector: str, part: float) -> str:
     place = f"document.querySelector({json.dumps(selector)})"
     browser.value(f"{place}.scrollIntoView({{block: 'center'}})")
     left, top, width, height = browser.value(f"(r => [r.x, r.y, r.width, r.height])({place}.getBoundingClientRect())")
-    browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=left + part * width, y=top + height / 2)
-    browser.wait("!document.querySelector('#tip').hidden")
+    began = time.monotonic()
+    while browser.value("document.querySelector('#tip').hidden") or time.monotonic() < began + 0.5:  # a late scroll event hides it
+        browser.ask("Input.dispatchMouseEvent", type="mouseMoved", x=left + part * width, y=top + height / 2)
+        assert time.monotonic() < began + 120
+        time.sleep(0.05)
     return str(browser.value("document.querySelector('#tip').innerText"))
 
 
