@@ -73,7 +73,7 @@ from inchworm.selfplay.callback import RatingGames as RatingGames
 from inchworm.selfplay.callback import SelfPlayCallback as SelfPlayCallback
 from inchworm.selfplay.pool import OpponentPool as OpponentPool
 from inchworm.selfplay.ratings import Rating as Rating
-from inchworm.tracking.console import StatsLogger as StatsLogger
+from inchworm.tracking.metrics import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step

@@ -35,6 +35,9 @@ Changes = dict[str, dict[str, Any]]
 SHORT_FLAGS = ("run.backend", "run.seed", "run.total_timesteps", "env.num_envs", "env.num_workers", "ppo.compile")
 """Fields whose flags may be typed without the section."""
 
+INNER_SECTIONS = ("policy", "ppo", "wandb", "mlflow")
+"""Sections within `policies.NAME` and `tracking`."""
+
 
 class UsageError(ConfigError):
     """A command line that cannot be understood."""
@@ -218,7 +221,8 @@ def _help(flags: list[_Flag], options: type[ConfigBase], prog: str) -> str:
         if flag.owner not in docs:
             docs[flag.owner] = field_docs(flag.owner)
             if flag.owner is not options:
-                lines += ["", f"{flag.path[0]}: {inspect.getdoc(RoleConfig if flag.owner is TrainingConfig else flag.owner)}"]
+                section = ".".join(flag.path[:-1]) or flag.path[0]
+                lines += ["", f"{section}: {inspect.getdoc(RoleConfig if flag.owner is TrainingConfig else flag.owner)}"]
         metavar = flag.metavar or Metavar(_metavar(flag.hint) if flag.takes != "yaml" else "YAML")
         names = "" if metavar.positional else ", ".join(flag.names) + " "
         is_empty = flag.default is False or flag.default in ("", None, (), {})
@@ -269,12 +273,16 @@ def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
         data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
     for section, fields in changes.items():
         if section != "policies":
-            data[section] |= fields
+            data[section] = _merged(data[section], fields)
             continue
         if not isinstance(fields, dict) or not all(isinstance(role, dict) for role in fields.values()):
             raise UsageError(f"--policies {fields!r:.80} must map names to settings, such as '{{scouts: {{agents: scout_*}}}}'")
         for name, role in fields.items():
-            before = data["policies"].setdefault(name, {})
-            for key, value in role.items():
-                before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
+            data["policies"][name] = _merged(data["policies"].get(name, {}), role)
     return TrainingConfig.from_dict(data)
+
+
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with changes. Inner sections are merged too; other mappings, such as env.kwargs, are replaced."""
+    inner = {key: {**before.get(key, {}), **value} for key, value in changes.items() if key in INNER_SECTIONS and isinstance(value, dict)}
+    return {**before, **changes, **inner}

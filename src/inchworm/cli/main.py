@@ -38,6 +38,7 @@ COMMANDS = {
     "evaluate": Command("evaluate", "evaluate a run's policy, or a policy file", "inchworm evaluate RUN --episodes 100"),
     "match": Command("evaluate", "play two players against each other", "inchworm match RUN heuristic"),
     "resume": Command("train", "continue a run", "inchworm resume RUN --total-timesteps 200000"),
+    "ship": Command("train", "deliver a run to trackers", "inchworm ship RUN --tracking.mlflow.uri URL"),
     "config": Command("show", "print a complete config", "inchworm config CartPole-v1 > my.yaml"),
     "check-env": Command("check", "find problems of an environment", "inchworm check-env package.module:make_env"),
     "check-policy": Command("check", "find problems of a policy", "inchworm check-policy package.module:make_policy ENV"),

@@ -1,4 +1,4 @@
-"""`inchworm train ENV` and `inchworm resume RUN`.
+"""`inchworm train ENV`, `inchworm resume RUN` and `inchworm ship RUN`.
 
 What trains is imported only after the first line is printed.
 """
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from rich.table import Column, Table
 
 from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
-from inchworm.cli.main import EVALUATION_FAILED, OK, leaving, raise_if_received
+from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_received
 from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
-from inchworm.core.errors import USAGE_ERRORS
+from inchworm.core.errors import USAGE_ERRORS, ConfigError
 from inchworm.env.registry import heuristic_of
 from inchworm.run.directory import RATINGS_PAGE, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
 
-PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
+PROG_TRAIN, PROG_RESUME, PROG_SHIP = "inchworm train", "inchworm resume", "inchworm ship"
 
 
 @config_class("--")
@@ -87,6 +87,32 @@ def run_resume(arguments: Sequence[str]) -> int:
         run.change_config(config)
         run.check_versions()
         return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
+
+
+@config_class("--")
+class ShipOptions(ConfigBase):
+    """Deliver the metrics and files of a run to trackers: those of its config, or those that flags turn on. Nothing is delivered twice."""
+
+    run_name: RunName = ""
+    """The run's directory, or its name in runs/."""
+    env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
+    """The environment, if it is code to import: repeat what the run was trained with."""
+
+
+def run_ship(arguments: Sequence[str]) -> int:
+    """Deliver what trackers have not received yet."""
+    from inchworm.tracking.shipping import check_installed, ship
+
+    options, changes = parse_with_config(ShipOptions, arguments, PROG_SHIP)
+    with named_run(options.run_name, PROG_SHIP, env=options.env) as run:
+        config = apply_changes(run.config, changes)
+        tracking = config.tracking
+        if not tracking.sinks:
+            raise ConfigError(f"no tracker is on in the config of {run.path}; turn one on: {PROG_SHIP} {run.typed} --tracking.tensorboard")
+        check_installed(tracking)
+        left = ship(run.path, config, lambda text: make_terminal(stderr=True).print(f"warning: {text}", markup=False))
+        make_terminal().print(left or f"{run.path} is delivered to {', '.join(tracking.sinks)}", markup=False)
+        return FAILED if left else OK
 
 
 def open_terminal(run: Run, *, quiet: bool) -> Terminal:

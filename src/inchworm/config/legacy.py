@@ -37,6 +37,7 @@ _MOVED = {
     "target_reward": ("convergence", "target"),
     "convergence_window": ("convergence", "window"),
     "early_stopping_patience": ("convergence", "patience"),
+    "notes": ("run", "notes"),
 }
 """Settings of a trainer outside `ppo`: the section and the name that they have here."""
 
@@ -46,9 +47,14 @@ _OF_PPO = (*_PPO, "norm_adv", "batch_size", "minibatch_size", "learning_rate", "
 _ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")
 """Names of a trainer that has one environment, so that its batch is the steps of that one."""
 
-_NO_SETTING = {
-    "enable_mlflow": "no setting turns it on; give trackers= to PPOTrainer",
-}
+_OPTIMIZER = {"type": "optimizer", "name": "optimizer", "lr": "learning_rate", "learning_rate": "learning_rate", "eps": "adam_eps"}
+"""The section `optimizer` of a trainer that has one: its names, and those in `ppo`."""
+
+_BETAS = {"beta1": 0.9, "beta2": 0.999}
+"""Settings of Adam that are fixed here, with their values."""
+
+_MLFLOW_EXPERIMENT = "inchworm"
+"""What `enable_mlflow` of a trainer without an experiment's name turns on."""
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
 
@@ -133,12 +139,18 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
             moves.append(("agent.hidden_size", "policy", "hidden_sizes", [value, value]))
         else:
             raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
-    table = {key: modern.pop(key) for key in list(modern) if key in (*_MOVED, *_OF_PPO, *_NO_SETTING)}
+    if isinstance(modern.get("optimizer"), dict):
+        moves += _optimizer(modern.pop("optimizer"))
+    if "wandb" in modern:
+        moves.append(("wandb", "tracking", "wandb", _wandb(modern.pop("wandb"))))
+    table = {key: modern.pop(key) for key in list(modern) if key in (*_MOVED, *_OF_PPO, "enable_mlflow")}
     for where, settings in (("", table), ("trainer.", trainer)):
         for key, value in settings.items():
-            if key in _NO_SETTING:
-                raise ConfigError(f"{where}{key}={value!r} is not supported: {_NO_SETTING[key]}, as docs/migration.md shows; remove it")
-            moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), value))
+            if key == "enable_mlflow":
+                on = {"experiment": _MLFLOW_EXPERIMENT if value else None}
+                moves.append((f"{where}{key}", "tracking", "mlflow", on))
+            else:
+                moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), value))
     for old, section, name, value in moves:
         target = modern.setdefault(section, {})
         if not isinstance(target, dict):
@@ -159,6 +171,22 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
         env = modern.get("env")
         modern["ppo"] = _ppo(modern["ppo"], reports, "ppo.", env.get("num_envs", 8) if isinstance(env, dict) else 8)
     return modern
+
+
+def _optimizer(section: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
+    """Translate the section `optimizer`: its settings belong to `ppo` here."""
+    for name, fixed in _BETAS.items():
+        if section.get(name, fixed) != fixed:
+            raise ConfigError(f"optimizer.{name}={section[name]!r} is not supported: it is {fixed} here; remove it")
+    return [(f"optimizer.{key}", "ppo", _OPTIMIZER.get(key, key), value) for key, value in section.items() if key not in _BETAS]
+
+
+def _wandb(section: Any) -> dict[str, Any]:
+    """Translate the section `wandb`, whose switch `enabled` is the mode here."""
+    if not isinstance(section, dict):
+        raise ConfigError(f"wandb must be a mapping of names to values, not {section!r}; give tracking.wandb.project to turn it on")
+    modern = {"name" if key == "run_name" else key: value for key, value in section.items() if key not in ("enabled", "track")}
+    return modern if section.get("enabled", section.get("track", True)) else {**modern, "mode": "disabled"}
 
 
 def _complete_episodes(modern: dict[str, Any], reports: list[str]) -> None:

@@ -45,10 +45,11 @@ FREE_FIELDS = frozenset({
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
-    "convergence.window", "convergence.patience", "convergence.returns",
+    "convergence.window", "convergence.patience", "convergence.returns", "run.notes", "tracking",
 })  # fmt: skip
-"""Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
-stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""
+"""Fields and sections that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its
+environments are stepped, where its metrics go. None of them alters completed training. (Schedules stretch to a new total_timesteps from
+the resume on.)"""
 
 BIT_FIELDS = frozenset({"run.backend", "run.device", "run.threads", "ppo.compile"})
 """Fields that may change on resume with a warning: the results are no longer bit-identical."""
@@ -287,7 +288,9 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
 def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> None:
     """Reject config changes that would have altered completed training; warn about those that change only the last bits."""
     changes = config_changes(before, now)
-    forbidden = [line for name, line in changes.items() if name not in FREE_FIELDS | BIT_FIELDS]
+    forbidden = [
+        line for name, line in changes.items() if name not in FREE_FIELDS | BIT_FIELDS and name.partition(".")[0] not in FREE_FIELDS
+    ]
     if forbidden:
         raise ConfigError(f"the run {path} has another config: {', '.join(forbidden)}; leave it unchanged, or start another run")
     for name in sorted(BIT_FIELDS & set(changes)):

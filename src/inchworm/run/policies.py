@@ -16,6 +16,7 @@ from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_fi
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer
 from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
+from inchworm.tracking.mlflow import MODEL_URI, downloaded_model
 
 if TYPE_CHECKING:
     from inchworm.backends.torch.network import Network
@@ -40,7 +41,8 @@ def load_policy(path: str | Path, backend: str = ..., *, network: None = ..., po
 
 
 def load_policy(path: str | Path, backend: str = "auto", *, network: Any = None, policy: Any = None) -> Any:
-    """Load a policy from a policy file, a run directory (its latest policy), a checkpoint directory, or the name of a run in runs/.
+    """Load a policy from a policy file, a run directory (its latest policy), a checkpoint directory, the name of a run in runs/, or
+    MLflow's registry (`models:/NAME@best`).
 
     `backend="auto"` acts in NumPy where that is possible, and imports torch only for convolutions and networks of your own. Files never
     import code: for a network of your own pass its class, what makes it from the spec, or an instance as `network`; for a policy class of
@@ -61,6 +63,9 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
     Several policies have no single description, and weights named `part/weight`.
     """
+    if str(path).startswith(MODEL_URI):
+        with downloaded_model(str(path), RUNS) as file:
+            return *read_policy_file(file), Path(path)
     target = next((one for one in (Path(path), RUNS / path) if one.exists()), None)
     if target is None:
         raise FileNotFoundError(f"there is no {path}; {EXPECTED}")
@@ -86,7 +91,7 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
 def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
     """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
-    if Path(name).is_file():
+    if Path(name).is_file() or name.startswith(MODEL_URI):
         return load_policy(name), Path(name)
     return load_run_policy(open_player(name, env=env))
 
@@ -100,7 +105,7 @@ def is_saved_policy(name: str) -> bool:
     """Whether a name is a policy without the config of a run: a policy file, or a directory with a policy, such as a checkpoint."""
     path = Path(name)
     is_run = any((one / CONFIG).is_file() for one in (path, RUNS / path))
-    return bool(name) and path.exists() and not is_run
+    return bool(name) and (path.exists() or name.startswith(MODEL_URI)) and not is_run
 
 
 def run_of(name: str, *, env: str | None = None) -> Run | None:

@@ -280,6 +280,7 @@ class Saver:
         binding = {  # fields that may change on resume are not recorded
             section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
             for section, fields in config.to_dict().items()
+            if section not in FREE_FIELDS
         }
         return {
             "format": FORMAT,

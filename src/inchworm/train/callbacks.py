@@ -21,6 +21,7 @@ from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
+from inchworm.tracking.metrics import StatsLogger
 from inchworm.train.loop import TrainingState, reached_limits
 
 SNAPSHOT_SHARE = 0.0025
@@ -223,7 +224,7 @@ class TrackCallback(BaseCallback):
     """Passes metrics to the trackers: every `run.log_interval` iterations, after evaluations, and of the last iteration."""
 
     def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
-        self._trackers, self._run = trackers, run
+        self._logger, self._run = StatsLogger(trackers), run
         self._logged_evaluations = 0
         self._unlogged: tuple[dict[str, float], int] | None = None  # the last iteration's row and env steps
 
@@ -233,7 +234,7 @@ class TrackCallback(BaseCallback):
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Log the row if it is due, contains an evaluation, or is the last one."""
-        self._unlogged = {"iteration": float(state.iteration), **metrics}, state.env_steps
+        self._unlogged = {"iteration": float(state.iteration), **self._logger.process(metrics)}, state.env_steps
         is_last = state.stopped or bool(reached_limits(state, self._run))
         if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._logged_evaluations = len(state.evaluations)
@@ -254,8 +255,7 @@ class TrackCallback(BaseCallback):
         """
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
-            for tracker in self._trackers:
-                tracker.log(*unlogged)
+            self._logger.log(*unlogged)
 
 
 GRACE_SECONDS = 7.0

@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from inchworm.backends.registry import acting_policy, learning_threads, make_learner
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
@@ -32,6 +32,8 @@ from inchworm.run.directory import CHECKPOINTS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
+from inchworm.tracking.metrics import StatsLogger
+from inchworm.tracking.shipping import RunFacts, Shipping, artefacts, check_installed, with_trackers
 from inchworm.train.callbacks import (
     CheckpointCallback,
     EvaluateCallback,
@@ -112,6 +114,7 @@ def create_training_components(
     if config.evaluation.interval or config.evaluation.final_episodes:
         unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
     unused += changed_settings(config, ["convergence.target"])
+    unused += [f"tracking.{name}" for name in config.tracking.sinks]
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} would have no effect: create_training_components makes only the parts of an iteration; "
@@ -202,7 +205,8 @@ class PPOTrainer:
     Stable-Baselines3's; `config` a `PPOConfig` or a `TrainingConfig`. Keywords override the config. With a `run_dir` the run is written
     there: config, metrics, checkpoints, policies. `train` evaluates only if a `TrainingConfig` asks for it; `evaluate` can be called at any
     time. Both use separate copies of `env`, or `eval_env`, which is anything that `env` may be, with the same spaces. The weights begin as
-    those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`.
+    those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`. `trackers` are
+    "csv", "tensorboard", "mlflow", a `MlflowConfig`, a `WandbConfig`, or objects with the methods of `Tracker`.
     """
 
     def __init__(
@@ -220,7 +224,7 @@ class PPOTrainer:
         init_from: str | Path | None = None,
         init_weights: Sequence[str] | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[Tracker | str | WandbConfig | MlflowConfig] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
         if not isinstance(callbacks, Sequence):
@@ -229,7 +233,11 @@ class PPOTrainer:
         begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
         where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
         asked = resolve_config(policy, env, config, **begin, **where)
-        self._asked = asked
+        tracking, own_trackers = with_trackers(asked.tracking, trackers)
+        check_installed(tracking)
+        if tracking.sinks and run_dir is None:
+            raise ConfigError(f"tracking.{tracking.sinks[0]} delivers what is in the run's directory; give PPOTrainer a run_dir")
+        self._asked = asked = asked.replace(tracking=tracking)
         self.config, self.choices = resolve_choices(policy, env, asked)
         evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
@@ -251,13 +259,13 @@ class PPOTrainer:
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
         self._in_loop = False
-        self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
+        self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *own_trackers]
         parts = TrainerParts(
             policy=self.policy,
             collector=self.collector,
             state=self.state,
             rows=[tracker for tracker in self.trackers if isinstance(tracker, JsonlTracker)],
-            trackers=trackers,
+            trackers=own_trackers,
             learner=lambda: self.learner,
             config=lambda: self.config,
             keep_compile=self._keep_compile,
@@ -374,7 +382,11 @@ class PPOTrainer:
         track = TrackCallback([*self.trackers, *([console] if console else [])], config.run)
         callbacks = tuple(self._ordered_callbacks(config, own, track))
         components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
+        shipping = None
         try:
+            if self.run_dir is not None and config.tracking.sinks:
+                shipping = Shipping(RunFacts(self.run_dir, config.to_dict()), config.tracking)
+                shipping.start()
             if console:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
@@ -397,10 +409,16 @@ class PPOTrainer:
             track.log_unlogged()
             if console:
                 console.close()
+            if shipping is not None:
+                shipping.release()
         history.stop_reason = stop_reason(self.state, config)
         if self.state.interrupted:
             raise KeyboardInterrupt
         self.state.ended = True
+        for path in artefacts(self.run_dir) if self.run_dir is not None else ():
+            StatsLogger(self.trackers).log_artifact(path)
+        if shipping is not None:
+            shipping.finish()
         return history
 
     def activity(self) -> Activity:
