@@ -30,6 +30,40 @@ def small_fast_config() -> TrainingConfig:
     )
 
 
+def small_config() -> TrainingConfig:
+    """Return the tuned config of CartPole-v1: a minute on one core."""
+    return PRESETS["CartPole-v1"].config
+
+
+def medium_config() -> TrainingConfig:
+    """Return the tuned config of LunarLander-v3: a million steps, minutes to an hour on a few cores."""
+    return PRESETS["LunarLander-v3"].config
+
+
+def large_config() -> TrainingConfig:
+    """Return a config for a long run with many copies of the environment, wide layers and all normalisers; set `env.id`.
+
+    Copies are stepped by as many worker processes as pay off, and large minibatches suit a GPU. It is a starting point, not tuned.
+    """
+    return TrainingConfig(
+        env=EnvConfig(id="HalfCheetah-v5", num_envs=64),
+        policy=PolicyConfig(hidden_sizes=(256, 256), normalize_observations=True),
+        ppo=PPOConfig(
+            learning_rate=3e-4,
+            learning_rate_schedule="linear",
+            scale_rewards=True,
+            vf_coef=1.0,
+            ent_coef=0.0,
+            rollout_steps=128,
+            minibatch_size=1024,
+            update_epochs=4,
+            compile="auto",
+        ),
+        evaluation=EvalConfig(interval=100, episodes=10, final_episodes=50),
+        run=RunConfig(total_timesteps=10_000_000, checkpoint_interval=100, log_interval=5),
+    )
+
+
 _CARTPOLE = PPOConfig(
     learning_rate=1e-3,
     learning_rate_schedule="linear",

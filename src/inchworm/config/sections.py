@@ -30,10 +30,12 @@ Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
 if TYPE_CHECKING:  # a list is accepted where a tuple is; the field is a tuple
     Texts: TypeAlias = Sequence[str]
     Sizes: TypeAlias = Sequence[int]
+    Seeds: TypeAlias = Sequence[int]
     Filters: TypeAlias = Sequence[Sequence[int]]
 else:
     Texts = Annotated[tuple[str, ...], FROM_LIST]
     Sizes = Annotated[tuple[Size, ...], FROM_LIST]
+    Seeds = Annotated[tuple[NonNegative, ...], FROM_LIST]
     Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
@@ -345,12 +347,16 @@ class EvalConfig(ConfigBase):
     """Act greedily (else sample)."""
     seed: NonNegative = 1_000_003
     """Seed of the evaluation episodes, which are the same each time."""
+    seeds: Seeds = ()
+    """The seeds of the episodes themselves, one each, at every evaluation and at the end; their number replaces that of the episodes."""
     max_episode_steps: Count | None = None
     """Steps after which an episode that has not ended is cut off and counted as capped. null: the limit that the environment is
     registered with, else 100,000."""
     baseline: str | None = None
     """What the policy is compared with: random, a policy file or a run. The score is then also reported as the difference to the baseline's
     on the same seeds. Against opponents the baseline is the opponent, by default the world's heuristic, or random where it has none."""
+    save_replay: bool = False
+    """Keep the first game of every evaluation in replays/ of the run, where games can be replayed; inchworm replay FILE shows it."""
 
 
 @config_class("convergence.")

@@ -43,6 +43,11 @@ class PolicyEvaluator:
         self._given = None if self._source is None else self._source.given
         self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._given)
         self._baseline_returns: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}  # of episodes with these seeds, greedy or not
+        self._recorded: Any = None
+        self.players = ("policy", "policy")
+        """The names of the two teams in replays."""
+        self.replay: dict[str, Any] | None = None
+        """The first game of the last evaluation, with `config.save_replay`."""
 
     def evaluate(
         self,
@@ -53,9 +58,11 @@ class PolicyEvaluator:
         seeds: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> EvalStats:
-        """Play `episodes` episodes (default: the config's), greedily or sampled, with the given seeds or derived ones."""
+        """Play `episodes` episodes (default: the config's), greedily or sampled, with the given seeds, the config's, or derived ones."""
         greedy = self.config.deterministic if deterministic is None else deterministic
-        count = self.config.episodes if episodes is None else episodes
+        if episodes is None and seeds is None and self.config.seeds:
+            seeds = self.config.seeds
+        count = (self.config.episodes if seeds is None else len(seeds)) if episodes is None else episodes
         check_episodes(count)
         if seeds is not None and len(seeds) != count:
             raise ConfigError(f"evaluation got {len(seeds)} seeds for {count} episodes; give one seed per episode, or no seeds")
@@ -66,7 +73,10 @@ class PolicyEvaluator:
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
             limit = episode_limit(self._source, self.config.max_episode_steps)
             games = [int(one) for one in seeds]
+            if self._recorded is not None:
+                self._recorded.restart(limit)
             stats = play_games(policy, env, games, seed, deterministic=greedy, max_episode_steps=limit, progress=progress)
+            self.replay = None if self._recorded is None else self._recorded.replay()
             name, key = self.config.baseline, (greedy, tuple(games))
             if name is None:
                 return stats
@@ -97,12 +107,23 @@ class PolicyEvaluator:
             if self._source.kind != "vector":
                 self._made = make_world(self._source, self.config.num_envs, self.config.seed)
             env = self._source.given if self._made is None else self._made
+            if self.config.save_replay:
+                env = self._recorded = self._record(env)
             self._played = env if self._wrap is None else self._wrap(env)
         return self._played
 
+    def _record(self, env: VectorEnv) -> Any:
+        """Record the first game of every evaluation; an environment whose games cannot be replayed is refused."""
+        from inchworm.evaluate.matches import RecordedVectorEnv  # as above
+
+        try:
+            return RecordedVectorEnv(env, self.players)
+        except ConfigError as error:
+            raise ConfigError(f"evaluation.save_replay: {error}") from None
+
     def close(self) -> None:
         """Close the environments that were made here; the next evaluation makes new ones."""
-        made, self._made, self._played = self._made, None, None
+        made, self._made, self._played, self._recorded = self._made, None, None, None
         if made is not None:
             made.close()
 
@@ -149,7 +170,9 @@ def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
         lanes = own_lanes(env, config)
         return OpponentVectorEnv(env, loaded or load_player(opponent, config.env, env), lanes, seed=config.evaluation.seed)
 
-    return PolicyEvaluator(source, config.evaluation.replace(baseline=None), wrap=add_opponent)  # it plays, and is not compared with
+    evaluator = PolicyEvaluator(source, config.evaluation.replace(baseline=None), wrap=add_opponent)  # it plays, and is not compared with
+    evaluator.players = (opponent, "policy") if config.opponent.sides == "second" else ("policy", opponent)
+    return evaluator
 
 
 def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:

@@ -49,14 +49,18 @@ class RecordedVectorEnv:
     """Records the first game of copy 0 of a vector env; everything else is forwarded to it."""
 
     def __init__(self, inner: VectorEnv, players: tuple[str, str], max_episode_steps: int = EPISODE_LIMIT) -> None:
-        self._inner, self._players, self._max_episode_steps = inner, players, max_episode_steps
+        self._inner, self._players = inner, players
         self._make_replay: Any = getattr(inner, "make_replay", None)
         if self._make_replay is None:
             raise ConfigError(
                 f"cannot make a replay of {type(inner).__name__}, which has no make_replay; only games of {team_worlds()} can be replayed, "
                 "without wrappers and without env.max_episode_steps (use max_steps in env.kwargs)"
             )
-        self._seed = -1
+        self.restart(max_episode_steps)
+
+    def restart(self, max_episode_steps: int) -> None:
+        """Record the next game of copy 0, to be cut off after `max_episode_steps`."""
+        self._max_episode_steps, self._seed = max_episode_steps, -1
         self._actions: list[np.ndarray] = []  # [2n, 3] each
         self._info: Mapping[str, float] | None = None  # the last info of the first game, once it has ended
 

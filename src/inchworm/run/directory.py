@@ -38,6 +38,7 @@ POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
 RATINGS_PAGE = "ratings.html"
 CHECKPOINTS = "checkpoints"
+REPLAYS = "replays"
 LOCK = "lock"
 
 FREE_FIELDS = frozenset({
@@ -46,6 +47,7 @@ FREE_FIELDS = frozenset({
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
     "convergence.window", "convergence.patience", "convergence.returns", "run.notes", "tracking",
+    "evaluation.seeds", "evaluation.save_replay",
 })  # fmt: skip
 """Fields and sections that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its
 environments are stepped, where its metrics go. None of them alters completed training. (Schedules stretch to a new total_timesteps from

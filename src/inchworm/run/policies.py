@@ -16,6 +16,7 @@ from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_fi
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer
 from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
+from inchworm.run.store import stored_version
 from inchworm.tracking.mlflow import MODEL_URI, downloaded_model
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def load_policy(path: str | Path, backend: str = ..., *, network: None = ..., po
 
 def load_policy(path: str | Path, backend: str = "auto", *, network: Any = None, policy: Any = None) -> Any:
     """Load a policy from a policy file, a run directory (its latest policy), a checkpoint directory, the name of a run in runs/, or
-    MLflow's registry (`models:/NAME@best`).
+    a `PolicyStore` or MLflow's registry (`policies@best`, `models:/NAME@best`).
 
     `backend="auto"` acts in NumPy where that is possible, and imports torch only for convolutions and networks of your own. Files never
     import code: for a network of your own pass its class, what makes it from the spec, or an instance as `network`; for a policy class of
@@ -64,8 +65,10 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
     Several policies have no single description, and weights named `part/weight`.
     """
     if str(path).startswith(MODEL_URI):
-        with downloaded_model(str(path), RUNS) as file:
+        with downloaded_model(str(path)) as file:
             return *read_policy_file(file), Path(path)
+    if (stored := stored_version(str(path), Path(), RUNS)) is not None:
+        return *stored[0].read(stored[1]), Path(path)
     target = next((one for one in (Path(path), RUNS / path) if one.exists()), None)
     if target is None:
         raise FileNotFoundError(f"there is no {path}; {EXPECTED}")
@@ -91,7 +94,7 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
 def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
     """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
-    if Path(name).is_file() or name.startswith(MODEL_URI):
+    if Path(name).is_file() or is_versioned(name):
         return load_policy(name), Path(name)
     return load_run_policy(open_player(name, env=env))
 
@@ -105,7 +108,12 @@ def is_saved_policy(name: str) -> bool:
     """Whether a name is a policy without the config of a run: a policy file, or a directory with a policy, such as a checkpoint."""
     path = Path(name)
     is_run = any((one / CONFIG).is_file() for one in (path, RUNS / path))
-    return bool(name) and (path.exists() or name.startswith(MODEL_URI)) and not is_run
+    return bool(name) and (path.exists() or is_versioned(name)) and not is_run
+
+
+def is_versioned(name: str) -> bool:
+    """Whether a name is a version in a `PolicyStore` or in MLflow's registry."""
+    return name.startswith(MODEL_URI) or stored_version(name, Path(), RUNS) is not None
 
 
 def run_of(name: str, *, env: str | None = None) -> Run | None:

@@ -6,6 +6,7 @@ Without a server everything is in the SQLite file `mlflow.db` next to the runs: 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import tempfile
@@ -24,7 +25,9 @@ MODEL_URI = "models:/"
 BEST = "best"
 """The alias of the best version of a model."""
 
-_ID, _SCORE, _SHA256 = "inchworm.id", "inchworm.score", "inchworm.sha256"  # tags
+_ID, _SCORE, _SHA256, _METADATA = "inchworm.id", "inchworm.score", "inchworm.sha256", "inchworm.metadata"  # tags
+RUNS = Path("runs")
+"""Where the SQLite file of policies without a run is."""
 _SCORED = "evaluation/mean_return"
 _MOST_PARAMS = 100  # of a batch
 _QUICK = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1"}
@@ -54,18 +57,14 @@ class MlflowSink:
         runs = run.directory.resolve().parent
         self._run, self._state = run, state
         self._client, embedded = make_client(self._config.uri, runs)
-        name = self._config.experiment or "inchworm"
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            location = (runs / ARTIFACTS).as_uri() if embedded else None  # the default would be in the current directory
-            experiment = self._client.get_experiment(self._client.create_experiment(name, artifact_location=location))
-        found = self._client.search_runs([experiment.experiment_id], f"tags.`{_ID}` = '{state['id']}'", max_results=1)
+        experiment = find_experiment(self._client, self._config.experiment or "inchworm", runs if embedded else None)
+        found = self._client.search_runs([experiment], f"tags.`{_ID}` = '{state['id']}'", max_results=1)
         if found:
             self._mlflow_run = found[0]
             self._client.update_run(self._id, status="RUNNING")
         else:
             tags = {_ID: state["id"], "mlflow.note.content": str(run.config["run"]["notes"])}
-            self._mlflow_run = self._client.create_run(experiment.experiment_id, run_name=run.name, tags=tags)
+            self._mlflow_run = self._client.create_run(experiment, run_name=run.name, tags=tags)
         if not state.get("params"):
             self._send_params()
             state["params"] = True
@@ -111,35 +110,70 @@ class MlflowSink:
         files = sorted(directory.glob("best_policy*.safetensors")) or sorted(directory.glob("policy*.safetensors"))
         if score is None or not files:
             return
-        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
         name = self._config.model or re.sub(r"[/:.%\"']+", "-", config["env"]["id"])
-        best = self._best_score(name)
+        best = best_score(self._client, name)
         converged = config["convergence"]["target"] is not None and any(
             row.get("convergence/checks", 0) >= config["convergence"]["patience"] for row in rows
         )
         if best is not None and score <= best and not converged:
             return
-        versions = self._client.search_model_versions(f"name = '{name}'")
-        version = next((one.version for one in versions if one.tags.get(_SHA256) == digest), None)
-        if version is None:
-            folder = f"model-{digest[:12]}"  # never changed: it belongs to the version
-            for file in files:
-                self._client.log_artifact(self._id, str(file), folder)
-            tags = {_SCORE: repr(score), _SHA256: digest, _ID: self._state["id"]}
-            source = f"{self._mlflow_run.info.artifact_uri.rstrip('/')}/{folder}"
-            version = self._client.create_model_version(name, source, run_id=self._id, tags=tags).version
-        if best is None or score > best:
-            self._client.set_registered_model_alias(name, BEST, version)
+        register_files(name, files, score, {}, client=self._client, run=self._mlflow_run)
 
-    def _best_score(self, name: str) -> float | None:
-        """The score of the best registered version; None if there is none. The model is made if there is none."""
-        if not self._client.search_registered_models(f"name = '{name}'"):
-            self._client.create_registered_model(name, description="Policies of inchworm; load_policy reads them.")
-            return None
-        aliases = self._client.get_registered_model(name).aliases
-        if BEST not in aliases:
-            return None
-        return float(self._client.get_model_version(name, aliases[BEST]).tags.get(_SCORE, "-inf"))
+
+def register_files(
+    name: str, files: Sequence[Path], score: float | None, metadata: Mapping[str, Any], *, client: Any = None, run: Any = None
+) -> int:
+    """Register files as a version of a model, unless they are one; the version with the highest score gets the alias `best`.
+
+    Without a `run` that they belong to, one is made for them.
+    """
+    if client is None:
+        client, _ = make_client(None, RUNS)
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description="Policies of inchworm; load_policy reads them.")
+    best = best_score(client, name)
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    found = client.search_model_versions(f"name = '{name}'")
+    version = next((one.version for one in found if one.tags.get(_SHA256) == digest), None)
+    if version is None:
+        if run is None:
+            embedded = "MLFLOW_TRACKING_URI" not in os.environ
+            run = client.create_run(find_experiment(client, "inchworm", RUNS.resolve() if embedded else None), run_name=name)
+        folder = f"model-{digest[:12]}"  # never changed: it belongs to the version
+        for file in files:
+            client.log_artifact(run.info.run_id, str(file), folder)
+        tags = {_SHA256: digest, _METADATA: json.dumps(dict(metadata)), **({} if score is None else {_SCORE: repr(score)})}
+        source = f"{run.info.artifact_uri.rstrip('/')}/{folder}"
+        version = client.create_model_version(name, source, run_id=run.info.run_id, tags=tags).version
+    if score is not None and (best is None or score > best):
+        client.set_registered_model_alias(name, BEST, version)
+    return int(version)
+
+
+def best_score(client: Any, name: str) -> float | None:
+    """The score of the best registered version; None if there is none."""
+    if not client.search_registered_models(f"name = '{name}'"):
+        return None
+    aliases = client.get_registered_model(name).aliases
+    return float(client.get_model_version(name, aliases[BEST]).tags.get(_SCORE, "-inf")) if BEST in aliases else None
+
+
+def registered_versions(name: str) -> dict[int, tuple[float | None, dict[str, Any]]]:
+    """The versions of a model, with score and metadata."""
+    client, _ = make_client(None, RUNS)
+    return {
+        int(one.version): (float(one.tags[_SCORE]) if _SCORE in one.tags else None, json.loads(one.tags.get(_METADATA, "{}")))
+        for one in client.search_model_versions(f"name = '{name}'")
+    }
+
+
+def find_experiment(client: Any, name: str, directory: Path | None) -> str:
+    """The id of an experiment, which is made if there is none; artifacts go next to the SQLite file in `directory`, if it is that."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    location = None if directory is None else (directory / ARTIFACTS).as_uri()  # MLflow's default is in the current directory
+    return str(client.create_experiment(name, artifact_location=location))
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,18 +190,18 @@ def _metric_name(name: str) -> str:
 
 
 @contextmanager
-def downloaded_model(uri: str, directory: Path) -> Iterator[Path]:
+def downloaded_model(uri: str) -> Iterator[Path]:
     """Download a registered policy, `models:/NAME@best` or `models:/NAME/3`, check it, and return its file for the block.
 
-    The store is that of MLFLOW_TRACKING_URI, else the SQLite file in `directory`.
+    The store is that of MLFLOW_TRACKING_URI, else the SQLite file in runs/.
     """
     match = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))", uri)
     if match is None:
         raise ConfigError(f"{uri} is not a registered policy; expected models:/NAME@best or models:/NAME/3")
     name, alias, number = match.groups()
-    if "MLFLOW_TRACKING_URI" not in os.environ and not (directory / DATABASE).exists():
-        raise ConfigError(f"{uri} names a registered policy, but there is no {directory / DATABASE}; set MLFLOW_TRACKING_URI to a server")
-    client, _ = make_client(None, directory)
+    if "MLFLOW_TRACKING_URI" not in os.environ and not (RUNS / DATABASE).exists():
+        raise ConfigError(f"{uri} names a registered policy, but there is no {RUNS / DATABASE}; set MLFLOW_TRACKING_URI to a server")
+    client, _ = make_client(None, RUNS)
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory(prefix="inchworm-model-") as folder:

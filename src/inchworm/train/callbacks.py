@@ -12,6 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.train.loop import TrainingState, reached_limits
+from inchworm.worlds.replay import save_replay
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
@@ -96,10 +98,17 @@ class EvaluateCallback(BaseCallback):
         config: EvalConfig,
         on_best: Callable[[], None],
         before_final: Callable[[TrainingState], None] | None = None,
+        replays: Path | None = None,
     ) -> None:
-        """`before_final` is called before the final evaluation, which may be long, to save the state first."""
+        """`before_final` is called before the final evaluation, which may be long, to save the state first; `replays` is for games."""
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
-        self._before_final = before_final
+        self._before_final, self._replays = before_final, replays
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Refuse to keep games of an environment that cannot replay them, before anything is trained."""
+        del state
+        if self._config.save_replay:
+            self._evaluator.vector_env  # noqa: B018 - made now
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Evaluate if it is due; the scores are added to the iteration's metrics."""
@@ -118,7 +127,9 @@ class EvaluateCallback(BaseCallback):
     def _evaluate(self, state: TrainingState, episodes: int) -> None:
         state.evaluating = True
         try:
-            stats = self._evaluator.evaluate(self._actor(), episodes)
+            stats = self._evaluator.evaluate(self._actor(), None if self._config.seeds else episodes)
+            if self._replays is not None and self._evaluator.replay is not None:
+                save_replay(self._replays / f"iteration-{state.iteration:09d}.json", self._evaluator.replay)
         except Exception as error:
             state.failures.append(f"the evaluation after iteration {state.iteration} failed: {type(error).__name__}: {error}")
             state.evaluations.append({"iteration": state.iteration, "failed": traceback.format_exc()})

@@ -28,7 +28,7 @@ from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
-from inchworm.run.directory import CHECKPOINTS, Run, create_run
+from inchworm.run.directory import CHECKPOINTS, REPLAYS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
@@ -492,8 +492,9 @@ class PPOTrainer:
             warnings.warn(f"no evaluation during training: {NO_COPY}", stacklevel=3)
         elif scored and self.evaluator is not None:
             flush = checkpoints.flush if saves else None
+            replays = self.run_dir / REPLAYS if self.run_dir is not None else None
             callbacks.append(
-                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
+                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush, replays)
             )
         if config.convergence.target is not None:
             if config.convergence.returns == "evaluation" and self.evaluator is None:
