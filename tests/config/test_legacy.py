@@ -145,7 +145,8 @@ def test_an_optimizer_in_a_table_without_sections() -> None:
         ({"collect": {"groups": True}}, "collect.groups=True is not supported"),
         ({"collect": {"groups": 2}}, "collect.groups=2 is not supported: .* delete it"),
         ({"target_reward": 195.0, "convergence": 3}, "convergence must be a mapping"),
-        ({"enable_mlflow": True}, "enable_mlflow=True is not supported: .* trackers"),
+        ({"optimizer": {"beta1": 0.5}}, "optimizer.beta1=0.5 is not supported: it is 0.9 here"),
+        ({"wandb": True}, "wandb must be a mapping .* tracking.wandb.project"),
         ({"max_episodes": "x", "max_steps_per_episode": 500}, "run.max_episodes='x'"),
         ({"gamma": 0.9, "ppo": {"gamma": 0.9}}, "gamma and ppo.gamma are the same setting; keep ppo.gamma"),
         ({"clip_epsilon": 0.1, "env": 3}, "env"),
@@ -163,3 +164,17 @@ def test_what_is_wrong_in_an_older_config_is_named(data: Any, message: str) -> N
 def test_one_group_of_an_earlier_config_is_dropped() -> None:
     assert CollectConfig.from_dict({"groups": 1, "max_replay_steps": 7}) == CollectConfig(max_replay_steps=7)
     assert TrainingConfig.from_dict({"collect": {"groups": 1}}) == TrainingConfig()
+
+
+def test_sections_that_are_elsewhere_here_are_moved() -> None:
+    optimizer = {"type": "adamw", "learning_rate": 1e-3, "eps": 1e-6, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.999}
+    wandb = {"enabled": True, "project": "worm", "entity": "me", "run_name": "first"}
+    with pytest.warns(LegacyNameWarning):
+        config = TrainingConfig.from_dict({"optimizer": optimizer, "wandb": wandb, "notes": "a try", "enable_mlflow": True})
+    assert (config.ppo.optimizer, config.ppo.learning_rate, config.ppo.adam_eps, config.ppo.weight_decay) == ("adamw", 1e-3, 1e-6, 0.1)
+    assert config.run.notes == "a try"
+    assert (config.tracking.wandb.project, config.tracking.wandb.entity, config.tracking.wandb.name) == ("worm", "me", "first")
+    assert config.tracking.sinks == ["wandb", "mlflow"]
+    with pytest.warns(LegacyNameWarning):
+        off = TrainingConfig.from_dict({"wandb": {**wandb, "enabled": False}, "enable_mlflow": False})
+    assert off.tracking.sinks == []

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from inchworm.config.legacy import current_name
 
-_PUSH = (
-    "a run is never pushed to a server of its own; --tracking.mlflow.uri URL and --tracking.wandb.project NAME deliver metrics and files"
-)
+_PUSH = "metrics and files of a run go to MLflow or W&B: --tracking.mlflow.uri URL, --tracking.wandb.project NAME"
 _WATCH = "gradients are not recorded one by one; grad_norm is a metric"
 _WANDB_RESUME = "a resumed run continues its W&B run by itself: inchworm resume RUN"
 _ENV = "give the environment as the first argument: inchworm train CartPole-v1"
@@ -21,7 +19,7 @@ OTHER_FLAGS = {
     "--total-timesteps": ("-n", "--n-timesteps", "--num-timesteps", "--timesteps", "--total-steps", "--max-steps", "--steps", "--frames"),
     "--run.max-iterations": ("--updates", "--num-updates", "--total-updates", "--iterations", "--num-iterations", "--n-iterations"),
     "--run.max-episodes": ("--num-episodes", "--n-episodes"),
-    "--run.name": ("--exp-name", "--experiment", "--experiment-name", "--run-name"),
+    "--run.name": ("--exp-name", "--experiment-name", "--run-name"),
     "--run.directory": ("-f", "--log-folder", "--log-dir", "--logdir", "--save-dir", "--output-dir", "--out-dir"),
     "--run.checkpoint-interval": ("--save-every", "--save-interval", "--save-freq", "--checkpoint-every", "--checkpoint-freq"),
     "--run.log-interval": ("--log-every", "--log-freq"),
@@ -43,9 +41,9 @@ OTHER_FLAGS = {
     "--tracking.wandb.entity": ("--wandb-entity",),
     "--tracking.wandb.group": ("--wandb-group",),
     "--tracking.wandb.tags": ("--wandb-tags",),
-    "--tracking.mlflow.experiment NAME": ("--mlflow", "--use-mlflow", "--enable-mlflow", "--mlflow-experiment", "--experiment-id"),
+    "--tracking.mlflow.experiment NAME": ("--mlflow", "--use-mlflow", "--enable-mlflow", "--mlflow-experiment"),
     "--tracking.mlflow.uri": ("--mlflow-uri", "--tracking-uri", "--mlflow-tracking-uri"),
-    "--tracking.tensorboard": ("--tensorboard", "--tensorboard-log", "--tb", "--logger"),
+    "--tracking.tensorboard": ("--tensorboard-log", "--tb", "--logger"),
     "--convergence.target": ("--reward-threshold", "--stop-reward"),
     "--ppo.rollout-steps": ("--num-steps", "--horizon", "--unroll-length", "--steps-per-env", "--n-step"),
     "--ppo.minibatch-size": ("--batch-size", "--mini-batch-size", "--sgd-minibatch-size"),

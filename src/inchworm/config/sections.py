@@ -465,7 +465,7 @@ class MlflowConfig(ConfigBase):
     """A server, such as http://127.0.0.1:5000, or another store of MLflow; null is MLFLOW_TRACKING_URI, else mlflow.db in run.directory."""
     register: bool = True
     """Register the best policy as a model when the run has converged or improves on the registered one; the best has the alias best."""
-    model: str | None = None
+    model_name: str | None = None
     """The name of that model; null is the environment's id."""
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ class MlflowSink:
         files = sorted(directory.glob("best_policy*.safetensors")) or sorted(directory.glob("policy*.safetensors"))
         if score is None or not files:
             return
-        name = self._config.model or re.sub(r"[/:.%\"']+", "-", config["env"]["id"])
+        name = self._config.model_name or re.sub(r"[/:.%\"']+", "-", config["env"]["id"])
         best = best_score(self._client, name)
         converged = config["convergence"]["target"] is not None and any(
             row.get("convergence/checks", 0) >= config["convergence"]["patience"] for row in rows
