@@ -30,7 +30,12 @@ RUNS = Path("runs")
 """Where the SQLite file of policies without a run is."""
 _SCORED = "evaluation/mean_return"
 _MOST_PARAMS = 100  # of a batch
-_QUICK = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1"}
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
 """MLflow would try for many minutes, and `tracking/shipping` tries again anyway. Settings of the user's stay."""
 
 
@@ -40,7 +45,7 @@ def make_client(uri: str | None, directory: Path) -> tuple[Any, bool]:
         from mlflow import MlflowClient
     except ImportError as error:
         raise MissingExtraError('MLflow is not installed; type: pip install "inchworm[mlflow]"') from error
-    for name, value in _QUICK.items():
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
     return MlflowClient(uri or f"sqlite:///{directory.resolve() / DATABASE}"), uri is None

@@ -191,6 +191,8 @@ class Reader:
                 if self._seen > (self.step, self.count):
                     self.step, self.count = self._seen
                     numbers = {str(name): float(value) for name, value in row.items() if type(value) in (int, float)}
+                    if self.count > 1 or self.path.name != METRICS:
+                        numbers.pop("iteration", None)  # the first row of the step has it
                     found.append((*self._seen, numbers))
                     values += len(numbers)
         return found

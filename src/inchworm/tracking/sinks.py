@@ -150,6 +150,7 @@ class WandbSink:
 
     def open(self, run: RunFacts, state: dict[str, Any]) -> None:
         """Begin or continue the run there."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to its makers
         import wandb
 
         folder, config = run.folder / "wandb", self._config
