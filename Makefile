@@ -8,7 +8,7 @@
 #   make variants   settings compared seed by seed: forget bias, value scaling (hours; an interrupted one continues)
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
-#   make docs       update the generated config page            make clean     remove .venv and the files left by tools
+#   make docs       update the generated pages                  make clean     remove .venv and the files left by tools
 
 SHELL := /bin/sh
 VENV := .venv
@@ -83,6 +83,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/images.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/steady.py
+	$(BIN)/python benchmarks/tracking.py
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py
@@ -113,6 +114,7 @@ faults: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py
+	$(BIN)/python docs/make_metrics_table.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist build MUJOCO_LOG.TXT

@@ -46,6 +46,7 @@ PAGES = (
             "images": "images",
             "scaling": "scaling",
             "steady": "steady",
+            "tracking": "tracking",
         },
     ),
     Page(

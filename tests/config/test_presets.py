@@ -1,7 +1,7 @@
 import pytest
 
-from inchworm.config.presets import PRESETS, small_fast_config
-from inchworm.config.sections import TrainingConfig
+from inchworm.config.presets import PRESETS, large_config, medium_config, small_config, small_fast_config
+from inchworm.config.sections import TrainingConfig, check_minibatches
 from inchworm.env.registry import config_for
 
 MUJOCO = ["HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"]
@@ -36,3 +36,12 @@ def test_the_small_config_is_a_short_cartpole_run() -> None:
     config = small_fast_config()
     assert config.env.id == "CartPole-v1"
     assert config.run.total_timesteps <= 20_000
+
+
+def test_presets_by_size_grow() -> None:
+    configs = [small_fast_config(), small_config(), medium_config(), large_config()]
+    steps = [config.run.total_timesteps for config in configs]
+    assert steps == sorted(set(steps))
+    large = large_config()
+    check_minibatches(large.ppo, large.env.num_envs)
+    assert large.replace(env=large.env.replace(id="Hopper-v5")).policy.hidden_sizes == (256, 256)

@@ -250,3 +250,12 @@ def test_against_opponents_the_baseline_is_the_opponent() -> None:
     assert evaluation_opponent(config) == "heuristic"
     assert evaluation_opponent(config.replace(evaluation=EvalConfig(baseline="random"))) == "random"
     assert evaluation_opponent(TrainingConfig(evaluation=EvalConfig(baseline="random"))) is None
+
+
+def test_the_seeds_of_the_config_are_played_at_every_evaluation() -> None:
+    with PolicyEvaluator(SeedWorld, EvalConfig(seeds=[3, 12, 7], num_envs=2)) as evaluator:
+        assert evaluator.evaluate(Coin()).seeds.tolist() == [3, 12, 7]
+        assert evaluator.evaluate(Coin(), seeds=[1]).seeds.tolist() == [1]
+        assert len(evaluator.evaluate(Coin(), 2).seeds) == 2  # derived
+    with pytest.raises(ConfigError, match=r"evaluation.seeds\[1\]=-1 must be 0 or more"):
+        EvalConfig(seeds=[3, -1])

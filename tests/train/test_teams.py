@@ -1,10 +1,12 @@
 """Training teams with PPOTrainer: lanes, sizes, resumes, and dead rows that change nothing."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("pettingzoo")
-from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, TrainingConfig
+from inchworm import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig, load_replay
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env.source import make_vector_env
 from inchworm.worlds.toys import Comings, Sacrifice
@@ -80,3 +82,31 @@ def test_a_sacrifice_is_learned_where_credit_runs_on_after_death(central: bool, 
         history = trainer.train(10_000)
     assert 0.5 < history["episode/team_return"][0] < 1.4  # about half of the heroes, at first
     assert least < history["episode/team_return"][-1] < most
+
+
+def test_a_game_of_every_evaluation_is_kept(tmp_path: Path) -> None:
+    env = EnvConfig(id="Skirmish-v0", num_envs=2, num_workers=0, kwargs={"units": ["scout"], "max_steps": 8, "wall_pairs": 0})
+    config = TrainingConfig(
+        env=env,
+        ppo=PPOConfig(rollout_steps=8, num_minibatches=1, update_epochs=1),
+        opponent=OpponentConfig(mode="heuristic"),
+        evaluation=EvalConfig(interval=1, seeds=[5, 6], num_envs=2, save_replay=True),
+        run=RunConfig(total_timesteps=32),
+    )
+    with PPOTrainer("mlp", env, config, run_dir=tmp_path) as trainer:
+        trainer.train()
+        assert not trainer.failures
+    files = sorted((tmp_path / "replays").iterdir())
+    assert [path.name for path in files] == [f"iteration-{iteration:09d}.json" for iteration in range(1, trainer.state.iteration + 1)]
+    replay = load_replay(files[-1])
+    assert replay["meta"]["players"] == ["policy", "heuristic"]
+    assert replay["meta"]["seed"] == 5
+
+
+def test_an_environment_without_replays_is_refused_before_training(tmp_path: Path) -> None:
+    config = TrainingConfig(evaluation=EvalConfig(save_replay=True), run=RunConfig(total_timesteps=32))
+    with (
+        PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, run_dir=tmp_path) as trainer,
+        pytest.raises(ConfigError, match=r"evaluation.save_replay: cannot make a replay of"),
+    ):
+        trainer.train()

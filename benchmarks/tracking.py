@@ -1,0 +1,165 @@
+"""What tracking costs a training: the loop's time with every tracker on, against none, in turns; also with a slow MLflow server.
+
+python benchmarks/tracking.py [--repeats 5] [--steps 200000]
+
+Needs the extras tensorboard, wandb and mlflow. The wait at the end of a training is not part of the loop and is given apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import results
+from figures import Section, Target, table
+from inchworm import EvalConfig, MlflowConfig, PPOTrainer, TrackingConfig, TrainingConfig, WandbConfig
+from inchworm.config.presets import PRESETS
+from inchworm.train.callbacks import BaseCallback
+from inchworm.train.loop import TrainingState
+
+FLOOR = 0.98
+"""The speed that tracking must leave, as a share."""
+
+
+class LoopTime(BaseCallback):
+    """Seconds and processor seconds of this process from the first iteration to the last."""
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Begin."""
+        del state
+        self._began = time.perf_counter(), time.process_time()
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """End."""
+        del state
+        now = time.perf_counter(), time.process_time()
+        self.seconds, self.busy = (after - before for after, before in zip(now, self._began))
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[int]:
+    """A server of MLflow on a port of 127.0.0.1."""
+    port = free_port()
+    store = [f"--backend-store-uri=sqlite:///{folder}/server.db", f"--artifacts-destination={folder}/artifacts"]
+    command = [sys.executable, "-m", "mlflow", "server", *store, "--host=127.0.0.1", f"--port={port}", "--workers=1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield port
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait()
+
+
+def delayed(port: int, seconds: float) -> int:
+    """A port of 127.0.0.1 that passes everything on to another, each request after `seconds`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def copy(source: socket.socket, target: socket.socket, wait: float) -> None:
+        while data := source.recv(65536):
+            time.sleep(wait)
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        while True:
+            client, _ = listener.accept()
+            server = socket.create_connection(("127.0.0.1", port))
+            for pair in ((client, server, seconds), (server, client, 0.0)):
+                threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def train(config: TrainingConfig, tracking: TrackingConfig, directory: Path) -> dict[str, float]:
+    """Train once; seconds of the loop, its processor seconds, and seconds of the wait at the end."""
+    clock = LoopTime()
+    with PPOTrainer("mlp", config.env, config.replace(tracking=tracking), run_dir=directory, callbacks=[clock]) as trainer:
+        began = time.perf_counter()
+        trainer.train()
+        whole = time.perf_counter() - began
+    return {"seconds": clock.seconds, "busy": clock.busy, "wait": whole - clock.seconds}
+
+
+def measure(repeats: int, steps: int) -> dict[str, Any]:
+    """Ratios to the training without trackers, one per repeat, of wall time and of the process's own processor time."""
+    preset = PRESETS["CartPole-v1"].config
+    config = preset.replace(run=preset.run.replace(total_timesteps=steps), evaluation=EvalConfig(interval=0, final_episodes=0))
+    wandb = WandbConfig(project="benchmark", mode="offline")
+    ratios: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as name, mlflow_server(Path(name)) as port:
+        slow = delayed(port, 0.5)
+        every = {"csv": True, "tensorboard": True, "wandb": wandb, "finish_seconds": 60.0}
+        sides = {
+            "none": TrackingConfig(),
+            "every tracker": TrackingConfig(**every, mlflow=MlflowConfig(uri=f"http://127.0.0.1:{port}")),
+            "every tracker, MLflow answers in 500 ms": TrackingConfig(**every, mlflow=MlflowConfig(uri=f"http://127.0.0.1:{slow}")),
+        }
+        train(config, sides["none"], Path(name) / "warm-up")
+        for repeat in range(repeats):
+            order = list(sides) if repeat % 2 == 0 else list(reversed(sides))
+            found = {side: train(config, sides[side], Path(name) / f"{repeat}-{order.index(side)}") for side in order}
+            for side in list(sides)[1:]:
+                kept = ratios.setdefault(side, {"seconds": [], "busy": [], "wait": []})
+                kept["seconds"].append(found[side]["seconds"] / found["none"]["seconds"])
+                kept["busy"].append(found[side]["busy"] / found["none"]["busy"])
+                kept["wait"].append(found[side]["wait"])
+            print({side: {key: round(value, 3) for key, value in one.items()} for side, one in found.items()}, flush=True)
+    return {"steps": steps, "repeats": repeats, "load": os.getloadavg()[0], "ratios": ratios}
+
+
+def section(data: dict[str, Any]) -> Section:
+    """The page's section."""
+    lines = [
+        f"CartPole-v1, {data['steps']:,} steps, {data['repeats']} repeats in turns, with a load of {data['load']:.0f} on the machine:",
+        "time of the training loop with trackers, relative to the loop without, and the wait at the end of a training. Processor",
+        "time is that of the training process, which other work on the machine hardly changes.",
+        "",
+    ]
+    rows, targets = [], []
+    for side, found in data["ratios"].items():
+        spread = {what: f"{statistics.median(all_):.3f} ({min(all_):.3f} to {max(all_):.3f})" for what, all_ in found.items()}
+        rows.append([side, spread["seconds"], spread["busy"], f"{statistics.median(found['wait']):.1f} s"])
+        targets.append(Target(f"{side}: speed by processor time, of that without", 1 / statistics.median(found["busy"]), FLOOR))
+    lines += table(["trackers", "wall time", "processor time", "wait at the end"], rows)
+    return Section("The cost of tracking", lines, targets)
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200_000)
+    data = measure(**vars(parser.parse_args()))
+    for line in section(data).lines:
+        print(line)
+    results.save("tracking", data)
+
+
+if __name__ == "__main__":
+    main()
