@@ -42,8 +42,10 @@ class Server:
     def start(self) -> None:
         store = [f"--backend-store-uri=sqlite:///{self.folder}/server.db", f"--artifacts-destination={self.folder}/artifacts"]
         command = [sys.executable, "-m", "mlflow", "server", *store, "--host=127.0.0.1", f"--port={self.port}", "--workers=1"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
+        quick = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}  # it starts in half the time
+        self._process = subprocess.Popen(
+            command, env=os.environ | quick, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         for _ in range(1200):
             try:
                 with urllib.request.urlopen(f"{self.uri}/health", timeout=5):

@@ -18,9 +18,10 @@ from doubles.runs import BATCH, small_config
 from doubles.trackers import Recorder
 from inchworm.config.sections import EvalConfig, MlflowConfig, TrackingConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, MissingExtraError
-from inchworm.tracking import shipping
+from inchworm.tracking import shipping, sinks
 from inchworm.tracking.jsonl import METRICS, TIMING, JsonlTracker
-from inchworm.tracking.shipping import Delivery, Row, RunFacts, check_installed, deliver, explain, make_deliveries, ship, with_trackers
+from inchworm.tracking.shipping import Delivery, Row, RunFacts, deliver, explain, make_deliveries, ship
+from inchworm.tracking.sinks import check_installed, with_trackers
 from inchworm.train.trainer import PPOTrainer
 
 
@@ -287,7 +288,7 @@ def test_trackers_are_names_settings_and_objects() -> None:
 
 
 def test_a_missing_package_is_answered_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda name: None)
     check_installed(TrackingConfig(csv=True))
     for name, tracking in {
         "tensorboard": TrackingConfig(tensorboard=True),

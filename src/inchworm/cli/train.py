@@ -101,7 +101,8 @@ class ShipOptions(ConfigBase):
 
 def run_ship(arguments: Sequence[str]) -> int:
     """Deliver what trackers have not received yet."""
-    from inchworm.tracking.shipping import check_installed, ship
+    from inchworm.tracking.shipping import ship
+    from inchworm.tracking.sinks import check_installed
 
     options, changes = parse_with_config(ShipOptions, arguments, PROG_SHIP)
     with named_run(options.run_name, PROG_SHIP, env=options.env) as run:

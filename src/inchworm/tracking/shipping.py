@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import shlex
@@ -30,9 +29,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
-from inchworm.config.sections import MlflowConfig, TrackingConfig, TrainingConfig, WandbConfig
-from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, MissingExtraError
-from inchworm.core.protocols import Tracker
+from inchworm.config.sections import TrackingConfig, TrainingConfig
+from inchworm.core.errors import CorruptFileError, InchwormError, MissingExtraError
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, untrusted, write_atomically
 from inchworm.tracking.jsonl import METRICS, TIMING, TIMING_PREFIX
 from inchworm.tracking.metrics import TIMING_GROUPS, grouped_name
@@ -107,47 +105,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release everything, without an error."""
-
-
-def make_sinks(tracking: TrackingConfig) -> dict[str, Sink]:
-    """The trackers that a config turns on, by name; none of their packages is imported before a sink is opened."""
-    from inchworm.tracking.mlflow import MlflowSink
-    from inchworm.tracking.sinks import CsvSink, TensorBoardSink, WandbSink
-
-    make: dict[str, Callable[[], Sink]] = {
-        "csv": CsvSink,
-        "tensorboard": TensorBoardSink,
-        "wandb": lambda: WandbSink(tracking.wandb),
-        "mlflow": lambda: MlflowSink(tracking.mlflow),
-    }
-    return {name: make[name]() for name in tracking.sinks}
-
-
-def with_trackers(tracking: TrackingConfig, given: Sequence[Any]) -> tuple[TrackingConfig, list[Tracker]]:
-    """Split what `trackers=` takes into settings (names, `WandbConfig`, `MlflowConfig`) and trackers of the caller's own."""
-    own: list[Tracker] = []
-    for tracker in given:
-        if tracker in ("csv", "tensorboard"):
-            tracking = tracking.replace(**{tracker: True})
-        elif tracker == "mlflow":
-            tracking = tracking.replace(mlflow=tracking.mlflow.replace(experiment=tracking.mlflow.experiment or "inchworm"))
-        elif isinstance(tracker, WandbConfig | MlflowConfig):
-            tracking = tracking.replace(**{"wandb" if isinstance(tracker, WandbConfig) else "mlflow": tracker})
-        elif isinstance(tracker, str) or not callable(getattr(tracker, "log", None)):
-            raise ConfigError(
-                f"trackers: {tracker!r:.80} is not a tracker; use csv, tensorboard, mlflow, a WandbConfig, a MlflowConfig, or an object "
-                "with the methods of inchworm.Tracker"
-            )
-        else:
-            own.append(tracker)
-    return tracking, own
-
-
-def check_installed(tracking: TrackingConfig) -> None:
-    """Raise if a tracker's package is not installed, with the line to type."""
-    for name in tracking.sinks:
-        if name != "csv" and importlib.util.find_spec(name) is None:
-            raise MissingExtraError(f'tracking.{name} needs {name}, which is not installed; type: pip install "inchworm[{name}]"')
 
 
 def artefacts(directory: Path) -> list[Path]:
@@ -290,6 +247,8 @@ class Delivery:
 
 def make_deliveries(run: RunFacts, tracking: TrackingConfig) -> list[Delivery]:
     """One delivery for each tracker that is on."""
+    from inchworm.tracking.sinks import make_sinks  # which needs the types of this module
+
     uri = tracking.mlflow.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
     targets = {"wandb": [tracking.wandb.project, tracking.wandb.entity, tracking.wandb.mode == "offline"]}
     targets["mlflow"] = [urlsplit(uri)._replace(netloc=urlsplit(uri).netloc.rpartition("@")[2]).geturl(), tracking.mlflow.experiment]

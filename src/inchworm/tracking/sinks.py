@@ -1,4 +1,4 @@
-"""Trackers that write files: CSV, TensorBoard's event files, and Weights & Biases, which uploads its own.
+"""Trackers that write files: CSV, TensorBoard's event files, and Weights & Biases, which uploads its own; and which trackers are on.
 
 They are called by `tracking/shipping` in its process, and import their packages when they are opened.
 """
@@ -6,17 +6,21 @@ They are called by `tracking/shipping` in its process, and import their packages
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from inchworm.config.sections import WandbConfig
+from inchworm.config.sections import MlflowConfig, TrackingConfig, WandbConfig
+from inchworm.core.errors import ConfigError, MissingExtraError
+from inchworm.core.protocols import Tracker
 from inchworm.core.tensor_file import make_directory, write_atomically
 from inchworm.tracking.jsonl import METRICS, TIMING
-from inchworm.tracking.shipping import Row, RunFacts
+from inchworm.tracking.mlflow import MlflowSink
+from inchworm.tracking.shipping import Row, RunFacts, Sink
 
 
 class CsvSink:
@@ -199,3 +203,41 @@ class WandbSink:
         """End the connection."""
         if self._run is not None:
             self._run.finish()
+
+
+def make_sinks(tracking: TrackingConfig) -> dict[str, Sink]:
+    """The trackers that a config turns on, by name; none of their packages is imported before a sink is opened."""
+    make: dict[str, Callable[[], Sink]] = {
+        "csv": CsvSink,
+        "tensorboard": TensorBoardSink,
+        "wandb": lambda: WandbSink(tracking.wandb),
+        "mlflow": lambda: MlflowSink(tracking.mlflow),
+    }
+    return {name: make[name]() for name in tracking.sinks}
+
+
+def with_trackers(tracking: TrackingConfig, given: Sequence[Any]) -> tuple[TrackingConfig, list[Tracker]]:
+    """Split what `trackers=` takes into settings (names, `WandbConfig`, `MlflowConfig`) and trackers of the caller's own."""
+    own: list[Tracker] = []
+    for tracker in given:
+        if tracker in ("csv", "tensorboard"):
+            tracking = tracking.replace(**{tracker: True})
+        elif tracker == "mlflow":
+            tracking = tracking.replace(mlflow=tracking.mlflow.replace(experiment=tracking.mlflow.experiment or "inchworm"))
+        elif isinstance(tracker, WandbConfig | MlflowConfig):
+            tracking = tracking.replace(**{"wandb" if isinstance(tracker, WandbConfig) else "mlflow": tracker})
+        elif isinstance(tracker, str) or not callable(getattr(tracker, "log", None)):
+            raise ConfigError(
+                f"trackers: {tracker!r:.80} is not a tracker; use csv, tensorboard, mlflow, a WandbConfig, a MlflowConfig, or an object "
+                "with the methods of inchworm.Tracker"
+            )
+        else:
+            own.append(tracker)
+    return tracking, own
+
+
+def check_installed(tracking: TrackingConfig) -> None:
+    """Raise if a tracker's package is not installed, with the line to type."""
+    for name in tracking.sinks:
+        if name != "csv" and importlib.util.find_spec(name) is None:
+            raise MissingExtraError(f'tracking.{name} needs {name}, which is not installed; type: pip install "inchworm[{name}]"')

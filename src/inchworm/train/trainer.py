@@ -33,7 +33,8 @@ from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.metrics import StatsLogger
-from inchworm.tracking.shipping import RunFacts, Shipping, artefacts, check_installed, with_trackers
+from inchworm.tracking.shipping import RunFacts, Shipping, artefacts
+from inchworm.tracking.sinks import check_installed, with_trackers
 from inchworm.train.callbacks import (
     CheckpointCallback,
     EvaluateCallback,
