@@ -45,7 +45,7 @@ $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "installing torch and the test dependencies"
 	@$(PIP) torch
-	@$(PIP) -e '.[dev,torch,box2d,mujoco,atari,marl,bench]'
+	@$(PIP) -e '.[dev,torch,box2d,mujoco,atari,marl,bench,tensorboard,wandb,mlflow]'
 	@touch $@
 
 train: $(VENV)/installed

@@ -156,6 +156,7 @@ def test_a_server_that_is_killed_while_a_run_trains_has_every_row_once_and_the_p
 def test_the_best_policy_of_several_runs_is_registered_in_a_file_next_to_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "c0ffeec0ffee")
     with pytest.raises(ConfigError, match=r"there is no runs/mlflow.db; set MLFLOW_TRACKING_URI to a server"):
         load_policy("models:/CartPole-v1@best")
     config = small_config(iterations=2, evaluation=EvalConfig(interval=1, episodes=2, final_episodes=0), backend="numpy")
@@ -180,3 +181,4 @@ def test_the_best_policy_of_several_runs_is_registered_in_a_file_next_to_the_run
     assert (tmp_path / "runs" / "mlartifacts").is_dir()
     assert not (tmp_path / "mlruns").exists()
     assert main(["evaluate", "models:/CartPole-v1/2", "--env", "CartPole-v1", "--episodes", "2"]) == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"c0ffeec0ffee" in path.read_bytes()]

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,6 +267,20 @@ def test_one_process_delivers_a_run_at_a_time(run: RunFacts, monkeypatch: pytest
         deliver(run, TrackingConfig(), over, print)
     ending.set()
     thread.join(60)
+
+
+def test_a_run_that_is_overwritten_gets_no_position_of_the_one_before(run: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    ending, thread, _ = start(run, server, monkeypatch)
+    write(run, 1, 2)
+    wait_for(lambda: keys(server) == expected(1, 2))
+    shutil.rmtree(run.directory)
+    write(run, 1)  # another run
+    ending.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not (run.folder / "fake.json").exists()
+    assert delivery(run, Server()).left() == "2 rows"
 
 
 def test_a_url_in_an_error_loses_its_password() -> None:

@@ -108,8 +108,11 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_training_and_its_continuation_reach_files_of_wandb(tmp_path: Path) -> None:
+def test_a_training_and_its_continuation_reach_files_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
+    canary = "c0ffee" * 7
+    for secret in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(secret, canary[:40])
     config = small_config(iterations=3, backend="numpy", notes="a try")
     for iterations in (3, 5):
         trackers = [WandbConfig(project="worm", mode="offline", tags=["one"], name="first")]
@@ -128,3 +131,4 @@ def test_a_training_and_its_continuation_reach_files_of_wandb(tmp_path: Path) ->
     assert len({run.run_id for run in runs}) == 1
     logged = [record.request for path in files for record in wandb_records(path) if record.WhichOneof("record_type") == "artifact"]
     assert len(logged) >= 3  # policy, config, versions
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"c0ffeec0ffee" in path.read_bytes()]

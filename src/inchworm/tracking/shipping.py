@@ -49,6 +49,10 @@ _EXTRA_SECONDS = 5.0
 """How much longer than `tracking.finish_seconds` the process may live before it is killed."""
 
 
+class RunGoneError(InchwormError):
+    """The run that is being delivered does not exist any more."""
+
+
 class Row(NamedTuple):
     """A row of a metrics file."""
 
@@ -165,6 +169,8 @@ class Delivery:
         self.state = self._read_state(hashlib.sha256(target.encode()).hexdigest())
         self._readers = {file: Reader(run.directory / file, *self.state["rows"].get(file, (-1, 0))) for file in FILES}
         self._opened = False
+        self.is_ours: Callable[[], bool] = lambda: True
+        """Whether the run is still the one that is delivered: a training with --overwrite begins another in its directory."""
 
     def _read_state(self, target: str) -> dict[str, Any]:
         fresh = {"target": target, "number": 0, "rows": {}, "pending": None, "files": {}, "ended": False, "sink": {"id": uuid.uuid4().hex}}
@@ -177,6 +183,8 @@ class Delivery:
 
     def save(self) -> None:
         """Write the position."""
+        if not self.is_ours():
+            raise RunGoneError(f"{self._run.directory} was removed or overwritten")
         write_atomically(self.path, json.dumps(self.state))
 
     def pump(self) -> bool:
@@ -260,8 +268,10 @@ def deliver(run: RunFacts, tracking: TrackingConfig, ending: threading.Event, wa
 
     `warn` is called once for a tracker that fails. A thread that hangs is left behind: the caller ends the process.
     """
-    with _locked(run.folder, ending):
+    with _locked(run.folder, ending) as is_ours:
         deliveries = make_deliveries(run, tracking)
+        for one in deliveries:
+            one.is_ours = is_ours
         threads = [threading.Thread(target=_deliver_one, args=(one, ending, tracking, warn), daemon=True) for one in deliveries]
         for thread in threads:
             thread.start()
@@ -286,7 +296,7 @@ def _deliver_one(delivery: Delivery, ending: threading.Event, tracking: Tracking
                 delivery.finish()
                 delivery.reset()
                 return
-        except MissingExtraError as error:
+        except (MissingExtraError, RunGoneError) as error:
             warn(str(error))
             return
         except Exception as error:
@@ -312,10 +322,14 @@ def explain(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, ending: threading.Event) -> Iterator[None]:
-    """Be the only process that delivers this run; the one of a training that was killed may still be finishing."""
+def _locked(folder: Path, ending: threading.Event) -> Iterator[Callable[[], bool]]:
+    """Be the only process that delivers this run, and yield a function that tells whether the run is still there.
+
+    The process of a training that was killed may still be finishing.
+    """
     make_directory(folder)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    path = folder / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         while True:
             try:
@@ -325,7 +339,7 @@ def _locked(folder: Path, ending: threading.Event) -> Iterator[None]:
                 if ending.is_set():
                     raise InchwormError(f"{folder.parent} is being delivered by another process; wait for it") from None
                 ending.wait(0.2)
-        yield
+        yield lambda: path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
     finally:
         os.close(descriptor)
 
