@@ -118,7 +118,7 @@ class KillsServer:
 def test_a_server_that_is_killed_while_a_run_trains_has_every_row_once_and_the_policy(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluation = EvalConfig(interval=4, episodes=2, final_episodes=3)
+    evaluation = EvalConfig(interval=3, episodes=2, final_episodes=3)
     tracking = TrackingConfig(mlflow=MlflowConfig(uri=server.uri, experiment="worms", model_name="pole"), finish_seconds=300.0)
     config = small_config(iterations=8, evaluation=evaluation, backend="numpy", notes="a try").replace(tracking=tracking)
     directory = tmp_path / "run"

@@ -74,10 +74,10 @@ def run(tmp_path: Path) -> RunFacts:
     return RunFacts(tmp_path / "run", TrainingConfig().to_dict())
 
 
-def write(run: RunFacts, *iterations: int) -> None:
+def write(run: RunFacts, *iterations: int, seconds: float = 0.123456789012345) -> None:
     tracker = JsonlTracker(run.directory)
     for iteration in iterations:
-        tracker.log({"iteration": iteration, "loss": iteration / 2, "timing/seconds": time.perf_counter()}, 10 * iteration)
+        tracker.log({"iteration": iteration, "loss": iteration / 2, "timing/seconds": seconds}, 10 * iteration)
     tracker.close()
 
 
@@ -117,14 +117,18 @@ def test_rows_are_delivered_once_also_by_a_process_that_begins_anew(run: RunFact
 
 def test_a_server_that_accepts_and_does_not_answer_gets_the_same_again_and_no_row_twice(run: RunFacts) -> None:
     server = Server()
+    write(run, 1)
+    one = delivery(run, server)
+    pump(one)
     server.forgets_to_answer = True
-    write(run, 1, 2)
+    write(run, 2, 3)
     with pytest.raises(TimeoutError):
-        delivery(run, server).pump()
+        one.pump()
     server.forgets_to_answer = False
-    write(run, 3)
+    time.sleep(0.01)  # rows that are sent anew would have another time
+    write(run, 4)
     pump(delivery(run, server))  # another process, after a kill
-    assert keys(server) == expected(1, 2, 3)
+    assert keys(server) == expected(1, 2, 3, 4)
 
 
 def test_rows_that_a_resumed_run_writes_again_are_not_delivered_again(run: RunFacts) -> None:
@@ -133,10 +137,10 @@ def test_rows_that_a_resumed_run_writes_again_are_not_delivered_again(run: RunFa
     first = delivery(run, server)
     pump(first)
     JsonlTracker(run.directory).truncate_after(1)  # the checkpoint
-    write(run, 2, 3, 4)  # timing rows differ
+    write(run, 2, 3, 4, 5, seconds=1.0)  # shorter: row 4 begins before the end of the earlier file
     pump(first)  # the process of the killed training
     pump(delivery(run, server))
-    assert keys(server) == expected(1, 2, 3, 4)
+    assert keys(server) == expected(1, 2, 3, 4, 5)
 
 
 def test_the_final_evaluation_has_the_step_of_the_last_iteration_and_is_delivered(run: RunFacts) -> None:
