@@ -5,7 +5,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, PolicyStore, PPOConfig, PPOTrainer, load_policy
+from inchworm import EvalConfig, NumpyPolicy, PolicyConfig, PolicyEvaluator, PolicySpec, PolicyStore, PPOConfig, PPOTrainer, load_policy
+from inchworm.cli.main import main
 from inchworm.core.errors import ConfigError, CorruptFileError
 
 SPEC = PolicySpec(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), PolicyConfig(hidden_sizes=(4,)))
@@ -58,6 +59,10 @@ def test_versions_in_files_are_policies_by_name_everywhere(tmp_path: Path, monke
     assert load_policy("policies/v000001.safetensors").spec == load_policy("policies@latest").spec
     with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, seed=2, init_from="policies@1") as trainer:
         assert np.array_equal(trainer.policy.get_weights()["actor.head.weight"], weights["actor.head.weight"])
+    baseline = EvalConfig(baseline="policies@best", episodes=2, num_envs=1)
+    with PolicyEvaluator("CartPole-v1", baseline) as evaluator:
+        assert evaluator.evaluate(load_policy("policies@1")).difference == 0.0  # the same policy on the same seeds
+    assert main(["evaluate", "policies@1", "--env", "CartPole-v1", "--episodes", "2"]) == 0
     with pytest.raises(ConfigError, match=r"there is no version 9 in policies"):
         load_policy("policies@9")
     with pytest.raises(FileNotFoundError, match=r"there is no nowhere@best"):
