@@ -27,8 +27,9 @@ from rich.table import Table
 import presets
 import value_scaling
 from curves import COMPARED, SHOWN, draw, figures, smoothed
+from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
 from machine import machine_facts
-from seeds import bootstrap_interval, holm, interquartile_mean, p_differs
+from seeds import holm, p_differs
 from side import PRESET, PRESET_STEPS, SIDES, run_side
 from works import LEARNING
 
@@ -121,7 +122,7 @@ def figure(runs: Runs | None, name: str) -> str:
     found = samples(runs or [], name)
     if not found:
         return "not run"
-    low, high = bootstrap_interval(found)
+    low, high = bootstrap_interval95(found)
     return f"{interquartile_mean(found):.1f} [{low:.1f}, {high:.1f}]"
 
 

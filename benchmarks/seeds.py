@@ -1,4 +1,7 @@
-"""Statistics over seeds: interquartile means with bootstrap intervals, Welch's test, and Holm's correction for several tests at once."""
+"""Statistics over seeds: intervals of means, Welch's test, and Holm's correction for several tests at once.
+
+Interquartile means and their bootstrap intervals are in `inchworm.evaluate.stats`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import stats
-
-RESAMPLES = 10_000
-
-
-def interquartile_mean(samples: Sequence[float]) -> float:
-    """The mean of the middle half: as robust as a median, with less variance (Agarwal et al. 2021)."""
-    return float(stats.trim_mean(samples, 0.25))
-
-
-def bootstrap_interval(samples: Sequence[float]) -> tuple[float, float]:
-    """The 95 % percentile interval of the interquartile mean over resampled seeds; always the same for the same samples."""
-    drawn = np.random.default_rng(0).choice(np.asarray(samples, float), (RESAMPLES, len(samples)))
-    low, high = np.quantile(stats.trim_mean(drawn, 0.25, axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def half_interval(samples: Sequence[float]) -> float:

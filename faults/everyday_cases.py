@@ -131,6 +131,7 @@ FIELDS: dict[str, Field] = {
     "convergence.window": _int(1, 1, 100),
     "convergence.patience": _int(1, 1, 3),
     "convergence.returns": _choice("training", "evaluation"),
+    "convergence.stop": _FLAG,
     "run.name": Field("text", empty=True, usual=(None,)),
     "run.directory": Field("text", usual=("runs",)),
     "run.seed": _int(0, 0, 1, 12345),

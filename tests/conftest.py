@@ -13,5 +13,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on arrays this small, threads only wait for each other
-    if getattr(config, "cache", None) is not None:  # what torch has compiled is kept for the next run of the suite
+    if getattr(config, "cache", None) is not None:  # what was compiled is kept for the next run of the suite
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(config.cache.mkdir("torchinductor"))
+        os.environ["INCHWORM_JAX_CACHE"] = str(config.cache.mkdir("jax"))

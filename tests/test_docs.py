@@ -157,6 +157,20 @@ def test_config_page_is_up_to_date() -> None:
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/config.md is out of date; type: make docs"
 
 
+def test_the_troubleshooting_page_answers_the_usual_problems_with_settings_that_exist() -> None:
+    page = ROOT / "docs" / "troubleshooting.md"
+    assert {"training-is-slow-or-does-not-improve", "training-is-unstable", "nan-or-infinity", "out-of-memory"} <= anchors(page)
+    text = page.read_text(encoding="utf-8")
+    sections = TrainingConfig().to_dict()
+    named = set(re.findall(rf"`({'|'.join(sections)})\.(\w+)[`= ]", text))
+    assert {("ppo", "learning_rate"), ("ppo", "max_grad_norm"), ("ppo", "rollout_steps"), ("convergence", "window")} <= named
+    assert not [f"{section}.{field}" for section, field in named if field not in sections[section]]
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for metric in ("approx_kl", "clip_fraction", "entropy", "explained_variance", "grad_norm", "value_loss", "convergence/mean_return"):
+        assert f"`{metric}`" in text, metric
+        assert f"`{metric}`" in metrics, metric
+
+
 def test_the_overview_lists_every_step_in_order() -> None:
     rows = re.findall(r"^\| (\d) \| \[([\w/]+\.py)\]", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 10))

@@ -17,6 +17,7 @@ STEPS = {
     "curriculum": 1600,
     "custom_loss": 600,
     "custom_network": 600,
+    "episode_trainer": 2048,
     "functional_loop": 600,
     "offline": 2048,
     "own_env": 1100,
@@ -58,6 +59,36 @@ def test_curriculum_gets_harder_at_30_and_60_percent() -> None:
     assert lengths[0] == 4.0
     assert lengths[-1] == 16.0
     assert lengths == sorted(lengths)
+
+
+def test_the_episode_trainer_calls_back_for_every_episode_and_ends_with_an_evaluation(tmp_path: Path) -> None:
+    module = runpy.run_path(str(EXAMPLES / "episode_trainer.py"))
+    settings = {"max_steps_per_episode": 50, "eval_frequency": 2, "eval_episodes": 4, "epochs_per_update": 1, "batch_size": 64}
+    settings |= {"minibatch_size": 64, "convergence_window": 5, "early_stopping_patience": 2}
+
+    def trained(**more: Any) -> tuple[dict[str, Any], list[dict[str, Any]], Any]:
+        seen: list[dict[str, Any]] = []
+        trainer = module["EpisodeTrainer"]("mlp", "CartPole-v1", **settings, **more)
+        results = trainer.train(callback=lambda metrics: seen.append(metrics))
+        alone = trainer.evaluate(num_episodes=3)
+        trainer.close()
+        return results, seen, alone
+
+    results, seen, alone = trained(max_episodes=12, target_reward=475.0)
+    assert (results["stop_reason"], results["converged"], results["converged_at_step"]) == ("max_episodes", False, None)
+    assert [metrics["episode"] for metrics in seen] == list(range(1, results["episodes"] + 1))
+    lengths = [metrics["step_metrics"]["episode_length"] for metrics in seen]
+    assert [metrics["step_metrics"]["episode_reward"] for metrics in seen] == lengths  # a reward of 1 a step
+    assert seen[-1]["step_metrics"]["avg_reward"] == pytest.approx(sum(lengths) / len(lengths))
+    assert any(metrics["eval_metrics"] for metrics in seen)
+    assert results["final_evaluation"]["episodes"] == 100
+    assert 5.0 < results["best_avg_reward"] < 50.0
+    assert alone.keys() == {"avg_reward", "std_reward", "min_reward", "max_reward"}
+
+    results, seen, _ = trained(max_episodes=1000, target_reward=5.0)  # an episode of CartPole is longer than that
+    assert (results["stop_reason"], results["converged"]) == ("converged", True)
+    assert results["converged_at_step"] == results["history"]["timesteps"][-1]
+    assert results["final_evaluation"]["episodes"] == 100, "also after an early stop"
 
 
 def test_own_env_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,11 +234,13 @@ def test_cartpole_is_solved_by_its_preset_within_its_budget() -> None:
     config = config_for("CartPole-v1")
     assert config.run.total_timesteps <= 60_000
     with PPOTrainer(config.policy, config.env, config, seed=1) as trainer:
-        trainer.train()
+        history = trainer.train()
         assert trainer.total_timesteps <= 60_000 + config.ppo.rollout_steps * config.env.num_envs
         stats = trainer.evaluate(100)
     assert stats.mean_return >= 475
     assert trainer.failures == []
+    assert history.convergence is not None
+    assert (history.convergence["converged"], history.convergence["target"], history.stop_reason) == (True, 475.0, "total_timesteps")
 
 
 WORLDS = {

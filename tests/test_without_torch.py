@@ -46,6 +46,11 @@ def test_what_needs_torch_says_how_to_install_it_and_leaves_nothing(tmp_path: Pa
     assert not list(tmp_path.glob("runs/*"))
 
 
+def test_all_names_are_imported_without_those_of_torch(tmp_path: Path) -> None:
+    found = python("from inchworm import *\nprint('PPOTrainer' in dir(), 'TorchPolicy' in dir())", tmp_path)
+    assert found.stdout.strip() == "True False", found.stderr
+
+
 def test_names_of_torch_are_refused_on_use_and_not_on_import(tmp_path: Path) -> None:
     code = "import inchworm\ntry:\n    inchworm.TorchPolicy\nexcept ImportError as error:\n    print(type(error).__name__, error)"
     assert (

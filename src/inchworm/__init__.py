@@ -5,6 +5,7 @@ and a program that only acts never imports a learning framework.
 """
 
 import importlib
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ _HOMES = {
 }
 """Public name -> the module it lives in."""
 
-__all__ = sorted([*_HOMES, "__version__"])
+_OPTIONAL = [] if importlib.util.find_spec("torch") else [name for name, module in _HOMES.items() if ".backends.torch." in module]
+__all__ = sorted({*_HOMES, "__version__"}.difference(_OPTIONAL))
 
 
 def __getattr__(name: str) -> Any:

@@ -85,6 +85,8 @@ from inchworm.tracking.metrics import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
+from inchworm.train.seeds import SeedsSummary as SeedsSummary
+from inchworm.train.seeds import train_seeds as train_seeds
 from inchworm.train.trainer import PPOTrainer as PPOTrainer
 from inchworm.train.trainer import create_training_components as create_training_components
 from inchworm.train.trainer import functional_training_loop as functional_training_loop

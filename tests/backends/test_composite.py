@@ -304,3 +304,21 @@ def test_policies_are_given_once() -> None:
     config = by_role(0)
     with pytest.raises(ConfigError, match="the config has the policies adversary, good, and a PolicyMap is given, too"):
         PPOTrainer(SEVERAL, "CartPole-v1", config)
+
+
+def test_weights_are_frozen_in_one_policy_or_in_all() -> None:
+    several = PolicyMap(policies={"red": "mlp", "blue": "mlp"}, lane_map=LANE_MAP)
+
+    def changed(*freeze: str) -> set[str]:
+        with PPOTrainer(several, "CartPole-v1", PPO.replace(freeze=freeze), num_envs=4) as trainer:
+            before = trainer.policy.get_weights()
+            trainer.learn(trainer.collect_rollouts())
+            after = trainer.policy.get_weights()
+        return {name for name in before if not np.array_equal(before[name], after[name])}
+
+    every = changed()
+    assert {"red/actor.0.weight", "blue/actor.0.weight"} <= every
+    assert every - changed("red/actor.0.*") == {"red/actor.0.weight", "red/actor.0.bias"}
+    assert every - changed("*/actor.0.bias") == every - changed("actor.0.bias") == {"red/actor.0.bias", "blue/actor.0.bias"}
+    with pytest.raises(ConfigError, match=r"ppo.freeze: no policy matches 'green/actor.\*'; the policies are red, blue"):
+        changed("green/actor.*")

@@ -174,3 +174,17 @@ def test_gae_of_tensors_is_a_tensor_with_the_same_numbers() -> None:
     found = compute_gae(*torch.from_numpy(numbers), *torch.from_numpy(flags), 0.9, 0.8)
     assert isinstance(found, torch.Tensor)
     np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_gae_takes_flags_of_0_and_1_and_lists_but_not_a_mixture() -> None:
+    # One lane, gamma 0.5, lambda 1: the first row ends its episode, so A = [1, 2 + 0.5 * 4 - 1, 3 + 0.5 * 8 - 2]
+    # with the second row's advantage 3 + 0.5 * A_2 = 5.5.
+    lists = [[1.0], [2.0], [3.0]], [[0.0], [1.0], [2.0]], [[9.0], [4.0], [8.0]], [[1], [0], [0]], [[0], [0], [0]]
+    expected = [[1.0], [5.5], [5.0]]
+    assert compute_gae(*lists, 0.5, 1.0).tolist() == expected
+    floats = [np.array(one, np.float32) for one in lists]
+    assert compute_gae(*floats, 0.5, 1.0).tolist() == expected
+    tensors = [torch.tensor(one) for one in floats]
+    assert compute_gae(*tensors, 0.5, 1.0).tolist() == expected
+    with pytest.raises(ConfigError, match="is given numpy and torch arrays; give all five arguments as torch tensors"):
+        compute_gae(*tensors[:4], floats[4], 0.5, 1.0)

@@ -87,6 +87,7 @@ def test_a_policy_file_is_evaluated_in_the_environment_of_its_run_or_in_the_one_
     assert cli("evaluate", "elsewhere.safetensors", *flags).out.startswith("elsewhere.safetensors: mean return ")
     checkpoint = max((run / "checkpoints").iterdir())  # and one without a config, such as a checkpoint or a run of a script
     assert json.loads(cli("evaluate", checkpoint, *flags, "--json").out) == of_run
+    assert json.loads(cli("evaluate", checkpoint, "--json").out) == of_run  # in its run, which knows the environment
     heavy = cli("evaluate", "elsewhere.safetensors", *flags, "--kwargs", "{sutton_barto_reward: true}", "--json")
     assert json.loads(heavy.out)["mean_return"] != of_run["mean_return"]
 

@@ -418,6 +418,22 @@ def test_a_converged_run_says_so_and_continues_with_another_target(cli: Any, sma
     assert "not converged: the target is 600;" in cli("resume", "ended", "--convergence.target=600", "--total-timesteps=128").out
 
 
+def test_a_preset_reports_its_target_and_one_that_is_typed_ends_the_run(cli: Any, small: list[str]) -> None:
+    flags = [*small, "--evaluation.interval=1", "--evaluation.episodes=20", "--quiet=false"]
+    reported = cli("train", "CartPole-v1", *flags, "--run.name=reported")
+    assert "not converged: the target is 475; the best mean return of the last 20 evaluation episodes was " in reported.out
+    assert "256/256 steps" in reported.out
+    stopped = cli("train", "CartPole-v1", *flags, "--run.name=stopped", "--convergence.target=5")
+    assert "converged after 64 steps (1 iterations)" in stopped.out
+    assert TrainingConfig.from_yaml("runs/stopped/config.yaml").convergence.stop
+    continued = cli("train", "CartPole-v1", *flags, "--run.name=continued", "--convergence.target=5", "--convergence.no-stop")
+    assert "converged after 64 steps (1 iterations)" in continued.out
+    assert "256/256 steps" in continued.out
+    assert "converged yes" in continued.out
+    again = cli("resume", "continued", "--convergence.stop", "--total-timesteps=512")
+    assert "has converged after 64 steps" in again.out
+
+
 def test_a_run_whose_checkpoints_were_deleted_starts_over_only_if_asked(cli: Any, run: Path, small: list[str]) -> None:
     rows, policy = (run / "metrics.jsonl").read_bytes(), (run / "policy.safetensors").read_bytes()
     shutil.rmtree(run / "checkpoints")

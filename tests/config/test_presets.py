@@ -1,3 +1,4 @@
+import gymnasium as gym
 import pytest
 
 from inchworm.config.presets import PRESETS, large_config, medium_config, small_config, small_fast_config
@@ -23,6 +24,18 @@ def test_a_preset_is_for_its_environment_and_is_evaluated_and_saved_during_train
     uneven_scales = name in ("Acrobot-v1", "MountainCar-v0", *MUJOCO)
     assert config.policy.normalize_observations == config.ppo.scale_rewards == uneven_scales
     assert not config.policy.normalize_values  # docs/decisions/0021
+
+
+def test_targets_are_those_of_gymnasium_and_end_no_run() -> None:
+    """A preset's target is reported; its window is one evaluation, so that it is compared after each."""
+    targets = {name: PRESETS[name].config.convergence for name in NAMES if PRESETS[name].config.convergence.target is not None}
+    solved = ["Acrobot-v1", "CartPole-v1", "LunarLander-v3", "LunarLanderContinuous-v3", "MountainCar-v0"]
+    assert sorted(targets) == solved
+    assert targets["CartPole-v1"].target == 475.0
+    for name, convergence in targets.items():
+        assert convergence.target == gym.spec(name).reward_threshold
+        assert not convergence.stops
+        assert (convergence.window, convergence.returns) == (PRESETS[name].config.evaluation.episodes, "evaluation")
 
 
 @pytest.mark.parametrize("name", ["Taxi-v3", "CartPole-v0"])  # the second is in the registry of worlds

@@ -1,14 +1,19 @@
-"""Small policies and learners of each backend, and rollouts in which a policy acted. Imports torch."""
+"""Small policies and learners of each backend, and rollouts in which a policy acted. Imports torch and jax."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optree
 import torch
 from gymnasium import spaces
+from jax.experimental import io_callback
 
+from inchworm.backends.jax.learner import JaxOptimizer
+from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.numpy.learner import NumpyOptimizer
 from inchworm.backends.numpy.policy import NumpyPolicy, encode_observations, fresh_weights
 from inchworm.backends.torch.learner import PPOOptimizer
@@ -36,6 +41,10 @@ class Side:
     learner_of: Callable[..., Any]
     answer: Callable[[float, Any, Any], Any]
     """(value, what multiplies the values' gradient, the current values) -> what a loss on the values returns."""
+    record: Callable[[list[Any], Any], None]
+    """(into, tree): append a tree of what a loss was given, as NumPy arrays, at every call; a compiled loss is called in Python once."""
+    next_number: Callable[[Callable[[], int]], Any]
+    """(count): what `count` returns, at every call of a loss; where that is compiled, a traced number."""
 
     def policy(self, observation_space=None, action_space=None, seed=0, *, dtype=np.float32, **options):
         config = PolicyConfig(**{"hidden_sizes": (8,), **options})
@@ -58,9 +67,40 @@ def _torch_answer(value, slope, values):
     return torch.as_tensor(float(value), dtype=values.dtype) + slope * (values - values.detach()).sum()
 
 
-NUMPY = Side("numpy", NumpyPolicy, NumpyOptimizer, lambda value, slope, values: (value, {"values": slope * np.ones_like(values)}))
-TORCH = Side("torch", torch_policy, lambda *given, **options: PPOOptimizer(*given, **{"device": "cpu", **options}), _torch_answer)
-SIDES = [NUMPY, TORCH]
+def _jax_answer(value, slope, values):
+    return jnp.asarray(value, values.dtype) + slope * (values - jax.lax.stop_gradient(values)).sum()
+
+
+def _append(into: list[Any], tree: Any) -> None:
+    into.append(optree.tree_map(lambda leaf: torch.as_tensor(leaf).detach().numpy().copy(), tree))
+
+
+def _jax_record(into: list[Any], tree: Any) -> None:
+    jax.debug.callback(lambda tree: into.append(jax.tree.map(np.array, tree)), tree, ordered=True)
+
+
+def _jax_number(count: Callable[[], int]) -> Any:
+    return io_callback(lambda: np.int32(count()), jax.ShapeDtypeStruct((), np.int32), ordered=True)
+
+
+NUMPY = Side(
+    "numpy",
+    NumpyPolicy,
+    NumpyOptimizer,
+    lambda value, slope, values: (value, {"values": slope * np.ones_like(values)}),
+    _append,
+    lambda count: count(),
+)
+TORCH = Side(
+    "torch",
+    torch_policy,
+    lambda *given, **options: PPOOptimizer(*given, **{"device": "cpu", **options}),
+    _torch_answer,
+    _append,
+    lambda count: count(),
+)
+JAX = Side("jax", JaxPolicy, JaxOptimizer, _jax_answer, _jax_record, _jax_number)
+SIDES = [NUMPY, TORCH, JAX]
 
 
 def telling_weights(spec: PolicySpec, dtype: Any = np.float32, seed: int = 3) -> dict[str, np.ndarray]:

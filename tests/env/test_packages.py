@@ -35,11 +35,26 @@ def nothing_installed(monkeypatch):
         ("Breakout-ramDeterministic-v4", '"inchworm[atari]"', "ALE/Breakout-v5"),
         ("procgen:procgen-coinrun-v0", "procgen-gym", "procgen_gym:procgen_gym/procgen-coinrun-v0"),
         ("simple_spread_v3", "mpe2", "mpe2.simple_spread_v3:parallel_env"),
+        ("mpe2.simple_spread_v3", "mpe2", "mpe2.simple_spread_v3:parallel_env"),
+        ("pettingzoo.classic.chess_v6", '"inchworm[marl]"', "pettingzoo.classic.chess_v6:env"),
+        ("pettingzoo.sisl.pursuit_v4", '"inchworm[marl]"', "pettingzoo.sisl.pursuit_v4:parallel_env"),
     ],
 )
 @pytest.mark.usefixtures("nothing_installed")
 def test_what_to_install_and_what_to_type_then(id, install, typed):
     assert package_hint(id) == f"type: pip install {install}, then use {typed}"
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_module_that_is_missing_is_answered_with_what_to_install():
+    assert package_hint("mpe2.simple_spread_v3:parallel_env") == "type: pip install mpe2"
+    assert package_hint("own.module:parallel_env") is None
+
+
+def test_a_module_alone_is_answered_with_what_to_make_in_it():
+    with pytest.raises(EnvError, match=r"not registered with Gymnasium; the package mpe2 is installed; use mpe2.simple_v3:parallel_env$"):
+        make_env(EnvConfig(id="mpe2.simple_v3"))
+    assert package_hint("mpe2.simple_v3:parallel_env") is None
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "MyGrid-v0", "Pongo-v1", "exit", "package.module:make_env"])

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from doubles.stepping import frozen, run
 from doubles.toys import Corridor
-from inchworm import PPOConfig, PPOTrainer, check_env, make_vector_env
+from inchworm import PPOConfig, PPOTrainer, check_env, evaluate_policy, make_vector_env
 from inchworm.core.errors import EnvError
 from inchworm.core.seeding import derive_seed
 from inchworm.env.foreign import BatchedVectorEnv
@@ -205,6 +205,26 @@ def test_check_env_checks_it_and_leaves_it_open():
     given = dummy()
     assert check_env(given, steps=60).ok
     given.reset()
+
+
+def _autoreset():
+    return gym.vector.SyncVectorEnv([cartpole] * 3, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize("make", [dummy, _autoreset])
+@pytest.mark.filterwarnings("ignore:the episodes of this environment cannot be given seeds")
+def test_it_is_evaluated_over_more_episodes_than_it_has_lanes_and_left_open(make):
+    with PPOTrainer("mlp", "CartPole-v1", num_envs=1) as trainer:
+        policy = trainer.policy
+    given = make()
+    stats = evaluate_policy(policy, given, episodes=8)
+    assert len(stats.returns) == 8
+    assert stats.lengths.max() <= 12  # the limit of these copies: whole episodes, none counted together with the next
+    np.testing.assert_array_equal(stats.returns, stats.lengths)
+    assert not getattr(given, "closed", False)
+    given.reset()
+    with pytest.raises(EnvError, match="cut off after 2 steps, and this vector env begins episodes only by itself"):
+        evaluate_policy(policy, given, episodes=8, max_episode_steps=2)
 
 
 def test_a_central_critic_another_number_of_copies_and_a_factory_are_refused():

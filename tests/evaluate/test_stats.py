@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
-from inchworm.evaluate.stats import EvalStats, MatchStats, t_quantile_975, wilson_interval95
+from inchworm.evaluate.stats import (
+    RESAMPLES,
+    EvalStats,
+    MatchStats,
+    bootstrap_interval95,
+    interquartile_mean,
+    t_quantile_975,
+    wilson_interval95,
+)
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 8, 37, 100, 101, 250])
@@ -208,3 +217,37 @@ def test_the_difference_to_a_baseline_is_paired() -> None:
         EvalStats(returns=[1.0, 2.0], lengths=[1, 1], seeds=[1, 2], baseline="random", baseline_returns=[1.0])
     plain = EvalStats(returns=[1.0], lengths=[1], seeds=[1])
     assert plain.difference is plain.difference_interval95 is plain.to_dict()["difference"] is None
+
+
+def test_the_interquartile_mean_drops_a_quarter_at_each_end() -> None:
+    assert interquartile_mean([-1000.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1000.0]) == 2.5  # of 1, 2, 3, 4
+    assert interquartile_mean([5.0, 1.0, 9.0]) == 5.0  # a quarter of three is none
+    with pytest.raises(ValueError, match="1 value or more"):
+        interquartile_mean([])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 16, 33])
+def test_interquartile_mean_and_its_interval_equal_those_of_scipy(count: int) -> None:
+    values = np.random.default_rng(count).normal(100.0, 30.0, count)
+    assert interquartile_mean(values) == pytest.approx(scipy_stats.trim_mean(values, 0.25), rel=1e-12)
+    low, high = bootstrap_interval95(values)
+    if count == 1:
+        assert math.isnan(low)
+        assert math.isnan(high)
+        return
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLES, count))
+    expected = np.quantile(scipy_stats.trim_mean(drawn, 0.25, axis=1), (0.025, 0.975))
+    assert (low, high) == pytest.approx(tuple(expected), rel=1e-12)
+    assert low <= interquartile_mean(values) <= high
+
+
+def test_the_bootstrap_interval_is_that_of_scipy_up_to_its_noise_and_repeats() -> None:
+    values = np.random.default_rng(5).normal(0.0, 1.0, 20)
+    found = scipy_stats.bootstrap(
+        (values,), lambda drawn, axis: scipy_stats.trim_mean(drawn, 0.25, axis=axis), method="percentile", n_resamples=20_000, rng=1
+    ).confidence_interval
+    assert bootstrap_interval95(values) == pytest.approx((found.low, found.high), abs=0.03)
+    assert bootstrap_interval95(values) == bootstrap_interval95(list(values))
+    assert bootstrap_interval95([3.0] * 5) == (3.0, 3.0)
+    low, high = bootstrap_interval95([0.0] * 10 + [1.0] * 10)
+    assert 0.0 <= low < 0.5 < high <= 1.0

@@ -12,7 +12,8 @@ from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PolicyConfig
 from inchworm.core.errors import InchwormError, SpaceError
 from inchworm.core.seeding import make_stream
-from inchworm.policy.spec import PolicySpec, channels_first, initial_weights
+from inchworm.policy.layout import channels_first
+from inchworm.policy.spec import PolicySpec, initial_weights
 
 BOX = spaces.Box(-1, 1, (3,))
 
@@ -61,8 +62,24 @@ def test_channels_are_the_smaller_end():
 
 
 def test_an_image_that_is_too_small_is_refused():
-    with pytest.raises(SpaceError, match=r"too small for policy.cnn_filters.*after layer 1.*use smaller kernels"):
-        _ = spec_of(spaces.Box(0, 255, (8, 8, 3), np.uint8), kind="cnn").layers
+    # One value after (3, 1) needs 3, after (4, 2) 2 * 2 + 4 = 8, after (8, 4) 7 * 4 + 8 = 36.
+    for side, use in ((35, "[[16, 3, 1], [32, 3, 1]] or policy.kind=mlp"), (3, "[[16, 2, 1]] or policy.kind=mlp")):
+        with pytest.raises(SpaceError, match=r"too small for policy.cnn_filters, which need 36x36 or more; use ") as error:
+            _ = spec_of(spaces.Box(0, 255, (side, side + 1, 2), np.uint8), kind="cnn").layers
+        assert str(error.value).endswith(use)
+    assert spec_of(spaces.Box(0, 1, (3, 3, 2)), kind="cnn", cnn_filters=((16, 2, 1),)).layers["cnn.observation.head.weight"] == (512, 64)
+    with pytest.raises(SpaceError, match=r"; use policy.kind=mlp$"):
+        _ = spec_of(spaces.Box(0, 1, (1, 1, 1)), kind="cnn").layers
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_with_memory_only_images_that_are_large_enough_are_convolved(kind):
+    board, picture = spaces.Box(0, 1, (7, 7, 3), np.int8), spaces.Box(0, 255, (36, 36, 1), np.uint8)
+    assert spec_of(board, kind=kind).layers["trunk.0.weight"] == (64, 147)
+    layers = spec_of(spaces.Dict({"board": board, "picture": picture}), kind=kind).layers
+    assert [name for name in layers if name.startswith("cnn.") and name.endswith("head.weight")] == ["cnn.picture.head.weight"]
+    assert layers["trunk.0.weight"] == (64, 147 + 512)
+    assert "cnn.observation.0.weight" in spec_of(board, kind=kind, cnn_filters=((8, 3, 1),)).layers
 
 
 def test_cnn_without_an_image_is_refused():

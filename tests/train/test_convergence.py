@@ -4,12 +4,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from doubles.runs import BATCH, finish, small_config
 from inchworm.config.sections import ConvergenceConfig, EvalConfig
 from inchworm.core.errors import ConfigError
-from inchworm.train.convergence import ConvergenceCallback, describe_convergence, has_converged
+from inchworm.run.checkpoint import TrainingCheckpointer
+from inchworm.tracking.jsonl import read_rows
+from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_convergence, has_converged
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
@@ -35,7 +38,8 @@ def test_the_window_must_be_full_and_at_the_target_for_some_checks_in_a_row(retu
     state, answers = checked(config, [9.0, 9.0], [9.0], [12.0, 12.0, 12.0], [9.0] * 3, [], [12.0, 12.0], [12.0])
     assert answers == [None, None, None, None, None, None, False]
     assert state.convergence["converged"] == {"iteration": 7, "env_steps": 70, "mean_return": 12.0}
-    assert state.metrics == {"convergence/mean_return": 12.0, "convergence/best_mean_return": 12.0, "convergence/checks": 2.0}
+    last = {"mean_return": 12.0, "best_mean_return": 12.0, "checks": 2.0, "converged": 1.0}
+    assert state.metrics == {f"convergence/{name}": value for name, value in last.items()}
     assert describe_convergence(state, config) == (
         f"converged after 70 steps (7 iterations): the mean return of the last 3 {returns} episodes, 12, "
         "was at least 11 in 2 checks in a row"
@@ -68,11 +72,18 @@ def test_a_converged_run_stops_is_evaluated_and_continues_only_with_other_settin
     assert trainer.state.convergence["converged"]["iteration"] == trainer.state.iteration == 6  # windows are full after 4 and 6
     assert history["convergence/checks"][-1] == 2.0
     assert history.stop_reason == "converged"
+    assert history.convergence is not None
+    assert (history.convergence["converged"], history.convergence["iteration"], history.convergence["target"]) == (True, 6, 5.0)
+    assert history.convergence["text"].startswith("converged after ")
+    assert history.convergence["text"].endswith("was at least 5 in 2 checks in a row")
+    newest = TrainingCheckpointer(tmp_path / "checkpoints").load()
+    assert newest.manifest["converged"] == newest.state["state"]["convergence"]["converged"] == trainer.state.convergence["converged"]
+    assert read_rows(tmp_path / "metrics.jsonl")[-2]["convergence/converged"] == 1.0  # the final evaluation is the last row
     assert trainer.state.evaluations[-1]["episodes"] == 3, "the final evaluation"
     with PPOTrainer(config.policy, config.env, config, run_dir=tmp_path) as again:
         again.load_checkpoint()
         assert has_converged(again.state, config.convergence)
-        with pytest.warns(UserWarning, match=r"nothing to train: converged after .*with another convergence.target or None$"):
+        with pytest.warns(UserWarning, match=r"nothing to train: converged after .*with another convergence.target or None, or with "):
             assert again.train().stop_reason == "converged"
         assert again.state.iteration == 6
     longer = config.replace(convergence=ConvergenceConfig())
@@ -80,6 +91,47 @@ def test_a_converged_run_stops_is_evaluated_and_continues_only_with_other_settin
         again.load_checkpoint()
         again.train(8 * BATCH)
         assert again.state.iteration == 8
+
+
+def test_a_target_that_stops_nothing_is_reported_with_the_first_time(tmp_path: Path) -> None:
+    """Means 12, 9, 12: converged at the first, which a fall below the target does not take back; and the run continues."""
+    config = ConvergenceConfig(target=11.0, window=1, stop=False)
+    state, answers = checked(config, [12.0], [9.0], [13.0])
+    assert answers == [None, None, None]
+    assert state.convergence["converged"] == {"iteration": 1, "env_steps": 10, "mean_return": 12.0}
+    assert (state.convergence["best"], state.convergence["checks"], state.metrics["convergence/converged"]) == (13.0, 1, 1.0)
+    whole = config_of(target=5.0, window=2, stop=False).replace(run=small_config(iterations=8, checkpoint_interval=1).run)
+    with PPOTrainer(whole.policy, whole.env, whole, run_dir=tmp_path) as trainer:
+        history = trainer.train()
+    assert (history.stop_reason, trainer.state.iteration) == ("total_timesteps", 8)
+    assert history.convergence is not None
+    assert (history.convergence["converged"], history.convergence["iteration"]) == (True, 2)
+    # Told to stop, the same run has converged: the record is that of the same settings.
+    stops = whole.replace(convergence=whole.convergence.replace(stop=True))
+    with PPOTrainer(stops.policy, stops.env, stops, run_dir=tmp_path) as again:
+        again.load_checkpoint()
+        with pytest.warns(UserWarning, match="nothing to train"):
+            assert again.train(100 * BATCH).stop_reason == "converged"
+
+
+def test_without_a_target_there_is_no_report_and_one_that_was_never_compared_says_nothing() -> None:
+    state = TrainingState()
+    assert convergence_report(state, ConvergenceConfig()) is None
+    silent = convergence_report(state, ConvergenceConfig(target=5.0, stop=False))
+    assert silent is not None
+    assert (silent["converged"], silent["best_mean_return"], silent["checks"], silent["text"]) == (False, None, 0, "")
+    assert describe_convergence(state, ConvergenceConfig(target=5.0)) == "not converged: the target is 5"
+
+
+def test_a_target_that_stops_nothing_needs_no_evaluations() -> None:
+    """So that a preset with a target works without evaluations, with an environment that cannot be copied, and in a loop of one's own."""
+    config = small_config(iterations=1).replace(convergence=ConvergenceConfig(target=5.0, stop=False))
+    with PPOTrainer(config.policy, gym.make("CartPole-v1"), config) as trainer:
+        history = trainer.train()
+    assert history.convergence is not None
+    assert history.convergence["converged"] is False
+    parts = create_training_components(config, "mlp")
+    parts.collector.close()
 
 
 def test_a_resumed_run_converges_as_an_undisturbed_one(tmp_path: Path) -> None:

@@ -797,6 +797,7 @@ def test_a_custom_network_trains_and_is_saved(tmp_path: Path) -> None:
     policy = TorchPolicy(PolicySpec(env.observation_space, env.action_space, PolicyConfig()), network=Own())
     with PPOTrainer(policy, env, PPO, run_dir=tmp_path) as trainer:
         assert trainer.collector.policy is policy
+        assert repr(trainer).startswith("PPOTrainer(Own, ")
         trainer.train(2 * BATCH)
         assert trainer.n_updates == 2
         trainer.save_policy(tmp_path / "saved.safetensors")
@@ -805,6 +806,8 @@ def test_a_custom_network_trains_and_is_saved(tmp_path: Path) -> None:
         assert bits(policy.get_weights()) == bits(expect)
     for name in ("policy.safetensors", "saved.safetensors"):
         assert bits(load_policy(tmp_path / name, network=lambda _: Own()).get_weights()) == bits(expect)
+    with pytest.raises(ConfigError, match=r"network must be an .*Network, or make one from the spec; it is 'module:Own'"):
+        load_policy(tmp_path / "saved.safetensors", network="module:Own")  # type: ignore[call-overload]
 
 
 def test_a_run_does_not_continue_with_another_config(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Step 9 of 9, shared by all backends: the order of an update, its checks, schedules, counters and the shuffle stream.
 
-`BaseLearner.update` is the story of an update. A backend adds the critic pass, cutting a rollout into sequences, shuffling them into
-minibatches, and the optimiser steps on those.
+`BaseLearner.update` is the story of an update. `MinibatchLearner` takes its steps epoch by epoch; a backend adds the critic pass, cutting
+a rollout into sequences, shuffling them into minibatches, and the optimiser steps on those. One that compiles all of
+it has its own `learn`.
 """
 
 from __future__ import annotations
@@ -109,12 +110,10 @@ class BaseLearner(ABC):
             counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
         kept = self._frozen_weights()
-        filled, advantages = self.critic_pass(rollout if self._reward_scaler is None else self._reward_scaler(rollout))
-        if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
-            metrics = {**EMPTY, "warm_up": 1.0}
-        else:
-            on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
-            metrics = self._epochs(filled, advantages, losses, on_policy=on_policy)
+        on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
+        metrics, advantages = self.learn(
+            rollout if self._reward_scaler is None else self._reward_scaler(rollout), losses, on_policy=on_policy
+        )
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
         metrics["explained_variance"] = explained_variance(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
@@ -188,48 +187,17 @@ class BaseLearner(ABC):
             self._warned.add(about)
             warnings.warn(message, stacklevel=4)
 
-    def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> dict[str, float]:
-        """Run the epochs, until the last one or until `target_kl` is exceeded; none if too few samples would count.
-
-        Both `target_kl` and an adaptive learning rate look at an epoch's mean KL when it is over, so a minibatch step depends on neither.
-        Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`).
-        """
-        length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
-        # Successors are made on demand: they take memory.
-        successors = any("next_observations" in (*loss.arguments, *loss.keywords) for loss in losses)
-        sequences = self.make_sequences(rollout, advantages, length, successors=successors)
-        total = sequences.valid.shape[1]
-        config, coefficients = self.config, self._coefficients()
-        adaptive = config.learning_rate_schedule == "adaptive"
-        epochs: list[StepMetrics] = []
-        try:
-            for self.epoch in range(1, config.update_epochs + 1):
-                minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
-                if not epochs:
-                    first = ratio_metrics(self.ratios(minibatches[0]))
-                    if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
-                        self._warn_of_ratio_error(first["ratio_error"], minibatches[0])
-                    least, effective = config.min_effective_sample_size, first["effective_sample_size"]
-                    if least is not None and effective < least:
-                        warnings.warn(
-                            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, below "
-                            f"ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
-                            stacklevel=3,
-                        )
-                        return {**EMPTY, **first}
-                rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
-                epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
-                self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
-                if config.target_kl is None and not adaptive:
-                    continue
-                approx_kl = summary(epochs[-1:])["approx_kl"]
-                if adaptive:
-                    self._adapt_learning_rate(approx_kl)
-                if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
-                    break
-        finally:
-            self.publish_weights()
-        return {**summary(epochs), **first, "epochs": float(len(epochs))}
+    def _too_few_count(self, effective: float) -> bool:
+        """Whether too small a share of the samples is effective to take steps, with a warning."""
+        least = self.config.min_effective_sample_size
+        if least is None or effective >= least:
+            return False
+        warnings.warn(
+            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, below "
+            f"ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
+            stacklevel=5,
+        )
+        return True
 
     def _adapt_learning_rate(self, approx_kl: float) -> None:
         """Lower the rate where the policy moves too far in an epoch, raise it where it hardly moves; 0 is an epoch without steps."""
@@ -250,30 +218,11 @@ class BaseLearner(ABC):
         self._warn_once("ratio_error", message)
 
     @abstractmethod
-    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
-        """The rollout in the backend's arrays, with its invalid rows filled, and its advantages."""
+    def learn(self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> tuple[dict[str, float], Advantages]:
+        """Compute the advantages and take all steps; return the metrics and the advantages.
 
-    @abstractmethod
-    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
-        """The whole rollout as [L, N] sequences, with `valid` [L, N]."""
-
-    @abstractmethod
-    def shuffle(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
-        """One epoch: every sequence in exactly one minibatch."""
-
-    @abstractmethod
-    def ratios(self, minibatch: Any) -> np.ndarray:
-        """The probability ratios [n] of the valid rows, current to recorded, in the mode that learns and without changing anything."""
-
-    @abstractmethod
-    def take_steps(
-        self, minibatches: Sequence[Any], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
-    ) -> StepMetrics:
-        """Take one optimiser step on each minibatch."""
-
-    @abstractmethod
-    def host_minibatch(self, minibatch: Any) -> Minibatch:
-        """A minibatch of `shuffle` as NumPy arrays."""
+        Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`).
+        """
 
     @abstractmethod
     def to_host(self, array: Any) -> np.ndarray:
@@ -292,17 +241,9 @@ class BaseLearner(ABC):
         del minibatch
         return []
 
-    def publish_weights(self) -> None:  # noqa: B027 - optional
-        """Copy the new weights into the policy, where the backend's steps move a copy of them."""
-
+    @abstractmethod
     def profile_points(self) -> list[ProfilePoint]:
-        """The sections of an update, for a profile; a backend adds those inside `take_steps`."""
-        return [
-            ("GAE", self, "critic_pass"),
-            ("gather", self, "make_sequences"),
-            ("gather", self, "shuffle"),
-            ("forward", self, "ratios"),
-        ]
+        """The sections of an update, for a profile."""
 
     @property
     def warming_up(self) -> bool:
@@ -353,6 +294,91 @@ class BaseLearner(ABC):
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
         if self._reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
             self._reward_scaler.load_state_dict(state["rewards"])
+
+
+class MinibatchLearner(BaseLearner):
+    """A learner that takes its steps epoch by epoch: a backend adds how minibatches are made, and one step on each."""
+
+    def learn(self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> tuple[dict[str, float], Advantages]:
+        """Compute the advantages, then run the epochs."""
+        filled, advantages = self.critic_pass(rollout)
+        if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
+            return {**EMPTY, "warm_up": 1.0}, advantages
+        return self._epochs(filled, advantages, losses, on_policy=on_policy), advantages
+
+    def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> dict[str, float]:
+        """Run the epochs, until the last one or until `target_kl` is exceeded; none if too few samples would count.
+
+        Both `target_kl` and an adaptive learning rate look at an epoch's mean KL when it is over, so a minibatch step depends on neither.
+        """
+        length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
+        # Successors are made on demand: they take memory.
+        successors = any("next_observations" in (*loss.arguments, *loss.keywords) for loss in losses)
+        sequences = self.make_sequences(rollout, advantages, length, successors=successors)
+        total = sequences.valid.shape[1]
+        config, coefficients = self.config, self._coefficients()
+        adaptive = config.learning_rate_schedule == "adaptive"
+        epochs: list[StepMetrics] = []
+        try:
+            for self.epoch in range(1, config.update_epochs + 1):
+                minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
+                if not epochs:
+                    first = ratio_metrics(self.ratios(minibatches[0]))
+                    if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
+                        self._warn_of_ratio_error(first["ratio_error"], minibatches[0])
+                    if self._too_few_count(first["effective_sample_size"]):
+                        return {**EMPTY, **first}
+                rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
+                epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
+                self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
+                if config.target_kl is None and not adaptive:
+                    continue
+                approx_kl = summary(epochs[-1:])["approx_kl"]
+                if adaptive:
+                    self._adapt_learning_rate(approx_kl)
+                if config.target_kl is not None and approx_kl > 1.5 * config.target_kl:
+                    break
+        finally:
+            self.publish_weights()
+        return {**summary(epochs), **first, "epochs": float(len(epochs))}
+
+    @abstractmethod
+    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+        """The rollout in the backend's arrays, with its invalid rows filled, and its advantages."""
+
+    @abstractmethod
+    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
+        """The whole rollout as [L, N] sequences, with `valid` [L, N]."""
+
+    @abstractmethod
+    def shuffle(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:
+        """One epoch: every sequence in exactly one minibatch."""
+
+    @abstractmethod
+    def ratios(self, minibatch: Any) -> np.ndarray:
+        """The probability ratios [n] of the valid rows, current to recorded, in the mode that learns and without changing anything."""
+
+    @abstractmethod
+    def take_steps(
+        self, minibatches: Sequence[Any], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
+    ) -> StepMetrics:
+        """Take one optimiser step on each minibatch."""
+
+    @abstractmethod
+    def host_minibatch(self, minibatch: Any) -> Minibatch:
+        """A minibatch of `shuffle` as NumPy arrays."""
+
+    def publish_weights(self) -> None:
+        """Copy the new weights into the policy, where the backend's steps move a copy of them."""
+
+    def profile_points(self) -> list[ProfilePoint]:
+        """The sections of an update, for a profile; a backend adds those inside `take_steps`."""
+        return [
+            ("GAE", self, "critic_pass"),
+            ("gather", self, "make_sequences"),
+            ("gather", self, "shuffle"),
+            ("forward", self, "ratios"),
+        ]
 
 
 class BadNumberGuard:

@@ -9,7 +9,8 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
@@ -17,9 +18,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import threadpoolctl
 
-from inchworm.config.sections import BACKENDS, PPOConfig, TrainingConfig
+from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
-from inchworm.core.protocols import Actor, Learner, Policy
+from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
 from inchworm.core.types import Advantages, Array
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.policy.file import PolicyDescription, class_path, describe, set_weights
@@ -70,6 +71,19 @@ class Backend(Protocol):
 
     def from_array(self, array: np.ndarray) -> Any:
         """A copy of an array as one of the framework's tensors."""
+
+    # Optional: a backend that steps some environments itself has these.
+    def native_choice(self, config: EnvConfig) -> tuple[bool, str]:
+        """Whether it steps the copies of a config itself, and the reason, a sentence that may be empty."""
+
+    def make_native_env(self, config: EnvConfig, **options: Any) -> VectorEnv:
+        """The copies of a config for which `native_choice` is true, as one vector env."""
+
+    def make_native_collector(self, policy: Policy, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+        """The collector that steps such a vector env itself; None for any other environment or policy."""
+
+    def fuse(self, policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
+        """Collect and learn as one program, a `train.loop.FusedStep`; or why that cannot be, in a few words."""
 
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
@@ -196,9 +210,21 @@ def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str 
 
     learners: dict[str, Any] = {}
     for name in policy.trainable:
-        own = config.replace(ppo=config.ppo.replace(**policy.ppo.get(name, {})))
+        own = config.replace(ppo=config.ppo.replace(**{"freeze": _freeze_of(name, config.ppo.freeze, policy), **policy.ppo.get(name, {})}))
         learners[name] = make_learner(policy.learned[name], own, dump_directory=dump_directory)
     return CompositeLearner(policy, learners)
+
+
+def _freeze_of(name: str, patterns: Sequence[str], policy: CompositePolicy) -> tuple[str, ...]:
+    """The patterns of `ppo.freeze` for one of several policies: those for all, and its own, `name/weight`."""
+    own = []
+    for pattern in patterns:
+        part, slash, weights = pattern.partition("/")
+        if slash and not any(fnmatchcase(known, part) for known in policy.policies):
+            raise ConfigError(f"ppo.freeze: no policy matches {pattern!r:.80}; the policies are {', '.join(policy.policies)}")
+        if not slash or fnmatchcase(name, part):
+            own.append(weights if slash else pattern)
+    return tuple(own)
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
@@ -216,11 +242,37 @@ def compute_gae(
     """Generalised advantage estimates [T, B] (Schulman et al. 2016, equations 11 to 16), of arrays or of one framework's tensors.
 
     A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
-    keeps its next value: V of the true successor, which `next_values` holds.
+    keeps its next value: V of the true successor, which `next_values` holds. Flags may be bool or 0 and 1.
     """
-    framework = type(rewards).__module__.partition(".")[0]  # of a tensor, which is called as its backend
-    backend = get_backend(framework if framework in BACKENDS else "numpy")
-    return backend.compute_gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
+    given = [rewards, values, next_values, terminated, truncated]
+    kinds = {type(one).__module__.partition(".")[0] for one in given}  # of a tensor, which is called as its backend
+    framework = next((kind for kind in kinds if kind in BACKENDS and kind != "numpy"), "numpy")
+    if framework == "numpy":
+        given = [np.asarray(one) for one in given]
+    elif len(kinds) > 1:
+        raise ConfigError(f"compute_gae is given {' and '.join(sorted(kinds))} arrays; give all five arguments as {framework} tensors")
+    rewards, values, next_values, ended, cut = given
+    return get_backend(framework).compute_gae(rewards, values, next_values, ended != 0, cut != 0, gamma, gae_lambda)
+
+
+def native_choice(backend: str, config: EnvConfig) -> tuple[bool, str]:
+    """Whether a backend steps the copies of a config itself, and the reason, a sentence that may be empty."""
+    choose = getattr(get_backend(backend), "native_choice", None)
+    return (False, "") if choose is None else choose(config)
+
+
+def make_native_collector(policy: Actor, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+    """The collector of a policy whose backend steps these environments itself; else None."""
+    if not is_builtin(policy):
+        return None
+    make = getattr(backend_of(cast(Policy, policy)), "make_native_collector", None)
+    return None if make is None else make(policy, env, seed=seed, sequence_length=sequence_length)
+
+
+def fuse(policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
+    """Collect and learn as one program, where the policy's backend can do that; else why not, in a few words."""
+    make = getattr(backend_of(policy), "fuse", None) if is_builtin(policy) else None
+    return "the backend learns apart from collecting" if make is None else make(policy, collector, learner, config)
 
 
 @contextlib.contextmanager

@@ -180,6 +180,8 @@ def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:
         if word not in ("true", "false"):
             raise UsageError(f"{name}={words[0]} must be true or false")
         return (word == "true") == (name != flag.names[1])
+    if flag.takes == "many" and len(words) == 1 and words[0].startswith("["):  # a list in YAML, as in a config file
+        return _from_yaml(name, words[0])
     if flag.takes == "many":
         item = typing.get_args(flag.hint)[0]
         size = len(typing.get_args(item))  # of tuples in a tuple, which are given one after the other
@@ -189,10 +191,14 @@ def _value(flag: _Flag, name: str, words: list[str], prog: str) -> Any:
         raise UsageError(f"{name} needs a value{' in YAML' if flag.takes == 'yaml' else ''}; {prog} --help lists all flags")
     if flag.takes == "one":
         return _convert(flag.hint, words[0])
+    return _from_yaml(name, words[0])
+
+
+def _from_yaml(name: str, word: str) -> Any:
     try:
-        return load_yaml(words[0])
+        return load_yaml(word)
     except yaml.YAMLError as error:
-        raise UsageError(f"{name} {words[0]!r} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{name} {word!r} is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _convert(hint: Any, word: str) -> Any:
@@ -271,6 +277,8 @@ def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
     ppo = changes.get("ppo", {})
     if "num_minibatches" in ppo or "minibatch_size" in ppo:
         data["ppo"] |= {"num_minibatches": None, "minibatch_size": None}
+    if "target" in changes.get("convergence", {}):
+        data["convergence"]["stop"] = True  # a preset's target ends nothing, one that is typed does
     for section, fields in changes.items():
         if section != "policies":
             data[section] = _merged(data[section], fields)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, env_errors
-from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
 from inchworm.env.pettingzoo_copy import is_team_env
-from inchworm.env.registry import team_worlds, vectorised
+from inchworm.env.registry import is_vector_only, team_worlds, vectorised
 from inchworm.env.restore import Env
 from inchworm.run.directory import Run, open_run
 
@@ -57,7 +56,7 @@ def check_can_be_trained_in(config: TrainingConfig) -> None:
 
 def has_several_agents(config: EnvConfig, *, where: str = "") -> bool:
     """Make the environment once, and return whether it has several agents. An error's message begins with `where`."""
-    if config.id.startswith(ENVPOOL):  # made as a whole pool only
+    if is_vector_only(config.id):
         return False
     world = vectorised(config)
     if world is not None and world.has_teams:  # made without PettingZoo

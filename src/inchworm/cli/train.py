@@ -6,23 +6,28 @@ What trains is imported only after the first line is printed.
 from __future__ import annotations
 
 import contextlib
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
 
-from inchworm.cli.arguments import ENV, File, Metavar, RunName, apply_changes, parse_with_config, resolve_config
+from inchworm.cli.arguments import ENV, Changes, File, Metavar, RunName, UsageError, apply_changes, parse_with_config, resolve_config
 from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_received
 from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
 from inchworm.config.reading import ConfigBase, config_class
+from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError
 from inchworm.env.registry import heuristic_of
-from inchworm.run.directory import RATINGS_PAGE, Run, create_run
+from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
+from inchworm.run.directory import NOT_BIT_IDENTICAL, RATINGS_PAGE, NotExactWarning, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
     from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
+    from inchworm.train.seeds import SeedPlan
 
 PROG_TRAIN, PROG_RESUME, PROG_SHIP = "inchworm train", "inchworm resume", "inchworm ship"
 
@@ -45,6 +50,10 @@ class TrainOptions(ConfigBase):
     """Print a table of where the time went at the end."""
     overwrite: bool = False
     """Start over in the directory of --run.name: delete the run that is there."""
+    seeds: Count | None = None
+    """Train this many seeds, from --run.seed on, each as a run of its own, and summarise their scores."""
+    jobs: Count | None = None
+    """Seeds that are trained at a time, in a process each; by default as many as there are cores."""
 
 
 def run_train(arguments: Sequence[str]) -> int:
@@ -52,6 +61,10 @@ def run_train(arguments: Sequence[str]) -> int:
     options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
     config = resolve_config(options.env, options.config, changes, PROG_TRAIN)
     check_can_be_trained_in(config)
+    if options.seeds is not None:
+        return train_several(config, options)
+    if options.jobs is not None:
+        raise UsageError("--jobs is the number of seeds that are trained at a time; add --seeds N")
     with create_run(config, overwrite=options.overwrite) as run:
         try:
             return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
@@ -75,17 +88,25 @@ class ResumeOptions(ConfigBase):
     """Print a table of where the time went at the end."""
     quiet: bool = False
     """Print nothing but errors and warnings."""
+    jobs: Count | None = None
+    """Seeds that are trained at a time, if the run has several."""
 
 
 def run_resume(arguments: Sequence[str]) -> int:
     """Continue a run."""
     options, changes = parse_with_config(ResumeOptions, arguments, PROG_RESUME)
+    if is_bundle(options.run_name):
+        return resume_several(changes, options)
+    if options.jobs is not None:
+        raise UsageError(f"--jobs is the number of seeds that are trained at a time, and {options.run_name} is a single run; leave it out")
     with named_run(options.run_name, PROG_RESUME, env=options.env) as run:
         config = apply_changes(run.config, changes)
         check_one_policy(run)
         run.lock()
         run.change_config(config)
         run.check_versions()
+        if reason := why_not_alone(run):
+            warnings.warn(f"{reason}: {NOT_BIT_IDENTICAL}", NotExactWarning, stacklevel=2)
         return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
 
 
@@ -116,6 +137,77 @@ def run_ship(arguments: Sequence[str]) -> int:
         return FAILED if left else OK
 
 
+def train_several(config: TrainingConfig, options: TrainOptions) -> int:
+    """Train several seeds, new ones or those of the bundle that --run.name names."""
+    from inchworm.train.seeds import choose_seeds, plan_seeds
+
+    assert options.seeds is not None
+    if options.profile:
+        raise UsageError("--profile is for a single run; leave out --seeds")
+    seeds = choose_seeds(config, options.seeds)
+    plan = plan_seeds(config.policy, config.env, config, len(seeds), jobs=options.jobs)
+    with create_bundle(config, seeds, together=plan.together, overwrite=options.overwrite) as bundle:
+        try:
+            return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
+        except USAGE_ERRORS:  # wrong use leaves nothing behind
+            bundle.discard()
+            raise
+
+
+def resume_several(changes: Changes, options: ResumeOptions) -> int:
+    """Continue the unfinished seeds of a bundle."""
+    if options.profile:
+        raise UsageError(f"--profile is for a single run, and {options.run_name} has several seeds; leave it out")
+    from inchworm.train.seeds import plan_seeds
+
+    with open_bundle(options.run_name, env=options.env) as bundle:
+        config = apply_changes(bundle.config, changes)
+        bundle.lock()
+        bundle.update(config)
+        plan = plan_seeds(config.policy, config.env, config, len(bundle.seeds), jobs=options.jobs)
+        return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
+
+
+def train_seeds_of(bundle: Bundle, terminal: Terminal, plan: SeedPlan) -> int:
+    """Train the seeds of a bundle that are not finished, and print the summary. The bundle must be locked."""
+    from inchworm.train.seeds import make_view, train_bundle
+
+    config, count = bundle.config, len(bundle.seeds)
+    first, last = bundle.seeds[0], bundle.seeds[-1]
+    seeds = f"{count} seeds ({first} to {last})" if last - first == count - 1 else f"the seeds {', '.join(map(str, bundle.seeds))}"
+    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}", markup=False)
+    terminal.print(plan.text, markup=False)
+    try:
+        raise_if_received()
+        summary = train_bundle(bundle, plan.trainer, make_view(bundle, terminal))
+    except KeyboardInterrupt:
+        terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}", markup=False)
+        raise
+    headings, rows = summary.table()
+    table = Table(*(Column(heading, justify="left" if heading == "status" else "right") for heading in headings))
+    for row in rows:
+        table.add_row(*row)
+    terminal.print(table)
+    terminal.print(f"score: {summary.score_text()}", markup=False)
+    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)", markup=False)
+    errors = make_terminal(stderr=True)
+    for score in summary.seeds:
+        for failure in score.failures:
+            errors.print(f"seed {score.seed}: an evaluation failed: {failure}", markup=False)
+        if score.status == "failed":
+            log = f"; traceback: {bundle.log_path(score.seed)}" if bundle.log_path(score.seed).exists() else ""
+            errors.print(f"inchworm: seed {score.seed} failed: {score.error}{log}", markup=False)
+    if summary.unfinished:
+        terminal.print(f"next:  inchworm resume {bundle.typed}", markup=False)
+        return FAILED
+    best = max(summary.seeds, key=lambda score: -math.inf if score.score is None else score.score)
+    run = bundle.find_run(best.seed)
+    assert run is not None
+    terminal.print(f"next:  inchworm evaluate {run.typed} --episodes 100", markup=False)
+    terminal.print(f"       inchworm resume {bundle.typed} --total-timesteps {2 * config.run.total_timesteps}", markup=False)
+    return EVALUATION_FAILED if any(score.failures for score in summary.seeds) else OK
+
+
 def open_terminal(run: Run, *, quiet: bool) -> Terminal:
     """Return the run's terminal after printing the first line on it."""
     terminal = make_terminal(quiet=quiet)
@@ -130,7 +222,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
     from inchworm.run.checkpoint import TrainingCheckpointer
-    from inchworm.train.convergence import describe_convergence, has_converged
+    from inchworm.train.convergence import describe_convergence, has_stopped
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
     from inchworm.train.resolve import resolve_choices
@@ -150,10 +242,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         state = trainer.state
         if has_checkpoint:
             trainer.load_checkpoint()
-            done = is_done(state, config.run) or has_converged(state, config.convergence)
+            done = is_done(state, config.run) or has_stopped(state, config.convergence)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
-                if has_converged(state, config.convergence):
+                if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
                 return OK
@@ -206,7 +298,7 @@ def _longer(run: Run, state: TrainingState) -> str:
 
     names = {"total_timesteps": "--total-timesteps", "max_iterations": "--run.max-iterations", "max_episodes": "--run.max-episodes"}
     flags = [f"{names[limit]} {2 * done}" for limit, done in reached_limits(state, run.config.run).items()]
-    if "converged" in state.convergence:
+    if run.config.convergence.stop and "converged" in state.convergence:
         flags.append("--convergence.target null")
     flags = flags or [f"--total-timesteps {2 * run.config.run.total_timesteps}"]
     return f"inchworm resume {run.typed} {' '.join(flags)}"

@@ -190,7 +190,7 @@ class RolloutCollector:
         # `0 in np.isfinite(x).tobytes()` is `not np.isfinite(x).all()` in half the time: some byte of the answer is 0.
         if 0 in np.isfinite(step.rewards).tobytes():
             lane = _first_bad(step.rewards)
-            raise _bad_number("reward", lane, int(self._lengths[lane]) + moved, step.rewards[lane])
+            raise bad_number("reward", lane, int(self._lengths[lane]) + moved, step.rewards[lane])
         if type(step.global_state) is not tuple or step.global_state:
             self._check_global_state(step)
         for path in self._float_paths:
@@ -198,12 +198,12 @@ class RolloutCollector:
                 values = leaf(ended.final_observation, path)
                 if 0 in np.isfinite(values).tobytes():
                     number = int(self._lengths[ended.lane]) + moved
-                    raise _bad_number(f"final observation {path_name(path)!r}", ended.lane, number, values)
+                    raise bad_number(f"final observation {path_name(path)!r}", ended.lane, number, values)
             values = leaf(step.observations, path) if path else step.observations
             if 0 in np.isfinite(values).tobytes():
                 lane = _first_bad(values)
                 number = 0 if step.episode_starts[lane] else int(self._lengths[lane]) + moved
-                raise _bad_number(f"observation {path_name(path)!r}", lane, number, values[lane])
+                raise bad_number(f"observation {path_name(path)!r}", lane, number, values[lane])
 
     def _check_global_state(self, step: EnvStep) -> None:
         """The same check of what a central critic will see, also before a reset."""
@@ -211,11 +211,11 @@ class RolloutCollector:
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 copy = _first_bad(values)
                 lane = copy * self._lanes_per_copy
-                raise _bad_number("global state", lane, int(self._lengths[lane]), values[copy])
+                raise bad_number("global state", lane, int(self._lengths[lane]), values[copy])
         for ended in step.ended[:: self._lanes_per_copy]:
             for values in map(np.asarray, tree_leaves(ended.final_global_state)):
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    raise _bad_number("final global state", ended.lane, int(self._lengths[ended.lane]), values)
+                    raise bad_number("final global state", ended.lane, int(self._lengths[ended.lane]), values)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Act with these weights from the next `collect` on, until a policy that is followed changes."""
@@ -246,6 +246,11 @@ class RolloutCollector:
             raise ConfigError(
                 f"the state is of {len(state['vector_env'])} alternating groups of environments (collect.groups), which were removed; "
                 "resume it with the version that wrote it, or start a new run from its policy file"
+            )
+        if "scan" in state:
+            raise ConfigError(
+                "the state is of environments that were stepped inside a compiled program (run.backend=jax); resume it with the settings "
+                "that it was saved with, or start a new run from its policy (run.init_from)"
             )
         self._reset_episode_state()
         self._stream = restore_stream(state["stream"])
@@ -281,7 +286,8 @@ def _first_bad(values: np.ndarray) -> int:
     return int(np.argwhere(~np.isfinite(values))[0, 0])
 
 
-def _bad_number(what: str, lane: int, step: int, value: Any) -> BadNumberError:
+def bad_number(what: str, lane: int, step: int, value: Any) -> BadNumberError:
+    """The error about a number of the environment that is not finite."""
     number = np.array2string(np.asarray(value), threshold=20)
     return BadNumberError(
         f"the {what} of lane {lane} is not finite at step {step} of its episode: {number}; "

@@ -265,7 +265,7 @@ class OpponentVectorEnv:
             raise ConfigError(
                 f"{type(opponent).__name__} is not an opponent: it needs initial_state and act (an Actor), or draw, actor and record"
             )
-        self.turn_based = inner.turn_based
+        self.turn_based, self.resets_itself = inner.turn_based, inner.resets_itself
         how: dict[str, Any] = {"deterministic": deterministic, "turn_based": inner.turn_based}
         self._opponents = Opponents(self.opponent, both, theirs, seed=seed, first_copy=first_copy, **how)
         self._saved_source = self.opponent if isinstance(self.opponent, Stateful) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import ConvergenceConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ _NORMALIZED = PolicyConfig(normalize_observations=True)
 """Used with `scale_rewards` instead of `normalize_values`: see docs/decisions/0021."""
 
 
+def _reported(target: float | None, episodes: int) -> ConvergenceConfig:
+    """The target of a preset, the mean return at which Gymnasium calls the environment solved: reported, but it ends no run."""
+    return ConvergenceConfig() if target is None else ConvergenceConfig(target=target, window=episodes, stop=False)
+
+
 def _tuned(
     env_id: str,
     score: str,
@@ -90,6 +95,7 @@ def _tuned(
     run: RunConfig,
     policy: PolicyConfig | None = None,
     episodes: tuple[int, int] = (20, 100),
+    target: float | None = None,
     **ppo: Any,
 ) -> Preset:
     """A preset with the settings that most environments share; it is evaluated whenever it is saved."""
@@ -98,6 +104,7 @@ def _tuned(
         policy=policy or PolicyConfig(),
         ppo=PPOConfig(vf_coef=1.0, minibatch_size=64, normalize_advantages="minibatch", **ppo),
         evaluation=EvalConfig(interval=run.checkpoint_interval, episodes=episodes[0], final_episodes=episodes[1]),
+        convergence=_reported(target, episodes[0]),
         run=run,
     )
     return Preset(config, score)
@@ -113,8 +120,8 @@ def _mujoco(env_id: str, score: str) -> Preset:
 
 def _lunar_lander(env_id: str, score: str) -> Preset:
     return _tuned(
-        env_id, score, num_envs=16, learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, update_epochs=4, rollout_steps=1024,
-        run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
+        env_id, score, num_envs=16, target=200.0, learning_rate=3e-4, gamma=0.999, gae_lambda=0.98, ent_coef=0.01, update_epochs=4,
+        rollout_steps=1024, run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=5),
     )  # fmt: skip
 
 
@@ -124,17 +131,18 @@ _ALL = (
             env=EnvConfig(id="CartPole-v1", num_envs=8),
             ppo=_CARTPOLE,
             evaluation=EvalConfig(interval=50, episodes=20),
+            convergence=_reported(475.0, 20),
             run=RunConfig(total_timesteps=59_904),  # 117 whole iterations within 60,000
         ),
         score="500.0 after 59,904 steps, seeds 0 to 4",
     ),
     _tuned(
-        "Acrobot-v1", "", num_envs=16, policy=_NORMALIZED, scale_rewards=True,
+        "Acrobot-v1", "", num_envs=16, target=-100.0, policy=_NORMALIZED, scale_rewards=True,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.94, ent_coef=0.0, update_epochs=4, rollout_steps=256,
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=50),
     ),
     _tuned(
-        "MountainCar-v0", "", num_envs=16, policy=_NORMALIZED, scale_rewards=True,
+        "MountainCar-v0", "", num_envs=16, target=-110.0, policy=_NORMALIZED, scale_rewards=True,
         learning_rate=3e-4, gamma=0.99, gae_lambda=0.98, ent_coef=0.0, update_epochs=4, rollout_steps=16,
         run=RunConfig(total_timesteps=1_000_000, checkpoint_interval=200, log_interval=10),
     ),

@@ -39,7 +39,11 @@ else:
     Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
-BACKENDS = {"numpy": "inchworm.backends.numpy.backend", "torch": "inchworm.backends.torch.backend"}
+BACKENDS = {
+    "numpy": "inchworm.backends.numpy.backend",
+    "torch": "inchworm.backends.torch.backend",
+    "jax": "inchworm.backends.jax.backend",
+}
 """The backends that `run.backend` accepts, with their modules; `inchworm.backends.registry.register_backend` adds others."""
 
 
@@ -83,7 +87,8 @@ class EnvConfig(ConfigBase):
     frame_stack: Annotated[Integer, Field(ge=1, le=1_000)] = 1
     """Number of latest observations stacked along a new first axis."""
     native: bool = True
-    """Use the environment's vectorised implementation where one exists that gives bit-identical results."""
+    """Use the environment's vectorised implementation where one exists that gives bit-identical results; with run.backend=jax its
+    JAX-native one, which has the same dynamics, rounded to float32, and draws other initial states."""
 
     def __post_init__(self) -> None:
         check_plain(self.kwargs, "env.kwargs")
@@ -173,7 +178,8 @@ class PolicyConfig(ConfigBase):
     """The network and its normalisers."""
 
     kind: Literal["mlp", "cnn", "lstm", "gru"] = "mlp"
-    """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images."""
+    """mlp flattens observations; cnn passes images through convolutions first; lstm and gru have memory, and convolutions for images
+    that are large enough for them."""
     hidden_sizes: Sizes = (64, 64)
     """Widths of the hidden layers of actor and critic."""
     activation: Activation = "tanh"
@@ -361,16 +367,24 @@ class EvalConfig(ConfigBase):
 
 @config_class("convergence.")
 class ConvergenceConfig(ConfigBase):
-    """When a run counts as converged and stops, before its other limits."""
+    """When a run counts as converged, and whether it then stops, before its other limits."""
 
     target: float | None = None
-    """Mean return to reach; null never stops a run early."""
+    """Mean return to reach; null has none."""
     window: Count = 100
     """Number of latest episodes whose mean return is compared with the target; before there are as many, nothing is compared."""
     patience: Count = 1
     """Checks in a row that must be at the target; one below it starts the count again."""
     returns: Literal["evaluation", "training"] = "evaluation"
     """Which episodes: those of evaluations, checked after each, or those of training, checked after each iteration in which one ended."""
+    stop: bool = True
+    """Whether a run that has converged stops; else it continues and only reports when it converged, as presets with a target do. On the
+    command line, --convergence.target alone also turns this on."""
+
+    @property
+    def stops(self) -> bool:
+        """Whether there is a target that ends the run."""
+        return self.target is not None and self.stop
 
 
 def _known_backend(name: Any) -> Any:
@@ -544,7 +558,7 @@ class TrainingConfig(ConfigBase):
             raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
         if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
             raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
-        if self.convergence.target is not None and self.convergence.returns == "evaluation" and not self.evaluation.interval:
+        if self.convergence.stops and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
                 "training; set evaluation.interval, or convergence.returns=training"

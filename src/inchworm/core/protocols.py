@@ -95,6 +95,8 @@ class VectorEnv(Protocol):
     """Whether an agent may leave or join while its copy's episode continues; by default where a copy has several lanes."""
     turn_based: bool = False
     """Whether the agents of a copy move one after another; a lane is then valid when it is its agent's turn."""
+    resets_itself: bool = False
+    """Whether it begins the next episode by itself where one ended, so that no single copy can be reset from outside."""
     agents: tuple[str, ...] = ()
     """The names of a copy's agents, in the order of its lanes; agent_0, agent_1, … by default."""
     agent_spaces: tuple[AgentSpaces, ...] = ()
@@ -265,6 +267,7 @@ def complete_vector_env(env: Any) -> VectorEnv:
         "global_state_space": None,
         "agents_leave": lanes_per_copy > 1,
         "turn_based": False,
+        "resets_itself": False,
         "agents": default_agents(lanes_per_copy),
         "agent_spaces": (),
         "inexact": () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,6 +34,24 @@ class Activity:
     """"collecting", "learning" or "evaluating"; empty between them."""
     share: float | None = None
     """How much of the phase is done, 0 to 1; None if that is not known."""
+
+
+class SeedEvent(NamedTuple):
+    """What the training of one of several seeds reports."""
+
+    seed: int
+    kind: Literal["progress", "done", "failed"]
+    """`progress` any number of times, then once `done` or `failed`."""
+    env_steps: int | None = None
+    """Env steps since the start of its run; None if not known."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """The latest of `mean_return`, `evaluation/mean_return` and `evaluation/win_rate`."""
+    text: str = ""
+    """Why it failed, or, of one that is done, why it ended (see `History.stop_reason`)."""
+    wrong_use: bool = False
+    """Whether it failed because of what was asked for, so that other seeds would, too."""
+    failures: Sequence[str] = ()
+    """Errors outside of the training itself, such as a crashed evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +119,20 @@ class EpisodeRecord:
     lane: int
     seed: int
     info: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One of several iterations that were computed in one call."""
+
+    metrics: Mapping[str, float]
+    """Of its update."""
+    env_steps: int
+    """Of the run, after it."""
+    episodes: int
+    """Of the run, after it."""
+    records: Sequence[EpisodeRecord]
+    """The last of the episodes that ended in it: at least as many as running means are taken over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy, team_copy
 from inchworm.env.make import call_factory, complete_env, make_env, named_factory
 from inchworm.env.pettingzoo_copy import TeamCopy, has_state, is_team_env
+from inchworm.env.registry import is_vector_only
 from inchworm.env.restore import Env, wrapper_chain
-from inchworm.env.source import env_source, is_vector_env
+from inchworm.env.source import env_source, is_vector_env, make_vector_env
 from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import RESET_KEYWORDS, CastWarning, make_split
@@ -45,6 +46,9 @@ def takes_seed_and_options(env: Any, found: Findings) -> bool:
         pass
     return True
 
+
+_LANES = 4
+"""Copies of an environment that is made as one vector env only."""
 
 _SHOWN = ("observations", "rewards", "terminated", "truncated", "valid", "joined", "global_state")
 """What a step shows, and must show again."""
@@ -118,6 +122,8 @@ def check_env(env: EnvConfig | str | Env | Callable[[], Env] | GymVectorEnv | Ve
 
 def make_checked(config: EnvConfig) -> Any:
     """What `check_env` checks for a config: its environment, or the vector env that its factory returns."""
+    if is_vector_only(config.id):
+        return make_vector_env(config.replace(num_envs=_LANES))
     factory = named_factory(config)
     if factory is None:
         return make_env(config)
@@ -135,7 +141,7 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
     try:
         if is_vector_env(first):
             check_vector_env(env_source(first).given, steps, seed, found)
-            if env is not first:
+            if env is not first and not source.is_config:
                 found.note("training takes a factory of one environment; to train with this vector env, give it to PPOTrainer itself")
         elif takes_seed_and_options(first, found):
             copy = found.attempt("reading its spaces and its first reset", lambda: _copy_with_state(first, steps, seed, found))

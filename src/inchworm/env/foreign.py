@@ -119,6 +119,7 @@ class BatchedVectorEnv(LaneVectorEnv):
 
     def __init__(self, world: BatchedWorld, **options: Any) -> None:
         super().__init__(BatchedEngine(world), takes_seeds=world.takes_seeds, inexact=world.inexact, **options)
+        self.resets_itself = world.resets_itself
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore every copy; of an earlier format without seeds only the episode counts and the options remain."""

@@ -18,7 +18,7 @@ from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close
 from inchworm.env import atari
 from inchworm.env.packages import package_hint
 from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
-from inchworm.env.registry import find_world
+from inchworm.env.registry import find_world, is_vector_only
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
 from inchworm.env.values import brief
 
@@ -62,6 +62,8 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
 
 def make_env(config: EnvConfig) -> Env:
     """One environment as `config` describes it: the world, its time limit, then the config's wrappers."""
+    if is_vector_only(config.id):
+        raise EnvError(f"the copies of env.id={config.id!r} are made and stepped all together; use make_vector_env, with env.num_workers=0")
     factory = named_factory(config)
     if factory is not None:
         return make_from(factory, config)

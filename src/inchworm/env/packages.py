@@ -57,13 +57,22 @@ PACKAGES = (
     Package(r"gym_pusht/", "gym_pusht", "gym-pusht"),
     Package(r"(procgen_gym/)?procgen-(?P<game>\w+)", "procgen_gym", "procgen-gym", "{module}:procgen_gym/procgen-{game}-v0"),
     Package(r"(?P<game>simple(_\w+)?_v\d+)$", "mpe2", "mpe2", "{module}.{game}:parallel_env"),
+    Package(r"mpe2\.", "mpe2", "mpe2", "{id}:parallel_env"),
+    Package(r"pettingzoo\.classic\.", "pettingzoo", '"inchworm[marl]"', "{id}:env"),
+    Package(r"pettingzoo\.", "pettingzoo", '"inchworm[marl]"', "{id}:parallel_env"),
 )
 """In the order in which they are tried."""
 
 
 def package_hint(id: str) -> str | None:
-    """What to type to get the environment of an id, if a well-known package has it; `package:Id` is asked about as `Id`."""
-    name = id.rpartition(":")[2]
+    """What to type to get the environment of an id, if a well-known package has it; `package:Id` is asked about as `Id`.
+
+    A module without what to make in it gets that; one that has it is only answered with what to install.
+    """
+    module, _, name = id.rpartition(":")
+    if name in ("parallel_env", "env", "raw_env"):
+        install = next((one.install for one in PACKAGES if one.module == module.partition(".")[0]), None)
+        return None if install is None or importlib.util.find_spec(module.partition(".")[0]) else f"type: pip install {install}"
     for package in PACKAGES:
         found = re.match(package.ids, name)
         if found is not None:

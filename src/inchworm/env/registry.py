@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inchworm.config.sections import EnvConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, EnvError
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.core.protocols import Actor, VectorEnv
 
 if TYPE_CHECKING:
@@ -48,11 +48,40 @@ _WORLDS = {
 }
 """Id -> `package.module:NAME` of its `World`."""
 
+_VECTOR_PREFIXES = {"gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")}
+"""Prefix of ids whose copies are always made and stepped as one vector env -> what makes it from an `EnvConfig`, the package that it needs,
+and the extra that installs it."""
+
 
 def register_world(id: str, path: str) -> None:
     """Add a world under its id; `path` is the `package.module:NAME` of its `World`, which is imported when it is first needed."""
     if _WORLDS.setdefault(id, path) != path:
         raise EnvError(f"the world {id} is registered already, as {_WORLDS[id]}")
+
+
+def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
+    """What makes all copies of an id with a known prefix as one vector env: `make(config, *, global_state, seed, …)`; else None."""
+    for prefix, (path, package, extra) in _VECTOR_PREFIXES.items():
+        if id.startswith(prefix):
+            module, _, name = path.partition(":")
+            try:
+                make: Callable[..., VectorEnv] = getattr(importlib.import_module(module), name)
+            except ModuleNotFoundError as error:
+                if error.name != package:
+                    raise
+                raise MissingExtraError(f'{id} needs {package}, which is not installed; type: pip install "inchworm[{extra}]"') from error
+            return make
+    return None
+
+
+def is_vector_only(id: str) -> bool:
+    """Whether the copies of an id can only be made all together, as one vector env, by the package that its prefix names."""
+    return id.startswith(("envpool:", *_VECTOR_PREFIXES))
+
+
+def names_code(id: str) -> bool:
+    """Whether an id names code to import, `package.module:make_env`; a prefix such as `envpool:` names a known package."""
+    return ":" in id and not is_vector_only(id)
 
 
 def find_world(id: str) -> World | None:

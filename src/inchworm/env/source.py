@@ -20,7 +20,7 @@ from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_e
 from inchworm.env.local import LocalCopies
 from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
-from inchworm.env.registry import vectorised
+from inchworm.env.registry import vector_maker, vectorised
 from inchworm.env.restore import Env
 from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
 from inchworm.env.vector_env import LaneVectorEnv
@@ -162,7 +162,7 @@ def make_vector_env(
     also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
     `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
     `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
-    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies.
+    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies, `gymnax:Name` JAX.
     """
     source = env_source(env)
     given: Any = source.given
@@ -191,6 +191,9 @@ def make_vector_env(
         if global_state:
             raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
         return make_envpool(config, seed=seed, first_copy=first_copy)
+    make_together = vector_maker(config.id) if source.is_config else None
+    if make_together is not None:
+        return make_together(config, global_state=global_state, **options)
     if config.num_workers != "auto" and config.num_workers > 0:
         workers = {name: getattr(config, name) for name in ("help_workers", "worker_timeout", "worker_restarts")}
         make = config if source.is_config else given

@@ -96,6 +96,9 @@ class LaneVectorEnv:
 
     needs_trial = True
     """Whether a run tries at its start if the environment can be restored exactly."""
+    resets_itself = False
+    is_borrowed = False
+    """Whether closing leaves open what steps the copies, because it belongs to the caller."""
 
     def __init__(
         self,
@@ -326,7 +329,8 @@ class LaneVectorEnv:
         """Release everything, in bounded time; safe to call twice."""
         if self._phase != _CLOSED:
             self._phase = _CLOSED
-            self._engine.close()
+            if not self.is_borrowed:
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self

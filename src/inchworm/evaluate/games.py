@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.config.sections import EnvConfig, WrapperConfig
-from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.errors import BadNumberError, ConfigError, EnvError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.env.registry import vectorised
@@ -99,7 +99,13 @@ def play_games(
         if progress is not None:
             progress(finished)
         again = [copy for copy in ended if playing[copy] < total]
-        if again:
+        if env.resets_itself:  # the next episode has begun, unless this one was cut off here
+            if any(capped[playing[copy] - copies] for copy in again):
+                raise EnvError(
+                    f"an evaluation episode was cut off after {max_episode_steps:,} steps, and this vector env begins episodes only by "
+                    "itself; set a larger max_episode_steps, or give an id or a factory, of which copies are made here"
+                )
+        elif again:
             step = env.reset([seeds[playing[copy]] for copy in again], again)
     names = {name for info in infos for name in info}
     for episode in np.flatnonzero(capped).tolist():
@@ -125,10 +131,14 @@ def mean_info(infos: Sequence[Mapping[str, float]]) -> Mapping[str, float]:
 
 
 def make_world(env: Any, num_envs: int, seed: int) -> VectorEnv:
-    """Make `num_envs` copies of anything that `make_vector_env` accepts; an instance is used as the only copy and not closed."""
+    """Make `num_envs` copies of anything that `make_vector_env` accepts; an instance is used as it is and not closed."""
     source = env_source(env)
     if source.is_instance:
         return _BorrowedVectorEnv(lambda: source.given, 1, seed=seed)
+    if source.kind in ("gymnasium.vector", "stable_baselines3"):
+        adapted: Any = make_vector_env(source, seed=seed)
+        adapted.is_borrowed = True
+        return adapted  # type: ignore[no-any-return]
     if not source.is_config:
         return make_vector_env(source, num_envs, seed=seed)
     config = EnvConfig(id=source.given) if source.kind == "id" else source.given

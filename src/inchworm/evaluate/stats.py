@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
@@ -68,6 +69,40 @@ def wilson_interval95(rate: float, count: int) -> tuple[float, float]:
     middle = (rate + share / 2) / (1 + share)
     half = _Z / (1 + share) * math.sqrt(rate * (1 - rate) / count + share / (4 * count))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+RESAMPLES = 10_000
+"""Bootstrap samples of an interval."""
+
+
+def interquartile_mean(values: ArrayLike) -> float:
+    """Return the mean of the middle half of some scores: as robust as a median, with less variance (Agarwal et al. 2021).
+
+    A quarter is cut from each end, rounded down: three scores or fewer are averaged whole.
+    """
+    ordered = np.sort(np.asarray(values, np.float64))
+    if not ordered.size:
+        raise ValueError("an interquartile mean needs 1 value or more")
+    return float(_middle(ordered).mean())
+
+
+def bootstrap_interval95(values: ArrayLike) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the interquartile mean over resampled scores; NaN for a single one.
+
+    It is always the same for the same scores.
+    """
+    scores = np.asarray(values, np.float64)
+    if len(scores) < 2:
+        return math.nan, math.nan
+    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
+    low, high = np.quantile(_middle(np.sort(drawn, axis=1)).mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _middle(ordered: np.ndarray) -> np.ndarray:
+    """The middle half of sorted values along the last axis."""
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut]
 
 
 _SUCCESS = ("is_success", "success")

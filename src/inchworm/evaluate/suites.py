@@ -25,6 +25,7 @@ from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, SpaceE
 from inchworm.core.protocols import Actor
 from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
+from inchworm.env.registry import names_code
 from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
 from inchworm.evaluate.matches import check_made_for, even_copies, make_player, play_match
 from inchworm.evaluate.stats import EvalStats
@@ -176,7 +177,7 @@ def load_suites(path: str | Path, *, env: str | None = None) -> dict[str, tuple[
     for group, simulations in suites.items():
         for simulation in simulations:
             name = simulation.env.id
-            if ":" in name and not name.startswith("envpool:") and name != env:
+            if names_code(name) and name != env:
                 raise ConfigError(
                     f"{path}: suite {group} imports code ({name}); for safety, config files cannot import code; "
                     f"add --env {shlex.quote(name)}"

@@ -6,6 +6,7 @@ cannot diverge.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -220,14 +221,14 @@ class ObservationLayout:
         return keep
 
 
-def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout:
-    """The layout of an observation space without its action mask."""
+def observation_layout(space: Space, *, convolutions: bool, smallest: int = 1) -> ObservationLayout:
+    """The layout of an observation space without its action mask; images with a side below `smallest` are not convolved."""
     check_observation_space(space)
     seen, mask = split_mask(space)
     parts: list[ObservationPart] = []
     offset = 0
     for path, leaf_space in leaves(seen):
-        part = _observation_part(path, leaf_space, offset, convolutions)
+        part = _observation_part(path, leaf_space, offset, convolutions and _is_image(leaf_space, smallest))
         parts.append(part)
         offset += part.size
     if convolutions and not any(part.kind == "image" for part in parts):
@@ -235,17 +236,40 @@ def observation_layout(space: Space, *, convolutions: bool) -> ObservationLayout
     return ObservationLayout(tuple(parts), mask is not None)
 
 
-def has_image(space: Space) -> bool:
-    """Whether a space has an image: a Box of rank 3."""
-    return any(isinstance(part, spaces.Box) and len(leaf_shape(part)) == 3 for _, part in leaves(split_mask(space)[0]))
+def has_image(space: Space, smallest: int = 1) -> bool:
+    """Whether a space has an image, a Box of rank 3, of at least this height and width."""
+    return any(_is_image(part, smallest) for _, part in leaves(split_mask(space)[0]))
 
 
-def _observation_part(path: Path, space: Space, offset: int, convolutions: bool) -> ObservationPart:
+def _is_image(space: Space, smallest: int) -> bool:
+    shape = leaf_shape(space)
+    return isinstance(space, spaces.Box) and len(shape) == 3 and min(height_and_width(shape)) >= smallest
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Whether an image's channels are its first axis: the smaller of first and last axis (4x84x84), else they are last (96x96x3)."""
+    return shape[0] <= shape[2]
+
+
+def height_and_width(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The sides of an image."""
+    return shape[1:] if channels_first(shape) else shape[:2]  # type: ignore[return-value]
+
+
+def smallest_image(filters: Sequence[Sequence[int]]) -> int:
+    """The side of the smallest image that convolutions (filters, kernel, stride) can read: one value is left at the end."""
+    side = 1
+    for _, kernel, stride in reversed(filters):
+        side = (side - 1) * stride + kernel
+    return side
+
+
+def _observation_part(path: Path, space: Space, offset: int, convolved: bool) -> ObservationPart:
     shape = leaf_shape(space)
     size = int(np.prod(shape))
     if isinstance(space, spaces.Box):
         scale = 1 / 255 if leaf_dtype(space) == np.uint8 and np.all(space.low == 0) and np.all(space.high == 255) else 1.0
-        if convolutions and len(shape) == 3:
+        if convolved:
             return ObservationPart(path=path, kind="image", shape=shape, size=0, offset=offset, scale=scale)
         return ObservationPart(path=path, kind="box", shape=shape, size=size, offset=offset, scale=scale)
     if isinstance(space, spaces.MultiBinary):

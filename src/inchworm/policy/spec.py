@@ -36,9 +36,12 @@ from inchworm.policy.layout import (
     ObservationLayout,
     ObservationPart,
     action_layout,
+    channels_first,
     check_mask_space,
     has_image,
+    height_and_width,
     observation_layout,
+    smallest_image,
 )
 
 LOG_STD = "log_std"
@@ -49,6 +52,8 @@ NO_GLOBAL_STATE = (
     "policy.central_critic needs a global state, and there is none; collect from a vector env that was made with global_state=True"
 )
 
+SMALL_FILTERS = (((16, 3, 1), (32, 3, 1)), ((16, 2, 1),))
+"""What to use for images that are too small for `policy.cnn_filters`."""
 _MAX_LAYERS, _MOST_LANES = 1_000, 10_000  # that a description may ask for
 
 
@@ -78,10 +83,11 @@ class PolicySpec:
     @cached_property
     def observations(self) -> ObservationLayout:
         """How an observation becomes the network's input."""
-        remembers = self.config.kind in MEMORY_KINDS
-        return observation_layout(
-            self.observation_space, convolutions=self.config.kind == "cnn" or (remembers and has_image(self.observation_space))
-        )
+        if self.config.kind not in MEMORY_KINDS:
+            return observation_layout(self.observation_space, convolutions=self.config.kind == "cnn")
+        # Convolutions were not asked for: an image that is too small for them, such as a board, is flattened as for an MLP.
+        smallest = smallest_image(self.config.cnn_filters)
+        return observation_layout(self.observation_space, convolutions=has_image(self.observation_space, smallest), smallest=smallest)
 
     @cached_property
     def global_state(self) -> ObservationLayout | None:
@@ -214,21 +220,15 @@ def _dense(name: str, width: int, sizes: Sequence[int]) -> dict[str, tuple[int, 
     return shapes
 
 
-def channels_first(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its first axis: the smaller of first and last axis (4x84x84), else they are last (96x96x3)."""
-    return shape[0] <= shape[2]
-
-
 def _convolutions(name: str, shape: tuple[int, ...], config: PolicyConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
-    channels, height, width = shape if channels_first(shape) else (shape[2], shape[0], shape[1])
+    channels, (height, width) = shape[0] if channels_first(shape) else shape[2], height_and_width(shape)
+    if min(height, width) < (least := smallest_image(config.cnn_filters)):
+        small = [filters for filters in SMALL_FILTERS if smallest_image(filters) <= min(height, width)]
+        use = f"use policy.cnn_filters={[list(one) for one in small[0]]} or policy.kind=mlp" if small else "use policy.kind=mlp"
+        raise SpaceError(f"the image {shape} is too small for policy.cnn_filters, which need {least}x{least} or more; {use}")
     for index, (filters, kernel, stride) in enumerate(config.cnn_filters):
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        if height < 1 or width < 1:
-            raise SpaceError(
-                f"the image {shape} is too small for policy.cnn_filters={config.cnn_filters}: nothing is left after layer {index}; "
-                "use smaller kernels and strides, such as ((16, 3, 1), (32, 3, 1))"
-            )
         shapes |= {f"{name}.{index}.weight": (filters, channels, kernel, kernel), f"{name}.{index}.bias": (filters,)}
         channels = filters
     flat = channels * height * width

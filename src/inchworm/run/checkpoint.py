@@ -67,6 +67,8 @@ class ManifestNote:
     """The best evaluation score of the run, if this iteration reached it."""
     scored: bool = False
     """Whether the final evaluation was taken after this iteration."""
+    converged: Mapping[str, Any] | None = None
+    """The iteration, env steps and mean return at which the run converged; None if it has not."""
     rows: Mapping[str, int] | None = None
     """The number of rows in each metrics file when the checkpoint was taken."""
     threads: int | None = None
@@ -81,6 +83,7 @@ class ManifestNote:
             "best": self.score is not None,
             "score": self.score if self.score is not None and math.isfinite(self.score) else None,
             "scored": self.scored,
+            "converged": None if self.converged is None else dict(self.converged),
             "rows": None if self.rows is None else dict(self.rows),
             "threads": self.threads,
             "cpu_capability": self.cpu_capability,

@@ -31,8 +31,11 @@ import numpy as np
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, close_names
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
+from inchworm.env.registry import names_code
 
 CONFIG = "config.yaml"
+BUNDLE = "bundle.yaml"
+"""In a directory with the runs of several seeds: see `run/bundle.py`."""
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 BEST_POLICY = "best_policy.safetensors"
@@ -46,7 +49,7 @@ FREE_FIELDS = frozenset({
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
     "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
     "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
-    "convergence.window", "convergence.patience", "convergence.returns", "run.notes", "tracking",
+    "convergence.window", "convergence.patience", "convergence.returns", "convergence.stop", "run.notes", "tracking",
     "evaluation.seeds", "evaluation.save_replay",
 })  # fmt: skip
 """Fields and sections that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its
@@ -133,7 +136,7 @@ class Run:
     def typed(self) -> str:
         """The run as it is typed after a command, quoted for a shell, with the environment if that is code to import."""
         words = [self.name if self.path.parent.name == "runs" else str(self.path)]
-        return shlex.join([*words, "--env", self.config.env.id] if ":" in self.config.env.id else words)
+        return shlex.join([*words, "--env", self.config.env.id] if names_code(self.config.env.id) else words)
 
     @property
     def checkpoints(self) -> Path:
@@ -215,14 +218,7 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
 
     With `overwrite` an existing run is deleted first.
     """
-    directory, name = Path(config.run.directory), config.run.name
-    try:
-        make_directory(directory)
-        path = directory / name if name is not None else _make_unique(directory, config.env.id)
-        path.mkdir(exist_ok=True)
-        sync_directory(directory)
-    except OSError as error:
-        raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
+    path = make_run_directory(config)
     run = Run(path, config, continued=(path / CONFIG).exists())
     run.lock()
     try:
@@ -234,6 +230,8 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
             run.check_versions()
         else:
             others = sorted(entry.name for entry in path.iterdir() if entry.name not in (LOCK, VERSIONS))
+            if BUNDLE in others:
+                raise ConfigError(f"{path} holds the runs of several seeds; add --seeds N to continue them, or use another run.name")
             if others:
                 raise ConfigError(f"{path} is not a run (it has no {CONFIG}) but holds {', '.join(others[:3])}; use another run.name")
             write_versions(path)
@@ -242,6 +240,19 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
         run.close()
         raise
     return run
+
+
+def make_run_directory(config: TrainingConfig) -> Path:
+    """Make the directory that a config names, unless it exists, or a new one if it names none."""
+    directory, name = Path(config.run.directory), config.run.name
+    try:
+        make_directory(directory)
+        path = directory / name if name is not None else _make_unique(directory, config.env.id)
+        path.mkdir(exist_ok=True)
+        sync_directory(directory)
+    except OSError as error:
+        raise ConfigError(f"cannot make a run in run.directory={config.run.directory}: {error}") from error
+    return path
 
 
 def _make_unique(directory: Path, env_id: str) -> Path:
@@ -264,6 +275,8 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
     for path in (Path(path_or_name), Path(directory) / path_or_name):
         if (path / CONFIG).is_file():
             return Run(path, load_config(path / CONFIG, env=env), continued=True)
+        if (path / BUNDLE).is_file():
+            raise ConfigError(f"{path} holds the runs of several seeds; name one of them, such as {shlex.quote(f'{path_or_name}/seed-0')}")
     names = sorted(entry.parent.name for entry in Path(directory).glob(f"*/{CONFIG}"))
     if not names:
         raise ConfigError(f"there is no run {path_or_name}, and none in {directory}; inchworm train ENV makes one{hint}")
@@ -278,13 +291,17 @@ def load_config(path: str | Path, *, env: str | None = None, allow: str = "--env
     `allow` is what the error message suggests to type.
     """
     config = TrainingConfig.from_yaml(path)
-    names_code = ":" in config.env.id and not config.env.id.startswith("envpool:")  # that prefix names a known package
-    if names_code and env != config.env.id:
+    refuse_code(config, path, env, allow)
+    return config
+
+
+def refuse_code(config: TrainingConfig, path: str | Path, env: str | None, allow: str = "--env {id}") -> None:
+    """Refuse a config from a file that names code to import, unless that is also given as `env`."""
+    if names_code(config.env.id) and env != config.env.id:
         raise ConfigError(
             f"{path} names code to import ({config.env.id}); for safety, config files cannot import code; "
             f"if you trust it, add {allow.format(id=shlex.quote(config.env.id))}"
         )
-    return config
 
 
 def check_config(path: Path, before: TrainingConfig, now: TrainingConfig) -> None:

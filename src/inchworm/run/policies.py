@@ -117,8 +117,9 @@ def is_versioned(name: str) -> bool:
 
 
 def run_of(name: str, *, env: str | None = None) -> Run | None:
-    """The run whose directory holds a policy file, which knows the environment; None if none does, or if `env` is another environment."""
-    directory = Path(name).parent
+    """The run that holds a policy file or checkpoint, which knows the environment; None if none does, or if `env` is another one."""
+    directory = Path(name).absolute().parent
+    directory = directory.parent if directory.name == CHECKPOINTS else directory
     if not (directory / CONFIG).is_file() or (env is not None and TrainingConfig.from_yaml(directory / CONFIG).env.id != env):
         return None
     return open_run(directory, env=env)

@@ -301,6 +301,7 @@ class Saver:
             exact=parts.inexact(),
             score=state.best_score if state.best_iteration == state.iteration else None,
             scored=state.scored == state.iteration,
+            converged=state.convergence.get("converged"),
             rows=parts.rows[0].counts() if parts.rows else None,
             **process_facts(parts.config().run.threads),
         )

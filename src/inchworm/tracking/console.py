@@ -164,6 +164,7 @@ class NotebookScreen:
 _EVALUATION, _WON, _CAPPED = "evaluation/mean_return", "evaluation/win_rate", "evaluation/capped_episodes"
 _DIFFERENCE = "evaluation/difference"
 _TEAM = "episode/team_return"
+_CONVERGED, _CHECKS = "convergence/converged", "convergence/checks"
 _SHOWN = {  # metric -> label
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -322,7 +323,7 @@ class ConsoleTracker:
         doing.append(Text(self._times(step), style="cyan"))
         losses = list(self._losses().items())
         rows = [_row(self._scores(curves=True).items(), "bold green"), _row(losses[:4], ""), _row(losses[4:], "")]
-        return Group(_grid(head), _grid(doing), *rows)
+        return Group(grid(head), grid(doing), *rows)
 
     def _progress(self, step: int) -> str:
         if self.total is None:
@@ -335,8 +336,8 @@ class ConsoleTracker:
 
     def _times(self, step: int) -> str:
         """The elapsed time and, if it is known, the time left."""
-        speed, elapsed = self.steps_per_second, f"{_time(self._clock() - self._began)} elapsed"
-        return elapsed if self.total is None or not speed else f"{elapsed}, {_time(max(0.0, self.total - step) / speed)} left"
+        speed, elapsed = self.steps_per_second, f"{format_time(self._clock() - self._began)} elapsed"
+        return elapsed if self.total is None or not speed else f"{elapsed}, {format_time(max(0.0, self.total - step) / speed)} left"
 
     def _scores(self, *, curves: bool = False) -> dict[str, str]:
         """Scores with their labels, and with `curves` what they were before; the win rate of evaluations stands first if there is one."""
@@ -364,6 +365,10 @@ class ConsoleTracker:
             )
         if self.best_evaluation is not None:
             scores[f"best{team}"] = f"{self.best_evaluation:.1f}"
+        if metrics.get(_CONVERGED):
+            scores["converged"] = "yes"
+        elif metrics.get(_CHECKS):
+            scores["checks at the target"] = f"{metrics[_CHECKS]:.0f}"
         return scores
 
     def _interval_of(self, name: str, form: str = ".2f") -> str:
@@ -375,16 +380,17 @@ class ConsoleTracker:
         return {label: f"{self.metrics[name]:.3g}" for name, label in _SHOWN.items() if name in self.metrics}
 
 
-def _grid(cells: Sequence[RenderableType]) -> Table:
+def grid(cells: Sequence[RenderableType]) -> Table:
     """Cells in one line. On a narrow terminal bars shrink and words stay whole."""
-    grid = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2))
     for cell in cells:
-        grid.add_column(max_width=30) if isinstance(cell, ProgressBar) else grid.add_column(no_wrap=True)
-    grid.add_row(*cells)
-    return grid
+        table.add_column(max_width=30) if isinstance(cell, ProgressBar) else table.add_column(no_wrap=True)
+    table.add_row(*cells)
+    return table
 
 
-def _time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """`1:05`, or `2:01:05` with hours."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -23,7 +23,7 @@ from inchworm.core.protocols import BaseCallback as BaseCallback  # users subcla
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
 from inchworm.tracking.metrics import StatsLogger
-from inchworm.train.loop import TrainingState, reached_limits
+from inchworm.train.loop import AHEAD, TrainingState, reached_limits, until_multiple
 from inchworm.worlds.replay import save_replay
 
 SNAPSHOT_SHARE = 0.0025
@@ -85,6 +85,12 @@ def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
     return [callback.function if isinstance(callback, FunctionCallback) else callback for callback in callbacks]
 
 
+def reads_rollouts(callback: Callback) -> bool:
+    """Whether a callback does something in `on_rollout`: it has its own, and does not tell otherwise by an attribute of this name."""
+    own = getattr(type(callback), "on_rollout", None) is not BaseCallback.on_rollout
+    return own and bool(getattr(callback, "reads_rollouts", True))
+
+
 class EvaluateCallback(BaseCallback):
     """Evaluates the policy at intervals and at the end, and calls `on_best` for every new best score.
 
@@ -115,6 +121,10 @@ class EvaluateCallback(BaseCallback):
         del metrics
         if self._config.interval and state.iteration % self._config.interval == 0:
             self._evaluate(state, self._config.episodes)
+
+    def iterations_ahead(self, state: TrainingState) -> int:
+        """The iterations until the next evaluation."""
+        return until_multiple(state.iteration, self._config.interval)
 
     def on_train_end(self, state: TrainingState) -> None:
         """Run the final evaluation, once, unless the run was interrupted."""
@@ -161,10 +171,16 @@ class CheckpointCallback(BaseCallback):
         """Save if it is due, or if the last save failed."""
         del metrics
         self._warn_on_error(self._saver.finalize, False)
+        if not state.settled:
+            return
         is_best = self._keep_best and state.best_iteration == state.iteration
         by_time = time.monotonic() - self._saved_at >= self._seconds
         if self._failed or is_best or by_time or (self._interval and state.iteration % self._interval == 0):
             self._warn_on_error(self._save_once, state)
+
+    def iterations_ahead(self, state: TrainingState) -> int:
+        """The iterations until the next save; one by time is made after the iterations that are computed together."""
+        return until_multiple(state.iteration, self._interval)
 
     def flush(self, state: TrainingState) -> None:
         """Save what has not been saved yet, before something long begins."""
@@ -216,11 +232,18 @@ class SnapshotCallback(BaseCallback):
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Keep this iteration if the last snapshot is old, or would be after another iteration like this one."""
-        del state, metrics
+        del metrics
+        if not state.settled:
+            return
         now = time.monotonic()
         if now > self._due_at or now + (now - self._iteration_at) > self._taken_at + MAX_AGE_SECONDS:
             self._take()
         self._iteration_at = time.monotonic()
+
+    def iterations_ahead(self, state: TrainingState) -> int:
+        """Any number: what is computed together is kept together."""
+        del state
+        return AHEAD
 
     def _take(self) -> None:
         began = time.monotonic()
@@ -250,6 +273,11 @@ class TrackCallback(BaseCallback):
         if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._logged_evaluations = len(state.evaluations)
             self.log_unlogged()
+
+    def iterations_ahead(self, state: TrainingState) -> int:
+        """Any number: it reads only the metrics of each."""
+        del state
+        return AHEAD
 
     def on_train_end(self, state: TrainingState) -> None:
         """Log the final evaluation, if there was one."""

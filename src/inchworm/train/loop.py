@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from inchworm.collect.collector import RECENT_EPISODES
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
-from inchworm.core.types import EpisodeRecord
-from inchworm.rollout.rollout import Rollout
+from inchworm.core.types import EpisodeRecord, Iteration
 
 
 class History(dict[str, list[float]]):
@@ -30,6 +29,8 @@ class History(dict[str, list[float]]):
         """The evaluations of the call in order, the final one last, each as `EvalStats.to_dict()` with `iteration` and `env_steps`."""
         self.stop_reason: str | None = None
         """The limit that was reached ("total_timesteps", "max_iterations", "max_episodes"), "converged", "callback" or "interrupted"."""
+        self.convergence: dict[str, Any] | None = None
+        """Whether, when and why the run has converged (see `convergence_report`); None without a `convergence.target`."""
 
     def __repr__(self) -> str:
         """One line; `dict(history)` shows the lists."""
@@ -53,6 +54,9 @@ class TrainingState:
     """"collecting" or "learning" within an iteration, else empty; a step function of your own may set it, too."""
     evaluating: bool = False
     """Whether an evaluation is running, which may be left at any time: it changes nothing of the training."""
+    settled: bool = True
+    """Whether the policy, the collector and the learner are as this iteration left them; not so while callbacks see an iteration in the
+    middle of several that were computed in one call."""
     ended: bool = False
     """Whether everything that follows the last iteration is done, too."""
     best_score: float | None = None
@@ -109,27 +113,73 @@ class TrainingComponents:
 StepFunction = Callable[[TrainingState, TrainingComponents], Mapping[str, float]]
 
 
-def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction) -> None:
-    """Iterate until the run is done. `state` is up to date whatever ends the loop."""
+class FusedStep(Protocol):
+    """Iterations in which collect and learn are one program, so that many can be computed in one call.
+
+    The call leaves the policy, the collector and the learner as the last of them does. How many there are changes no result.
+    """
+
+    def __call__(self, components: TrainingComponents, most: int) -> Sequence[Iteration]:
+        """Compute at least one and at most `most` iterations."""
+
+
+AHEAD = 1_000_000
+"""Number of iterations for callbacks that never have to see the run's parts."""
+
+
+def iterations_ahead(state: TrainingState, components: TrainingComponents) -> int:
+    """How many iterations may be computed before a limit is reached or a callback has to see the run's parts, at least 1."""
+    run, most = components.config.run, AHEAD
+    if run.max_episodes is not None:
+        return 1
+    if run.max_iterations is not None:
+        most = run.max_iterations - state.iteration
+    for callback in components.callbacks:  # one of the user's may look at anything, and stop the run
+        ahead = getattr(callback, "iterations_ahead", None)
+        most = min(most, 1 if ahead is None else ahead(state))
+    return max(1, most)
+
+
+def until_multiple(iteration: int, interval: int) -> int:
+    """The number of iterations until the next multiple of an interval; 0 as interval means never."""
+    return interval - iteration % interval if interval else AHEAD
+
+
+def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction, fused: FusedStep | None = None) -> None:
+    """Iterate until the run is done, by `fused` where it is given. `state` is up to date whatever ends the loop."""
     for callback in components.callbacks:
         callback.on_train_start(state)
     while not is_done(state, components.config.run):
         began, steps_before = time.perf_counter(), state.env_steps
-        state.metrics, state.phase = dict(step_fn(state, components)), ""
-        state.iteration += 1
-        seconds = time.perf_counter() - began
-        state.metrics |= {
-            "timing/seconds": seconds,
-            "timing/steps_per_second": (state.env_steps - steps_before) / max(seconds, 1e-9),
-        }
-        for callback in components.callbacks:
-            answer = callback.on_iteration(state, state.metrics)
-            if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
-                state.should_stop = True
-        if state.keep_history:
-            append_to_history(state)
+        warming_up = getattr(components.learner, "warming_up", False)  # a short rollout, once
+        if fused is None or warming_up:
+            metrics, state.phase = dict(step_fn(state, components)), ""
+            finish_iteration(state, components, metrics, time.perf_counter() - began, state.env_steps - steps_before)
+            continue
+        state.phase = "training"
+        iterations = fused(components, iterations_ahead(state, components))
+        state.phase = ""
+        seconds = (time.perf_counter() - began) / len(iterations)
+        for place, one in enumerate(iterations, 1):
+            steps, ended = one.env_steps - state.env_steps, one.episodes - state.episodes
+            state.env_steps, state.episodes, state.settled = one.env_steps, one.episodes, place == len(iterations)
+            state.recent.extend(one.records)
+            metrics = {**one.metrics, **episode_metrics(state), "iteration_episodes": float(ended)}
+            finish_iteration(state, components, metrics, seconds, steps)
     for callback in components.callbacks:
         callback.on_train_end(state)
+
+
+def finish_iteration(state: TrainingState, components: TrainingComponents, metrics: dict[str, float], seconds: float, steps: int) -> None:
+    """Count an iteration of `steps` env steps, show it to the callbacks, and add it to the history."""
+    state.iteration += 1
+    state.metrics = metrics | {"timing/seconds": seconds, "timing/steps_per_second": steps / max(seconds, 1e-9)}
+    for callback in components.callbacks:
+        answer = callback.on_iteration(state, state.metrics)
+        if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
+            state.should_stop = True
+    if state.keep_history:
+        append_to_history(state)
 
 
 def default_training_step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
@@ -151,7 +201,7 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     give_weights(components.policy, components.collector)
     return {
         **stats,
-        **episode_metrics(state, rollout),
+        **episode_metrics(state, rollout.episodes),
         "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,
         "timing/learn_seconds": time.perf_counter() - collected,
@@ -176,14 +226,14 @@ def reached_limits(state: TrainingState, run: RunConfig) -> dict[str, int]:
     return {name: count for name, count in done.items() if limits[name] is not None and count >= limits[name]}
 
 
-def episode_metrics(state: TrainingState, rollout: Rollout) -> dict[str, float]:
+def episode_metrics(state: TrainingState, episodes: Sequence[EpisodeRecord] = ()) -> dict[str, float]:
     """Counters, means over recent episodes, and means of the numbers in the environment's own `info`."""
     metrics = {"episodes": float(state.episodes)}
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
         metrics["mean_length"] = float(np.mean([episode.length for episode in state.recent]))
-    for name in sorted({name for episode in rollout.episodes for name in episode.info}):
-        values = [episode.info[name] for episode in rollout.episodes if name in episode.info]
+    for name in sorted({name for episode in episodes for name in episode.info}):
+        values = [episode.info[name] for episode in episodes if name in episode.info]
         metrics[f"episode/{name}"] = float(np.mean(values))
     return metrics
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.registry import is_builtin, make_policy
+from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
@@ -154,7 +154,12 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))
         reasons.append(f"run.backend={backend}, because {reason}")
-    if config.env.num_workers == "auto" and env_source(env).is_config:
+    is_native, reason = is_native_env(env, config)
+    if reason:
+        reasons.append(reason)
+    if is_native:
+        config = config.replace(env=config.env.replace(num_workers=0, help_workers=False))
+    elif config.env.num_workers == "auto" and env_source(env).is_config:
         workers = choose_num_workers(config.env)
         config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
         reasons.append(workers.reason)
@@ -166,6 +171,13 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
         config = config.replace(ppo=config.ppo.replace(compile=chosen))
         reasons.append(f"ppo.compile={chosen}, because {reason}")
     return config, reasons
+
+
+def is_native_env(env: Any, config: TrainingConfig) -> tuple[bool, str]:
+    """Whether the backend steps the environments itself, and the reason, a sentence that may be empty. A function of the config alone."""
+    if not env_source(env).is_config or config.run.backend == "auto":
+        return False, ""
+    return native_choice(config.run.backend, config.env)
 
 
 def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tuple[str, str]:
@@ -193,8 +205,10 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
         return "torch", "it derives the gradients of custom losses"
     if "muon" in (ppo.optimizer, *(own.get("optimizer") for own in overrides)):
         return "torch", "it alone has ppo.optimizer=muon"
-    if ppo.compile == "on" or run.device not in ("auto", "cpu"):
-        return "torch", f"ppo.compile={ppo.compile} and run.device={run.device} are settings of torch"
+    if ppo.compile == "on":
+        return "torch", "it alone has ppo.compile=on"
+    if run.device not in ("auto", "cpu"):
+        return "torch", f"it alone has run.device={run.device}"
     if widest >= WIDE:
         return "torch", f"layers of {widest} are as fast there, and faster with more threads or a GPU"
     return "numpy", "it is the fastest for small networks"
@@ -239,6 +253,10 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
         "worker_timeout": world.worker_timeout,
         "global_state": config.policy.central_critic,
     }
+    if is_native_env(env, config)[0]:
+        kept: dict[str, Any] = {name: options[name] for name in ("seed", "global_state")}
+        vector_env = get_backend(config.run.backend).make_native_env(world, **kept)
+        return with_opponents(vector_env, config)
     vector_env = make_vector_env(
         source.with_config(world),
         world.num_envs,
@@ -325,7 +343,8 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tup
     if isinstance(policy, Actor):
         return cast(Policy, policy)
     raise ConfigError(
-        f"{policy!r} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); or use mlp, cnn, lstm or gru"
+        f"a {type(policy).__name__} is not a policy: it needs initial_state and act (see inchworm.core.protocols.Policy); "
+        "or use mlp, cnn, lstm or gru"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
-from inchworm.backends.registry import acting_policy, learning_threads, make_learner
+from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError
@@ -42,10 +42,12 @@ from inchworm.train.callbacks import (
     TrackCallback,
     as_callback,
     interruptible,
+    reads_rollouts,
     stateful_parts,
 )
-from inchworm.train.convergence import ConvergenceCallback, describe_end, has_converged, stop_reason
+from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
+    FusedStep,
     History,
     StepFunction,
     TrainingComponents,
@@ -91,8 +93,14 @@ def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
 
 
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
-    """Create the collector of a run, and bind a pool of opponents in the environments to its policy."""
+    """Create the collector of a run, and bind a pool of opponents in the environments to its policy.
+
+    Where the policy's backend steps the environments itself, it is the backend's, which has the place of a `RolloutCollector`.
+    """
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
+    native = make_native_collector(policy, env, seed=config.run.seed, sequence_length=length)
+    if native is not None:
+        return cast(RolloutCollector, native)
     collector = RolloutCollector(env, acting_policy(policy), seed=config.run.seed, sequence_length=length, follows=policy)
     bind_pool(env, collector.policy)
     return collector
@@ -114,7 +122,8 @@ def create_training_components(
     unused = changed_settings(config, (*RUN_DIRECTORY, *RUN_FILES))
     if config.evaluation.interval or config.evaluation.final_episodes:
         unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
-    unused += changed_settings(config, ["convergence.target"])
+    if config.convergence.stops:
+        unused += changed_settings(config, ["convergence.target"])
     unused += [f"tracking.{name}" for name in config.tracking.sinks]
     if unused:
         raise ConfigError(
@@ -354,8 +363,9 @@ class PPOTrainer:
         """Collect and learn until `total_timesteps` env steps have been taken since the start of the run.
 
         Returns the history of this call: a list per metric (timesteps, mean_reward, loss, …) with one entry per iteration, with the
-        evaluations as `history.evaluations` and why the call ended as `history.stop_reason`. `progress` shows the progress: a live view
-        in a terminal and in a notebook, else plain lines.
+        evaluations as `history.evaluations`, why the call ended as `history.stop_reason`, and with a `convergence.target` whether and when
+        the run converged as `history.convergence`. `progress` shows the progress: a live view in a terminal and in a notebook, else plain
+        lines.
         """
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
         config = self.config
@@ -364,7 +374,7 @@ class PPOTrainer:
         self.saver.claim_directory()
         self.learner.total_timesteps = config.run.total_timesteps
         # A run that was killed after a callback stopped it only has to finish.
-        self.state.should_stop = self.state.stopped or has_converged(self.state, config.convergence)
+        self.state.should_stop = self.state.stopped or has_stopped(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False
         self.state.follow(self.collector)
         history = self.state.history = History()
@@ -392,8 +402,11 @@ class PPOTrainer:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
             with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
                 self._in_loop = True
-                run_loop = run_training_loop if profile is None else profile.run
-                run_loop(self.state, components, step_fn or default_training_step)
+                if profile is not None:
+                    profile.run(self.state, components, step_fn or default_training_step)
+                else:
+                    fused = self._fused_step(components) if step_fn is None else None
+                    run_training_loop(self.state, components, step_fn or default_training_step, fused)
         except KeyboardInterrupt:
             self.saver.save_snapshot(self._snapshot.taken)
             raise
@@ -405,6 +418,7 @@ class PPOTrainer:
         finally:
             self._in_loop, self.state.phase = False, ""
             history.evaluations = self.state.evaluations[evaluated:]
+            history.convergence = convergence_report(self.state, config.convergence)
             self.saver.wait()
             self._close_evaluator()
             track.log_unlogged()
@@ -466,9 +480,10 @@ class PPOTrainer:
             stack.callback(self.saver.wait)
 
     def __repr__(self) -> str:
-        policy = getattr(getattr(self.policy, "spec", None), "config", None)
+        own_network = getattr(self.policy, "own_network", None)  # of the user's, inside a TorchPolicy
+        policy = getattr(getattr(self.policy, "spec", None), "config", None) if own_network is None else None
         parts = [
-            policy.kind if policy is not None else type(self.policy).__name__,
+            policy.kind if policy is not None else type(own_network or self.policy).__name__,
             f"{self.config.env.id} x {self.config.env.num_envs}",
             f"backend {self.config.run.backend}",
             f"{self.collector.env_steps:,} env steps",
@@ -497,11 +512,19 @@ class PPOTrainer:
             callbacks.append(
                 EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush, replays)
             )
+        if config.convergence.stops and config.convergence.returns == "evaluation" and self.evaluator is None:
+            raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
         if config.convergence.target is not None:
-            if config.convergence.returns == "evaluation" and self.evaluator is None:
-                raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
             callbacks.append(ConvergenceCallback(config.convergence))
         return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+
+    def _fused_step(self, components: TrainingComponents) -> FusedStep | None:
+        """Collect and learn as one program, if the backend can, and nothing has to see what is between them."""
+        has_parts = components.collector is self.collector and components.learner is self.learner
+        if not has_parts or components.custom_losses or any(map(reads_rollouts, components.callbacks)):
+            return None
+        fused = fuse(self.policy, self.collector, self.learner, components.config)
+        return None if isinstance(fused, str) else cast(FusedStep, fused)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the newest complete iteration after an error, and note on the error what is saved and how to continue."""

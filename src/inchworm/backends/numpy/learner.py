@@ -18,7 +18,7 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import ALL_FROZEN, BaseLearner, StepMetrics
+from inchworm.backends.learner import ALL_FROZEN, MinibatchLearner, StepMetrics
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
@@ -259,7 +259,7 @@ def _call(
     return float(value), gradients
 
 
-class NumpyOptimizer(BaseLearner):
+class NumpyOptimizer(MinibatchLearner):
     """Learns a `NumpyPolicy`: an MLP over any observation and action space."""
 
     device = "cpu"

@@ -34,7 +34,7 @@ def make_policy(spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed
 
 def policy_with_network(spec: PolicySpec, network: Any) -> Policy:
     """A policy with a network of the user's."""
-    made = network if isinstance(network, nn.Module) else network(spec)
+    made = network if isinstance(network, nn.Module) or not callable(network) else network(spec)
     if not isinstance(made, Network):
         raise ConfigError(f"network must be an inchworm.backends.torch.network.Network, or make one from the spec; it is {made!r:.80}")
     return TorchPolicy(spec, network=made)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss
-from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, BaseLearner, StepMetrics, ratio_metrics
+from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, MinibatchLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
@@ -140,7 +140,7 @@ Row = dict[str, Tensor]
 """The results of one minibatch step: scalars under their metric names, and the flags `bad` and `empty`."""
 
 
-class PPOOptimizer(BaseLearner):
+class PPOOptimizer(MinibatchLearner):
     """Learns a torch policy from rollouts, wherever they were collected; never touches an environment or its input.
 
     `policy` is a `TorchPolicy`, or any `torch.nn.Module` that implements the `Policy` protocol. By position it is followed by the config,
@@ -198,6 +198,12 @@ class PPOOptimizer(BaseLearner):
         if candidates and not parameters:
             raise ConfigError(ALL_FROZEN)
         self._frozen = [parameter for name, parameter in candidates.items() if name in self.frozen]
+        held = set() if optimizer is None else {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if optimizer is not None and parameters and held.isdisjoint(map(id, parameters.values())):
+            raise ConfigError(
+                f"the optimizer {type(optimizer).__name__} holds none of the policy's parameters, so nothing would be learned; make it "
+                "with policy.parameters()"
+            )
         self._updater = make_optimizer(parameters, self.config) if optimizer is None else TorchOptimizer([optimizer], parameters)
         self.optimizer = self._updater if optimizer is None else optimizer
         if optimizer is not None:

@@ -19,8 +19,8 @@ from inchworm.core.errors import RolloutError
 from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import MASK_KEY, leaf
 from inchworm.core.types import Array, Tree
-from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
-from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec, channels_first
+from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart, channels_first
+from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -19,7 +19,7 @@ import numpy as np
 from inchworm.config.sections import EnvConfig
 from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
-from inchworm.env.registry import vectorised
+from inchworm.env.registry import is_vector_only, vectorised
 from inchworm.env.restore import Env
 from inchworm.env.source import InProcessVectorEnv, env_source
 from inchworm.env.trial import random_actions
@@ -87,7 +87,7 @@ def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = 
         return WorkerChoice(0, "no worker processes: an environment instance stays in this process")
     if env is None and config.id.startswith(ENVPOOL):
         return WorkerChoice(0, "no worker processes: EnvPool steps its copies in threads")
-    if env is None and vectorised(config) is not None:
+    if env is None and (is_vector_only(config.id) or vectorised(config) is not None):
         return WorkerChoice(0, f"no worker processes: all {config.num_envs} copies of {config.id} are stepped together")
     cores = usable_cores() if cores is None else cores
     if config.num_envs == 1 or cores == 1:

@@ -21,6 +21,9 @@ from inchworm.core.errors import WorkerError
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message
 
+TEXT_LIMIT = 10_000
+"""Most characters of a message from a process."""
+
 POLL_SECONDS = 0.5
 """How often a process that owes an answer is checked for having exited: its socket stays open while a child of it holds the other end."""
 
@@ -54,7 +57,7 @@ class WorkerProcess:
             # A worker exits with the thread that started it, so only the main thread asks for that (prctl(2)).
             parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
             command = [sys.executable, "-P", "-m", "inchworm.env.workers.program", str(theirs.fileno()), str(parent)]
-            with theirs, _deferred_signals():
+            with theirs, deferred_signals():
                 try:
                     # In a separate process group, so that Ctrl-C in the terminal reaches only the parent.
                     self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, process_group=0)
@@ -153,14 +156,19 @@ class WorkerProcess:
             code = self.process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
             return "closed its socket"
-        if code >= 0:
-            return f"exited with code {code}"
-        name = {number.value: number.name for number in signal.Signals}.get(-code, f"signal {-code}")
-        return f"was killed by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
+        return describe_exit(code)
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, by the exit code that `subprocess` reports."""
+    if code >= 0:
+        return f"exited with code {code}"
+    name = {number.value: number.name for number in signal.Signals}.get(-code, f"signal {-code}")
+    return f"was killed by {name}" + (" (perhaps out of memory)" if name == "SIGKILL" else "")
 
 
 @contextlib.contextmanager
-def _deferred_signals() -> Iterator[None]:
+def deferred_signals() -> Iterator[None]:
     """Defer SIGINT and SIGTERM to the end of the block: a process whose start they interrupted would have no owner to end it."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -221,6 +229,12 @@ def _wait_for_exit(workers: Sequence[WorkerProcess], grace: float) -> list[str]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
     return problems
+
+
+def describe_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> dict[str, Any]:
+    """A warning as plain data for `repeat_warning` in the parent, which may lack its class."""
+    known = next(base.__name__ for base in category.__mro__ if base.__module__ == "builtins")
+    return {"text": str(message)[:TEXT_LIMIT], "category": known, "file": filename, "line": lineno}
 
 
 _repeated: dict[Any, Any] = {}

@@ -32,9 +32,8 @@ from inchworm.env.restore import Restore, pack_tree, unpack_tree
 from inchworm.env.step_arrays import map_shared
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message
-from inchworm.env.workers.process import Waiter
+from inchworm.env.workers.process import TEXT_LIMIT, Waiter, describe_warning
 
-_TEXT_LIMIT = 10_000
 _ALIVE_SECONDS = 1.0
 """How often a worker reports during a long replay that it is alive."""
 _SPIN_SECONDS = 200e-6
@@ -159,9 +158,7 @@ class Worker:
 
     def show_warning(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
         """Send a warning to the parent with the next answer: it may come from a thread of an environment. For `warnings.showwarning`."""
-        known = next(base.__name__ for base in category.__mro__ if base.__module__ == "builtins")  # the parent may lack the class
-        warning = {"text": str(message)[:_TEXT_LIMIT], "category": known, "file": filename, "line": lineno}
-        self._warnings.append(messages.pack(messages.WARNING, warning))
+        self._warnings.append(messages.pack(messages.WARNING, describe_warning(message, category, filename, lineno)))
 
     def _created(self) -> LocalCopies:
         if self._copies is None:
@@ -180,8 +177,8 @@ class Worker:
         where = "" if failed is None else f"{failed.where()}: "
         notes = getattr(error, "__notes__", ())  # such as the lane that was being made
         return {
-            "text": "\n  ".join([str(error) if ours else f"{where}{describe_error(error)}", *notes])[:_TEXT_LIMIT],
-            "traceback": "" if ours and error.__cause__ is None else _traceback(error)[-2 * _TEXT_LIMIT :],
+            "text": "\n  ".join([str(error) if ours else f"{where}{describe_error(error)}", *notes])[:TEXT_LIMIT],
+            "traceback": "" if ours and error.__cause__ is None else _traceback(error)[-2 * TEXT_LIMIT :],
         }
 
 

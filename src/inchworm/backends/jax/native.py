@@ -1,0 +1,246 @@
+"""Step 1 of 9 in JAX: environments as pure functions, and all lanes of one moved together.
+
+A JAX-native environment is an object with the attributes of `NativeEnv`: `reset` and `step` are pure, and never reset by themselves. Here
+lanes begin new episodes where one ended, and the true last observation is kept. An episode is a function of its seed and actions: its key
+is made from the seed, and a step's key from that and the number of the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inchworm.config.sections import EnvConfig
+from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close_names
+from inchworm.core.spaces import Space, build_tree, leaf, leaf_dtype, leaf_shape
+from inchworm.core.types import Array, Tree
+
+GYMNAX = "gymnax:"
+"""Prefix of the ids of environments that gymnax makes: `gymnax:CartPole-v1`."""
+
+_INTERFACE = ("step_env", "reset_env", "is_truncated", "action_space", "observation_space")
+"""What an object with gymnax's interface has."""
+
+
+class NativeEnv(Protocol):
+    """An environment as pure functions of arrays, for one lane."""
+
+    observation_space: Space
+    action_space: Space
+    max_episode_steps: int | None
+    """Steps after which `step` truncates, at the latest; None if it may do so at any time."""
+
+    def reset(self, key: Array) -> tuple[Tree, Tree]:
+        """The first observation and state of an episode."""
+
+    def step(self, key: Array, state: Tree, action: Tree) -> tuple[Tree, Tree, Array, Array, Array]:
+        """Observation, state, reward, terminated and truncated after one step, without a reset."""
+
+
+class Lanes(NamedTuple):
+    """Where B lanes are between two steps; every leaf [B, …]."""
+
+    observations: Tree
+    """What to act on next."""
+    state: Tree
+    keys: Array
+    """[B, 2] u32: the keys of the running episodes, that is, their seeds in two words."""
+    lengths: Array
+    """[B] i32: steps of the running episodes."""
+
+
+class Outcome(NamedTuple):
+    """What one step of B lanes showed."""
+
+    rewards: Array
+    """[B] f32"""
+    terminated: Array
+    """[B] bool"""
+    truncated: Array
+    """[B] bool; never true where `terminated` is."""
+    observations: Tree
+    """[B, *obs] the true successors, before any reset."""
+
+
+def _typed(keys: Array) -> Array:
+    return jax.random.wrap_key_data(keys, impl="threefry2x32")
+
+
+def seed_words(seeds: np.ndarray) -> np.ndarray:
+    """Seeds from 0 to 2**63 - 1 as keys, [n] -> [n, 2] u32."""
+    wide = np.asarray(seeds, np.uint64)
+    return np.stack([wide >> np.uint64(32), wide & np.uint64(0xFFFF_FFFF)], -1).astype(np.uint32)
+
+
+def derive_seeds(run: Any, lanes: Any, episodes: Any) -> Any:
+    """A 31-bit seed for each episode (run seed, lane, number), all u32, by the finaliser of MurmurHash3; for NumPy's arrays and JAX's."""
+    mixed = run
+    for counter in (lanes, episodes):
+        mixed = mixed ^ (counter * np.uint32(0x9E3779B1))
+        mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> np.uint32(16))
+    return mixed >> np.uint32(1)
+
+
+def begin_lanes(env: NativeEnv, keys: Array) -> Lanes:
+    """Begin an episode in every lane; `keys` is [B, 2] u32."""
+    observations, state = jax.vmap(env.reset)(_typed(keys))
+    return Lanes(observations, state, keys, jnp.zeros(keys.shape[0], jnp.int32))
+
+
+def step_lanes(env: NativeEnv, lanes: Lanes, actions: Tree) -> tuple[Lanes, Outcome]:
+    """Move every lane by one step, without resets. An environment that ignores its key costs nothing for it."""
+    lengths = lanes.lengths + 1
+    keys = jax.vmap(jax.random.fold_in)(_typed(lanes.keys), lengths.astype(jnp.uint32))
+    observations, state, rewards, terminated, truncated = jax.vmap(env.step)(keys, lanes.state, actions)
+    return Lanes(observations, state, lanes.keys, lengths), Outcome(rewards, terminated, truncated, observations)
+
+
+def replace_lanes(chosen: Array, fresh: Lanes, lanes: Lanes) -> Lanes:
+    """The lanes, with those that are `chosen` [B] replaced by fresh ones."""
+
+    def pick(new: Array, old: Array) -> Array:
+        return jnp.where(chosen.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    replaced: Lanes = jax.tree.map(pick, fresh, lanes)
+    return replaced
+
+
+def read_space(space: Any) -> Space:
+    """A Gymnasium space from one of the same form, such as gymnax's, which is recognised by its attributes."""
+    if isinstance(space, gym.Space):
+        return space
+    if hasattr(space, "n"):
+        return gym.spaces.Discrete(int(space.n))
+    inner = getattr(space, "spaces", None)
+    if isinstance(inner, Mapping):
+        return gym.spaces.Dict({key: read_space(part) for key, part in inner.items()})
+    if inner is not None:
+        return gym.spaces.Tuple([read_space(part) for part in inner])
+    if not hasattr(space, "low"):
+        raise EnvError(f"{type(space).__name__} is not a space that a JAX-native environment can have; use Box, Discrete, Dict or Tuple")
+    dtype = np.dtype(space.dtype)
+    dtype = np.dtype(np.uint8) if dtype.kind == "b" else np.dtype(np.float32) if dtype.kind == "f" else dtype
+    shape = tuple(space.shape)
+    low, high = (np.broadcast_to(np.asarray(bound), shape) for bound in (space.low, space.high))
+    info = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    return gym.spaces.Box(np.clip(low, info.min, info.max).astype(dtype), np.clip(high, info.min, info.max).astype(dtype), dtype=dtype)
+
+
+def fit_to_space(space: Space, observation: Tree) -> Tree:
+    """An observation with the shapes and types of a space."""
+
+    def fit(path: tuple[str | int, ...], own: Space) -> Array:
+        return jnp.asarray(leaf(observation, path), device_dtype(own)).reshape(leaf_shape(own))
+
+    return build_tree(space, fit)
+
+
+def device_dtype(space: Space) -> Any:
+    """The type in which JAX holds the values of a leaf: 32 bits where Gymnasium has 64, unless the process enables 64."""
+    return jax.dtypes.canonicalize_dtype(leaf_dtype(space))
+
+
+class GymnaxEnv:
+    """An object with the interface of gymnax 1.0 (`reset_env`, `step_env`, `is_truncated`, spaces by parameters) as a `NativeEnv`.
+
+    Its own `step`, which resets by itself and so hides the last observation, is not called.
+    """
+
+    def __init__(self, env: Any, params: Any) -> None:
+        missing = [name for name in _INTERFACE if not callable(getattr(env, name, None))]
+        if missing:
+            raise EnvError(f"{type(env).__name__} does not have gymnax's interface of version 1.0: it has no {', '.join(missing)}")
+        self._env, self._params = env, params
+        self.observation_space = read_space(env.observation_space(params))
+        self.action_space = read_space(env.action_space(params))
+        limit = getattr(params, "max_steps_in_episode", None)
+        self.max_episode_steps = int(limit) if limit is not None else None
+        key = jax.random.key(0)
+        _, state = jax.eval_shape(lambda: self._env.reset_env(key, params))
+        action = build_tree(self.action_space, lambda _, own: jnp.zeros(leaf_shape(own), device_dtype(own)))
+        _, after, _, _, _ = jax.eval_shape(lambda old: self._env.step_env(key, old, action, params), state)
+        self._like = after
+
+    def _with_types(self, state: Tree) -> Tree:
+        """A state whose leaves have the types that they have after a step: those of a reset may be Python's numbers."""
+        return jax.tree.map(lambda value, like: jnp.asarray(value, like.dtype).reshape(like.shape), state, self._like)
+
+    def reset(self, key: Array) -> tuple[Tree, Tree]:
+        """The first observation and state of an episode."""
+        observation, state = self._env.reset_env(key, self._params)
+        return fit_to_space(self.observation_space, observation), self._with_types(state)
+
+    def step(self, key: Array, state: Tree, action: Tree) -> tuple[Tree, Tree, Array, Array, Array]:
+        """One step; where both flags are true the episode is terminated."""
+        observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
+        truncated = jnp.asarray(self._env.is_truncated(after, self._params), bool)
+        terminated = jnp.asarray(terminated, bool).reshape(())
+        reward = jnp.asarray(reward, jnp.float32).reshape(())
+        return fit_to_space(self.observation_space, observation), self._with_types(after), reward, terminated, truncated & ~terminated
+
+
+def make_gymnax(config: EnvConfig) -> GymnaxEnv:
+    """The environment of an id such as `gymnax:CartPole-v1`.
+
+    `env.kwargs` are fields of its parameters, such as gravity, or arguments of its constructor.
+    """
+    name = config.id.removeprefix(GYMNAX)
+    try:
+        gymnax = importlib.import_module("gymnax")
+    except ImportError as error:
+        raise MissingExtraError(f'{config.id} needs gymnax; type: pip install "inchworm[jax-envs]"') from error
+    known = list(getattr(gymnax, "registered_envs", ()))
+    if name not in known:
+        near = close_names(name, known, most=3)
+        listed = f"did you mean {' or '.join(GYMNAX + each for each in near)}?" if near else f"it has {', '.join(known)}"
+        raise EnvError(f"env.id={config.id!r}: gymnax has no environment {name!r:.80}; {listed}")
+    refuse_settings(config)
+    default = gymnax.make(name)[1]
+    fields = {field.name for field in dataclasses.fields(default)}
+    own = {key: value for key, value in config.kwargs.items() if key not in fields}
+    try:
+        env, params = gymnax.make(name, **own)
+    except TypeError as error:
+        raise EnvError(
+            f"env.id={config.id!r} cannot be made with env.kwargs={own}: {error}; its parameters are {', '.join(sorted(fields))}"
+        ) from error
+    changed = {key: value for key, value in config.kwargs.items() if key in fields}
+    if config.max_episode_steps is not None:
+        if "max_steps_in_episode" not in fields:
+            raise EnvError(f"env.id={config.id!r} has no time limit that env.max_episode_steps could change; leave it null")
+        changed["max_steps_in_episode"] = config.max_episode_steps
+    return GymnaxEnv(env, params.replace(**changed) if changed else params)
+
+
+def refuse_settings(config: EnvConfig) -> None:
+    """Reject settings that a JAX-native environment cannot honour: those that put Python around each copy."""
+    why_not = why_not_native(config)
+    if why_not is not None:
+        raise ConfigError(f"{why_not}, and env.id={config.id!r} is stepped by JAX, all copies at once; leave it at its default")
+
+
+def why_not_native(config: EnvConfig) -> str | None:
+    """The setting because of which the copies of a config must be made one by one, as `env.frame_stack=4`; None if there is none."""
+    asked = {
+        "wrappers": [wrapper.name for wrapper in config.wrappers],
+        "atari": config.atari,
+        "frame_stack": config.frame_stack if config.frame_stack > 1 else None,
+        "num_workers": config.num_workers if config.num_workers != "auto" else None,
+    }
+    return next((f"env.{name}={value}" for name, value in asked.items() if value), None)
+
+
+def most_truncations(env: NativeEnv, num_steps: int) -> int:
+    """The largest number of truncations of a lane in a rollout: any number if the environment has no known time limit."""
+    limit = env.max_episode_steps
+    return num_steps if limit is None else min(num_steps, math.ceil(num_steps / limit))

@@ -1,0 +1,216 @@
+"""Steps 3 to 5 of 9 in JAX: T steps of B lanes as one `lax.scan`, a pure function of weights and state.
+
+What does not depend on the step before is outside of the scan: all random numbers are drawn before it, log-probs are computed after it, and
+the critic is not run at all. New episodes are computed only in steps in which one ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from inchworm.backends.jax.distributions import env_action, log_prob, sample
+from inchworm.backends.jax.memory import Past
+from inchworm.backends.jax.native import Lanes, NativeEnv, begin_lanes, derive_seeds, most_truncations, replace_lanes, step_lanes
+from inchworm.backends.jax.network import Params, Scales, action_outputs, encode_legal, encode_observations, log_std_of, unflatten_actions
+from inchworm.backends.jax.samples import Cuts, Steps
+from inchworm.core.spaces import leaf
+from inchworm.core.types import Tree
+from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.sequences import sequence_states
+
+MOST_SLOTS = 16
+"""Truncations of a lane in a rollout up to which their successors are kept in slots; of more, the successors of all rows are kept."""
+
+
+class ScanState(NamedTuple):
+    """What the next rollout of B lanes depends on besides the weights: arrays only, so that it can be saved, and vmapped over seeds."""
+
+    lanes: Lanes
+    episodes: Array
+    """[B] u32: the numbers of the running episodes."""
+    returns: Array
+    """[B] f32: of the running episodes."""
+    memory: Tree
+    """[B, layers, size] each; `()` without memory."""
+    rollouts: Array
+    """u32: how many rollouts were collected; with `seeds`, what the random numbers of the next one are drawn from."""
+    seeds: Array
+    """[2] u32: of episodes, and of sampling."""
+
+
+class Slots(NamedTuple):
+    """The successors of truncated rows, up to S of each lane."""
+
+    observations: Tree
+    """[S, B, *obs]"""
+    memory: Tree
+    """[S, B, layers, size] each, after reading the row."""
+    rows: Array
+    """[S, B] i32: the row, or T if the slot is empty."""
+
+
+class Scanned(NamedTuple):
+    """T steps of B lanes, on the device; every leaf [T, B, …] if nothing else is said."""
+
+    observations: Tree
+    choices: Array
+    gaussians: Array
+    log_probs: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    starts: Array
+    memory: Tree
+    """Before reading the row."""
+    returns: Array
+    """Of the episode, with this step."""
+    lengths: Array
+    """Of the episode, with this step."""
+    slots: Slots
+    """The true successors of truncated rows."""
+    last: Tree
+    """[B, *obs] the true successors of the last row, before any reset."""
+    last_memory: Tree
+    """[B, layers, size] after reading the last row."""
+
+    @property
+    def ended(self) -> Array:
+        """[T, B] bool: an episode ended with this step."""
+        return self.terminated | self.truncated
+
+
+def episode_keys(seeds: Array, lanes: Array, episodes: Array) -> Array:
+    """The keys [B, 2] u32 of episodes."""
+    derived = derive_seeds(seeds[0], lanes, episodes)
+    return jnp.stack([jnp.zeros_like(derived), derived], -1)
+
+
+def begin_scan(env: NativeEnv, seeds: Any, lanes: Any, memory: Tree) -> ScanState:
+    """The state at the start of a run: the first episode of every lane; `lanes` [B] u32 are their numbers, `memory` is empty."""
+    first = jnp.zeros_like(lanes)
+    begun = begin_lanes(env, episode_keys(seeds, lanes, first))
+    return ScanState(begun, first, jnp.zeros(lanes.shape, jnp.float32), memory, jnp.zeros((), jnp.uint32), seeds)
+
+
+class _Carry(NamedTuple):
+    """What one step of the scan hands to the next."""
+
+    lanes: Lanes
+    episodes: Array
+    returns: Array
+    memory: Tree
+    slots: Slots
+    filled: Array
+    """[B] i32: slots in use."""
+    last: Tree
+
+
+def scan_rollout(
+    env: NativeEnv, spec: PolicySpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lane_numbers: Any
+) -> tuple[ScanState, Scanned]:
+    """Act and step `num_steps` times; `lane_numbers` [B] u32 are those of the run."""
+    layout, num_lanes = spec.actions, lane_numbers.shape[0]
+    key = jax.random.wrap_key_data(jnp.stack([state.seeds[1], state.rollouts]), impl="threefry2x32")
+    uniform_key, normal_key = jax.random.split(key)
+    uniforms = jax.random.uniform(uniform_key, (num_steps, num_lanes, len(layout.groups)), jnp.float32)
+    normals = jax.random.normal(normal_key, (num_steps, num_lanes, layout.num_gaussians), jnp.float32)
+    log_std, most = log_std_of(spec, params), most_truncations(env, num_steps)
+    keeps_all = most > MOST_SLOTS
+
+    def end_episodes(moved: _Carry, row: Array, terminated: Array, truncated: Array) -> _Carry:
+        """Keep the successors of truncated rows, and begin the next episodes."""
+        ended, slots, filled = terminated | truncated, moved.slots, moved.filled
+        if not keeps_all:
+            here = truncated & (jnp.arange(most)[:, None] == filled)  # [S, B]
+
+            def put(old: Array, new: Array) -> Array:
+                return jnp.where(here.reshape(*here.shape, *(1,) * (new.ndim - 1)), new, old)
+
+            seen = jax.tree.map(put, slots.observations, moved.last)
+            slots = Slots(seen, jax.tree.map(put, slots.memory, moved.memory), jnp.where(here, row, slots.rows))
+            filled = filled + truncated
+        episodes = moved.episodes + ended
+        fresh = begin_lanes(env, episode_keys(state.seeds, lane_numbers, episodes))
+        returns = jnp.where(ended, 0, moved.returns)
+        return _Carry(replace_lanes(ended, fresh, moved.lanes), episodes, returns, moved.memory, slots, filled, moved.last)
+
+    def step(carry: _Carry, given: tuple[Array, Array, Array]) -> tuple[_Carry, Any]:
+        row, uniform, normal = given
+        lanes = carry.lanes
+        starts = lanes.lengths == 0
+        past = None if spec.memory is None else Past(carry.memory, starts[None])
+        outputs, memory = action_outputs(spec, params, scales, lanes.observations, past)
+        legal = encode_legal(spec, lanes.observations, 1)
+        choices, gaussians, _ = sample(layout, outputs, log_std, legal, uniform, normal)
+        moved, outcome = step_lanes(env, lanes, unflatten_actions(layout, choices, env_action(layout, gaussians)))
+        returns = carry.returns + outcome.rewards
+        after = _Carry(moved, carry.episodes, returns, memory, carry.slots, carry.filled, outcome.observations)
+        ended = (outcome.terminated | outcome.truncated).any()
+        following = lax.cond(ended, end_episodes, lambda moved, *_: moved, after, row, outcome.terminated, outcome.truncated)
+        shown = (lanes.observations, outputs, choices, gaussians, outcome.rewards, outcome.terminated, outcome.truncated)
+        kept = (outcome.observations, memory) if keeps_all else ()
+        return following, (*shown, carry.memory, returns, moved.lengths, kept)
+
+    def slots_like(tree: Tree) -> Tree:
+        return jax.tree.map(lambda array: jnp.zeros((0 if keeps_all else most, *array.shape), array.dtype), tree)
+
+    seen = state.lanes.observations
+    slots = Slots(slots_like(seen), slots_like(state.memory), jnp.full((0 if keeps_all else most, num_lanes), num_steps, jnp.int32))
+    begin = _Carry(*state[:4], slots, jnp.zeros(num_lanes, jnp.int32), seen)
+    numbers = jnp.arange(num_steps, dtype=jnp.int32)
+    end, columns = lax.scan(step, begin, (numbers, uniforms, normals))
+    observations, outputs, choices, gaussians, rewards, terminated, truncated, memory, returns, lengths, kept = columns
+    starts = jnp.concatenate([state.lanes.lengths[None] == 0, (terminated | truncated)[:-1]])
+    log_probs = log_prob(layout, outputs, log_std, encode_legal(spec, observations, 2), choices, gaussians)
+    slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, numbers[:, None], num_steps))
+    scanned = Scanned(
+        observations, choices, gaussians, log_probs.astype(jnp.float32), rewards, terminated, truncated, starts, memory, returns, lengths,
+        slots, end.last, end.memory,
+    )  # fmt: skip
+    return ScanState(end.lanes, end.episodes, end.returns, end.memory, state.rollouts + 1, state.seeds), scanned
+
+
+def steps_on_device(spec: PolicySpec, scanned: Scanned, length: int) -> Steps:
+    """The rollout as learning reads it, without leaving the device; the successors are the slots' and those of the last rows."""
+    layout, shape = spec.observations, scanned.rewards.shape
+    num_steps, num_lanes = shape
+
+    def flat(observations: Tree, leading: tuple[int, ...]) -> Array:
+        empty = jnp.zeros((*leading, 0), jnp.float32)
+        return encode_observations(layout, observations, len(leading)) if layout.size else empty
+
+    def successors(of_slots: Tree, of_last: Tree) -> Tree:
+        return jax.tree.map(lambda slot, last: jnp.concatenate([slot.reshape(-1, *last.shape[1:]), last]), of_slots, of_last)  # [K, …]
+
+    rows = jnp.concatenate([scanned.slots.rows, jnp.full((1, num_lanes), num_steps - 1, jnp.int32)])  # [S + 1, B]
+    places = jnp.where(rows < num_steps, rows * num_lanes + jnp.arange(num_lanes, dtype=jnp.int32), num_steps * num_lanes).reshape(-1)
+    seen = successors(scanned.slots.observations, scanned.last)
+    count = places.shape[0]
+    cuts = Cuts(
+        places=places,
+        flat=flat(seen, (count,)),
+        images=tuple(leaf(seen, part.path) for part in layout.images),
+        world=jnp.zeros((count, 0), jnp.float32),
+        valid=jnp.ones(count, bool),
+        memory=successors(scanned.slots.memory, scanned.last_memory),
+    )
+    return Steps(
+        flat=flat(scanned.observations, shape),
+        images=tuple(leaf(scanned.observations, part.path) for part in layout.images),
+        world=jnp.zeros((*shape, 0), jnp.float32),
+        choices=scanned.choices,
+        gaussians=scanned.gaussians,
+        legal=encode_legal(spec, scanned.observations, 2),
+        log_probs=scanned.log_probs,
+        rewards=scanned.rewards,
+        terminated=scanned.terminated,
+        truncated=scanned.truncated,
+        valid=jnp.ones(shape, bool),
+        starts=() if spec.memory is None else scanned.starts,
+        cuts=cuts,
+        memory=() if spec.memory is None else sequence_states(scanned.memory, num_steps, length, 1),
+    )

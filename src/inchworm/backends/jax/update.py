@@ -1,0 +1,383 @@
+"""Steps 6 to 9 of 9 in JAX: a whole update as one pure function, from a rollout's arrays to new weights and metrics.
+
+`update` is compiled as it is; its parts can be used inside another compiled function, such as a loop that also collects. What decides
+the program is in `Program`; what may change during a run (rates, coefficients, bounds) is in `Settings`, which are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.jax.distributions import log_prob_and_entropy
+from inchworm.backends.jax.gae import Estimates, compute_advantages
+from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
+from inchworm.backends.jax.memory import Past
+from inchworm.backends.jax.network import Params, Scales, forward, log_std_of, reward_units
+from inchworm.backends.jax.optimizer import Moments, apply_gradient, check_kind, split_vector
+from inchworm.backends.jax.policy import JaxPolicy, Static
+from inchworm.backends.jax.samples import Batch, Samples, Steps, columns_of, make_samples, unpack
+from inchworm.backends.learner import ADAPTIVE_MARGIN, ADAPTIVE_STEP, MAX_BAD_STEPS
+from inchworm.config.sections import PPOConfig
+from inchworm.core.errors import ConfigError
+from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
+from inchworm.rollout.sequences import minibatch_places
+
+
+class Settings(NamedTuple):
+    """The numbers of an update that change nothing in the program. Pass them as one array, in this order."""
+
+    rate: Any
+    """The learning rate, after schedule and scale."""
+    clip_coef: Any
+    vf_coef: Any
+    ent_coef: Any
+    vf_clip_coef: Any
+    gamma: Any
+    gae_lambda: Any
+    max_grad_norm: Any
+    eps: Any
+    weight_decay: Any
+    target_kl: Any
+    desired_kl: Any
+    min_rate: Any
+    max_rate: Any
+    min_effective_sample_size: Any
+
+
+def settings_array(config: PPOConfig, coefficients: LossCoefficients, rate: float, dtype: Any = np.float32) -> np.ndarray:
+    """The settings of one update as one array."""
+    least, target = config.min_effective_sample_size, config.target_kl
+    settings = Settings(
+        rate=rate,
+        clip_coef=coefficients.clip_coef,
+        vf_coef=coefficients.vf_coef,
+        ent_coef=coefficients.ent_coef,
+        vf_clip_coef=coefficients.vf_clip_coef,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        max_grad_norm=config.max_grad_norm or np.inf,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        target_kl=np.inf if target is None else target,
+        desired_kl=config.desired_kl,
+        min_rate=config.min_learning_rate,
+        max_rate=config.max_learning_rate,
+        min_effective_sample_size=-np.inf if least is None else least,
+    )
+    return np.array(settings, dtype)
+
+
+class Program(Static):
+    """What decides the compiled update: architecture, frozen weights, custom losses, and the settings that change its operations."""
+
+    def __init__(self, policy: JaxPolicy, config: PPOConfig, frozen: frozenset[str], losses: tuple[CustomLoss, ...], length: int) -> None:
+        check_kind(config.optimizer)
+        self.policy, self.spec, self.losses, self.length = policy, policy.spec, losses, length
+        self.config = config
+        self.shapes = {name: shape for name, shape in policy.spec.layers.items() if name not in frozen}
+        """The shapes of the weights that learn, in the order of the flat vector."""
+        self.columns = (*TERMS, "grad_norm", *[f"{kind}/{loss.name}" for loss in losses for kind in ("loss", "grad_norm")], "bad", "empty")
+        """The metrics of a step, in order."""
+        decided = (config.optimizer, config.normalize_advantages, config.clip_vloss, config.num_minibatches, config.minibatch_size)
+        flags = (config.ent_coef > 0, config.max_grad_norm is None, config.weight_decay > 0, config.gradient_accumulation)
+        adaptive = config.learning_rate_schedule == "adaptive"
+        functions = tuple((loss.name, id(loss.function), loss.arguments, loss.keywords) for loss in losses)
+        super().__init__((repr(policy.spec.to_dict()), tuple(self.shapes), *decided, *flags, adaptive, functions, length))
+
+    @cached_property
+    def adaptive(self) -> bool:
+        """Whether the learning rate follows the KL."""
+        return self.config.learning_rate_schedule == "adaptive"
+
+
+class Carry(NamedTuple):
+    """What an update changes, and what it needs unchanged."""
+
+    weights: Any
+    """[P] all weights that learn."""
+    moments: Moments
+    bad_steps: Any
+    """Bad minibatches in a row, i32, across epochs and updates."""
+    frozen: Any = ()
+    """The other weights by name."""
+
+    def params(self, program: Program) -> Params:
+        """All weights by the spec's names."""
+        return {**split_vector(self.weights, program.shapes), **dict(self.frozen or {})}
+
+
+class Metrics(NamedTuple):
+    """What the epochs of an update did."""
+
+    table: Array
+    """[epochs, minibatches, columns] of every step; 0 for epochs that were not run."""
+    epochs: Array
+    """The number of epochs that were run."""
+    ratio_error: Array
+    """Largest distance from 1 of the ratios of the first minibatch before the first step."""
+    effective_sample_size: Array
+    """Of the same ratios (Kong 1992), as a share, 0 to 1."""
+    rate: Array
+    """The learning rate after the last epoch."""
+    stopped: Array
+    """Whether too many bad minibatches in a row ended the epochs."""
+
+
+@partial(jax.jit, static_argnums=0)
+def update(
+    program: Program, carry: Carry, scales: Scales, steps: Steps, permutations: Array, settings: Array
+) -> tuple[Carry, Metrics, Estimates]:
+    """Critic pass, advantages, sequences, and all epochs of minibatch steps on one rollout.
+
+    `permutations` [epochs, N] give the order of the sequences in each epoch, `settings` is `settings_array`.
+    """
+    given = Settings._make(settings)
+    estimates = compute_advantages(program.spec, carry.params(program), scales, steps, program.length, given.gamma, given.gae_lambda)
+    samples = samples_of(program, scales, steps, estimates)
+    carry, metrics = learn(program, carry, scales, samples, permutations, given)
+    return carry, metrics, estimates
+
+
+def samples_of(program: Program, scales: Scales, steps: Steps, estimates: Estimates) -> Samples:
+    """The packed sequences of a rollout, with advantages normalised if that is per batch."""
+    advantages = estimates.advantages
+    if program.config.normalize_advantages == "batch":
+        advantages = normalize(advantages, jnp.asarray(steps.valid))
+    return make_samples(program.spec, scales, steps, advantages, estimates.values, estimates.returns, program.length)
+
+
+class _Loop(NamedTuple):
+    """The state between epochs."""
+
+    epoch: Array
+    carry: Carry
+    rate: Array
+    table: Array
+    go: Array
+    """Whether another epoch follows."""
+    stopped: Array
+
+
+def learn(
+    program: Program, carry: Carry, scales: Scales, samples: Samples, permutations: Array, settings: Settings
+) -> tuple[Carry, Metrics]:
+    """All epochs: until the last one, or until `target_kl` is exceeded or too many steps in a row are bad; none if too few samples count.
+
+    The epochs are a loop with a dynamic end, so that stopping early costs nothing and compiles nothing.
+    """
+    config, total = program.config, samples.packed.shape[0]
+    places, real = minibatch_places(total, config.minibatches_for(total, program.length))  # [m, n]
+    count = permutations.shape[0]
+    orders = permutations if real.all() else permutations[:, places.reshape(-1)]  # [epochs, m · n]
+    first = unpack(program.spec, _real(program, _select(samples, orders[0, : places.shape[1]]), real[0]))
+    ratio_error, effective = ratio_metrics(program, carry.params(program), scales, first)
+
+    def epoch(loop: _Loop) -> _Loop:
+        chosen = _select(samples, orders[loop.epoch])  # one gather
+        chosen = jax.tree.map(lambda leaf: leaf.reshape(*places.shape, *leaf.shape[1:]), chosen)  # [m, n, …]
+        chosen = _real(program, chosen, real)
+        if config.normalize_advantages == "minibatch":
+            at = columns_of(program.spec)
+            advantages = normalize(chosen.packed[..., at.advantages.start], chosen.packed[..., at.valid.start] != 0, (1, 2))
+            chosen = chosen._replace(packed=chosen.packed.at[..., at.advantages.start].set(advantages))
+        step = partial(take_step, program, scales, settings, loop.rate)
+        (carry, worst), rows = lax.scan(step, (loop.carry, jnp.zeros((), jnp.int32)), chosen)
+        stopped = worst >= MAX_BAD_STEPS
+        rate, go = loop.rate, ~stopped & (loop.epoch + 1 < count)
+        approx_kl = _mean_of_steps(program, rows)
+        if program.adaptive:
+            rate = adapted_rate(rate, approx_kl, settings)
+        go &= ~(approx_kl > 1.5 * settings.target_kl)
+        return _Loop(loop.epoch + 1, carry, rate, loop.table.at[loop.epoch].set(rows), go, stopped)
+
+    start = _Loop(
+        epoch=jnp.zeros((), jnp.int32),
+        carry=carry,
+        rate=settings.rate,
+        table=jnp.zeros((count, len(places), len(program.columns)), carry.weights.dtype),
+        go=effective >= settings.min_effective_sample_size,
+        stopped=jnp.zeros((), bool),
+    )
+    end = lax.while_loop(lambda loop: loop.go, epoch, start)
+    return end.carry, Metrics(end.table, end.epoch, ratio_error, effective, end.rate, end.stopped)
+
+
+def _select(samples: Samples, order: Array) -> Samples:
+    selected: Samples = jax.tree.map(lambda leaf: leaf.at[order].get(mode="promise_in_bounds"), samples)
+    return selected
+
+
+def _real(program: Program, rows: Samples, real: np.ndarray) -> Samples:
+    """The rows with those marked invalid that only pad a minibatch; `real` has the axes before [L, k]."""
+    if real.all():
+        return rows
+    at = columns_of(program.spec).valid
+    return rows._replace(packed=rows.packed.at[..., at].multiply(real[..., None, None].astype(rows.packed.dtype)))
+
+
+def _mean_of_steps(program: Program, rows: Array) -> Array:
+    """The mean approx_kl of an epoch's steps [m, columns], of those that were taken; 0 if none was."""
+    at = program.columns.index
+    taken = (rows[:, at("bad")] == 0) & (rows[:, at("empty")] == 0)
+    return jnp.where(taken, rows[:, at("approx_kl")], 0).sum() / jnp.maximum(taken.sum(), 1)
+
+
+def adapted_rate(rate: Array, approx_kl: Array, settings: Settings) -> Array:
+    """The learning rate after an epoch: lower where the policy moved too far, higher where it hardly moved."""
+    lower = jnp.maximum(rate / ADAPTIVE_STEP, jnp.minimum(rate, settings.min_rate))
+    higher = jnp.minimum(rate * ADAPTIVE_STEP, jnp.maximum(rate, settings.max_rate))
+    little = (approx_kl > 0) & (approx_kl < settings.desired_kl / ADAPTIVE_MARGIN)
+    return jnp.where(approx_kl > ADAPTIVE_MARGIN * settings.desired_kl, lower, jnp.where(little, higher, rate))
+
+
+def evaluate_batch(program: Program, params: Params, scales: Scales, batch: Batch) -> Evaluation:
+    """Log-probs, entropy and values [L, n] of a minibatch."""
+    spec, shape = program.spec, batch.valid.shape
+    past = None if spec.memory is None else Past(batch.memory, batch.starts)
+    outputs, normalized = forward(spec, params, batch.inputs, past)
+    outputs = outputs.reshape(*shape, spec.actions.num_outputs)
+    log_std = log_std_of(spec, params)
+    log_probs, entropy = log_prob_and_entropy(spec.actions, outputs, log_std, batch.legal, batch.choices, batch.gaussians)
+    return Evaluation(log_probs, entropy, reward_units(scales, normalized).reshape(shape), scales.value_std)
+
+
+def ratio_metrics(program: Program, params: Params, scales: Scales, batch: Batch) -> tuple[Array, Array]:
+    """The largest distance of a valid ratio from 1, and the effective sample size; as in `backends/learner`."""
+    ratios = jnp.exp(evaluate_batch(program, params, scales, batch).log_probs - batch.log_probs)
+    count = batch.valid.sum(dtype=ratios.dtype)
+    worst = jnp.where(batch.valid, jnp.abs(ratios - 1), 0).max()
+    finite = jnp.isfinite(worst)
+    largest = jnp.where(batch.valid, ratios, 0).max()
+    shares = jnp.where(batch.valid & finite, ratios / jnp.where(finite & (largest > 0), largest, 1), 0)
+    squares = jnp.square(shares).sum()
+    effective = jnp.where(squares > 0, jnp.minimum(1, jnp.square(shares.sum()) / jnp.maximum(squares, 1e-30) / jnp.maximum(count, 1)), 0)
+    return jnp.where(finite, worst, np.finfo(ratios.dtype).max), jnp.where(count > 0, effective, 1)
+
+
+def take_step(
+    program: Program, scales: Scales, settings: Settings, rate: Array, state: tuple[Carry, Array], rows: Samples
+) -> tuple[tuple[Carry, Array], Array]:
+    """One optimiser step on one minibatch, or none where its loss or gradient is not finite or no sample is valid.
+
+    `state` also holds the most bad steps in a row of this epoch; the result is the row of metrics.
+    """
+    (carry, worst), config = state, program.config
+    count = (rows.packed[..., columns_of(program.spec).valid.start] != 0).sum()
+    terms, gradient = loss_and_gradient(program, carry, scales, rows, settings, count)
+    norm = jnp.sqrt(jnp.vdot(gradient, gradient))
+    if config.max_grad_norm is not None:
+        gradient = gradient * jnp.minimum(1, settings.max_grad_norm / (norm + 1e-6))
+    bad, empty = ~jnp.isfinite(terms["loss"] + norm), count == 0
+    decay = settings.weight_decay if config.weight_decay else None
+    moved = apply_gradient(config.optimizer, carry.weights, carry.moments, gradient, rate, settings.eps, decay)
+    weights, moments = jax.tree.map(lambda new, old: jnp.where(bad | empty, old, new), moved, (carry.weights, carry.moments))
+    bad_steps = jnp.where(bad, carry.bad_steps + 1, 0)
+    terms |= {"grad_norm": norm, "bad": bad, "empty": empty}
+    row = jnp.stack([jnp.asarray(terms[name]).astype(weights.dtype) for name in program.columns])
+    return (Carry(weights, moments, bad_steps, carry.frozen), jnp.maximum(worst, bad_steps)), row
+
+
+def loss_and_gradient(
+    program: Program, carry: Carry, scales: Scales, rows: Samples, settings: Settings, count: Array
+) -> tuple[dict[str, Array], Array]:
+    """The loss terms of a minibatch, and the gradient [P] by all weights that learn; summed over micro-batches and custom losses."""
+    config = program.config
+    clip = (settings.clip_coef, settings.vf_coef, settings.ent_coef if config.ent_coef else 0.0, config.clip_vloss, settings.vf_clip_coef)
+    coefficients = LossCoefficients(*clip)
+    trained = split_vector(carry.weights, program.shapes)
+
+    def losses_of(trained: Params, part: Samples) -> tuple[list[Array], dict[str, Array]]:
+        """PPO's loss and every custom one, and PPO's terms."""
+        params, batch = {**trained, **dict(carry.frozen or {})}, unpack(program.spec, part)
+        evaluation = evaluate_batch(program, params, scales, batch)
+        terms = ppo_loss(evaluation, batch, coefficients, count)
+        share = batch.valid.sum(dtype=evaluation.values.dtype) / jnp.maximum(count, 1)
+        own = call_losses(program, params, scales, batch, evaluation) if program.losses else []
+        return [terms["loss"], *[value * share for value in own]], terms
+
+    parts = micro_batches(rows, config.gradient_accumulation)
+    if not program.losses:
+        total, gradient = _summed(
+            [jax.value_and_grad(lambda p, part=part: _first(losses_of(p, part)), has_aux=True)(trained) for part in parts]
+        )
+        return total, _vector(gradient, program)
+    found = []
+    for part in parts:
+        values, pull, terms = jax.vjp(lambda p, part=part: losses_of(p, part), trained, has_aux=True)
+        units = [[jnp.full_like(value, i == j) for j, value in enumerate(values)] for i in range(len(values))]
+        found.append((values, [pull(unit)[0] for unit in units], terms))
+    values, gradients, terms = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    vectors = [_vector(gradient, program) for gradient in gradients]
+    for loss, value, vector in zip(program.losses, values[1:], vectors[1:]):
+        terms |= {f"loss/{loss.name}": value, f"grad_norm/{loss.name}": jnp.sqrt(jnp.vdot(vector, vector))}
+        terms["loss"] = terms["loss"] + value
+    return terms, sum(vectors[1:], vectors[0])
+
+
+def _first(answer: tuple[list[Array], dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
+    return answer[0][0], answer[1]
+
+
+def _summed(found: Sequence[Any]) -> tuple[dict[str, Array], Any]:
+    """The terms and gradients of all micro-batches."""
+    (_, terms), gradient = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    return terms, gradient
+
+
+def _vector(gradient: Params, program: Program) -> Array:
+    return jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes])
+
+
+def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
+    """A minibatch in `pieces` parts of whole sequences, for gradient accumulation."""
+    width = rows.packed.shape[0]
+    if pieces == 1:
+        return [rows]
+    bounds = pairwise(np.linspace(0, width, min(pieces, width) + 1).astype(int).tolist())
+    return [jax.tree.map(lambda leaf, part=slice(start, stop): leaf[part], rows) for start, stop in bounds]
+
+
+def call_losses(program: Program, params: Params, scales: Scales, batch: Batch, evaluation: Evaluation) -> list[Array]:
+    """The values of the custom losses, each a scalar."""
+    fields = dict(batch.raw)
+    minibatch = Minibatch(
+        **fields,
+        log_probs=batch.log_probs,
+        advantages=batch.advantages,
+        returns=batch.returns,
+        values=batch.values,
+        valid=batch.valid,
+        policy_state=batch.memory,
+    )
+    policy = program.policy.with_params(params, scales)
+    return [check_loss(loss.name, _called(loss, policy, minibatch, evaluation)) for loss in program.losses]
+
+
+def _called(loss: CustomLoss, policy: JaxPolicy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
+    call: Callable[..., Any] = loss
+    try:
+        return call(policy, minibatch, evaluation)
+    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError, AttributeError) as error:
+        raise ConfigError(
+            f"the custom loss {loss.name} cannot be compiled: {str(error).splitlines()[0]}\nwith run.backend=jax a loss is written in "
+            "jax.numpy, without reading numbers out of arrays; set run.backend=torch for one that is written for torch"
+        ) from error
+
+
+def check_loss(name: str, value: Any) -> Array:
+    """The value of a custom loss, which must be a scalar array."""
+    if isinstance(value, int | float):
+        value = jnp.asarray(value)
+    if not isinstance(value, jax.Array) or value.shape != ():
+        found = tuple(value.shape) if isinstance(value, jax.Array) else type(value).__name__
+        raise ConfigError(f"the custom loss {name} returned {found}; it must return a scalar array, such as a mean")
+    return value

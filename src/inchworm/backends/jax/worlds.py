@@ -1,0 +1,212 @@
+"""Step 1 of 9 in JAX: the equations of Gymnasium's classic worlds as pure functions.
+
+Each has the dynamics, rewards, ends and spaces of the environment that Gymnasium registers under the same id; only the random numbers of a
+reset are others. Where Gymnasium computes in float64, these compute in JAX's default type, float32.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inchworm.config.sections import EnvConfig
+from inchworm.core.spaces import Space
+from inchworm.core.types import Array
+
+
+class Timed(NamedTuple):
+    """The state of a world with a time limit."""
+
+    values: tuple[Array, ...]
+    """The world's own numbers, each a scalar."""
+    time: Array
+    """i32: steps since the reset."""
+
+
+class ClassicWorld(ABC):
+    """A world with a time limit. Subclasses set the spaces and write `first`, `move` and `observe`."""
+
+    observation_space: Space
+    action_space: Space
+
+    def __init__(self, max_episode_steps: int) -> None:
+        self.max_episode_steps: int | None = max_episode_steps
+
+    @abstractmethod
+    def first(self, key: Array) -> Array:
+        """The first state [n]."""
+
+    @abstractmethod
+    def move(self, values: tuple[Array, ...], action: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """The state, reward and terminated after one step."""
+
+    def observe(self, values: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The numbers of an observation; by default the state."""
+        return values
+
+    def reset(self, key: Array) -> tuple[Array, Timed]:
+        """The first observation and state of an episode."""
+        values = tuple(self.first(key))
+        return self._shown(values), Timed(values, jnp.zeros((), jnp.int32))
+
+    def step(self, key: Array, state: Timed, action: Array) -> tuple[Array, Timed, Array, Array, Array]:
+        """One step; the key is not used, because the world is deterministic."""
+        del key
+        values, reward, terminated = self.move(state.values, action)
+        time = state.time + 1
+        truncated = (time >= self.max_episode_steps) & ~terminated
+        return self._shown(values), Timed(values, time), jnp.asarray(reward, jnp.float32), terminated, truncated
+
+    def _shown(self, values: tuple[Array, ...]) -> Array:
+        return jnp.stack(self.observe(values)).astype(jnp.float32)
+
+
+def uniform(key: Array, low: float | np.ndarray, high: float | np.ndarray, size: int) -> Array:
+    """Independent numbers [size], each between its bounds, in JAX's default float."""
+    return jax.random.uniform(key, (size,), minval=jnp.asarray(low, float), maxval=jnp.asarray(high, float))
+
+
+def _box(high: list[float], low: list[float] | None = None) -> gym.spaces.Box:
+    top = np.array(high, np.float32)
+    return gym.spaces.Box(-top if low is None else np.array(low, np.float32), top, dtype=np.float32)
+
+
+class CartPole(ClassicWorld):
+    """A pole on a cart, as CartPole-v1: 1 for every step until it falls or the cart leaves the track."""
+
+    theta_limit, x_limit = 12 * 2 * np.pi / 360, 2.4
+    observation_space = _box([2 * x_limit, np.inf, 2 * theta_limit, np.inf])
+    action_space = gym.spaces.Discrete(2)
+
+    def first(self, key: Array) -> Array:
+        """All four numbers from -0.05 to 0.05."""
+        return uniform(key, -0.05, 0.05, 4)
+
+    def move(self, values: tuple[Array, ...], action: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """One Euler step of 0.02 s with a force of 10 to the left or to the right."""
+        gravity, pole_mass, total_mass, length, tau = 9.8, 0.1, 1.1, 0.5, 0.02
+        x, x_dot, theta, theta_dot = values
+        force = jnp.where(action == 1, 10.0, -10.0).astype(x.dtype)
+        cos, sin = jnp.cos(theta), jnp.sin(theta)
+        push = (force + pole_mass * length * theta_dot * theta_dot * sin) / total_mass
+        theta_acc = (gravity * sin - cos * push) / (length * (4.0 / 3.0 - pole_mass * cos * cos / total_mass))
+        x_acc = push - pole_mass * length * theta_acc * cos / total_mass
+        x, theta = x + tau * x_dot, theta + tau * theta_dot
+        fell = (jnp.abs(x) > self.x_limit) | (jnp.abs(theta) > self.theta_limit)
+        return (x, x_dot + tau * x_acc, theta, theta_dot + tau * theta_acc), jnp.ones((), jnp.float32), fell
+
+
+class MountainCar(ClassicWorld):
+    """A car that must swing to climb, as MountainCar-v0: -1 for every step until it is at the top."""
+
+    observation_space = _box([0.6, 0.07], [-1.2, -0.07])
+    action_space = gym.spaces.Discrete(3)
+
+    def first(self, key: Array) -> Array:
+        """At rest, near the bottom."""
+        return uniform(key, np.array([-0.6, 0.0]), np.array([-0.4, 0.0]), 2)
+
+    def move(self, values: tuple[Array, ...], action: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """Push to the left, not at all, or to the right."""
+        position, velocity = values
+        push = (action - 1).astype(velocity.dtype) * 0.001
+        velocity = jnp.clip(velocity + push - 0.0025 * jnp.cos(3 * position), -0.07, 0.07)
+        position = jnp.clip(position + velocity, -1.2, 0.6)
+        velocity = jnp.where((position == -1.2) & (velocity < 0), 0.0, velocity)
+        return (position, velocity), -jnp.ones((), jnp.float32), (position >= 0.5) & (velocity >= 0)
+
+
+class Pendulum(ClassicWorld):
+    """A pendulum to be swung up and held, as Pendulum-v1: minus a cost of angle, speed and torque; it never terminates."""
+
+    observation_space = _box([1.0, 1.0, 8.0])
+    action_space = _box([2.0])
+
+    def first(self, key: Array) -> Array:
+        """Any angle, and a speed from -1 to 1."""
+        return uniform(key, np.array([-np.pi, -1.0]), np.array([np.pi, 1.0]), 2)
+
+    def move(self, values: tuple[Array, ...], action: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """One step of 0.05 s with a torque from -2 to 2."""
+        angle, speed = values
+        torque = jnp.clip(action[0], -2.0, 2.0).astype(angle.dtype)
+        from_top = jnp.mod(angle + np.pi, 2 * np.pi) - np.pi
+        cost = from_top * from_top + 0.1 * speed * speed + 0.001 * torque * torque
+        speed = jnp.clip(speed + (15.0 * jnp.sin(angle) + 3.0 * torque) * 0.05, -8.0, 8.0)
+        return (angle + speed * 0.05, speed), -cost, jnp.zeros((), bool)
+
+    def observe(self, values: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The tip's place and the speed."""
+        return jnp.cos(values[0]), jnp.sin(values[0]), values[1]
+
+
+class Acrobot(ClassicWorld):
+    """Two links to be swung up by a torque between them, as Acrobot-v1: -1 for every step until the tip is high enough."""
+
+    observation_space = _box([1.0, 1.0, 1.0, 1.0, 4 * np.pi, 9 * np.pi])
+    action_space = gym.spaces.Discrete(3)
+
+    def first(self, key: Array) -> Array:
+        """All four numbers from -0.1 to 0.1."""
+        return uniform(key, -0.1, 0.1, 4)
+
+    def move(self, values: tuple[Array, ...], action: Array) -> tuple[tuple[Array, ...], Array, Array]:
+        """One Runge-Kutta step of 0.2 s with a torque of -1, 0 or 1."""
+        state = jnp.stack(values)  # [4]: two angles, two speeds
+        torque = (action - 1).astype(state.dtype)
+        first = _acrobot_slope(state, torque)
+        second = _acrobot_slope(state + 0.1 * first, torque)
+        third = _acrobot_slope(state + 0.1 * second, torque)
+        fourth = _acrobot_slope(state + 0.2 * third, torque)
+        state = state + 0.2 / 6.0 * (first + 2 * second + 2 * third + fourth)
+        one, two = (_wrapped(angle) for angle in state[:2])
+        fast, faster = jnp.clip(state[2], -4 * np.pi, 4 * np.pi), jnp.clip(state[3], -9 * np.pi, 9 * np.pi)
+        high = -jnp.cos(one) - jnp.cos(two + one) > 1.0
+        return (one, two, fast, faster), jnp.where(high, 0.0, -1.0), high
+
+    def observe(self, values: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The directions of both links and their speeds."""
+        one, two, fast, faster = values
+        return jnp.cos(one), jnp.sin(one), jnp.cos(two), jnp.sin(two), fast, faster
+
+
+def _wrapped(angle: Array) -> Array:
+    """The angle from -pi to pi; a step moves it by less than a turn."""
+    return jnp.where(angle > np.pi, angle - 2 * np.pi, jnp.where(angle < -np.pi, angle + 2 * np.pi, angle))
+
+
+def _acrobot_slope(state: Array, torque: Array) -> Array:
+    """The derivative of [two angles, two speeds] by time, with links of length and mass 1 and their centres in the middle."""
+    one, two, fast, faster = state
+    cos, sin, gravity = jnp.cos(two), jnp.sin(two), 9.8
+    d1 = 0.25 + (1.25 + cos) + 2.0
+    d2 = (0.25 + 0.5 * cos) + 1.0
+    phi2 = 0.5 * gravity * jnp.cos(one + two - np.pi / 2)
+    phi1 = -0.5 * faster * faster * sin - faster * fast * sin + 1.5 * gravity * jnp.cos(one - np.pi / 2) + phi2
+    acc2 = (torque + d2 / d1 * phi1 - 0.5 * fast * fast * sin - phi2) / (1.25 - d2 * d2 / d1)
+    acc1 = -(d2 * acc2 + phi1) / d1
+    return jnp.stack([fast, faster, acc1, acc2])
+
+
+WORLDS: dict[str, tuple[Callable[[int], ClassicWorld], int]] = {
+    "Acrobot-v1": (Acrobot, 500),
+    "CartPole-v0": (CartPole, 200),
+    "CartPole-v1": (CartPole, 500),
+    "MountainCar-v0": (MountainCar, 200),
+    "Pendulum-v1": (Pendulum, 200),
+}
+"""Gymnasium's id -> the world and the time limit that it is registered with."""
+
+
+def make_world(config: EnvConfig) -> ClassicWorld | None:
+    """The world with the dynamics of a config's id; None if there is none."""
+    if config.id not in WORLDS:
+        return None
+    make, limit = WORLDS[config.id]
+    return make(config.max_episode_steps or limit)
