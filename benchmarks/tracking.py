@@ -75,9 +75,20 @@ def mlflow_server(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-def delayed(port: int, seconds: float) -> int:
-    """A port of 127.0.0.1 that passes everything on to another, each request after `seconds`."""
-    listener = socket.create_server(("127.0.0.1", 0))
+@contextmanager
+def delayed(port: int, seconds: float) -> Iterator[int]:
+    """A port of 127.0.0.1 that passes everything on to another, each request after `seconds`; in a process of its own."""
+    listening = free_port()
+    process = subprocess.Popen([sys.executable, __file__, "--pass-on", str(listening), str(port), str(seconds)])
+    try:
+        yield listening
+    finally:
+        process.kill()
+        process.wait()
+
+
+def pass_on(listening: int, port: int, seconds: float) -> None:
+    """The process of `delayed`."""
 
     def copy(source: socket.socket, target: socket.socket, wait: float) -> None:
         while data := source.recv(65536):
@@ -85,15 +96,12 @@ def delayed(port: int, seconds: float) -> int:
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
 
-    def serve() -> None:
-        while True:
-            client, _ = listener.accept()
-            server = socket.create_connection(("127.0.0.1", port))
-            for pair in ((client, server, seconds), (server, client, 0.0)):
-                threading.Thread(target=copy, args=pair, daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    return int(listener.getsockname()[1])
+    listener = socket.create_server(("127.0.0.1", listening))
+    while True:
+        client, _ = listener.accept()
+        server = socket.create_connection(("127.0.0.1", port))
+        for pair in ((client, server, seconds), (server, client, 0.0)):
+            threading.Thread(target=copy, args=pair, daemon=True).start()
 
 
 def train(config: TrainingConfig, tracking: TrackingConfig, directory: Path) -> dict[str, float]:
@@ -112,8 +120,7 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
     config = preset.replace(run=preset.run.replace(total_timesteps=steps), evaluation=EvalConfig(interval=0, final_episodes=0))
     wandb = WandbConfig(project="benchmark", mode="offline")
     runs: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as name, mlflow_server(Path(name)) as port:
-        slow = delayed(port, 0.5)
+    with tempfile.TemporaryDirectory() as name, mlflow_server(Path(name)) as port, delayed(port, 0.5) as slow:
         every = {"csv": True, "tensorboard": True, "wandb": wandb, "finish_seconds": 60.0}
         sides = {
             "none": TrackingConfig(),
@@ -156,7 +163,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200_000)
-    data = measure(**vars(parser.parse_args()))
+    parser.add_argument("--pass-on", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.pass_on is not None:
+        listening, port, seconds = options.pass_on
+        pass_on(int(listening), int(port), float(seconds))
+    data = measure(options.repeats, options.steps)
     for line in section(data).lines:
         print(line)
     results.save("tracking", data)
