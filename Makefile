@@ -5,7 +5,7 @@
 #   make bench      speed compared with other libraries, for docs/performance.md (half an hour); make guard: the regression guard only
 #   make teams      memory and teams, for docs/memory_and_teams.md (an hour)
 #   make learning   learning compared with Stable-Baselines3, 15 seeds each, for docs/results.md (hours)
-#   make variants   settings compared seed by seed: forget bias, value scaling (hours; an interrupted one continues)
+#   make variants   settings compared seed by seed: forget bias, value scaling, JAX and NumPy (hours; an interrupted one continues)
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make docs       update the generated pages                  make clean     remove .venv and the files left by tools
@@ -45,7 +45,8 @@ $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "installing torch and the test dependencies"
 	@$(PIP) torch
-	@$(PIP) -e '.[dev,torch,box2d,mujoco,atari,marl,bench,tensorboard,wandb,mlflow]'
+	@$(PIP) -e '.[dev,torch,jax,box2d,mujoco,atari,marl,bench,tensorboard,wandb,mlflow]'
+	@$(PIP) --no-deps gymnax && $(PIP) matplotlib seaborn  # gymnax 1.0.1 asks for gymnasium below 1.4
 	@touch $@
 
 train: $(VENV)/installed
@@ -74,11 +75,15 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
+# The peers of the JAX backend, each in an environment of its own (benchmarks/jax_peers.py says how); without them it runs alone.
+JAX_PEERS ?=
 # Each script stores its measurements and updates its part of the page, so each can be run on its own.
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/profiles.py
 	$(BIN)/python benchmarks/solve.py
+	$(BIN)/python benchmarks/jax_native.py $(JAX_PEERS)
+	$(BIN)/python benchmarks/jax_solve.py $(JAX_PEERS)
 	$(BIN)/python benchmarks/step_costs.py
 	$(BIN)/python benchmarks/images.py
 	$(BIN)/python benchmarks/scaling.py
@@ -102,6 +107,7 @@ learning: $(VENV)/installed-dev
 variants: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/forget_bias.py
 	$(BIN)/python benchmarks/value_scaling.py
+	$(BIN)/python benchmarks/jax_learning.py
 
 presets: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/presets.py

@@ -9,10 +9,18 @@ from figures import Run, Section, Target, compile_seconds, geometric_mean, known
 from side import LIMIT, PEER
 from works import SPEED
 
-EAGER, COMPILED, NUMPY = "inchworm-torch", "inchworm-compiled", "inchworm-numpy"
-COMPILING = (COMPILED, "sbx")
-FLOORS = {"eager torch": (2.0, 1.5), "compiled torch": (4.0, 2.5), "the better of NumPy and torch": (6.0, 3.5)}
-"""Against Stable-Baselines3: geometric mean over the works, and the least of them."""
+EAGER, COMPILED, NUMPY, JAX = "inchworm-torch", "inchworm-compiled", "inchworm-numpy", "inchworm-jax"
+SBX = "sbx"
+COMPILING = (COMPILED, JAX, SBX)
+FLOORS: tuple[tuple[str, tuple[str, ...], str, float, float], ...] = (
+    ("eager torch", (EAGER,), PEER, 2.0, 1.5),
+    ("compiled torch", (COMPILED,), PEER, 4.0, 2.5),
+    ("the better of NumPy and torch", (NUMPY, EAGER, COMPILED), PEER, 6.0, 3.5),
+    ("JAX", (JAX,), PEER, 6.0, 3.8),
+    ("JAX", (JAX,), SBX, 5.0, 2.5),
+)
+"""Name, sides, the peer that they are compared with, and the floors: geometric mean over the works, and the least of them."""
+PEER_NAMES = {PEER: "Stable-Baselines3", SBX: "SBX"}
 LIMITS = {"W1": 4.0, "W2": 8.0, "W3": 8.0, "W5": 4.0}
 """How many times as fast as inchworm's best the C program may be."""
 
@@ -49,30 +57,30 @@ def section(data: dict[str, Any]) -> Section:
 def targets(works: Works, sides: list[str]) -> list[Target]:
     """The floors against the peer, and against the C program."""
     found: list[Target] = []
-    chosen = {"eager torch": [EAGER], "compiled torch": [COMPILED], "the better of NumPy and torch": [NUMPY, EAGER, COMPILED]}
-    for name, (mean_floor, least_floor) in FLOORS.items():
-        of_work = best_ratios(works, [side for side in chosen[name] if side in sides]) if PEER in sides else {}
+    for name, chosen, peer, mean_floor, least_floor in FLOORS:
+        of_work = best_ratios(works, [side for side in chosen if side in sides], peer) if peer in sides else {}
+        against = f"{name} against {PEER_NAMES[peer]}"
         mean = geometric_mean(of_work.values()) if of_work else None
-        found.append(Target(f"{name} against Stable-Baselines3, geometric mean of {_names(works)}", mean, mean_floor))
+        found.append(Target(f"{against}, geometric mean of {_names(works)}", mean, mean_floor))
         least = min(of_work, key=lambda work: of_work[work]) if of_work else None
         at = f" ({least})" if least else ""
-        found.append(Target(f"{name} against Stable-Baselines3, the least{at}", of_work[least] if least else None, least_floor))
+        found.append(Target(f"{against}, the least{at}", of_work[least] if least else None, least_floor))
     for work, bound in LIMITS.items():
         if work in works:
             found.append(Target(f"the C program against inchworm's best, {work}", limit_ratio(works[work], sides), bound, at_least=False))
     return found
 
 
-def best_ratios(works: Works, sides: list[str]) -> dict[str, float]:
+def best_ratios(works: Works, sides: list[str], peer: str = PEER) -> dict[str, float]:
     """Work -> median ratio to the peer of whichever of the sides has the highest one."""
     if not sides:
         return {}
-    return {work: max(median(ratios(part["runs"][side], part["runs"][PEER])) for side in sides) for work, part in works.items()}
+    return {work: max(median(ratios(part["runs"][side], part["runs"][peer])) for side in sides) for work, part in works.items()}
 
 
 def best_side(part: dict[str, Any], sides: list[str]) -> str | None:
     """inchworm's fastest way to do a work, by median speed."""
-    ours = [side for side in (NUMPY, EAGER, COMPILED) if side in sides]
+    ours = [side for side in (NUMPY, EAGER, COMPILED, JAX) if side in sides]
     return max(ours, key=lambda side: median(map(speed, part["runs"][side]))) if ours else None
 
 

@@ -9,25 +9,37 @@ from typing import Any, Literal
 import numpy as np
 
 import memory
-from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, Rollout, RunConfig, TrainingConfig, TrainingState
+from inchworm import (
+    EnvConfig,
+    EvalConfig,
+    PolicyConfig,
+    PPOConfig,
+    PPOTrainer,
+    Rollout,
+    RunConfig,
+    TrainingConfig,
+    TrainingState,
+    make_vector_env,
+)
 from inchworm.train.callbacks import BaseCallback
 from jobs import since_start
 from works import Work, find, scaled
 
-Backend = Literal["numpy", "torch"]
+Backend = Literal["numpy", "torch", "jax"]
 Compile = Literal["off", "on", "auto"]
 
 
 class Clock(BaseCallback):
-    """The time that learning took."""
+    """The time that learning took; None where collecting and learning are one program."""
 
     def __init__(self) -> None:
-        self.learn_seconds = 0.0
+        self.learn_seconds: float | None = 0.0
 
     def on_iteration(self, state: TrainingState, metrics: object) -> None:
         """Add up the time of learning."""
         del metrics
-        self.learn_seconds += state.metrics["timing/learn_seconds"]
+        own = state.metrics.get("timing/learn_seconds")
+        self.learn_seconds = None if own is None or self.learn_seconds is None else self.learn_seconds + own
 
 
 class Curve(Clock):
@@ -58,6 +70,7 @@ def config_of(work: Work, seed: int, threads: int = 1, backend: Backend = "torch
             clip_coef=work.clip_coef,
             vf_coef=work.vf_coef,
             ent_coef=work.ent_coef,
+            clip_vloss=work.clip_vloss,
             max_grad_norm=work.max_grad_norm,
             update_epochs=work.update_epochs,
             rollout_steps=work.rollout_steps,
@@ -84,22 +97,30 @@ def train(
     warmup: int = 0,
     backend: Backend = "torch",
     compile_step: Compile = "off",
+    host: bool = False,
 ) -> dict[str, Any]:
-    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score."""
+    """One run: seconds after some iterations of warm-up, memory, and either the last returns or the whole learning curve and score.
+
+    With `host` the environments are stepped as for the other backends where JAX has a world of its own; they cannot be evaluated then.
+    """
     work = scaled(find(group, name), scale)
     work = dataclasses.replace(work, total_timesteps=work.total_timesteps + warmup * work.batch)
     clock = Curve() if evaluate else Clock()
-    with PPOTrainer("mlp", work.env_id, config_of(work, seed, threads, backend, compile_step), callbacks=[clock]) as trainer:
+    config = config_of(work, seed, threads, backend, compile_step)
+    env: Any = make_vector_env(config.env, seed=seed) if host else work.env_id
+    with PPOTrainer("mlp", env, config, callbacks=[clock]) as trainer:
         trainer.learner  # noqa: B018 - made before the clock starts, as the peers' optimisers are
         ready, base = since_start(), memory.resident()
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         if warmup:
             trainer.train(warmup * work.batch)
-        start, before, clock.learn_seconds = time.perf_counter(), trainer.total_timesteps, 0.0
+        start, cpu_start, before, clock.learn_seconds = time.perf_counter(), time.process_time(), trainer.total_timesteps, 0.0
         trainer.train()
         result = {
             "steps": trainer.total_timesteps - before,
             "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - cpu_start,
+            "warmup_cpu_seconds": cpu_start - cpu_began,
             "learn_seconds": clock.learn_seconds,
             "warmup_steps": before,
             "warmup_seconds": start - began,

@@ -1,6 +1,7 @@
 """A job in a separate process: a function of these scripts with plain arguments and a plain result. No side inherits from another.
 
     run("sb3_side:train", {"name": "W1", ...}, threads=1)      # in a fresh process: import sb3_side, call train(**arguments)
+    run("rejax_side:train", {...}, python=".../bin/python")    # the same by the interpreter of another virtual environment
 
 Inside, `since_start()` is the time since the process was asked for, imports and all.
 """
@@ -22,13 +23,15 @@ _STARTED = "INCHWORM_BENCH_STARTED"
 _POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")  # the last one is XLA's
 
 
-def run(call: str, arguments: Mapping[str, Any], *, threads: int = 1, environment: Mapping[str, str] | None = None) -> Any:
+def run(
+    call: str, arguments: Mapping[str, Any], *, threads: int = 1, environment: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Any:
     """Call `module:function` with the arguments in a fresh process whose thread pools have this size."""
     with tempfile.TemporaryDirectory(prefix="inchworm-job-") as directory:
         out = Path(directory) / "result.json"
         job = json.dumps({"call": call, "arguments": dict(arguments), "out": str(out)})
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).resolve()), job],
+            [python, str(Path(__file__).resolve()), job],
             env={**os.environ, **_thread_settings(threads), **(environment or {}), _STARTED: repr(time.time())},
             cwd=directory,  # simulators leave logs where they run
             capture_output=True,

@@ -12,7 +12,7 @@ def machine_facts() -> list[str]:
     """One line each, for a list."""
     known = versions()
     packages = {name: known[name] for name in ("inchworm", "torch", "numpy", "gymnasium")}
-    packages |= {name: _version(name) for name in ("stable-baselines3", "sbx-rl", "jax")}
+    packages |= {name: _version(name) for name in ("stable-baselines3", "sbx-rl", "jax", "optax", "gymnax")}
     return [
         f"processor: {known['cpu']}, {len(os.sched_getaffinity(0))} cores",
         f"system: {known['platform']}, Python {known['python']}",

@@ -42,6 +42,8 @@ PAGES = (
             "compare": "compare_section",
             "profiles": "profiles",
             "solve": "solve",
+            "jax_native": "jax_native",
+            "jax_solve": "jax_solve",
             "step_costs": "step_costs",
             "images": "images",
             "scaling": "scaling",

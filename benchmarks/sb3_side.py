@@ -106,11 +106,12 @@ def train(
         model.learn(warmup * work.batch)
     before = int(model.num_timesteps)
     clock = Curve() if evaluate else Clock()
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     model.learn(work.total_timesteps, callback=clock, reset_num_timesteps=not warmup)
     result = {
         "steps": int(model.num_timesteps) - before,
         "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
         "learn_seconds": clock.learn_seconds,
         "warmup_steps": before,
         "warmup_seconds": start - began,

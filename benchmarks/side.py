@@ -1,4 +1,4 @@
-"""The sides that train a work: inchworm in its three ways, its peers, and a C program as an estimate of what the machine can do.
+"""The sides that train a work: inchworm in its four ways, its peers, and a C program as an estimate of what the machine can do.
 
 `learning.py` compares scores and knows two sides, `SIDES`; `compare.py` compares speed and knows all of `SPEED_SIDES`.
 """
@@ -25,19 +25,21 @@ SPEED_SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "inchworm-numpy": ("inchworm_side:train", {"backend": "numpy"}),
     "inchworm-torch": ("inchworm_side:train", {"backend": "torch"}),
     "inchworm-compiled": ("inchworm_side:train", {"backend": "torch", "compile_step": "on"}),
+    "inchworm-jax": ("inchworm_side:train", {"backend": "jax", "host": True}),
     PEER: ("sb3_side:train", {}),
     "sbx": ("sb3_side:train", {"package": "sbx"}),
     LIMIT: ("limit:train", {}),
 }
 """Name -> the function that trains, and what it is given besides the work."""
-_NEEDS = {PEER: "stable_baselines3", "sbx": "sbx"}
+_NEEDS = {PEER: ("stable_baselines3", "bench"), "sbx": ("sbx", "bench"), "inchworm-jax": ("jax", "jax")}
+"""Side -> the package that it needs, and the extra that has it."""
 
 
 def missing(side: str) -> str | None:
     """Why a side cannot run here, or None."""
-    package = _NEEDS.get(side)
+    package, extra = _NEEDS.get(side, (None, None))
     if package is not None and importlib.util.find_spec(package) is None:
-        return f"{package} is not installed; type: pip install -e '.[bench]'"
+        return f"{package} is not installed; type: pip install -e '.[{extra}]'"
     if side == LIMIT and shutil.which("cc") is None:
         return "there is no C compiler; install one that answers to cc"
     return None

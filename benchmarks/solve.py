@@ -10,19 +10,17 @@ time of evaluating is reported separately: it is not learning, and its frequency
 from __future__ import annotations
 
 import argparse
-import time
 from statistics import median
 from typing import Any
-
-import numpy as np
 
 import jobs
 import results
 from figures import Section, Target, table
+from jax_measures import EPISODES, SOLVED, Watch
 from works import SOLVE
 
 INTERVAL = 20
-EPISODES, EVAL_ENVS, SOLVED = 100, 8, 475.0
+EVAL_ENVS = 8
 OURS = {"inchworm-numpy": "numpy", "inchworm-torch": "torch"}
 PEER = "stable-baselines3"
 
@@ -81,28 +79,6 @@ def theirs(seed: int) -> dict[str, Any]:
 
     model.learn(SOLVE.total_timesteps, callback=Look())
     return watch.result()
-
-
-class Watch:
-    """Records the time until an evaluation reaches the target, and how much of it was spent evaluating."""
-
-    def __init__(self) -> None:
-        self.evaluating = 0.0
-        self.found: dict[str, Any] = {"steps": None, "seconds": None, "evaluating": None, "score": None}
-
-    def solved(self, env_steps: int, score: Any) -> bool:
-        """Take a score; whether it is enough."""
-        began = time.perf_counter()
-        mean = float(np.mean(score()))
-        self.evaluating += time.perf_counter() - began
-        self.found["score"] = mean
-        if mean >= SOLVED:
-            self.found |= {"steps": env_steps, "seconds": jobs.since_start() - self.evaluating, "evaluating": self.evaluating}
-        return mean >= SOLVED
-
-    def result(self) -> dict[str, Any]:
-        """Seconds from process start without evaluations, those of evaluations, env steps, and the last score."""
-        return self.found
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ class Work:
     clip_coef: float = 0.2
     vf_coef: float = 1.0
     max_grad_norm: float = 0.5
+    clip_vloss: bool = False
+    """The value's move is bounded by clip_coef, too."""
     linear: bool = False
     """Learning rate and clip go linearly to 0 over total_timesteps."""
 
@@ -101,6 +103,22 @@ SOLVE = Work(
 """What is timed until CartPole-v1 is solved (`solve.py`): W1 with the schedules that RL Zoo gives it."""
 
 
+NATIVE = {
+    work.name: work
+    for work in (
+        Work(
+            name=f"N{num_envs}", env_id="gymnax:CartPole-v1", num_envs=num_envs, rollout_steps=128, minibatch_size=num_envs * 32,
+            update_epochs=4, learning_rate=2.5e-4, gamma=0.99, gae_lambda=0.95, ent_coef=0.01, vf_coef=0.5, clip_vloss=True,
+            total_timesteps=iterations * num_envs * 128,
+        )
+        for num_envs, iterations in ((8, 200), (64, 40), (2048, 4))
+    )
+}  # fmt: skip
+"""Where whole loops compiled by JAX are compared (`jax_native.py`): PureJaxRL's own settings with a constant learning rate."""
+
+GROUPS = {"speed": SPEED, "learning": LEARNING, "native": NATIVE, "solve": {SOLVE.name: SOLVE}}
+
+
 def find(group: str, name: str) -> Work:
-    """A work by its group ("speed" or "learning") and name."""
-    return (SPEED if group == "speed" else LEARNING)[name]
+    """A work by its group ("speed", "learning", "native" or "solve") and name."""
+    return GROUPS[group][name]

@@ -131,7 +131,7 @@ FLOORS = (
     {"env", "rollout", "policy"},
     {"worlds", "backends"},
     {"backends.numpy"},
-    {"backends.torch"},
+    {"backends.torch", "backends.jax"},
     {"collect"},
     {"tracking"},
     {"run"},

@@ -128,7 +128,7 @@ def test_variants_are_compared_seed_by_seed_and_finished_runs_are_not_repeated(
     assert "b from a" in text
 
 
-@pytest.mark.parametrize("name", ["forget_bias", "value_scaling", "presets"])
+@pytest.mark.parametrize("name", ["forget_bias", "value_scaling", "presets", "jax_learning"])
 def test_every_variant_has_its_base(module: Any, name: str) -> None:
     cases = module(name).CASES
     known = {(case.task, case.variant) for case in cases}
@@ -185,6 +185,13 @@ def test_floors_by_hand(module: Any) -> None:
     assert found["compiled torch against Stable-Baselines3, the least"].verdict == "not measured"
 
 
+def test_jax_is_held_against_both_peers(module: Any) -> None:
+    data = _compared({"W1": {"inchworm-jax": [600.0], "stable-baselines3": [100.0], "sbx": [150.0]}})
+    found = {target.what: target.value for target in module("compare_section").section(data).targets}
+    assert found["JAX against Stable-Baselines3, geometric mean of W1"] == pytest.approx(6.0)
+    assert found["JAX against SBX, the least (W1)"] == pytest.approx(4.0)
+
+
 def test_the_faster_thread_setting_is_kept(module: Any) -> None:
     fastest = module("compare").fastest
     assert fastest({"1": _run(100, 1.0), "2": _run(100, 0.9)}) == 2
@@ -202,6 +209,83 @@ def test_solved_by_hand(module: Any) -> None:
     assert solve.medians([ours[0], ours[1], unsolved], "steps") == 20
     never = solve.section({"inchworm-numpy": [unsolved], "stable-baselines3": theirs[:1]})
     assert {target.verdict for target in never.targets} == {"not measured"}
+
+
+# ---- JAX ----
+def _compiled(speeds: dict[str, float], first: dict[str, float], cached: dict[str, float]) -> dict[str, Any]:
+    """A work of jax_native.py with one repeat."""
+    more = {"startup_seconds": 1.0, "base_bytes": 10, "peak_bytes": 20, "versions": {"jax": "1.2"}}
+    runs = {
+        kind: {side: [_run(1000, 1000 / value, compile_seconds=seconds[side], **more)] for side, value in speeds.items()}
+        for kind, seconds in (("cold", first), ("warm", cached))
+    }
+    return {"threads": dict.fromkeys(speeds, 1), **runs}
+
+
+def test_compiled_loops_by_hand(module: Any) -> None:
+    """8 envs: 300 against 100 and 200, 1.5 times the faster; 64 envs: 240 against 300 and 100, 0.8 times: together sqrt(1.2)."""
+    native = module("jax_native")
+    speeds = [dict(zip(("inchworm-jax", "rejax", "purejaxrl"), values)) for values in ((300.0, 100.0, 200.0), (240.0, 300.0, 100.0))]
+    first, cached = {"inchworm-jax": 4.0, "rejax": 10.0, "purejaxrl": 5.0}, {"inchworm-jax": 1.0, "rejax": 2.0, "purejaxrl": 2.0}
+    growth = [[{"iterations": 10, "seconds": 1.0}, {"iterations": 80, "seconds": 12.0}]]
+    data = {
+        "sides": list(first),
+        "works": {work: _compiled(values, first, cached) for work, values in zip(("N8", "N64"), speeds)},
+        "growth": growth,
+        "buffer_bytes": {"N8": 1_000_000, "N64": 8_000_000},
+    }
+    section = native.section(data)
+    value = {target.what: target.value for target in section.targets}
+    verdict = {target.what: target.verdict for target in section.targets}
+    assert value["JAX, whole loop compiled, against the faster of its peers, geometric mean"] == pytest.approx(math.sqrt(1.2))
+    assert value["JAX, whole loop compiled, against the faster of its peers, the least (N64)"] == pytest.approx(0.8)
+    assert value["JAX: first compile over rejax's first"] == pytest.approx(0.4)
+    assert verdict["JAX: first compile over purejaxrl's first"] == "**missed**"  # 4 / 5, where half is allowed
+    assert value["JAX: compile from the cache over purejaxrl's first"] == pytest.approx(0.2)
+    assert value["JAX: time of a step, 80 iterations over 10"] == pytest.approx(1.5)
+    assert value["JAX: time of a step, 64 envs over 8"] == pytest.approx(300 / 240)
+    text = "\n".join(section.lines)
+    assert "| 8 | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
+    assert "8.0 MB with 64 envs" in text
+    alone = {"sides": ["rejax"], "works": {"N8": _compiled({"rejax": 100.0}, first, cached)}}
+    assert native.section(alone).targets == []
+
+
+def test_compiling_inside_compiling_counts_once(module: Any) -> None:
+    """Spans 0 to 4, 1 to 2 within it, 3 to 6 across its end, and 8 to 9: seven seconds."""
+    clock = object.__new__(module("jax_measures").CompileClock)
+    clock._spans = [(3.0, 6.0), (0.0, 4.0), (8.0, 9.0), (1.0, 2.0)]
+    assert clock.seconds() == pytest.approx(7.0)
+
+
+def test_solved_with_jax_by_hand(module: Any) -> None:
+    """9 s with an empty cache against 10 s and 18 s; 6 s with a filled one against NumPy's 3 s. One that is not solved is not measured."""
+    solve = module("jax_solve")
+    one = lambda seconds: [{"steps": 10, "seconds": seconds - 1.0, "evaluating": 1.0, "score": 500.0}]  # noqa: E731
+    runs = {"inchworm-numpy": one(3.0), "inchworm-jax, empty cache": one(9.0), "inchworm-jax, filled cache": one(6.0)}
+    runs |= {"rejax, empty cache": one(10.0), "purejaxrl, empty cache": one(18.0)}
+    found = solve.section({"threads": {"inchworm-jax": 2}, "runs": runs})
+    assert [target.value for target in found.targets] == pytest.approx([0.9, 0.5, 2.0])
+    assert "| inchworm-jax, filled cache | 2 | 1 of 1 | 6.0 | 10 |" in found.lines
+    never = runs | {"inchworm-jax, filled cache": [{"steps": None, "seconds": 9.0, "evaluating": 0.0, "score": 20.0}]}
+    assert solve.targets({"threads": {}, "runs": never})[-1].verdict == "not measured"
+
+
+def test_learning_with_jax_by_hand(module: Any) -> None:
+    """Areas 100 and 100 against 99 and 97: -2 % on average, with a half interval of 12.706 · 1; a seed without its pair is left out."""
+    learning = module("jax_learning")
+    areas = {"numpy": [100.0, 100.0, 7.0], "jax": [99.0, 97.0]}
+    runs = [
+        {"task": "Acrobot-v1", "variant": backend, "seed": seed, "steps": 1000, **dict.fromkeys(module("curves").SHOWN, area)}
+        for backend, own in areas.items()
+        for seed, area in enumerate(own)
+    ]
+    assert learning.relative_differences(runs, "Acrobot-v1") == pytest.approx([-1.0, -3.0])
+    found = {target.what.partition(":")[0]: target for target in learning.targets(runs)}
+    assert found["Acrobot-v1"].value == pytest.approx(-2.0 - 12.706, abs=1e-3)
+    assert found["Acrobot-v1"].verdict == "**missed**"
+    assert found["Pendulum-v1"].verdict == "not measured"
+    assert "| Acrobot-v1 | -2.00 ± 12.71 |" in learning.report(learning.CASES, runs)
 
 
 def test_profiles_by_hand(module: Any) -> None:

@@ -35,11 +35,12 @@ def __getattr__(name: str) -> Any:
         try:
             value = getattr(importlib.import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
-            if error.name != "torch":
+            if error.name not in ("torch", "jax"):
                 raise
             from inchworm.core.errors import MissingExtraError
 
-            raise MissingExtraError(f'inchworm.{name} needs torch, which is not installed; type: pip install "inchworm[torch]"') from error
+            missing = f"inchworm.{name} needs {error.name}, which is not installed"
+            raise MissingExtraError(f'{missing}; type: pip install "inchworm[{error.name}]"') from error
     else:
         raise AttributeError(f"module 'inchworm' has no attribute {name!r}")
     globals()[name] = value

@@ -1,5 +1,7 @@
 """The public names of inchworm, each with the module it lives in: read by type checkers and by `__init__.py`, which imports lazily."""
 
+from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer
+from inchworm.backends.jax.policy import JaxPolicy as JaxPolicy
 from inchworm.backends.numpy.policy import NumpyPolicy as NumpyPolicy
 from inchworm.backends.registry import compute_advantages as compute_advantages
 from inchworm.backends.registry import compute_gae as compute_gae

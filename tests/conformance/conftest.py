@@ -1,10 +1,12 @@
 """What every conformance case runs on: each backend as one object, and every kind of space as one case."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optree
 import pytest
@@ -12,6 +14,11 @@ import torch
 from gymnasium import spaces
 
 from doubles.learners import torch_policy
+from inchworm.backends.jax import distributions as jax_distributions
+from inchworm.backends.jax import gae as jax_gae
+from inchworm.backends.jax import loss as jax_loss
+from inchworm.backends.jax import network as jax_encoding
+from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.numpy import distributions as numpy_distributions
 from inchworm.backends.numpy import gae as numpy_gae
 from inchworm.backends.numpy import loss as numpy_loss
@@ -74,6 +81,12 @@ class _NumpyLoss:
         return numpy_loss.value_errors(evaluation, minibatch.returns, minibatch.values, coefficients)[0]
 
 
+def _jax_gae_by_rows(*given: Any) -> Any:
+    """The recursion for many lanes."""
+    rewards, *others = (jnp.tile(array, (1, jax_gae.MANY_LANES)) for array in given[:5])
+    return jax_gae.compute_gae(rewards, *others, *given[5:])[:, : given[0].shape[1]]
+
+
 NUMPY = Backend(
     "numpy", np.asarray, np.asarray, numpy_gae.compute_gae, _NumpyLoss, _numpy_log_prob_and_entropy, numpy_encoding, NumpyPolicy
 )
@@ -87,17 +100,30 @@ TORCH = Backend(
     torch_encoding,
     torch_policy,
 )
+JAX = Backend(
+    "jax",
+    jnp.asarray,
+    np.asarray,
+    jax_gae.compute_gae,
+    jax_loss,
+    jax_distributions.log_prob_and_entropy,
+    jax_encoding,
+    JaxPolicy,
+)
+JAX_BY_ROWS = replace(JAX, name="jax, row by row", compute_gae=_jax_gae_by_rows)
 TORCH_ON_DEVICE = replace(TORCH, name="torch on a device", compute_gae=torch_gae.gae_on_device)
 
 
-@pytest.fixture(params=[NUMPY, TORCH], ids=lambda backend: backend.name)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    return request.param
+@pytest.fixture(params=[NUMPY, TORCH, JAX], ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    with jax.enable_x64(True):  # many cases are compared in float64
+        yield request.param
 
 
-@pytest.fixture(params=[NUMPY, TORCH, TORCH_ON_DEVICE], ids=lambda backend: backend.name)
-def gae_backend(request: pytest.FixtureRequest) -> Backend:
-    return request.param
+@pytest.fixture(params=[NUMPY, TORCH, TORCH_ON_DEVICE, JAX, JAX_BY_ROWS], ids=lambda backend: backend.name)
+def gae_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    with jax.enable_x64(True):
+        yield request.param
 
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.5], np.float32))

@@ -69,8 +69,8 @@ class Backend(Protocol):
     def to_array(self, value: object) -> np.ndarray | None:
         """A copy of one of the framework's tensors as an array; None for anything else."""
 
-    def from_array(self, array: np.ndarray) -> Any:
-        """A copy of an array as one of the framework's tensors."""
+    def from_array(self, array: np.ndarray, like: Any = None) -> Any:
+        """A copy of an array as one of the framework's tensors, on the device of `like`."""
 
     # Optional: a backend that steps some environments itself has these.
     def native_choice(self, config: EnvConfig) -> tuple[bool, str]:
@@ -111,6 +111,17 @@ def get_backend(name: str) -> Backend:
 def backend_of(policy: Policy) -> Backend:
     """The backend of a policy: the one that it names, or torch, which trains networks of users."""
     return get_backend(getattr(policy, "backend", "torch"))
+
+
+def framework_of(value: object) -> str:
+    """The name of the backend whose framework made an array; "numpy" for anything else, such as a list."""
+    framework = type(value).__module__.partition(".")[0].removesuffix("lib")  # JAX's arrays are of jaxlib
+    return framework if framework in BACKENDS else "numpy"
+
+
+def backend_of_array(value: object) -> Backend:
+    """The backend whose framework made an array; NumPy for anything else, such as a list."""
+    return get_backend(framework_of(value))
 
 
 def imported_backends() -> dict[str, Backend]:
@@ -245,8 +256,8 @@ def compute_gae(
     keeps its next value: V of the true successor, which `next_values` holds. Flags may be bool or 0 and 1.
     """
     given = [rewards, values, next_values, terminated, truncated]
-    kinds = {type(one).__module__.partition(".")[0] for one in given}  # of a tensor, which is called as its backend
-    framework = next((kind for kind in kinds if kind in BACKENDS and kind != "numpy"), "numpy")
+    kinds = {framework_of(one) for one in given}
+    framework = max(kinds, key=lambda kind: kind != "numpy")
     if framework == "numpy":
         given = [np.asarray(one) for one in given]
     elif len(kinds) > 1:

@@ -242,15 +242,15 @@ class RolloutCollector:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned; the environments are restored by replay."""
-        if isinstance(state["vector_env"], list):
-            raise ConfigError(
-                f"the state is of {len(state['vector_env'])} alternating groups of environments (collect.groups), which were removed; "
-                "resume it with the version that wrote it, or start a new run from its policy file"
-            )
         if "scan" in state:
             raise ConfigError(
                 "the state is of environments that were stepped inside a compiled program (run.backend=jax); resume it with the settings "
                 "that it was saved with, or start a new run from its policy (run.init_from)"
+            )
+        if isinstance(state["vector_env"], list):
+            raise ConfigError(
+                f"the state is of {len(state['vector_env'])} alternating groups of environments (collect.groups), which were removed; "
+                "resume it with the version that wrote it, or start a new run from its policy file"
             )
         self._reset_episode_state()
         self._stream = restore_stream(state["stream"])

@@ -47,6 +47,10 @@ BACKENDS = {
 """The backends that `run.backend` accepts, with their modules; `inchworm.backends.registry.register_backend` adds others."""
 
 
+_FROM_WORD = BeforeValidator(lambda value: {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value)
+"""A switch that also has words as values, from a command line."""
+
+
 @config_class("env.wrappers.")
 class WrapperConfig(ConfigBase):
     """One wrapper of `gymnasium.wrappers`, by its class name."""
@@ -86,9 +90,9 @@ class EnvConfig(ConfigBase):
     """The usual Atari preprocessing: no-op starts, frame skip 4 with max, 84x84 grey, lost lives end training episodes, sign rewards."""
     frame_stack: Annotated[Integer, Field(ge=1, le=1_000)] = 1
     """Number of latest observations stacked along a new first axis."""
-    native: bool = True
+    native: Annotated[bool | Literal["host"], _FROM_WORD] = True
     """Use the environment's vectorised implementation where one exists that gives bit-identical results; with run.backend=jax its
-    JAX-native one, which has the same dynamics, rounded to float32, and draws other initial states."""
+    JAX-native one, which has the same dynamics, rounded to float32, and draws other initial states. host uses only the first kind."""
 
     def __post_init__(self) -> None:
         check_plain(self.kwargs, "env.kwargs")
@@ -555,9 +559,11 @@ class TrainingConfig(ConfigBase):
         for name, role in self.policies.items():
             self._check_role(name, role)
         if self.run.backend == "numpy" and self.policy.kind in ("lstm", "gru"):
-            raise ConfigError(f"policy.kind={self.policy.kind} can be trained only with torch; use run.backend=torch or auto")
-        if self.run.backend == "numpy" and self.ppo.optimizer == "muon":
+            raise ConfigError(f"policy.kind={self.policy.kind} can be trained with torch and jax; use run.backend=torch, jax or auto")
+        if self.run.backend in ("numpy", "jax") and self.ppo.optimizer == "muon":
             raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
+        if self.run.backend == "jax" and self.ppo.compile == "on":
+            raise ConfigError("ppo.compile=on compiles torch's step, and run.backend=jax is always compiled; set ppo.compile=off")
         if self.convergence.stops and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
@@ -582,7 +588,7 @@ class TrainingConfig(ConfigBase):
         if "central_critic" in role.policy:
             raise ConfigError(f"policies.{name}.policy.central_critic: all policies share the global state; set policy.central_critic")
         if self.run.backend == "numpy" and kind in ("lstm", "gru"):
-            raise ConfigError(f"policies.{name}.policy.kind={kind} can be trained only with torch; use run.backend=torch or auto")
+            raise ConfigError(f"policies.{name}.policy.kind={kind} can be trained with torch and jax; use run.backend=torch, jax or auto")
 
 
 def check_minibatches(ppo: PPOConfig, num_lanes: int) -> None:

@@ -59,7 +59,7 @@ class RunningMeanStd:
         self.count = total
 
     def normalize(self, x: Array, clip: float | None = None) -> Array:
-        """(x - mean) / std, clipped to ±clip, in the dtype of `x` if that is a float; a torch tensor gives a tensor on its device."""
+        """(x - mean) / std, clipped to ±clip, in the dtype of `x` if that is a float; a framework's tensor gives a tensor on its device."""
         samples = _on_host(x)
         scaled = (samples - self.mean) / self.std
         return _as_given(x, samples, scaled if clip is None else np.clip(scaled, -clip, clip))
@@ -89,19 +89,22 @@ class RunningMeanStd:
         return other
 
 
-def _is_tensor(x: Array) -> bool:
-    return type(x).__module__.partition(".")[0] == "torch"
-
-
 def _on_host(x: Array) -> np.ndarray:
-    """Samples as an array, also of a torch tensor with gradients or on another device."""
-    return np.asarray(x.detach().cpu() if _is_tensor(x) else x)
+    """Samples as an array, also of a framework's tensor with gradients or on another device."""
+    from inchworm.backends.registry import backend_of_array  # which frameworks there are is known above this package
+
+    found = None if isinstance(x, np.ndarray) else backend_of_array(x).to_array(x)
+    return np.asarray(x) if found is None else found
 
 
 def _as_given(x: Array, samples: np.ndarray, result: np.ndarray) -> Array:
-    """The result in the samples' dtype if it is a float, else in float64, and as a tensor if `x` is one."""
+    """The result in the samples' dtype if it is a float, else in float64, and as a tensor of the framework that `x` is of."""
     cast = np.asarray(result, samples.dtype if samples.dtype.kind == "f" else np.float64)
-    return (x if x.is_floating_point() else x.double()).new_tensor(cast) if _is_tensor(x) else cast
+    if isinstance(x, np.ndarray):
+        return cast
+    from inchworm.backends.registry import backend_of_array
+
+    return backend_of_array(x).from_array(cast, x)
 
 
 def _moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:

@@ -70,7 +70,7 @@ class NotExactWarning(UserWarning):
 def versions() -> Mapping[str, str | None]:
     """Everything that the bits of a run depend on besides its config: packages, platform and processor; looked up once per process."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("inchworm", "numpy", "torch", "gymnasium", "safetensors", "optree"):
+    for package in ("inchworm", "numpy", "torch", "jax", "jaxlib", "gymnasium", "safetensors", "optree"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

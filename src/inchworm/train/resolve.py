@@ -195,6 +195,8 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
     others = [kind for kind in (network.kind for network in networks) if kind != "mlp"]
     widest = max((size for network in networks for size in network.hidden_sizes), default=0)
     built_in = (str, PolicyConfig, PolicySpec, NumpyPolicy)
+    if any(getattr(part, "backend", None) == "jax" for part in parts):
+        return "jax", "the policy is one of JAX's"
     if not all(isinstance(part, built_in) or not isinstance(part, Policy) for part in parts):
         return "torch", "it trains policies that are given as torch modules"
     if others:
@@ -221,7 +223,7 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
     """
     ppo, run, kind = config.ppo, config.run, config.policy.kind
     if run.backend != "torch":
-        return "off", f"run.backend={run.backend} has nothing to compile"
+        return "off", "JAX is always compiled" if run.backend == "jax" else f"run.backend={run.backend} has nothing to compile"
     if not builtin:
         return "off", "only built-in policies with the built-in loss and optimiser are compiled"
     if ppo.optimizer not in ("adam", "adamw"):

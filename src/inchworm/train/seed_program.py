@@ -27,7 +27,6 @@ from inchworm.core.protocols import BaseCallback
 from inchworm.env.workers import messages
 from inchworm.env.workers.process import TEXT_LIMIT, describe_warning
 from inchworm.train.loop import TrainingState
-from inchworm.train.trainer import functional_training_loop
 
 # From the parent.
 JOB = b"j"
@@ -85,6 +84,8 @@ def send(connection: socket.socket, kind: bytes, header: Any = None) -> None:
 
 def train_seed(job: SeedJob, connection: socket.socket) -> None:
     """Train the run of a job, from its newest checkpoint if there is one, and report how it ended."""
+    from inchworm.train.trainer import functional_training_loop  # the parent reads this module only for the messages
+
     try:
         callbacks = [*job.callbacks, ReportCallback(connection)]
         state = functional_training_loop(job.config, job.policy, job.env, custom_losses=job.custom_losses, callbacks=callbacks)

@@ -30,10 +30,10 @@ from inchworm.train.convergence import has_stopped
 from inchworm.train.loop import TrainingState, reached_limits
 from inchworm.train.resolve import resolve_config
 from inchworm.train.seed_processes import ProcessTrainer, default_jobs
-from inchworm.train.trainer import EnvLike
 
 if TYPE_CHECKING:
     from inchworm.tracking.seeds_view import SeedsView
+    from inchworm.train.trainer import EnvLike
 
 SeedTrainer: TypeAlias = Callable[[Bundle, Sequence[int]], Generator[SeedEvent, None, None]]
 """What trains the runs of a bundle: called with the bundle and the seeds that are not finished, it yields what they report.

@@ -200,7 +200,8 @@ def test_whole_runs_can_be_vmapped_over_seeds():
         return fused_module.run_iterations(program, state, scales, lanes, orders, numbers, 2)[0]
 
     together = jax.jit(jax.vmap(run))(state, orders, numbers)
-    for index, trainer in enumerate(trainers):
+    for index, seed in enumerate((1, 2)):
+        trainer = PPOTrainer("mlp", settings.env, settings, seed=seed)
         trainer.train()
         np.testing.assert_allclose(together.carry.weights[index], trainer.learner.carry().weights, rtol=0, atol=1e-5)
 

@@ -58,7 +58,7 @@ def test_successors_flags_and_episodes_are_those_of_stepping_by_hand():
     rollout = made.collect(60)
     check_fields(rollout.to_dict())
     rollout.validate(made.vector_env.observation_space, made.vector_env.action_space)
-    assert rollout.truncated.sum() >= LANES
+    assert rollout.truncated.any()
     assert rollout.terminated.any()
     successors, rewards = by_hand(made.native, rollout)
     for (row, lane), seen in zip(rollout.cut_rows.tolist(), rollout.cut_observations):
@@ -119,9 +119,9 @@ def test_state_continues_bit_for_bit():
 
 def test_the_number_of_lanes_changes_no_episode():
     whole = collector().collect(8)
-    env = make_jax_env(EnvConfig(id="CartPole-v1", num_envs=2, max_episode_steps=10), seed=3, first_copy=4)
+    env = make_jax_env(EnvConfig(id="CartPole-v1", num_envs=2, max_episode_steps=10), seed=3, first_copy=2)
     part = ScanCollector(env, collector().follows, seed=3).collect(8)
-    assert np.array_equal(whole.observations[0, 4:], part.observations[0])
+    assert np.array_equal(whole.observations[0, 2:], part.observations[0])
 
 
 def test_continuous_actions_are_clipped_for_the_environment_alone():

@@ -132,7 +132,7 @@ def to_array(value: object) -> np.ndarray | None:
     return np.array(value) if isinstance(value, jax.Array) else None
 
 
-def from_array(array: np.ndarray) -> jax.Array:
+def from_array(array: np.ndarray, like: Any = None) -> jax.Array:  # noqa: ARG001
     """A copy of an array as a JAX array; 64 bits become 32 unless JAX is set to keep them."""
     return jnp.array(array)
 
@@ -149,12 +149,12 @@ def native_choice(config: EnvConfig) -> tuple[bool, str]:
     if config.id not in WORLDS:
         return False, ""
     how = f"the JAX-native {config.id}, which has the same dynamics and compiles together with learning"
-    if not config.native:
-        return False, f"stepping {config.id} on the host, not {how}, because env.native=false"
+    if config.native is not True:
+        return False, f"stepping {config.id} on the host, because env.native={str(config.native).lower()}; true uses {how}"
     why_not = why_not_native(config) or (f"env.kwargs={config.kwargs}" if config.kwargs else None)
     if why_not is not None:
-        return False, f"stepping {config.id} on the host, not {how}, because {why_not}"
-    return True, f"using {how}; env.native=false steps Gymnasium's on the host"
+        return False, f"stepping {config.id} on the host, because {why_not}; without that, JAX would use {how}"
+    return True, f"using {how}; env.native=host steps Gymnasium's on the host"
 
 
 def make_native_env(config: EnvConfig, **options: Any) -> VectorEnv:

@@ -20,7 +20,7 @@ from inchworm.backends.jax.loss import normalize
 from inchworm.backends.jax.optimizer import check_kind, first_moments, join_vector, moments_from_dict, moments_to_dict, split_vector
 from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.samples import steps_of
-from inchworm.backends.jax.update import Carry, Metrics, Program, settings_array, update
+from inchworm.backends.jax.update import Carry, Metrics, Program, compiled_update, settings_array
 from inchworm.backends.learner import ALL_FROZEN, EMPTY, RATIO_TOLERANCE, BaseLearner, StepMetrics, summary
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
@@ -140,6 +140,7 @@ class JaxOptimizer(BaseLearner):
         steps = steps_of(program.spec, filled, program.length, raw_fields(filled, losses) if losses else None)
         permutations = self.permutations(total)
         with self.policy.precision():
+            update = compiled_update(program, program.length * -(-total // self.config.minibatches_for(total, program.length)))
             carry, metrics, estimates = update(program, self.carry(), self.policy.scales, steps, permutations, self.settings())
             metrics, estimates = jax.device_get((metrics, estimates))
         advantages = Advantages(*estimates)

@@ -21,8 +21,8 @@ from inchworm.core.errors import RolloutError
 from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import MASK_KEY, build_tree, leaf
 from inchworm.core.types import Tree
-from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart
-from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, channels_first
+from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart, channels_first
+from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 
 Params = Mapping[str, Array]

@@ -18,7 +18,7 @@ from inchworm.backends.jax.scan import Scanned, ScanState, begin_scan, scan_roll
 from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.registry import acting_policy
 from inchworm.collect.collector import RECENT_EPISODES, bad_number
-from inchworm.core.errors import BadNumberError, ConfigError
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import build_tree, leaf, leaf_dtype, leaves, path_name
@@ -141,18 +141,17 @@ class ScanCollector:
 
     def _check_finite(self, host: Any) -> None:
         """Raise unless every number is finite, before any of it is kept."""
-        if not np.isfinite(host.rewards).all():
-            raise self._bad("reward", host.rewards, host.lengths)
+        rows, last = host.slots.rows, len(host.rewards) - 1
+        at_slots = np.take_along_axis(host.lengths, np.minimum(rows, last), 0)  # [S, B]
+        shown = [("observation", host.observations, host.lengths - 1), ("final observation", host.slots.observations, at_slots)]
+        found: list[tuple[str, np.ndarray, np.ndarray]] = [("reward", host.rewards, host.lengths)]
         for path, space in leaves(self.vector_env.observation_space):
             if leaf_dtype(space).kind == "f":
-                for name, tree in (("observation", host.observations), ("final observation", host.slots.observations)):
-                    values = leaf(tree, path)
-                    if not np.isfinite(values).all():
-                        raise self._bad(f"{name} {path_name(path)!r}", values, host.lengths)
-
-    def _bad(self, what: str, values: np.ndarray, lengths: np.ndarray) -> BadNumberError:
-        row, lane = np.argwhere(~np.isfinite(values))[0, :2]
-        return bad_number(what, int(lane), int(lengths[row, lane]), values[row, lane])
+                found += [(f"{name} {path_name(path)!r}", leaf(tree, path), steps) for name, tree, steps in shown]
+        for what, values, steps in found:
+            if not np.isfinite(values).all():
+                row, lane = np.argwhere(~np.isfinite(values))[0, :2]
+                raise bad_number(what, int(lane), int(steps[row, lane]), values[row, lane])
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Act with these weights from the next `collect` on."""

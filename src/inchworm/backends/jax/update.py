@@ -6,6 +6,7 @@ the program is in `Program`; what may change during a run (rates, coefficients, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
@@ -132,7 +133,6 @@ class Metrics(NamedTuple):
     """Whether too many bad minibatches in a row ended the epochs."""
 
 
-@partial(jax.jit, static_argnums=0)
 def update(
     program: Program, carry: Carry, scales: Scales, steps: Steps, permutations: Array, settings: Array
 ) -> tuple[Carry, Metrics, Estimates]:
@@ -145,6 +145,22 @@ def update(
     samples = samples_of(program, scales, steps, estimates)
     carry, metrics = learn(program, carry, scales, samples, permutations, given)
     return carry, metrics, estimates
+
+
+ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
+"""Compiler option by which XLA computes matrix products in the thread that runs the program."""
+SMALL_PRODUCT = 2**22
+"""Multiplications of a step's largest matrix product up to which other threads are not worth waking."""
+_compiled = {small: jax.jit(update, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
+
+
+def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tuple[Carry, Metrics, Estimates]]:
+    """`update`, compiled when it is first called with a program and shapes; small networks compute in one thread.
+
+    Waking another thread takes longer than a small product, and on a busy machine much longer: measured up to seven times the whole update.
+    """
+    largest = max(math.prod(shape) for shape in program.spec.layers.values())
+    return _compiled[largest * minibatch_size <= SMALL_PRODUCT and not program.spec.observations.images]
 
 
 def samples_of(program: Program, scales: Scales, steps: Steps, estimates: Estimates) -> Samples:

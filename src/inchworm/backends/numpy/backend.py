@@ -66,6 +66,6 @@ def to_array(_value: object) -> np.ndarray | None:
     return None
 
 
-def from_array(array: np.ndarray) -> Any:
+def from_array(array: np.ndarray, like: Any = None) -> Any:  # noqa: ARG001
     """The array itself."""
     return array

@@ -100,9 +100,10 @@ def to_array(value: object) -> np.ndarray | None:
     return value.detach().cpu().numpy().copy() if isinstance(value, torch.Tensor) else None
 
 
-def from_array(array: np.ndarray) -> torch.Tensor:
-    """A copy of an array as a tensor."""
-    return torch.from_numpy(np.array(array))
+def from_array(array: np.ndarray, like: Any = None) -> torch.Tensor:
+    """A copy of an array as a tensor, on the device of `like`."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor if like is None else tensor.to(like.device)
 
 
 def checking() -> ModuleType:
