@@ -359,8 +359,8 @@ def loss_and_gradient(
 
 
 CACHE_NUMBERS = 2**17
-"""Outputs of all layers that are held between the passes forwards and backwards: 0.5 MB, which stay near a core. Measured with 64x64
-networks and minibatches of 65,536: 216,000 env steps per CPU second, 173,000 with 2**18, 153,000 with 2**19, 107,000 in one piece."""
+"""Outputs of all layers that are held between the passes forwards and backwards: 0.5 MB, which stay near a core. Minibatches of 65,536
+rows of 64x64 networks then took about half the time of one piece (single runs on a busy machine)."""
 MOST_PIECES = 256
 
 
