@@ -1,6 +1,7 @@
 """Reward scaling: the scale is that of a sum written out in loops and of Gymnasium's wrapper; rollouts are never written."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,12 @@ from gymnasium.wrappers import NormalizeReward, TransformReward
 
 from doubles.learners import SIDES, collect
 from doubles.toys import Counter
+from inchworm import PPOTrainer, load_policy
 from inchworm.backends.reward_scaling import RewardScaler
-from inchworm.config.sections import PPOConfig
+from inchworm.config.sections import PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.errors import CorruptFileError
+from inchworm.core.tensor_file import write_tensor_file
+from inchworm.policy.file import describe
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout, combine_rollouts, select_lanes
 
@@ -114,3 +119,32 @@ def test_rollouts_combined_of_fewer_or_more_lanes() -> None:
     for rollout in (one, combine_rollouts([one, other]), select_lanes(one, [1]), other):
         assert np.isfinite(list(learner.update(rollout).values())).all()
         assert learner.state_dict()["rewards"]["running"].shape == (rollout.num_lanes,)
+
+
+@pytest.mark.parametrize("of", ["", "policy.safetensors", "checkpoints"])
+def test_a_warm_start_begins_with_the_scale_of_the_saved_policy(of: str, tmp_path: Path) -> None:
+    config = TrainingConfig(ppo=PPO.replace(rollout_steps=16, scale_rewards=True), run=RunConfig(total_timesteps=64))
+    with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, run_dir=tmp_path) as trainer:
+        trainer.train()
+        saved = trainer.learner.state_dict()["rewards"]
+        assert saved["count"] == 64
+        trainer.save_policy(tmp_path / "by-hand.safetensors")
+    for name in (of, "by-hand.safetensors"):
+        with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, init_from=tmp_path / name) as trainer:
+            begun = trainer.learner.state_dict()["rewards"]
+            assert {name: begun[name] for name in ("mean", "var", "count")} == {name: saved[name] for name in ("mean", "var", "count")}
+            assert begun["running"].size == 0  # these are other episodes
+    with PPOTrainer("mlp", "CartPole-v1", config, num_envs=2, init_from=tmp_path, init_weights=["actor.*"]) as trainer:
+        assert trainer.learner.state_dict()["rewards"]["count"] == 0  # the critic is new
+    unscaled = config.replace(ppo=PPO.replace(rollout_steps=16))
+    with PPOTrainer("mlp", "CartPole-v1", unscaled, num_envs=2, init_from=tmp_path) as trainer:
+        assert "rewards" not in trainer.learner.state_dict()
+
+
+@pytest.mark.parametrize("wrong", [{"mean": 0.0, "var": -1.0, "count": 1}, {"mean": "inf", "var": 1.0, "count": 1}, {"mean": 0.0}, 3])
+def test_statistics_that_cannot_be_are_refused(wrong: Any, tmp_path: Path) -> None:
+    policy = SIDES[0].policy()
+    description = {**describe(policy).to_dict(), "reward_statistics": wrong}
+    write_tensor_file(tmp_path / "policy", policy.get_weights(), kind="policy", version=1, header=description)
+    with pytest.raises(CorruptFileError, match="policy is not a valid policy file: "):
+        load_policy(tmp_path / "policy")

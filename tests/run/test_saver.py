@@ -144,11 +144,11 @@ def test_rows_are_synced_before_the_checkpoint_that_knows_them(tmp_path: Path, m
 def test_a_policy_file_that_cannot_be_written_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     save, left = saver_module.save_policy, [3]
 
-    def refuse(path: Path, *arguments: Any) -> Path:
+    def refuse(path: Path, *arguments: Any, **more: Any) -> Path:
         if path.name == name and left[0]:
             left[0] -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
-        return save(path, *arguments)
+        return save(path, *arguments, **more)
 
     monkeypatch.setattr(saver_module, "save_policy", refuse)
     scores = EvalConfig(interval=2, episodes=1, final_episodes=0, num_envs=1)

@@ -449,7 +449,7 @@ def test_a_warm_start_with_frozen_weights_trains_the_rest(tmp_path: Path) -> Non
     _, first = weights_after(SPEC, run_dir=tmp_path)
     config = small_config(ppo=PPOConfig(rollout_steps=STEPS, freeze=("actor.0.*",)), init_from=str(tmp_path))
     with PPOTrainer(SPEC, "CartPole-v1", config) as trainer:
-        assert trainer.warm_start == f"beginning with all of the 8 weights from {tmp_path / 'policy.safetensors'}"
+        assert trainer.warm_start.text == f"beginning with all of the 8 weights from {tmp_path / 'policy.safetensors'}"
         trainer.train()
         assert same_names(first, trainer.policy.get_weights()) == {"actor.0.weight", "actor.0.bias"}
     components = create_training_components(small_config(init_from=str(tmp_path)), SPEC)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -276,6 +277,15 @@ def test_progress_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixtur
         first, *_, last = capsys.readouterr().out.splitlines()
         assert first.startswith(f"{3 * BATCH}/{4 * BATCH} steps 75%  ")
         assert last.startswith(f"{4 * BATCH}/{4 * BATCH} steps 100%  ")
+
+
+def test_a_wrong_progress_or_rollout_of_a_callback_is_named() -> None:
+    with trainer_for() as trainer:
+        with pytest.raises(ConfigError, match="progress must be True, False or a ConsoleTracker, not 'yes'"):
+            trainer.train(BATCH, progress="yes")  # type: ignore[arg-type]
+        assert trainer.total_timesteps == 0
+        with pytest.raises(ConfigError, match="on_rollout of the callback Mock must return a rollout or None, not <Mock"):
+            trainer.train(BATCH, Mock())
 
 
 def test_progress_in_a_terminal_is_a_live_view_that_is_closed_whatever_happens() -> None:

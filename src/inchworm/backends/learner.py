@@ -273,6 +273,16 @@ class BaseLearner(ABC):
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
         return schedule_factor(kind, self.progress)
 
+    def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
+        """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
+        if self._reward_scaler is not None:
+            self._reward_scaler.statistics.load_state_dict(statistics)
+
+    @property
+    def reward_statistics(self) -> dict[str, np.ndarray] | None:
+        """Mean, var and count of the discounted returns that rewards are scaled by; None without `ppo.scale_rewards`."""
+        return None if self._reward_scaler is None else self._reward_scaler.statistics.state_dict()
+
     def state_dict(self) -> dict[str, Any]:
         """Optimiser moments, shuffle stream, counters and the scale of rewards as plain data and arrays."""
         return {

@@ -229,7 +229,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             )
             terminal.print(where, markup=False)
         elif trainer.warm_start is not None:
-            terminal.print(trainer.warm_start, markup=False)
+            terminal.print(trainer.warm_start.text, markup=False)
         terminal.print(trainer.size, markup=False)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it

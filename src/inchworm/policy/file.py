@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,11 +42,15 @@ class PolicyDescription:
     """What the user brings to load it: a network, a whole policy, or nothing for a built-in policy."""
     class_path: str = ""
     """The class of that, as `module:name`."""
+    reward_statistics: Mapping[str, float] | None = None
+    """Mean, var and count of the discounted returns that its rewards were scaled by, if they were (`ppo.scale_rewards`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for `from_dict`."""
-        spec = {} if self.spec is None else {"spec": self.spec.to_dict()}
-        return spec if self.own is None else {**spec, self.own: self.class_path}
+        data: dict[str, Any] = {} if self.spec is None else {"spec": self.spec.to_dict()}
+        if self.own is not None:
+            data[self.own] = self.class_path
+        return data if self.reward_statistics is None else {**data, "reward_statistics": dict(self.reward_statistics)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicyDescription:
@@ -53,7 +59,15 @@ class PolicyDescription:
         spec = None if own == "policy" else PolicySpec.from_dict(data["spec"])
         if own is not None and (not isinstance(data[own], str) or not _CLASS_PATH.fullmatch(data[own])):
             raise InchwormError(f"its {own} is not the import path of a class: {data[own]!r:.80}")
-        return cls(spec, own, "" if own is None else data[own])
+        described = cls(spec, own, "" if own is None else data[own])
+        return described.with_rewards(data["reward_statistics"]) if "reward_statistics" in data else described
+
+    def with_rewards(self, statistics: Mapping[str, Any]) -> PolicyDescription:
+        """The same with mean, var and count of the returns that rewards were scaled by; raise if they cannot be."""
+        numbers = {name: (int if name == "count" else float)(statistics[name]) for name in ("mean", "var", "count")}
+        if not all(map(math.isfinite, numbers.values())) or numbers["var"] < 0 or numbers["count"] < 0:
+            raise InchwormError(f"its reward statistics are {numbers}")
+        return dataclasses.replace(self, reward_statistics=numbers)
 
     def check(self, weights: Mapping[str, np.ndarray]) -> None:
         """Raise if weights are not those of the spec, or cannot be acted with. Those of a user's class are compared when it is known."""
@@ -164,13 +178,22 @@ def rescaled_value_head(
     return dict(zip(VALUE_HEAD, popart(*before, *after, *[weights[name] for name in VALUE_HEAD])))
 
 
-def save_policy(path: str | Path, policy: Policy | PolicySpec, weights: Mapping[str, np.ndarray] | None = None) -> Path:
+def save_policy(
+    path: str | Path,
+    policy: Policy | PolicySpec,
+    weights: Mapping[str, np.ndarray] | None = None,
+    *,
+    reward_statistics: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a policy file, atomically.
 
     `policy` is any policy, or the spec of a built-in one together with its `weights`. For a network or policy class of the user's, the
     file holds the weights and, as information only, the import path of the class: `load_policy` takes the class from its caller.
+    `reward_statistics` are those of a learner with `ppo.scale_rewards`, for a training that begins with this file.
     """
     description = describe(policy)
+    if reward_statistics is not None:
+        description = description.with_rewards(reward_statistics)
     if weights is None:
         if isinstance(policy, PolicySpec):
             raise ConfigError("a spec has no weights; use save_policy(path, policy) or save_policy(path, spec, weights)")

@@ -81,6 +81,8 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
             return None, weights, checkpoint.path
         description = read_description(described)
         description.check(weights)
+        rewards = checkpoint.state["learner"].get("rewards")
+        description = description if rewards is None else description.with_rewards(rewards)
     return description, weights, checkpoint.path
 
 

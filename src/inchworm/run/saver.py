@@ -267,7 +267,7 @@ class Saver:
         self._owns_directory = False
         self.saved: SavedState | None = None
         self._warned: set[str] = set()
-        self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # policy files to be tried again, and the error
+        self._unwritten: dict[str, tuple[Mapping[str, Any], OSError]] = {}  # states whose policy file is to be tried again, and the error
 
     def set_callbacks(self, callbacks: Sequence[object]) -> None:
         """Set the callbacks whose state is saved, and restore what a loaded checkpoint holds of them."""
@@ -383,7 +383,7 @@ class Saver:
             path = commit()
             if in_run:
                 self.saved = SavedState(taken.iteration, taken.env_steps)
-                self._write_policy(POLICY, weights)
+                self._write_policy(POLICY, taken.state)
             return path
 
         return write
@@ -418,8 +418,8 @@ class Saver:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
         self._thread.wait() if wait else self._thread.poll()
         if not self._thread.busy:
-            for name, (weights, _) in list(self._unwritten.items()):
-                self._write_policy(name, weights)
+            for name, (state, _) in list(self._unwritten.items()):
+                self._write_policy(name, state)
 
     def wait(self) -> None:
         """Wait for a running save; its error becomes a warning."""
@@ -435,23 +435,23 @@ class Saver:
 
     def write_best_policy(self) -> None:
         """Write the policy as it is now as the run's best."""
-        self._write_policy(BEST_POLICY, self._parts.policy.get_weights())
+        self._write_policy(BEST_POLICY, {"weights": self._parts.policy.get_weights(), "learner": self._parts.learner().state_dict()})
 
-    def _write_policy(self, name: str, weights: Mapping[str, Any]) -> None:
-        """Write a policy file of the run; for a composite, one per part.
+    def _write_policy(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write a policy file of the run from the weights and the learner's state of a training; for a composite, one per part.
 
         A failure is a warning and is retried by `finalize`: training does not end because of a derived file.
         """
         if self.directory is None:
             return
         try:
-            for file, (policy, share) in policy_files(self._parts.policy, name, weights).items():
-                save_policy(self.directory / file, policy, share)
+            for file, (policy, share) in policy_files(self._parts.policy, name, state["weights"]).items():
+                save_policy(self.directory / file, policy, share, reward_statistics=state["learner"].get("rewards"))
         except OSError as error:
             problem = OSError(error.errno, f"{error.strerror} while writing", str(self.directory / name))
             if name not in self._unwritten:  # warn once until it works again
                 warnings.warn(f"{problem}; training continues and retries after each iteration", stacklevel=2)
-            self._unwritten[name] = (weights, problem)
+            self._unwritten[name] = (state, problem)
         else:
             self._unwritten.pop(name, None)
 
@@ -526,12 +526,12 @@ class Saver:
         if not in_run or self.directory is None:
             return
         # A kill between a commit and its policy file leaves an old file, resuming from an older checkpoint a newer one.
-        weights = {POLICY: checkpoint.state["weights"]}
+        states = {POLICY: checkpoint.state}
         best = TrainingCheckpointer(checkpoint.path.parent).best()
         if best is not None:
-            weights[BEST_POLICY] = TrainingCheckpointer(best.parent).load(best).state["weights"]
-        for name, expected in weights.items():
-            for file, (_, share) in policy_files(self._parts.policy, name, expected).items():
+            states[BEST_POLICY] = TrainingCheckpointer(best.parent).load(best).state
+        for name, expected in states.items():
+            for file, (_, share) in policy_files(self._parts.policy, name, expected["weights"]).items():
                 try:
                     _, found = read_policy_file(self.directory / file)
                 except (OSError, InchwormError):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from inchworm.config.sections import RunConfig, TrainingConfig
+from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, Iteration
 from inchworm.rollout.measures import rollout_metrics
@@ -202,7 +203,10 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     rollout = components.collector.collect(ppo.warm_up_steps if warming_up else ppo.rollout_steps)
     state.follow(components.collector)
     for callback in components.callbacks:
-        rollout = callback.on_rollout(state, rollout) or rollout
+        changed = callback.on_rollout(state, rollout)
+        if changed is not None and not isinstance(changed, (Rollout, Mapping)):
+            raise ConfigError(f"on_rollout of the callback {type(callback).__name__} must return a rollout or None, not {changed!r:.80}")
+        rollout = rollout if changed is None else changed
     env_seconds = getattr(components.collector, "env_seconds", 0.0) - env_seconds
     collected = time.perf_counter()
     state.phase = "learning"

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice
@@ -350,15 +350,23 @@ def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tup
     )
 
 
-def warm_start(policy: Policy, run: RunConfig) -> str | None:
-    """Set the weights that the run begins with, if it names any; return a sentence about them. The version stays that of a new policy."""
+class WarmStart(NamedTuple):
+    """What a run begins with."""
+
+    text: str
+    reward_statistics: Mapping[str, float] | None
+    """Those of the saved policy's training, if all of its weights are taken over and its rewards were scaled."""
+
+
+def warm_start(policy: Policy, run: RunConfig) -> WarmStart | None:
+    """Set the weights that the run begins with, if it names any. The version stays that of a new policy."""
     if run.init_from is None:
         return None
     if not isinstance(policy, Policy):
         raise ConfigError(f"run.init_from needs a policy with weights, but {type(policy).__name__} only acts")
     where = f"run.init_from={run.init_from}"
     try:
-        _, weights, found = read_saved(run.init_from)
+        description, weights, found = read_saved(run.init_from)
     except (OSError, InchwormError) as error:
         raise ConfigError(f"{where}: {error}") from error
     own = policy.get_weights()
@@ -371,7 +379,8 @@ def warm_start(policy: Policy, run: RunConfig) -> str | None:
         part = "" if run.init_weights else "; run.init_weights takes over a part of them, such as 'actor.*'"
         raise ConfigError(f"{where}: {error}{part}") from None
     policy.set_weights({**own, **{name: saved[name].astype(own[name].dtype) for name in names}})
-    return f"beginning with {'all' if names == every else len(names)} of the {len(every)} weights from {found}"
+    rewards = description.reward_statistics if description is not None and names == every else None
+    return WarmStart(f"beginning with {'all' if names == every else len(names)} of the {len(every)} weights from {found}", rewards)
 
 
 def _resolve_parts(several: PolicyMap | CompositePolicy, config: TrainingConfig, env: VectorEnv) -> CompositePolicy:

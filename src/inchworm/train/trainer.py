@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
+from inchworm.backends.learner import BaseLearner
 from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
@@ -55,6 +56,7 @@ from inchworm.train.loop import (
 )
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import (
+    WarmStart,
     check_eval_env,
     describe_size,
     resolve_choices,
@@ -131,8 +133,8 @@ def create_training_components(
     vector_env = resolve_env(source, config)
     try:
         policy = resolve_policy(policy, config, vector_env)
-        warm_start(policy, config.run)
-        learner, collector = make_learner(policy, config), make_collector(policy, vector_env, config)
+        begun = warm_start(policy, config.run)
+        learner, collector = begin_learner(make_learner(policy, config), begun), make_collector(policy, vector_env, config)
         opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, env_source(source).for_evaluation(config.env))
     except BaseException:
         vector_env.close()
@@ -177,6 +179,13 @@ def functional_training_loop(
             trainer.load_checkpoint()
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
+
+
+def begin_learner(learner: Learner, begun: WarmStart | None) -> Learner:
+    """Give a new learner the reward statistics that belong to the weights of a warm start, if there are any."""
+    if begun is not None and begun.reward_statistics is not None and isinstance(learner, BaseLearner):
+        learner.begin_reward_scale(begun.reward_statistics)
+    return learner
 
 
 def make_console(config: TrainingConfig, terminal: Terminal | None = None) -> ConsoleTracker:
@@ -249,7 +258,7 @@ class PPOTrainer:
             self.policy = resolve_policy(policy, self.config, self.env)
             begun = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
             self.warm_start = None if begun else warm_start(self.policy, self.config.run)
-            """Where the initial weights are from, in a sentence; None for new ones, and for a run that is resumed."""
+            """Where the initial weights are from; None for new ones, and for a run that is resumed."""
             self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
             if eval_env is not None and self.evaluator is not None:
                 check_eval_env(self.evaluator, self.env)
@@ -285,7 +294,7 @@ class PPOTrainer:
     @cached_property
     def learner(self) -> Learner:
         """The learner of the policy, created when first used, so that collecting needs no learning framework."""
-        return make_learner(self.policy, self.config, dump_directory=self.run_dir)
+        return begin_learner(make_learner(self.policy, self.config, dump_directory=self.run_dir), self.warm_start)
 
     @property
     def optimizer(self) -> Any:
@@ -359,6 +368,8 @@ class PPOTrainer:
         lines.
         """
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
+        if not isinstance(progress, bool) and not callable(getattr(progress, "start", None)):
+            raise ConfigError(f"progress must be True, False or a ConsoleTracker, not {progress!r:.80}")
         config = self.config
         if total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
@@ -451,8 +462,9 @@ class PPOTrainer:
         self.saver.load(path)
 
     def save_policy(self, path: str | Path) -> Path:
-        """Write the policy file: description, weights and normalisers."""
-        return save_policy(path, self.policy)
+        """Write the policy file: description, weights and normalisers, and with `ppo.scale_rewards` the statistics of rewards."""
+        learner = self.__dict__.get("learner")
+        return save_policy(path, self.policy, reward_statistics=learner.reward_statistics if isinstance(learner, BaseLearner) else None)
 
     def close(self) -> None:
         """Close environments and trackers; safe to call twice."""
