@@ -118,9 +118,16 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f32", "f64"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_every_option_gives_equal_weights(options, dtype):
+IN_FLOAT32 = ("plain", "sequences of 5", "clipped values", "sgd", "adaptive rate", "frozen weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, np.float64) for name in OPTIONS), *((name, np.float32) for name in IN_FLOAT32)],
+    ids=lambda given: given if isinstance(given, str) else given.__name__,
+)
+def test_every_option_gives_equal_weights(name, dtype):
+    options = OPTIONS[name]
     config = PolicyConfig(hidden_sizes=(8, 6), normalize_observations=True, normalize_values=True)
     stats = side_by_side(PolicySpec(BOX, HYBRID, config), PLAIN.replace(**options), dtype, updates=3)
     assert stats[0][0]["warm_up"] == 1.0  # the first rollout moves the statistics alone, the others also the weights; PopArt each time
@@ -145,9 +152,16 @@ def test_every_kind_of_space_gives_equal_weights(case, dead):
     )
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
-@pytest.mark.parametrize("shared_trunk", [False, True], ids=["separate", "shared"])
-@pytest.mark.parametrize("hidden_sizes", [(), (6,), (5, 4, 6)], ids=["0", "1", "3"])
+@pytest.mark.parametrize(
+    ("activation", "shared_trunk", "hidden_sizes"),
+    [
+        *(("tanh", shared, sizes) for shared in (False, True) for sizes in ((), (6,), (5, 4, 6))),
+        ("relu", False, (5, 4, 6)),
+        ("elu", True, (5, 4, 6)),
+        ("leaky_relu", False, (6,)),
+        ("silu", True, (6,)),
+    ],
+)
 def test_every_architecture_gives_equal_weights(activation, shared_trunk, hidden_sizes):
     config = PolicyConfig(hidden_sizes=hidden_sizes, activation=activation, shared_trunk=shared_trunk)
     side_by_side(PolicySpec(BOX, spaces.Discrete(3), config), PLAIN.replace(update_epochs=1), np.float64)
@@ -243,15 +257,14 @@ def test_every_update_has_the_same_metrics_whether_or_not_it_takes_a_step(side, 
     assert {type(value) for one in stats for value in one.values()} == {float}
 
 
-@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
 @pytest.mark.parametrize(
-    ("steps", "lanes", "options"),
+    ("steps", "lanes", "options", "normalization"),
     [
-        (1, 1, {}),
-        (1, 3, {"minibatch_size": 64}),
-        (3, 1, {"num_minibatches": 8}),
-        (12, 3, {"minibatch_size": 1}),
-        (12, 3, {"minibatch_size": 7}),
+        *((1, 1, {}, how) for how in ("batch", "minibatch", "off")),
+        (1, 3, {"minibatch_size": 64}, "batch"),
+        (3, 1, {"num_minibatches": 8}, "minibatch"),
+        (12, 3, {"minibatch_size": 1}, "minibatch"),
+        (12, 3, {"minibatch_size": 7}, "minibatch"),
     ],
 )
 def test_odd_batches_and_minibatches_stay_finite(side, steps, lanes, options, normalization):
@@ -621,7 +634,7 @@ def test_a_huge_reward_needs_a_value_normaliser_and_harms_nothing_without_one(si
     assert 0 < stats["value_loss"] < 10
 
 
-@pytest.mark.parametrize("pieces", [2, 3, 100])
+@pytest.mark.parametrize("pieces", [2, 100])
 def test_gradient_accumulation_changes_nothing(side, pieces):
     def squares(values, valid):
         count = valid.sum()

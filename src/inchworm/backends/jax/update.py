@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -343,15 +342,17 @@ def loss_and_gradient(
             terms |= {f"loss/{loss.name}": value, "loss": terms["loss"] + value}
         return terms, gradients
 
-    pieces = cache_pieces(program, rows)
-    if pieces > 1:
-        parted: Samples = jax.tree.map(lambda leaf: leaf.reshape(pieces, -1, *leaf.shape[1:]), rows)
-        shapes = jax.eval_shape(of_part, jax.tree.map(lambda leaf: leaf[0], parted))
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        (terms, gradients), _ = lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(part)), None), nothing, parted)
-    else:
-        found = [of_part(part) for part in micro_batches(rows, config.gradient_accumulation)]
-        terms, gradients = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    def of_group(group: Samples) -> tuple[dict[str, Array], list[Params]]:
+        """The sums over equal parts [parts, n, …], one after another."""
+        first: Samples = jax.tree.map(lambda leaf: leaf[0], group)
+        if len(group.packed) == 1:
+            return of_part(first)
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_part, first))
+        total, _ = lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(part)), None), nothing, group)
+        return total  # type: ignore[no-any-return]
+
+    found = [of_group(group) for group in equal_parts(rows, num_parts(program, rows))]
+    terms, gradients = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
     vectors = [jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes]) for gradient in gradients]
     for loss, vector in zip(program.losses, vectors[1:]):
         terms[f"grad_norm/{loss.name}"] = jnp.sqrt(jnp.vdot(vector, vector))
@@ -361,7 +362,7 @@ def loss_and_gradient(
 CACHE_NUMBERS = 2**17
 """Outputs of all layers that are held between the passes forwards and backwards: 0.5 MB, which stay near a core. Minibatches of 65,536
 rows of 64x64 networks then took about half the time of one piece (single runs on a busy machine)."""
-MOST_PIECES = 256
+MOST_PARTS = 256
 
 
 def cached_rows(program: Program) -> float:
@@ -371,20 +372,21 @@ def cached_rows(program: Program) -> float:
     return CACHE_NUMBERS / sum(shape[0] for name, shape in program.spec.layers.items() if name.endswith("weight"))
 
 
-def cache_pieces(program: Program, rows: Samples) -> int:
-    """The number of equal parts of a minibatch that fit into a core's cache, each a sum of the same gradient; 1 if there is none."""
+def num_parts(program: Program, rows: Samples) -> int:
+    """Into how many parts a minibatch is split: as the config says, else into so many equal ones that each fits into a core's cache."""
     count, length = rows.packed.shape[:2]
-    fits = [n for n in range(1, MOST_PIECES + 1) if count % n == 0 and count // n * length <= cached_rows(program)]
+    if program.config.gradient_accumulation > 1:
+        return min(count, program.config.gradient_accumulation)
+    fits = [n for n in range(1, MOST_PARTS + 1) if count % n == 0 and count // n * length <= cached_rows(program)]
     return fits[0] if fits else 1
 
 
-def micro_batches(rows: Samples, pieces: int) -> list[Samples]:
-    """A minibatch in `pieces` parts of whole sequences, for gradient accumulation."""
-    width = rows.packed.shape[0]
-    if pieces == 1:
-        return [rows]
-    bounds = pairwise(np.linspace(0, width, min(pieces, width) + 1).astype(int).tolist())
-    return [jax.tree.map(lambda leaf, part=slice(start, stop): leaf[part], rows) for start, stop in bounds]
+def equal_parts(rows: Samples, parts: int) -> list[Samples]:
+    """A minibatch in parts of whole sequences, those of equal size together [parts, n, …]; the larger ones have one sequence more."""
+    size, larger = divmod(len(rows.packed), parts)
+    split = larger * (size + 1)
+    groups = [(slice(0, split), larger), (slice(split, None), parts - larger)]
+    return [jax.tree.map(lambda leaf, at=at, n=n: leaf[at].reshape(n, -1, *leaf.shape[1:]), rows) for at, n in groups if n]
 
 
 def call_loss(program: Program, loss: CustomLoss, params: Params, scales: Scales, batch: Batch, outputs: Outputs, count: Array) -> Array:
