@@ -484,6 +484,15 @@ def test_an_id_for_evaluation_gets_the_settings_of_training() -> None:
         assert trainer.evaluate(episodes=2).lengths.tolist() == [3, 3]
 
 
+def test_a_baseline_that_cannot_play_is_refused_before_training(tmp_path: Path) -> None:
+    with PPOTrainer(SMALL, "Pendulum-v1", PPOConfig(rollout_steps=8), num_envs=1) as other:
+        path = other.save_policy(tmp_path / "pendulum.safetensors")
+    with pytest.raises(SpaceError, match=r"the baseline .*pendulum.* was made for the observation space"):
+        PPOTrainer(SMALL, "CartPole-v1", config().replace(evaluation=EvalConfig(baseline=str(path))))
+    with pytest.raises(ConfigError, match="CartPole-v1 has no heuristic to play against"):
+        PPOTrainer(SMALL, "CartPole-v1", config().replace(evaluation=EvalConfig(baseline="heuristic")))
+
+
 def test_a_wrong_environment_for_evaluation_is_refused_before_training() -> None:
     with pytest.raises(SpaceError, match=r"eval_env does not fit: the policy was made for the observation space .*, but .* has"):
         trainer_for(eval_env="Acrobot-v1")
