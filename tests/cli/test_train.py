@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.policy.file import save_policy
 from inchworm.run.directory import open_run
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 
 
@@ -216,6 +221,26 @@ def test_damaged_checkpoints_stop_everything(cli: Any, small: list[str], run: Pa
     after = contents(run)
     assert {path.name for path in before if after.get(path) != before[path]} <= {"config.yaml"}  # the new target
     assert after.keys() == before.keys()
+
+
+class Own(Network):
+    """A network that a user brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+
+def test_a_network_of_the_users_is_continued_in_python(refused: Any, run: Path) -> None:
+    spec = load_policy(run).spec
+    save_policy(run / "policy.safetensors", TorchPolicy(spec, network=Own()))
+    before = (run / "config.yaml").read_text()
+    message = (
+        f"the run runs/small trains the network {__name__}:Own, which a config cannot name; continue in Python: "
+        'PPOTrainer(policy, …, run_dir="runs/small"), then load_checkpoint() and train()'
+    )
+    refused(message, "resume", "small", "--total-timesteps", 512)
+    assert (run / "config.yaml").read_text() == before
 
 
 # interrupts and readers that have gone
