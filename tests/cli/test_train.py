@@ -397,11 +397,21 @@ def test_an_interruption_before_anything_is_saved_says_so(cli: Any, small: list[
     ]
 
 
-def test_a_second_press_names_the_steps_that_are_saved(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("updates", "text"),
+    [
+        (0, "nothing was saved by this command. To start it again:"),
+        (1, "64 steps (1 iteration) are saved. To continue:"),
+        (2, "128 steps (2 iterations) are saved. To continue:"),
+    ],
+)
+def test_a_second_press_names_the_steps_that_are_saved(
+    cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch, updates: int, text: str
+) -> None:
     learn = NumpyOptimizer.update
 
     def twice(learner: Any, *arguments: Any) -> Any:
-        if learner.updates == 2:
+        if learner.updates == updates:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return learn(learner, *arguments)
@@ -410,7 +420,7 @@ def test_a_second_press_names_the_steps_that_are_saved(cli: Any, small: list[str
     monkeypatch.setattr(NumpyOptimizer, "update", twice)
     result = cli("train", "CartPole-v1", *small, "--run.name=twice", "--run.checkpoint-interval=0", "--run.backend=numpy")
     assert result.code == 130
-    assert "interrupted; 128 steps (2 iterations) are saved. To continue:" in result.out
+    assert f"interrupted; {text}" in result.out
 
 
 @pytest.mark.parametrize(

@@ -277,8 +277,9 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
     except KeyboardInterrupt:
         console.close()
         saved = savers[0].saved if savers else None
-        if saved is not None:
-            text = f"{saved.env_steps:,} steps ({saved.iteration:,} iterations) are saved. To continue:"
+        if saved is not None and saved.iteration:
+            iterations = f"{saved.iteration:,} iteration{'s' if saved.iteration > 1 else ''}"
+            text = f"{saved.env_steps:,} steps ({iterations}) are saved. To continue:"
         else:
             text = "nothing was saved by this command. To start it again:"
         terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}", markup=False)
