@@ -864,6 +864,16 @@ def test_making_a_trainer_never_resets_the_environment_that_it_is_given(actions:
         assert env.resets == 1
 
 
+def test_nor_a_team_that_it_is_given() -> None:
+    team, seeds = comings(), list[Any]()
+    reset = team.reset
+    team.reset = lambda seed=None, options=None: (seeds.append(seed), reset(seed, options))[1]
+    with PPOTrainer("mlp", team, PPOConfig(rollout_steps=8)) as trainer:
+        assert seeds == []
+        trainer.collect_rollouts(1)
+        assert len(seeds) == 1
+
+
 def test_a_registered_environment_is_looked_at_in_another_copy() -> None:
     env = gym.make("Taxi-v4", render_mode="rgb_array")  # its infos hold masks
     resets: list[int] = []
@@ -880,6 +890,8 @@ def test_masks_in_the_infos_of_another_instance_are_refused_with_what_to_pass() 
         PPOTrainer("mlp", env, PPOConfig(rollout_steps=8)) as trainer,
         pytest.raises(EnvError, match=r"info holds 'action_mask'.*pass a factory \(its class\) instead of the instance, or .*action_masks"),
     ):
+        trainer.collect_rollouts()
+    with PPOTrainer("mlp", comings(masks="info"), PPOConfig(rollout_steps=8)) as trainer, pytest.raises(EnvError, match="pass a factory"):
         trainer.collect_rollouts()
     with PPOTrainer("mlp", lambda: Resets(spaces.Discrete(3), env.info), PPOConfig(rollout_steps=8), num_envs=1) as trainer:
         assert set(trainer.collect_rollouts().observations) == {"observation", "action_mask"}
