@@ -150,6 +150,7 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
         (("X-v0", "-n", "5"), r"unknown flag -n; it is called --total-timesteps here"),
         (("X-v0", "--clip-range", "5"), r"unknown flag --clip-range; it is called --ppo.clip-coef here"),
         (("X-v0", "--value-coef", "5"), r"unknown flag --value-coef; it is called --ppo.vf-coef \(twice theirs if .*"),
+        (("X-v0", "--ppo.value-coef", "5"), r"unknown flag --ppo.value-coef; it is called --ppo.vf-coef \(twice theirs if .*"),
         (("--env-id", "X-v0"), r"unknown flag --env-id; give the environment as the first argument: inchworm train CartPole-v1"),
         (("X-v0", "-x"), r"unknown flag -x; prog --help lists all flags"),
         (("X-v0", "more"), r"unexpected argument more; prog --help lists all flags"),

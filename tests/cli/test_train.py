@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from inchworm.backends.numpy.learner import NumpyOptimizer
+from inchworm.backends.torch.network import Network
+from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.policy.file import save_policy
 from inchworm.run.directory import open_run
+from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
 
 
@@ -218,6 +223,26 @@ def test_damaged_checkpoints_stop_everything(cli: Any, small: list[str], run: Pa
     assert after.keys() == before.keys()
 
 
+class Own(Network):
+    """A network that a user brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+
+def test_a_network_of_the_users_is_continued_in_python(refused: Any, run: Path) -> None:
+    spec = load_policy(run).spec
+    save_policy(run / "policy.safetensors", TorchPolicy(spec, network=Own()))
+    before = (run / "config.yaml").read_text()
+    message = (
+        f"the run runs/small trains the network {__name__}:Own, which a config cannot name; continue in Python: "
+        'PPOTrainer(policy, …, run_dir="runs/small"), then load_checkpoint() and train()'
+    )
+    refused(message, "resume", "small", "--total-timesteps", 512)
+    assert (run / "config.yaml").read_text() == before
+
+
 # interrupts and readers that have gone
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -372,11 +397,21 @@ def test_an_interruption_before_anything_is_saved_says_so(cli: Any, small: list[
     ]
 
 
-def test_a_second_press_names_the_steps_that_are_saved(cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("updates", "text"),
+    [
+        (0, "nothing was saved by this command. To start it again:"),
+        (1, "64 steps (1 iteration) are saved. To continue:"),
+        (2, "128 steps (2 iterations) are saved. To continue:"),
+    ],
+)
+def test_a_second_press_names_the_steps_that_are_saved(
+    cli: Any, small: list[str], monkeypatch: pytest.MonkeyPatch, updates: int, text: str
+) -> None:
     learn = NumpyOptimizer.update
 
     def twice(learner: Any, *arguments: Any) -> Any:
-        if learner.updates == 2:
+        if learner.updates == updates:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return learn(learner, *arguments)
@@ -385,7 +420,7 @@ def test_a_second_press_names_the_steps_that_are_saved(cli: Any, small: list[str
     monkeypatch.setattr(NumpyOptimizer, "update", twice)
     result = cli("train", "CartPole-v1", *small, "--run.name=twice", "--run.checkpoint-interval=0", "--run.backend=numpy")
     assert result.code == 130
-    assert "interrupted; 128 steps (2 iterations) are saved. To continue:" in result.out
+    assert f"interrupted; {text}" in result.out
 
 
 @pytest.mark.parametrize(

@@ -163,3 +163,10 @@ def test_what_is_wrong_in_an_older_config_is_named(data: Any, message: str) -> N
 def test_one_group_of_an_earlier_config_is_dropped() -> None:
     assert CollectConfig.from_dict({"groups": 1, "max_replay_steps": 7}) == CollectConfig(max_replay_steps=7)
     assert TrainingConfig.from_dict({"collect": {"groups": 1}}) == TrainingConfig()
+
+
+def test_the_constructor_says_what_an_old_name_is_called():
+    with pytest.raises(ConfigError, match=r"^unknown config key ppo.n_epochs; it is called ppo.update_epochs here$"):
+        PPOConfig(n_epochs=4)
+    with pytest.raises(ConfigError, match=r"ppo.value_coef; it is called ppo.vf_coef here, and is twice as large, because"):
+        PPOConfig(value_coef=0.5)

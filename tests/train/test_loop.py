@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -252,6 +253,7 @@ class OnlyIterations:
         (lambda metrics: None, r"the callback <lambda> is called with \(state, metrics\), but takes \(metrics\)"),
         (ForgetsTheRollout, r"the callback ForgetsTheRollout is a class; give an instance of it: ForgetsTheRollout\(\)"),
         (ForgetsTheRollout(), r"the callback ForgetsTheRollout.on_rollout is called with \(state, rollout\), but takes \(state: .*\).*"),
+        (Mock(), "the callback Mock has every attribute that it is asked for, as a mock; give a function or a BaseCallback"),
         (OnlyIterations(), r"the callback OnlyIterations has no on_train_start, on_rollout, on_train_end; derive it from .*BaseCallback.*"),
     ],
 )

@@ -484,6 +484,15 @@ def test_an_id_for_evaluation_gets_the_settings_of_training() -> None:
         assert trainer.evaluate(episodes=2).lengths.tolist() == [3, 3]
 
 
+def test_a_baseline_that_cannot_play_is_refused_before_training(tmp_path: Path) -> None:
+    with PPOTrainer(SMALL, "Pendulum-v1", PPOConfig(rollout_steps=8), num_envs=1) as other:
+        path = other.save_policy(tmp_path / "pendulum.safetensors")
+    with pytest.raises(SpaceError, match=r"the baseline .*pendulum.* was made for the observation space"):
+        PPOTrainer(SMALL, "CartPole-v1", config().replace(evaluation=EvalConfig(baseline=str(path))))
+    with pytest.raises(ConfigError, match="CartPole-v1 has no heuristic to play against"):
+        PPOTrainer(SMALL, "CartPole-v1", config().replace(evaluation=EvalConfig(baseline="heuristic")))
+
+
 def test_a_wrong_environment_for_evaluation_is_refused_before_training() -> None:
     with pytest.raises(SpaceError, match=r"eval_env does not fit: the policy was made for the observation space .*, but .* has"):
         trainer_for(eval_env="Acrobot-v1")
@@ -855,6 +864,16 @@ def test_making_a_trainer_never_resets_the_environment_that_it_is_given(actions:
         assert env.resets == 1
 
 
+def test_nor_a_team_that_it_is_given() -> None:
+    team, seeds = comings(), list[Any]()
+    reset = team.reset
+    team.reset = lambda seed=None, options=None: (seeds.append(seed), reset(seed, options))[1]
+    with PPOTrainer("mlp", team, PPOConfig(rollout_steps=8)) as trainer:
+        assert seeds == []
+        trainer.collect_rollouts(1)
+        assert len(seeds) == 1
+
+
 def test_a_registered_environment_is_looked_at_in_another_copy() -> None:
     env = gym.make("Taxi-v4", render_mode="rgb_array")  # its infos hold masks
     resets: list[int] = []
@@ -871,6 +890,8 @@ def test_masks_in_the_infos_of_another_instance_are_refused_with_what_to_pass() 
         PPOTrainer("mlp", env, PPOConfig(rollout_steps=8)) as trainer,
         pytest.raises(EnvError, match=r"info holds 'action_mask'.*pass a factory \(its class\) instead of the instance, or .*action_masks"),
     ):
+        trainer.collect_rollouts()
+    with PPOTrainer("mlp", comings(masks="info"), PPOConfig(rollout_steps=8)) as trainer, pytest.raises(EnvError, match="pass a factory"):
         trainer.collect_rollouts()
     with PPOTrainer("mlp", lambda: Resets(spaces.Discrete(3), env.info), PPOConfig(rollout_steps=8), num_envs=1) as trainer:
         assert set(trainer.collect_rollouts().observations) == {"observation", "action_mask"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from inchworm.cli.arguments import UsageError
 from inchworm.config.sections import EnvConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, env_errors
+from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, MissingExtraError, env_errors
 from inchworm.env.make import make_env
 from inchworm.env.pettingzoo_copy import is_team_env
 from inchworm.env.registry import is_vector_only, team_worlds, vectorised
 from inchworm.env.restore import Env
+from inchworm.policy.file import read_policy_file
 from inchworm.run.directory import Run, open_run
 
 
@@ -21,15 +23,21 @@ def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -
     return open_run(name, env=env, hint=hint)
 
 
-def check_one_policy(run: Run) -> None:
-    """Refuse to train a run of several policies that its config does not have: the lanes of each are defined in Python."""
+def check_policy_of_config(run: Run) -> None:
+    """Refuse to train a run whose policies are not made from its config, but in Python: several by lanes, or a network of the user's."""
     from inchworm.run.policies import policy_names
 
-    names = policy_names(run)
+    what, policy, names = "", "policy", policy_names(run)
     if names and not run.config.policies:
+        what, policy = f"several policies ({', '.join(names)}) that are not in its config", "PolicyMap(…)"
+    elif not names and run.policy_path().is_file():
+        with contextlib.suppress(CorruptFileError):  # a damaged file is written again, from the checkpoint
+            description, _ = read_policy_file(run.policy_path())
+            what = f"the {description.own} {description.class_path}, which a config cannot name" if description.own else ""
+    if what:
         raise UsageError(
-            f"the run {run.path} trains several policies ({', '.join(names)}) that are not in its config; continue in Python: "
-            f'PPOTrainer(PolicyMap(…), …, run_dir="{run.path}"), then load_checkpoint() and train()'
+            f"the run {run.path} trains {what}; continue in Python: "
+            f'PPOTrainer({policy}, …, run_dir="{run.path}"), then load_checkpoint() and train()'
         )
 
 

@@ -74,6 +74,8 @@ NO_FLAG = {
 
 def explain_other_flag(name: str, known: set[str]) -> str | None:
     """What to type instead of a flag of another trainer; None if it is not known. `known` are the flags of the command."""
+    if "." in name:  # a word of theirs in a section of ours, as --ppo.value-coef
+        name = f"--{name.rpartition('.')[2]}"
     for text, names in NO_FLAG.items():
         if name in names:
             return text

@@ -12,7 +12,7 @@ import numpy as np
 
 from inchworm.cli.arguments import Metavar, RunName, UsageError, parse
 from inchworm.cli.main import OK
-from inchworm.cli.names import check_one_policy, named_run
+from inchworm.cli.names import check_policy_of_config, named_run
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig
@@ -112,7 +112,7 @@ def run_learn(arguments: Sequence[str]) -> int:
     run = named_run(options.run_name, PROG_LEARN, env=options.env)
     if not options.files:
         raise UsageError(f"no rollout is given; inchworm collect {run.typed} --out FILE makes one")
-    check_one_policy(run)
+    check_policy_of_config(run)
     ppo = run.config.ppo
     ppo = ppo.replace(
         update_epochs=ppo.update_epochs if options.epochs is None else options.epochs,

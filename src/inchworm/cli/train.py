@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from inchworm.cli.arguments import ENV, Changes, File, Metavar, RunName, UsageError, apply_changes, parse_with_config, resolve_config
 from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_received
-from inchworm.cli.names import check_can_be_trained_in, check_one_policy, named_run
+from inchworm.cli.names import check_can_be_trained_in, check_policy_of_config, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, error_text
@@ -102,7 +102,7 @@ def run_resume(arguments: Sequence[str]) -> int:
         raise UsageError(f"--jobs is the number of seeds that are trained at a time, and {options.run_name} is a single run; leave it out")
     with named_run(options.run_name, PROG_RESUME, env=options.env) as run:
         config = apply_changes(run.config, changes)
-        check_one_policy(run)
+        check_policy_of_config(run)
         run.lock()
         run.change_config(config)
         run.check_versions()
@@ -277,8 +277,9 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
     except KeyboardInterrupt:
         console.close()
         saved = savers[0].saved if savers else None
-        if saved is not None:
-            text = f"{saved.env_steps:,} steps ({saved.iteration:,} iterations) are saved. To continue:"
+        if saved is not None and saved.iteration:
+            iterations = f"{saved.iteration:,} iteration{'s' if saved.iteration > 1 else ''}"
+            text = f"{saved.env_steps:,} steps ({iterations}) are saved. To continue:"
         else:
             text = "nothing was saved by this command. To start it again:"
         terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}", markup=False)

@@ -21,7 +21,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, to_jsonable_python
 
-from inchworm.config.legacy import modern_names
+from inchworm.config.legacy import current_name, modern_names
 from inchworm.core.errors import ConfigError, CorruptFileError
 from inchworm.core.tensor_file import read_bytes
 
@@ -221,6 +221,9 @@ def _explain(errors: list[ErrorDetails], cls: type[Any], prefix: str) -> str:
             known = [f.name for f in dataclasses.fields(owner)]
             near = difflib.get_close_matches(str(part), known, n=1, cutoff=0.5)
             help_text = f"did you mean {name.removesuffix(str(part))}{near[0]}?" if near else f"known names: {', '.join(known)}"
+            if (renamed := current_name(str(part))) is not None and renamed.rpartition(".")[2] in known:
+                twice = ", and is twice as large, because the value loss has a factor 1/2" if part == "value_coef" else ""
+                help_text = f"it is called {renamed} here{twice}"
             return f"unknown config key {name}; {help_text}"
         if error["type"] == "missing":
             demands[f"{name} is missing"] = []

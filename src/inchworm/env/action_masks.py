@@ -24,6 +24,12 @@ MaskSource = Literal["key", "action_masks", "get_action_mask", "info"]
 _METHODS: tuple[MaskSource, ...] = ("action_masks", "get_action_mask")
 
 
+MASKS_UNKNOWN = (
+    f"info holds {MASK_KEY!r}, which is not known before an environment instance is reset; pass a factory (its class) instead of the "
+    "instance, or give it a method action_masks()"
+)
+
+
 class Masks:
     """Fetches the mask that belongs to an observation, and writes it into its lane's row."""
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from inchworm.core.errors import EnvError
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space, with_mask
-from inchworm.env.action_masks import Masks, allow_all
+from inchworm.env.action_masks import MASKS_UNKNOWN, Masks, allow_all
 from inchworm.env.episodes import Ended
 from inchworm.env.restore import Env, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
@@ -94,10 +94,7 @@ class GymnasiumCopy:
         self.seed, self.steps = seed, 0
         observation, info = self._reset_env(seed, options)
         if self._masks_unknown and MASK_KEY in info:
-            raise EnvError(
-                f"{self.where()}: info holds {MASK_KEY!r}, which is not known before an environment instance is reset; pass a factory "
-                "(its class) instead of the instance, or give it a method action_masks()"
-            )
+            raise EnvError(f"{self.where()}: {MASKS_UNKNOWN}")
         try:
             self._put(observation, self._seen, self.lane)
             if self._masks is not None:

@@ -22,10 +22,10 @@ Copy: TypeAlias = GymnasiumCopy | TeamCopy
 """One copy of an environment, and the lanes that it fills."""
 
 
-def team_copy(env: Any, copy: int, *, global_state: bool = False) -> TeamCopy:
+def team_copy(env: Any, copy: int, *, global_state: bool = False, is_given: bool = False) -> TeamCopy:
     """A PettingZoo environment as one copy, whose agents act at once or take turns."""
     team = as_team(env)
-    return (TurnCopy if team.turn_based else TeamCopy)(team, copy, global_state=global_state)
+    return (TurnCopy if team.turn_based else TeamCopy)(team, copy, global_state=global_state, is_given=is_given)
 
 
 class LocalCopies:
@@ -81,7 +81,7 @@ class LocalCopies:
                 )
             copy: Copy
             if is_team:
-                copy = team_copy(env, index, global_state=self._global_state)
+                copy = team_copy(env, index, global_state=self._global_state, is_given=self._is_given)
             else:
                 copy = GymnasiumCopy(env, index, is_given=self._is_given)
         except BaseException as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,8 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
-from inchworm.core.spaces import Space, leaves
+from inchworm.core.spaces import MASK_KEY, Space, leaves
 from inchworm.core.types import Tree
+from inchworm.env.action_masks import MASKS_UNKNOWN
 from inchworm.env.episodes import Ended
 from inchworm.env.lane_spaces import Agent, LaneSpaces
 from inchworm.env.step_arrays import StepRows
@@ -117,13 +118,17 @@ Flags = Mapping[int, tuple[bool, bool]]
 
 
 class TeamCopy:
-    """One PettingZoo environment as `num_lanes` lanes. With `global_state`, `state()` is read too and dead agents keep earning credit."""
+    """One PettingZoo environment as `num_lanes` lanes. With `global_state`, `state()` is read too and dead agents keep earning credit.
+
+    To find out whether its infos hold masks, and what its global state is, a copy is reset once when it is made. One that `is_given`, the
+    caller's own, is reset only for its global state; masks in its infos are refused when they are met.
+    """
 
     turn_based = False
     state_keeper = None  # a team's episode is restored by replay
     global_state_space: Space | None = None
 
-    def __init__(self, team: Team, copy: int, *, global_state: bool = False) -> None:
+    def __init__(self, team: Team, copy: int, *, global_state: bool = False, is_given: bool = False) -> None:
         env = self.env = team.env
         self.next_options = None
         self._limit = math.inf if team.max_steps is None else team.max_steps
@@ -133,7 +138,13 @@ class TeamCopy:
         self._place = {agent: place for place, agent in enumerate(self.agents)}
         self.seed, self.steps = -1, 0
         # Every copy in every layout makes this reset if masks may be in its infos, so that no copy differs.
-        self.spaces = LaneSpaces(env, self.agents, lambda: self._reset_env(0, None)[1].values())
+        self._masks_unknown = False
+
+        def first_infos() -> Iterable[Any]:
+            self._masks_unknown = is_given
+            return () if is_given else self._reset_env(0, None)[1].values()
+
+        self.spaces = LaneSpaces(env, self.agents, first_infos)
         self.observation_space, self.action_space = self.spaces.observation_space, self.spaces.action_space
         self.names: tuple[str, ...] = tuple(map(str, self.agents))
         self.agent_spaces = self.spaces.own
@@ -178,6 +189,8 @@ class TeamCopy:
         if not self._alive:
             raise EnvError(f"{self.where()}: after reset env.agents is empty; an episode needs an agent to begin with")
         self._last_infos: dict[int, Mapping[str, float]] = {}  # of agents that have left
+        if self._masks_unknown and any(isinstance(info, Mapping) and MASK_KEY in info for info in result[1].values()):
+            raise EnvError(f"{self.where()}: {MASKS_UNKNOWN}")
         return result
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:

@@ -23,10 +23,10 @@ class TurnCopy(TeamCopy):
 
     turn_based = True
 
-    def __init__(self, team: Team, copy: int, *, global_state: bool = False) -> None:
+    def __init__(self, team: Team, copy: int, *, global_state: bool = False, is_given: bool = False) -> None:
         if global_state:
             raise EnvError(f"the agents of {team.env} take turns, which a central critic does not support; set policy.central_critic=false")
-        super().__init__(team, copy)
+        super().__init__(team, copy, is_given=is_given)
 
     def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
         call_reset(self.env, seed, options, self.where)

@@ -15,7 +15,7 @@ from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
-from inchworm.env.source import env_source
+from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
 
@@ -160,6 +160,13 @@ def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:
     from inchworm.evaluate.matches import is_built_in, make_player  # as above
 
     return None if env is None and is_built_in(name) else make_player(name, cast(VectorEnv, env), source)
+
+
+def check_baseline(config: TrainingConfig, source: EnvSource, env: VectorEnv) -> None:
+    """Reject a baseline that cannot play where the policy is evaluated, which has the spaces of `env`, before training."""
+    name = config.evaluation.baseline
+    if name is not None:
+        check_spaces(load_player(name, source.given, env), env.observation_space, env.action_space, f"the baseline {name}")
 
 
 def evaluation_opponent(config: TrainingConfig) -> str | None:

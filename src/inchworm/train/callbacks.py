@@ -51,6 +51,8 @@ def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
     name = getattr(given, "__name__", type(given).__name__)
     if isinstance(given, type):
         raise ConfigError(f"the callback {name} is a class; give an instance of it: {name}()")
+    if getattr(given, "not_a_method_of_a_callback", None) is not None:
+        raise ConfigError(f"the callback {name} has every attribute that it is asked for, as a mock; give a function or a BaseCallback")
     has = [method for method in _CALLS if callable(getattr(given, method, None))]
     if not has and not callable(given):
         raise ConfigError(f"a callback must be a function of (state, metrics) or a BaseCallback; got {type(given).__name__}")

@@ -22,7 +22,7 @@ from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.sb3 import VecEnv
 from inchworm.env.source import env_source
-from inchworm.evaluate.evaluator import evaluation_opponent, make_evaluator
+from inchworm.evaluate.evaluator import check_baseline, evaluation_opponent, make_evaluator
 from inchworm.evaluate.stats import EvalStats
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
@@ -262,6 +262,8 @@ class PPOTrainer:
             self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
             if eval_env is not None and self.evaluator is not None:
                 check_eval_env(self.evaluator, self.env)
+            if evaluated is not None:
+                check_baseline(self.config, evaluated, self.env)
         except BaseException:
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
