@@ -48,7 +48,7 @@ def run_report(arguments: Sequence[str]) -> int:
     if options.open:
         with suppress(webbrowser.Error, OSError):
             webbrowser.open(path.resolve().as_uri())
-    make_terminal().print(str(path), markup=False)
+    make_terminal().print(str(path))
     return OK
 
 
@@ -72,7 +72,7 @@ def run_watch(arguments: Sequence[str]) -> int:
         raise UsageError(f"--port {options.port} must be from 0 to 65535")
     with make_server([run.path.resolve() for run in runs], options.port) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
-        make_terminal().print(f"{address} (Ctrl-C ends it)", markup=False)
+        make_terminal().print(f"{address} (Ctrl-C ends it)")
         if options.open:
             with suppress(webbrowser.Error, OSError):
                 webbrowser.open(address)
@@ -104,7 +104,7 @@ def run_plot(arguments: Sequence[str]) -> int:
     else:
         lines = _metric_lines(options.metric, runs)
     path = save_plot(lines, options.out, y_label=options.metric or "return")
-    make_terminal().print(str(path), markup=False)
+    make_terminal().print(str(path))
     return OK
 
 
@@ -141,9 +141,9 @@ def run_doctor(arguments: Sequence[str]) -> int:
             text = f"too short to judge ({updates} updates, {MIN_UPDATES} are needed)"
         else:
             text = f"nothing wrong found in {updates:,} updates" if not found else f"{len(found)} finding{'s' if len(found) > 1 else ''}"
-        terminal.print(f"{run.name}: {text}", markup=False)
+        terminal.print(f"{run.name}: {text}")
         if found:
-            terminal.print(findings_text(found), markup=False)
+            terminal.print(findings_text(found))
     return OK
 
 
@@ -175,30 +175,21 @@ def run_runs(arguments: Sequence[str]) -> int:
         _confirm(f"{'delete' if options.delete else 'archive'} {', '.join(options.names)} in {options.directory}", asked=not options.yes)
         for name in options.names:
             path = remove_run(name, directory=options.directory, archive=options.archive)
-            terminal.print(f"archived as {path}" if options.archive else f"deleted {path}", markup=False)
+            terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
     listed = [run for run in list_runs(options.directory) if not options.names or run.path.name in options.names]
     if not listed:
-        terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one", markup=False)
+        terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
     table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
     for run in listed:
         if run.record is None:
-            table.add_row(_plain(run.path.name), "unreadable", _plain(run.problem), "", "")
+            table.add_row(run.path.name, "unreadable", run.problem, "", "")
         else:
             score = summary_line(run.record) if run.record.rows else "–"
-            table.add_row(_plain(run.record.name), run.record.state, score, f"{run.record.env_steps:,}", age(run.record.changed))
+            table.add_row(run.record.name, run.record.state, score, f"{run.record.env_steps:,}", age(run.record.changed))
     terminal.print(table)
     return OK
-
-
-def _plain(text: str) -> str:
-    """A name without control characters and markup: it comes from a file."""
-    from rich.markup import escape
-
-    from inchworm.core.errors import printable
-
-    return escape(printable(text))
 
 
 def _confirm(what: str, *, asked: bool) -> None:

@@ -150,9 +150,9 @@ def _import_factory(name: str) -> Callable[..., Any]:
 def _print_report(name: str, problems: Sequence[object], notes: Sequence[object]) -> int:
     terminal = make_terminal()
     for problem in problems:
-        terminal.print(f"problem: {problem}", markup=False)
+        terminal.print(f"problem: {problem}")
     for note in notes:
-        terminal.print(f"note: {note}", markup=False)
+        terminal.print(f"note: {note}")
     found = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "all checks passed"
-    terminal.print(f"{name}: {found}", markup=False)
+    terminal.print(f"{name}: {found}")
     return FAILED if problems else OK

@@ -44,11 +44,11 @@ def progress(what: str, total: int, *, quiet: bool = False, terminal: Terminal |
             nonlocal last
             if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                terminal.print(f"{what} {done:,}/{total:,}", markup=False)
+                terminal.print(f"{what} {done:,}/{total:,}")
 
         yield print_line
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
@@ -149,7 +149,7 @@ def _play(
     if replay_file is not None and stats.replay is not None:
         save_replay(replay_file, stats.replay)
     text = json.dumps(stats.to_dict()) if options.json else f"{one_name} against {other_name} in {env.id}: {stats}"
-    make_terminal().print(text, markup=False)
+    make_terminal().print(text)
     return OK
 
 
@@ -245,7 +245,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
             stats = evaluator.evaluate(policy, progress=show)
         opponent_name = evaluation_opponent(config)
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
-    make_terminal().print(json.dumps(stats.to_dict()) if options.json else text, markup=False)
+    make_terminal().print(json.dumps(stats.to_dict()) if options.json else text)
     return OK
 
 

@@ -94,9 +94,7 @@ def run_replay(arguments: Sequence[str]) -> int:
     if options.open:
         with suppress(webbrowser.Error, OSError):
             opened = webbrowser.open(page.resolve().as_uri())
-    make_terminal().print(
-        f"{page}" if opened or not options.open else f"{page}; no browser was found, open the page yourself", markup=False
-    )
+    make_terminal().print(f"{page}" if opened or not options.open else f"{page}; no browser was found, open the page yourself")
     return OK
 
 

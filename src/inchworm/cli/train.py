@@ -149,36 +149,36 @@ def train_seeds_of(bundle: Bundle, terminal: Terminal, plan: SeedPlan) -> int:
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
     seeds = f"{count} seeds ({first} to {last})" if last - first == count - 1 else f"the seeds {', '.join(map(str, bundle.seeds))}"
-    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}", markup=False)
-    terminal.print(plan.text, markup=False)
+    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}")
+    terminal.print(plan.text)
     try:
         raise_if_received()
         summary = train_bundle(bundle, plan.trainer, make_view(bundle, terminal))
     except KeyboardInterrupt:
-        terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}", markup=False)
+        terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}")
         raise
     headings, rows = summary.table()
     table = Table(*(Column(heading, justify="left" if heading == "status" else "right") for heading in headings))
     for row in rows:
         table.add_row(*row)
     terminal.print(table)
-    terminal.print(f"score: {summary.score_text()}", markup=False)
-    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)", markup=False)
+    terminal.print(f"score: {summary.score_text()}")
+    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)")
     errors = make_terminal(stderr=True)
     for score in summary.seeds:
         for failure in score.failures:
-            errors.print(f"seed {score.seed}: an evaluation failed: {failure}", markup=False)
+            errors.print(f"seed {score.seed}: an evaluation failed: {failure}")
         if score.status == "failed":
             log = f"; traceback: {bundle.log_path(score.seed)}" if bundle.log_path(score.seed).exists() else ""
-            errors.print(f"inchworm: seed {score.seed} failed: {score.error}{log}", markup=False)
+            errors.print(f"inchworm: seed {score.seed} failed: {score.error}{log}")
     if summary.unfinished:
-        terminal.print(f"next:  inchworm resume {bundle.typed}", markup=False)
+        terminal.print(f"next:  inchworm resume {bundle.typed}")
         return FAILED
     best = max(summary.seeds, key=lambda score: -math.inf if score.score is None else score.score)
     run = bundle.find_run(best.seed)
     assert run is not None
-    terminal.print(f"next:  inchworm evaluate {run.typed} --episodes 100", markup=False)
-    terminal.print(f"       inchworm resume {bundle.typed} --total-timesteps {2 * config.run.total_timesteps}", markup=False)
+    terminal.print(f"next:  inchworm evaluate {run.typed} --episodes 100")
+    terminal.print(f"       inchworm resume {bundle.typed} --total-timesteps {2 * config.run.total_timesteps}")
     return EVALUATION_FAILED if any(score.failures for score in summary.seeds) else OK
 
 
@@ -186,9 +186,7 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
     """Return the run's terminal after printing the first line on it."""
     terminal = make_terminal(quiet=quiet)
     config = run.config
-    terminal.print(
-        f"training {config.env.id} for {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}", markup=False
-    )
+    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}")
     return terminal
 
 
@@ -209,7 +207,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         if config != run.config:
             run.save_config(config)  # what was chosen by measuring is chosen once
         for reason in reasons:
-            terminal.print(reason, markup=False)
+            terminal.print(reason)
         has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
         savers.append(trainer.saver)
@@ -221,25 +219,25 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
                 if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
-                terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
+                terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}")
                 return OK
             steps = f"{state.env_steps:,} steps"
             where = (
                 f"all {steps} are done; running the last evaluation" if done else f"resuming at {steps} of {config.run.total_timesteps:,}"
             )
-            terminal.print(where, markup=False)
+            terminal.print(where)
         elif trainer.warm_start is not None:
-            terminal.print(trainer.warm_start.text, markup=False)
-        terminal.print(trainer.size, markup=False)
+            terminal.print(trainer.warm_start.text)
+        terminal.print(trainer.size)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it
         history = trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
-            terminal.print(text, markup=False)
+            terminal.print(text)
         findings = _look_back(run, history.stop_reason or "")
-        terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
+        terminal.print(_summary(run, state, evaluation_opponent(config)))
         if findings:
-            terminal.print(findings, markup=False)
+            terminal.print(findings)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -247,7 +245,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 table.add_row(*row)
             terminal.print(table)
         for failure in state.failures:
-            make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
+            make_terminal(stderr=True).print(f"an evaluation failed: {failure}")
         return EVALUATION_FAILED if state.failures else OK
 
 
@@ -281,7 +279,7 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
             text = f"{saved.env_steps:,} steps ({saved.iteration:,} iterations) are saved. To continue:"
         else:
             text = "nothing was saved by this command. To start it again:"
-        terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}", markup=False)
+        terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}")
         stack.enter_context(leaving())
         raise
 
