@@ -13,8 +13,7 @@ import pytest
 
 import inchworm
 from doubles.run_files import HOSTILE, write_run
-from inchworm.analysis.charts import bar_html, chart_svg, duration, save_plot, short_number, ticks
-from inchworm.analysis.curves import Line
+from inchworm.analysis.charts import Line, bar_html, chart_svg, duration, save_plot, short_number, ticks
 from inchworm.analysis.report import report_page, write_report
 from inchworm.analysis.runs import read_run
 from inchworm.core.errors import ConfigError, MissingExtraError

@@ -11,12 +11,10 @@ from typing import Annotated
 
 from rich.table import Column, Table
 
-from inchworm.analysis.charts import save_plot
-from inchworm.analysis.curves import Line, group_runs, metric_line, seeds_line
+from inchworm.analysis.charts import group_lines, group_runs, return_lines, save_plot
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
-from inchworm.analysis.report import return_lines, summary_line, write_report
+from inchworm.analysis.report import make_server, score_text, write_report
 from inchworm.analysis.runs import RunRecord, age, list_runs, read_run, remove_run
-from inchworm.analysis.watch import make_server
 from inchworm.cli.arguments import Metavar, UsageError, parse
 from inchworm.cli.main import OK
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
@@ -96,30 +94,17 @@ def run_plot(arguments: Sequence[str]) -> int:
     """Write the figure and print its path."""
     options = parse(PlotOptions, arguments, "inchworm plot")
     runs = _read(options.runs, "inchworm plot")
-    groups = group_runs(runs)
-    if options.metric is None:
-        lines = return_lines(runs, groups)
-        if not lines:
-            raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
-    else:
-        lines = _metric_lines(options.metric, runs)
-    path = save_plot(lines, options.out, y_label=options.metric or "return")
-    make_terminal().print(str(path))
-    return OK
-
-
-def _metric_lines(metric: str, runs: Sequence[RunRecord]) -> list[Line]:
-    """A line for each group of seeds, or for each run."""
-    lines: list[Line] = []
-    for index, group in enumerate(group_runs(runs)):
-        middle = seeds_line(group, metric, colour=index)
-        singles = [metric_line(run, metric, label=run.name, colour=index) for run in group.runs]
-        lines += [middle] if middle is not None else [line for line in singles if line is not None]
-    if not lines:
+    metric = options.metric
+    lines = return_lines(runs) if metric is None else group_lines(group_runs(runs), metric)
+    if not lines and metric is None:
+        raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
+    if not lines and metric is not None:
         known = sorted({name for run in runs for name in run.names})
         near = close_names(metric, known)
         raise UsageError(f"no run has the metric {metric}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known[:40])}")
-    return lines
+    path = save_plot(lines, options.out, y_label=metric or "return")
+    make_terminal().print(str(path))
+    return OK
 
 
 @config_class("--")
@@ -186,8 +171,8 @@ def run_runs(arguments: Sequence[str]) -> int:
         if run.record is None:
             table.add_row(run.path.name, "unreadable", run.problem, "", "")
         else:
-            score = summary_line(run.record) if run.record.rows else "–"
-            table.add_row(run.record.name, run.record.state, score, f"{run.record.env_steps:,}", age(run.record.changed))
+            record, score = run.record, score_text(run.record)[0]
+            table.add_row(record.name, record.state, score, f"{record.env_steps:,}", age(record.changed))
     terminal.print(table)
     return OK
 
