@@ -170,7 +170,7 @@ def _cards(run: RunRecord) -> str:
 def _overview(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """The runs as a table, and each group's score over its seeds."""
     times = [duration(sum(run.seconds.values())) if run.seconds else "" for run in runs]
-    rows = [(run.name, run.config.run.seed, run.state, score_text(run)[0], f"{run.env_steps:,}", time) for run, time in zip(runs, times)]
+    rows = [(run.name, run.config.run.seed, run.state, score_text(run)[0], f"{run.env_steps:,}", spent) for run, spent in zip(runs, times)]
     each = table(("run", "seed", "state", "score", "env steps", "time"), rows)
     lines = []
     for group in groups:

@@ -18,14 +18,14 @@ from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
 from inchworm.core.errors import EnvError
-from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.core.protocols import Actor, Policy
 from inchworm.env.registry import config_for, team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
 from inchworm.evaluate.games import episode_limit, make_world
-from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
+from inchworm.evaluate.matches import check_made_for, even_copies, pair_seeds, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.policies import is_saved_policy, load_named_policy, load_policy, load_run_policy, open_player, run_of
+from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, make_player, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
@@ -131,8 +131,8 @@ def _play(
     except EnvError as error:
         raise UsageError(str(error)) from error
     with closing(world):
-        one, one_name = (first, players[0]) if first is not None else _make_player(players[0], world, env)
-        other, other_name = _make_player(players[1], world, env)
+        one, one_name = (first, players[0]) if first is not None else make_player(players[0], env, world)
+        other, other_name = make_player(players[1], env, world)
         with progress("episodes", settings.episodes, quiet=options.quiet) as show:
             stats = play_match(
                 one,
@@ -151,14 +151,6 @@ def _play(
     text = json.dumps(stats.to_dict()) if options.json else f"{one_name} against {other_name} in {env.id}: {stats}"
     make_terminal().print(text)
     return OK
-
-
-def _make_player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, str]:
-    """Return a player and its name in the result: the path of its policy, or the name of a built-in one."""
-    if is_built_in(name):
-        return make_player(name, world, env), name
-    policy, path = load_named_policy(name, env=env.id)
-    return policy, str(path)
 
 
 @config_class("--")
@@ -214,14 +206,9 @@ def run_evaluate(arguments: Sequence[str]) -> int:
     env = config.env if options.env is None else config.env.replace(id=options.env)
     env = env if options.kwargs is None else env.replace(kwargs=options.kwargs)
     defaults = config.evaluation
-    settings = defaults.replace(
-        seed=defaults.seed if options.seed is None else options.seed,
-        num_envs=defaults.num_envs if options.num_envs is None else options.num_envs,
-        episodes=(defaults.final_episodes or 100) if options.episodes is None else options.episodes,
-        deterministic=not options.sampled,
-        baseline=defaults.baseline if options.baseline is None else options.baseline,
-        max_episode_steps=defaults.max_episode_steps if options.max_episode_steps is None else options.max_episode_steps,
-    )
+    names = ("seed", "num_envs", "episodes", "baseline", "max_episode_steps")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    settings = defaults.replace(deterministic=not options.sampled, **{"episodes": defaults.final_episodes or 100, **given})
     if options.opponent is not None:
         opponent = options.opponent if options.skill is None else f"{options.opponent}:{options.skill}"
         if options.episodes is None:

@@ -23,12 +23,9 @@ def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -
 
 def check_one_policy(run: Run) -> None:
     """Refuse to train a run of several policies that its config does not have: the lanes of each are defined in Python."""
-    from inchworm.run.policies import policy_names
-
-    names = policy_names(run)
-    if names and not run.config.policies:
+    if run.policy_names and not run.config.policies:
         raise UsageError(
-            f"the run {run.path} trains several policies ({', '.join(names)}) that are not in its config; continue in Python: "
+            f"the run {run.path} trains several policies ({', '.join(run.policy_names)}) that are not in its config; continue in Python: "
             f'PPOTrainer(PolicyMap(…), …, run_dir="{run.path}"), then load_checkpoint() and train()'
         )
 

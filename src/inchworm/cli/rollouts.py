@@ -21,7 +21,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.policies import load_run_policy, policy_file_names
+from inchworm.run.policies import load_run_policy
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
 
@@ -148,4 +148,4 @@ def _learn(run: Run, config: TrainingConfig, rollouts: dict[str, Rollout], termi
             shown = "  ".join(f"{name} {stats[name]:.4g}" for name in ("loss", "policy_loss", "value_loss", "approx_kl") if name in stats)
             terminal.print(f"{file}: {shown}")
         path = trainer.save_checkpoint()
-        terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in policy_file_names(run))}")
+        terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in run.policy_files())}")

@@ -298,10 +298,8 @@ def _longer(run: Run, state: TrainingState) -> str:
 
 def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     """Return the score, the run's files, and what to type next."""
-    from inchworm.run.policies import policy_file_names
-
     name = run.typed
-    names = (*policy_file_names(run), *policy_file_names(run, best=True), REPORT)
+    names = (*run.policy_files(), *run.policy_files(best=True), REPORT)
     files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",

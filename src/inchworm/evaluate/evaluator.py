@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from inchworm.core.seeding import episode_seed
 from inchworm.env.source import env_source
 from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
+from inchworm.run.policies import is_built_in, make_player
 
 if TYPE_CHECKING:
     from inchworm.evaluate.suites import SuiteStats
@@ -109,7 +109,7 @@ class PolicyEvaluator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -157,9 +157,7 @@ def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:
 
     A policy file is loaded when the evaluator is made, so that a missing one is an error before training.
     """
-    from inchworm.evaluate.matches import is_built_in, make_player  # as above
-
-    return None if env is None and is_built_in(name) else make_player(name, cast(VectorEnv, env), source)
+    return None if env is None and is_built_in(name) else make_player(name, source, env)[0]
 
 
 def evaluation_opponent(config: TrainingConfig) -> str | None:

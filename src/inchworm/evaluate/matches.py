@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.collect.actors import make_actor
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lanes
-from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
@@ -18,24 +17,7 @@ from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
 from inchworm.evaluate.games import EPISODE_LIMIT, Progress, check_episodes, episode_limit, opened, play_games
 from inchworm.evaluate.stats import MatchStats
-from inchworm.run.policies import load_named_policy
-
-
-def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
-    """Make or load the player of that name: random, heuristic, heuristic:0.5, a policy file or a run; `env` was made from `source`."""
-    world = source.id if isinstance(source, EnvConfig) else None
-    if not is_built_in(name):
-        return load_named_policy(name, env=world)[0]
-    if name == "random":
-        return make_actor(name, env.action_space, "")
-    if not isinstance(source, EnvConfig):
-        raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
-    return make_actor(name, env.action_space, source.id, source.kwargs)
-
-
-def is_built_in(name: str) -> bool:
-    """Tell whether the name is of a player that needs no file."""
-    return name == "random" or name.partition(":")[0] == "heuristic"
+from inchworm.run.policies import make_player
 
 
 def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
@@ -168,7 +150,7 @@ def evaluate_vs_heuristic(
         raise ConfigError(f"skill={skill} applies to the built-in heuristic; do not give both skill and heuristic")
     pairs = pair_seeds(episodes, seeds, seed)
     with opened(source, even_copies(num_envs, 2 * len(pairs)), seed) as env:
-        opponent = heuristic if heuristic is not None else make_player(f"heuristic:{skill}", env, source)
+        opponent = heuristic if heuristic is not None else make_player(f"heuristic:{skill}", source, env)[0]
         how: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "save_replay": save_replay, "progress": progress}
         how["max_episode_steps"] = episode_limit(source, max_episode_steps)
         stats = play_match(policy, opponent, env, seeds=pairs, players=("policy", "heuristic"), **how)

@@ -27,8 +27,9 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
 from inchworm.env.registry import names_code
 from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
-from inchworm.evaluate.matches import check_made_for, even_copies, make_player, play_match
+from inchworm.evaluate.matches import check_made_for, even_copies, play_match
 from inchworm.evaluate.stats import EvalStats
+from inchworm.run.policies import make_player
 
 SCORE, OVERALL = "score", "overall"
 """Names of a group's score, which no simulation may have, and of the score of all groups."""
@@ -276,8 +277,10 @@ def _play(policy: Actor, simulation: Simulation, where: str, num_envs: int, *, s
             if opponent is None:
                 seeds = [derive_seed(seed, "suite", episode) for episode in range(episodes)]
                 return play_games(policy, env, seeds, seed, **how)
-            second = make_player(opponent, env, simulation.env) if isinstance(opponent, str) else opponent
-            names = ("the policy", opponent if isinstance(opponent, str) else type(opponent).__name__)
-            return play_match(policy, second, env, episodes, seed=seed, players=names, **how)
+            if isinstance(opponent, str):
+                second, name = make_player(opponent, simulation.env, env)[0], opponent
+            else:
+                second, name = opponent, type(opponent).__name__
+            return play_match(policy, second, env, episodes, seed=seed, players=("the policy", name), **how)
     except (ConfigError, SpaceError, EnvError) as error:
         raise type(error)(f"{where}: {error}") from error

@@ -146,6 +146,17 @@ class Run:
         """The file of the latest policy, or of the best by evaluation."""
         return self.path / (BEST_POLICY if best else POLICY)
 
+    @property
+    def policy_names(self) -> list[str]:
+        """The names of its policies if it trains several, else an empty list."""
+        path = self.policy_path()
+        return sorted(part.stem.removeprefix(f"{path.stem}-") for part in self.path.glob(f"{path.stem}-*{path.suffix}"))
+
+    def policy_files(self, *, best: bool = False) -> list[str]:
+        """The names of its policy files: one, or one for each of several policies."""
+        path = self.policy_path(best=best)
+        return [f"{path.stem}-{name}{path.suffix}" for name in self.policy_names] or [path.name]
+
     def lock(self) -> None:
         """Become the one process that writes to the run. The system releases the lock when the process ends, even by a kill."""
         if self._lock is not None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from inchworm.backends.registry import read_description, rebuild_policy
-from inchworm.config.sections import TrainingConfig
+from inchworm.collect.actors import make_actor
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Policy
+from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.core.tensor_file import untrusted
 from inchworm.core.types import Weights
 from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_file
@@ -86,11 +87,27 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
     return description, weights, checkpoint.path
 
 
-def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
-    """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
+def is_built_in(name: str) -> bool:
+    """Tell whether the name is of a player that needs no file."""
+    return name == "random" or name.partition(":")[0] == "heuristic"
+
+
+def make_player(name: str, source: Any, env: VectorEnv | None = None) -> tuple[Actor, str]:
+    """Make or load the player of that name; return it with its name in results, which is the path of a loaded policy.
+
+    A name is random, heuristic, heuristic:0.5, a policy file or a run. Built-in players are made for `env`, which was made from `source`.
+    """
+    world = source.id if isinstance(source, EnvConfig) else None
     if Path(name).is_file():
-        return load_policy(name), Path(name)
-    return load_run_policy(open_player(name, env=env))
+        return load_policy(name), name
+    if not is_built_in(name) or env is None:
+        policy, path = load_run_policy(open_player(name, env=world))
+        return policy, str(path)
+    if name == "random":
+        return make_actor(name, env.action_space, ""), name
+    if not isinstance(source, EnvConfig):
+        raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
+    return make_actor(name, env.action_space, source.id, source.kwargs), name
 
 
 def open_player(name: str, *, env: str | None = None) -> Run:
@@ -121,19 +138,7 @@ def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
         return load_policy(path), path
     checkpoints = TrainingCheckpointer(run.checkpoints)
     checkpoint = checkpoints.best() if best else checkpoints.latest()
-    if policy_names(run) and checkpoint is not None:
+    if run.policy_names and checkpoint is not None:
         return checkpoints.load_policy(checkpoint).policy, checkpoint
     hint = "omit --best" if best else f"inchworm resume {run.typed} continues its training"
     raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
-
-
-def policy_file_names(run: Run, *, best: bool = False) -> list[str]:
-    """Return the names of a run's policy files: one, or one for each of several policies."""
-    path = run.policy_path(best=best)
-    return [f"{path.stem}-{name}{path.suffix}" for name in policy_names(run)] or [path.name]
-
-
-def policy_names(run: Run) -> list[str]:
-    """Return the names of a run's policies if it trains several, else an empty list."""
-    path = run.policy_path()
-    return sorted(part.stem.removeprefix(f"{path.stem}-") for part in run.path.glob(f"{path.stem}-*{path.suffix}"))
