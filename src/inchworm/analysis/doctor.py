@@ -135,10 +135,7 @@ def findings_text(findings: list[Finding]) -> str:
 # Causes
 
 
-@rule(
-    "set ppo.learning_rate, such as 3e-4",
-    "a schedule decays to 0 at run.total_timesteps: raise that, or use a constant schedule",
-)
+@rule("set ppo.learning_rate, such as 3e-4", "a schedule decays to 0 at run.total_timesteps: raise that, or use a constant schedule")
 def learning_rate_zero(vitals: Vitals) -> str | None:
     """The learning rate is zero, so nothing is learned."""
     rates, ppo = vitals.run.column("learning_rate"), vitals.ppo
@@ -148,10 +145,7 @@ def learning_rate_zero(vitals: Vitals) -> str | None:
     return f"learning_rate is 0 in {share:.0%} of the updates (it starts at {ppo.learning_rate:g}, schedule {ppo.learning_rate_schedule})"
 
 
-@rule(
-    "set env.max_episode_steps to truncate episodes",
-    "check that the environment returns terminated=True at its end: inchworm check-env",
-)
+@rule("set env.max_episode_steps to truncate episodes", "check that the environment returns terminated=True at its end: inchworm check-env")
 def endless_episodes(vitals: Vitals) -> str | None:
     """Episodes never end."""
     steps = vitals.run.env_steps / vitals.run.config.env.num_envs
@@ -175,11 +169,7 @@ def hidden_termination(vitals: Vitals) -> str | None:
     )
 
 
-@rule(
-    "set ppo.scale_rewards=true",
-    "or policy.normalize_values=true",
-    "or scale the rewards in the environment",
-)
+@rule("set ppo.scale_rewards=true", "or policy.normalize_values=true", "or scale the rewards in the environment")
 def reward_scale(vitals: Vitals) -> str | None:
     """Rewards are far from unit scale and nothing normalises them."""
     scale, found = vitals.return_scale, vitals.returns()
@@ -190,10 +180,7 @@ def reward_scale(vitals: Vitals) -> str | None:
     return f"the returns that the critic learns have the scale {scale:.3g} (return_mean, return_std); networks learn best near 1"
 
 
-@rule(
-    "set policy.normalize_observations=true",
-    "or scale the observations in the environment",
-)
+@rule("set policy.normalize_observations=true", "or scale the observations in the environment")
 def observation_scale(vitals: Vitals) -> str | None:
     """Observations are far from unit scale and nothing normalises them."""
     scale = vitals.median("observation_scale", 0.0)
@@ -202,10 +189,7 @@ def observation_scale(vitals: Vitals) -> str | None:
     return f"observation_scale is {scale:.3g}: the root mean square of the largest feature; networks learn best near 1"
 
 
-@rule(
-    "check the mask: 1 or True means allowed",
-    "let the environment skip steps without a choice",
-)
+@rule("check the mask: 1 or True means allowed", "let the environment skip steps without a choice")
 def forced_actions(vitals: Vitals) -> str | None:
     """Action masks leave a single action, so there is nothing to decide."""
     share = vitals.median("forced_share", 0.0)

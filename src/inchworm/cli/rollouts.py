@@ -81,7 +81,7 @@ def run_collect(arguments: Sequence[str]) -> int:
     mean = f", mean return {np.mean(returns):.4g}" if returns else ""
     terminal.print(
         f"rollout: {path} ({rollout.num_valid:,} steps, finished episodes: {len(returns)}{mean})\n"
-        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}",
+        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}"
     )
     return OK
 

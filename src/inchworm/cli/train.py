@@ -193,7 +193,6 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
-    from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.train.convergence import describe_convergence, has_stopped
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
@@ -208,11 +207,10 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             run.save_config(config)  # what was chosen by measuring is chosen once
         for reason in reasons:
             terminal.print(reason)
-        has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
         savers.append(trainer.saver)
         state = trainer.state
-        if has_checkpoint:
+        if trainer.continues:
             trainer.load_checkpoint()
             done = is_done(state, config.run) or has_stopped(state, config.convergence)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):

@@ -21,7 +21,7 @@ from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
-from inchworm.train.loop import AHEAD, TrainingState, reached_limits, until_multiple
+from inchworm.train.loop import TrainingState, reached_limits
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
@@ -105,16 +105,13 @@ class EvaluateCallback(BaseCallback):
         """`before_final` is called before the final evaluation, which may be long, to save the state first."""
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
         self._before_final = before_final
+        self.sees_every = config.interval
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Evaluate if it is due; the scores are added to the iteration's metrics."""
         del metrics
         if self._config.interval and state.iteration % self._config.interval == 0:
             self._evaluate(state, self._config.episodes)
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """The iterations until the next evaluation."""
-        return until_multiple(state.iteration, self._config.interval)
 
     def on_train_end(self, state: TrainingState) -> None:
         """Run the final evaluation, once, unless the run was interrupted."""
@@ -149,7 +146,7 @@ class CheckpointCallback(BaseCallback):
     """
 
     def __init__(self, saver: Saver, interval: int, seconds: float | None = None, *, keep_best: bool = False) -> None:
-        self._saver, self._interval, self._keep_best = saver, interval, keep_best
+        self._saver, self.sees_every, self._keep_best = saver, interval, keep_best  # by time, after iterations that are computed together
         self._seconds = seconds or math.inf
         self._saved_at = time.monotonic()
         self._saved: tuple[object, ...] | None = None
@@ -163,12 +160,8 @@ class CheckpointCallback(BaseCallback):
             return
         is_best = self._keep_best and state.best_iteration == state.iteration
         by_time = time.monotonic() - self._saved_at >= self._seconds
-        if self._failed or is_best or by_time or (self._interval and state.iteration % self._interval == 0):
+        if self._failed or is_best or by_time or (self.sees_every and state.iteration % self.sees_every == 0):
             self._warn_on_error(self._save_once, state)
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """The iterations until the next save; one by time is made after the iterations that are computed together."""
-        return until_multiple(state.iteration, self._interval)
 
     def flush(self, state: TrainingState) -> None:
         """Save what has not been saved yet, before something long begins."""
@@ -208,6 +201,8 @@ class SnapshotCallback(BaseCallback):
     `MAX_AGE_SECONDS` at least.
     """
 
+    sees_every = 0  # what is computed together is kept together
+
     def __init__(self, take: Callable[[], Any]) -> None:
         self._take_state = take
         self._due_at = self._cost = self._taken_at = self._iteration_at = 0.0
@@ -228,11 +223,6 @@ class SnapshotCallback(BaseCallback):
             self._take()
         self._iteration_at = time.monotonic()
 
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """Any number: what is computed together is kept together."""
-        del state
-        return AHEAD
-
     def _take(self) -> None:
         began = time.monotonic()
         self.taken = self._take_state()
@@ -244,6 +234,8 @@ class SnapshotCallback(BaseCallback):
 
 class TrackCallback(BaseCallback):
     """Passes metrics to the trackers: every `run.log_interval` iterations, after evaluations, and of the last iteration."""
+
+    sees_every = 0  # it reads only the metrics of each
 
     def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
         self._trackers, self._run = trackers, run
@@ -261,11 +253,6 @@ class TrackCallback(BaseCallback):
         if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._logged_evaluations = len(state.evaluations)
             self.log_unlogged()
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """Any number: it reads only the metrics of each."""
-        del state
-        return AHEAD
 
     def on_train_end(self, state: TrainingState) -> None:
         """Log the final evaluation, if there was one."""

@@ -175,7 +175,7 @@ def functional_training_loop(
                 run.discard()
             raise
         stack.enter_context(trainer)
-        if run is not None and TrainingCheckpointer(run.checkpoints).latest() is not None:
+        if trainer.continues:
             trainer.load_checkpoint()
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
@@ -256,8 +256,9 @@ class PPOTrainer:
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
-            begun = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
-            self.warm_start = None if begun else warm_start(self.policy, self.config.run)
+            self.continues = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
+            """Whether the run has a checkpoint, which `load_checkpoint` restores."""
+            self.warm_start = None if self.continues else warm_start(self.policy, self.config.run)
             """Where the initial weights are from; None for new ones, and for a run that is resumed."""
             self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
             if eval_env is not None and self.evaluator is not None:
