@@ -14,11 +14,10 @@ from inchworm.cli.main import FAILED, OK
 from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, PolicyConfig, WrapperConfig
-from inchworm.core.errors import InchwormError
+from inchworm.core.errors import InchwormError, describe_error
 from inchworm.env.check import check_env, make_checked
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
-from inchworm.policy_check.acting import place_of
 from inchworm.policy_check.checker import check_policy
 from inchworm.run.directory import open_run
 from inchworm.run.policies import load_policy, load_run_policy
@@ -101,10 +100,8 @@ def run_check_policy(arguments: Sequence[str]) -> int:
             except InchwormError:
                 raise
             except Exception as error:
-                raised = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
-                raise UsageError(
-                    f"{options.policy}(observation_space, action_space) raised {raised}; --traceback shows the whole"
-                ) from error
+                raised = " ".join(describe_error(error).split())
+                raise UsageError(f"{options.policy}(observation_space, action_space) raised {raised}; --traceback shows all") from error
             report = check_policy(policy, env, steps=options.steps, seed=options.seed)
     else:
         report = check_policy(policy, config, steps=options.steps, seed=options.seed)
