@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +15,7 @@ from inchworm.analysis.report import make_server, score_text, write_report
 from inchworm.analysis.runs import RunRecord, age, list_runs, read_run, remove_run
 from inchworm.cli.arguments import Metavar, UsageError, parse
 from inchworm.cli.main import OK
+from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.core.errors import close_names
 from inchworm.tracking.console import make_terminal
@@ -44,8 +43,7 @@ def run_report(arguments: Sequence[str]) -> int:
         raise UsageError(f"--out {options.out} must name a file that ends in .html")
     path = write_report(runs, options.out)
     if options.open:
-        with suppress(webbrowser.Error, OSError):
-            webbrowser.open(path.resolve().as_uri())
+        open_page(path.resolve().as_uri())
     make_terminal().print(str(path))
     return OK
 
@@ -72,8 +70,7 @@ def run_watch(arguments: Sequence[str]) -> int:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         make_terminal().print(f"{address} (Ctrl-C ends it)")
         if options.open:
-            with suppress(webbrowser.Error, OSError):
-                webbrowser.open(address)
+            open_page(address)
         server.serve_forever()
     return OK
 
