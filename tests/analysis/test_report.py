@@ -148,7 +148,9 @@ def test_numbers_of_axes() -> None:
     ]  # fmt: skip
     assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
     assert ticks(3.0, 3.0) == [3.0]
-    assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500)] == ["0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min"]
+    assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500, 266_400)] == [
+        "0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min", "3 d 2 h",
+    ]  # fmt: skip
     assert "learn 75%" in bar_html({"env": 1.0, "learn": 3.0})
 
 

@@ -272,7 +272,9 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 2 * 24 * 60:
+        return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 _FILE_STYLE = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from inchworm.analysis.charts import Group, Line, bar_html, chart_svg, duration, group_runs, legend, metric_line, return_lines, shorten
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose
-from inchworm.analysis.runs import RunRecord, config_text, read_run
+from inchworm.analysis.runs import RunRecord, read_run
 from inchworm.core.errors import InchwormError
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
@@ -317,7 +318,9 @@ def _config(runs: Sequence[RunRecord]) -> str:
 
 
 def _setting(config: Mapping[str, Any], name: str) -> str:
-    return config_text(config[name]) if name in config else "–"
+    """A setting as it is written in YAML, on one line."""
+    value = config.get(name, "–")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _environment(run: RunRecord) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from rich.table import Column, Table
 
-from inchworm.analysis.charts import group_lines, group_runs, return_lines, save_plot
+from inchworm.analysis.charts import duration, group_lines, group_runs, return_lines, save_plot
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
 from inchworm.analysis.report import make_server, score_text, write_report
-from inchworm.analysis.runs import RunRecord, age, list_runs, read_run, remove_run
+from inchworm.analysis.runs import RunRecord, list_runs, read_run, remove_run
 from inchworm.cli.arguments import Metavar, UsageError, parse
 from inchworm.cli.main import OK
 from inchworm.cli.show import open_page
@@ -169,7 +170,7 @@ def run_runs(arguments: Sequence[str]) -> int:
             table.add_row(run.path.name, "unreadable", run.problem, "", "")
         else:
             record, score = run.record, score_text(run.record)[0]
-            table.add_row(record.name, record.state, score, f"{record.env_steps:,}", age(record.changed))
+            table.add_row(record.name, record.state, score, f"{record.env_steps:,}", duration(max(0.0, time.time() - record.changed)))
     terminal.print(table)
     return OK
 
