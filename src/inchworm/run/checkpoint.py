@@ -202,6 +202,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CorruptFileError(f"{damaged}: {error}") from None
 
 
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in a directory, or the newest undamaged one in a directory of checkpoints."""
+    return read_checkpoint(path) if (path / MANIFEST).exists() else TrainingCheckpointer(path).load()
+
+
 class TrainingCheckpointer:
     """The checkpoints of one run, in one directory. The newest `keep` are kept, and the best by evaluation."""
 

@@ -15,7 +15,7 @@ from inchworm.core.tensor_file import untrusted
 from inchworm.core.types import Weights
 from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_file
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer
+from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer, load_checkpoint
 from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
 
 if TYPE_CHECKING:
@@ -69,13 +69,10 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
         target = target / POLICY
     if not target.is_dir():
         return *read_policy_file(target), target
-    if (target / MANIFEST).is_file():
-        checkpoint = TrainingCheckpointer(target.parent).load(target)
-    else:
-        checkpoints = TrainingCheckpointer(target / CHECKPOINTS if (target / CHECKPOINTS).is_dir() else target)
-        if checkpoints.latest() is None:
-            raise ConfigError(f"{target} holds no policy; {EXPECTED}")
-        checkpoint = checkpoints.load()
+    checkpoints = target / CHECKPOINTS if (target / CHECKPOINTS).is_dir() else target
+    if not (checkpoints / MANIFEST).is_file() and TrainingCheckpointer(checkpoints).latest() is None:
+        raise ConfigError(f"{target} holds no policy; {EXPECTED}")
+    checkpoint = load_checkpoint(checkpoints)
     with untrusted(f"{checkpoint.path} holds no valid policy"):
         described, weights = checkpoint.state.get("spec"), checkpoint.state["weights"]
         if described is not None and "policies" in described:
