@@ -41,8 +41,13 @@ class FunctionCallback(BaseCallback):
         return self.function(state, metrics)
 
 
-_CALLS = {"on_train_start": 1, "on_rollout": 2, "on_iteration": 2, "on_train_end": 1}
-"""The methods of a callback, and their numbers of arguments."""
+_CALLS = {
+    "on_train_start": ("state",),
+    "on_rollout": ("state", "rollout"),
+    "on_iteration": ("state", "metrics"),
+    "on_train_end": ("state",),
+}
+"""The methods of a callback, and their arguments."""
 
 
 def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
@@ -57,24 +62,15 @@ def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
     if has and len(has) < len(_CALLS):
         missing = ", ".join(method for method in _CALLS if method not in has)
         raise ConfigError(f"the callback {name} has no {missing}; derive it from inchworm.train.callbacks.BaseCallback, which has all")
-    for method in has or [""]:
-        function, count = (getattr(given, method), _CALLS[method]) if method else (given, 2)
-        if not _takes(function, count):
-            wanted = {"on_rollout": "(state, rollout)"}.get(method, "(state, metrics)" if count == 2 else "(state)")
-            call = f"{name}.{method}" if method else name
-            raise ConfigError(f"the callback {call} is called with {wanted}, but takes {inspect.signature(function)}")
+    calls = {f"{name}.{method}": (getattr(given, method), _CALLS[method]) for method in has} or {name: (given, _CALLS["on_iteration"])}
+    for call, (function, arguments) in calls.items():
+        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
+            signature = inspect.signature(function)
+            try:
+                signature.bind(*arguments)
+            except TypeError:
+                raise ConfigError(f"the callback {call} is called with ({', '.join(arguments)}), but takes {signature}") from None
     return given if has else FunctionCallback(given)
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with `count` arguments; some built-in ones do not say."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:
-        pass
-    return True
 
 
 def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
