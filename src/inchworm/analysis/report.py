@@ -27,8 +27,7 @@ from inchworm.core.errors import InchwormError
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
-from inchworm.run.directory import RATINGS, REPORT, flatten_config
-from inchworm.tracking.jsonl import METRICS
+from inchworm.run.directory import REPORT, flatten_config
 from inchworm.worlds.replay import inline_hash
 
 CHARTS = {
@@ -349,8 +348,7 @@ class LivePage:
         """What the page's script fetches."""
         with self._lock:
             records = [read_run(path, rows=False) for path in self.runs]
-            stats = [path.stat() for record in records for name in (METRICS, RATINGS) if (path := record.path / name).exists()]
-            found = [record.state for record in records], [(stat.st_mtime_ns, stat.st_size) for stat in stats]
+            found = [(record.state, record.changed, len(record.rows)) for record in records]
             if found != self._made_from:
                 self._body, self._made_from = report_body(records), found
             return self._body

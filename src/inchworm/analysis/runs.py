@@ -159,7 +159,7 @@ def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: 
         now = "it is still in its first iteration" if is_locked(path) else "it ended before the first iteration was written"
         raise ConfigError(f"the run {path} has no metrics: {now}")
     state, reason = _state(path, config, found)
-    changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS) if (path / name).exists()), default=0.0)
+    changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS, RATINGS) if (path / name).exists()), default=0.0)
     return RunRecord(path, config, state, reason, found, timing, _small_json(path / VERSIONS), _ratings(path), changed)
 
 

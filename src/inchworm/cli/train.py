@@ -21,6 +21,7 @@ from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
+from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
 from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
@@ -311,24 +312,9 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
 
 
 def _score(state: TrainingState, opponent: str | None) -> str:
-    """Return the result of the last evaluation: against an opponent the win rate first, then the mean return, both with intervals."""
+    """Return the result of the last evaluation."""
     if not state.evaluations:
         return "no evaluation was requested"
-    last = state.evaluations[-1]
-    if "failed" in last:
+    if "failed" in state.evaluations[-1]:
         return "unknown, the last evaluation failed"
-    count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
-    low, high = last["interval95"]
-    spread = "" if low is None or high is None else f" ± {(high - low) / 2:.4g}"
-    label = "mean return" if last["agents"] == 1 else f"mean team return, {last['mean_agent_return']:.5g} per agent,"
-    score = f"{last['mean_return']:.5g}{spread} {label} over {count}{' (95 % interval)' if spread else ''}"
-    if opponent is not None and last["win_rate"] is not None:
-        interval = "" if last["win_interval95"] is None else " [{:.2f}, {:.2f}]".format(*last["win_interval95"])
-        score = f"win rate {last['win_rate']:.2f}{interval} against {opponent}; {score}"
-    if last["baseline"] is not None:
-        low, high = last["difference_interval95"]
-        interval = "" if low is None or high is None else f" [{low:.5g}, {high:.5g}]"
-        score += f"; difference to {last['baseline']} on the same seeds {last['difference']:+.5g}{interval}"
-    if last["capped_episodes"]:
-        score += f"; {last['capped_episodes']} of the episodes did not end and were cut off (evaluation.max_episode_steps)"
-    return score
+    return f"{'' if opponent is None else f'against {opponent}: '}{EvalStats.from_dict(state.evaluations[-1])}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -306,6 +306,11 @@ class EvalStats:
             "capped": self.capped.tolist(),
             "baseline_returns": [_plain(value) for value in self.baseline_returns.tolist()],
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned; keys that are not fields are ignored."""
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
     def __str__(self) -> str:
         """One line, such as `mean return 487.3 ± 9.2 (95 %, 100 greedy episodes), from 312 to 500, mean length 487.3`.
