@@ -15,6 +15,7 @@ from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, PolicyConfig, WrapperConfig
 from inchworm.core.errors import InchwormError, describe_error
+from inchworm.core.types import CheckReport
 from inchworm.env.check import check_env, make_checked
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
@@ -67,8 +68,7 @@ def run_check_env(arguments: Sequence[str]) -> int:
         atari=options.atari,
     )
     make_named_env(config, make=make_checked).close()  # one that cannot be made is wrong use
-    report = check_env(config)
-    return _print_report(config.id, report.problems, report.notes)
+    return _show(config.id, check_env(config))
 
 
 @config_class("--")
@@ -105,7 +105,7 @@ def run_check_policy(arguments: Sequence[str]) -> int:
             report = check_policy(policy, env, steps=options.steps, seed=options.seed)
     else:
         report = check_policy(policy, config, steps=options.steps, seed=options.seed)
-    return _print_report(options.policy, report.problems, report.notes)
+    return _show(options.policy, report)
 
 
 def _policy_and_env(options: CheckPolicyOptions) -> tuple[Any, EnvConfig]:
@@ -144,12 +144,6 @@ def _import_factory(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _print_report(name: str, problems: Sequence[object], notes: Sequence[object]) -> int:
-    terminal = make_terminal()
-    for problem in problems:
-        terminal.print(f"problem: {problem}")
-    for note in notes:
-        terminal.print(f"note: {note}")
-    found = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "all checks passed"
-    terminal.print(f"{name}: {found}")
-    return FAILED if problems else OK
+def _show(name: str, report: CheckReport) -> int:
+    make_terminal().print(f"{name}: {report}")
+    return OK if report.ok else FAILED
