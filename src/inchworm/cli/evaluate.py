@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +17,13 @@ from inchworm.cli.main import OK
 from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
-from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.env.registry import config_for, team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
-from inchworm.evaluate.games import episode_limit, make_world
-from inchworm.evaluate.matches import check_made_for, even_copies, pair_seeds, play_match
+from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, make_player, open_player, run_of
+from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
@@ -122,33 +120,27 @@ def _play(
     players: tuple[str, str], env: EnvConfig, settings: EvalConfig, options: MatchOptions | EvaluateOptions, first: Actor | None = None
 ) -> int:
     """Play a match of two named players and print the result. If `first` is given it is the first player, and its name a label."""
-    pair_seeds(settings.episodes, None, settings.seed)  # refuses an odd number of episodes
     replay_file = options.save_replay
     if replay_file is not None and Path(replay_file).is_dir():
         raise UsageError(f"--save-replay {replay_file} is a directory; name a file in it")
-    try:
-        world = make_world(env, even_copies(settings.num_envs, settings.episodes), settings.seed)
-    except EnvError as error:
-        raise UsageError(str(error)) from error
-    with closing(world):
-        one, one_name = (first, players[0]) if first is not None else make_player(players[0], env, world)
-        other, other_name = make_player(players[1], env, world)
-        with progress("episodes", settings.episodes, quiet=options.quiet) as show:
-            stats = play_match(
-                one,
-                other,
-                world,
-                settings.episodes,
-                deterministic=settings.deterministic,
-                seed=settings.seed,
-                max_episode_steps=episode_limit(env, settings.max_episode_steps),
-                players=(one_name, other_name),
-                save_replay=replay_file is not None,
-                progress=show,
-            )
+    has_several_agents(env)  # an environment that cannot be made is wrong use
+    with progress("episodes", settings.episodes, quiet=options.quiet) as show:
+        stats = play_match(
+            players[0] if first is None else first,
+            players[1],
+            env,
+            settings.episodes,
+            deterministic=settings.deterministic,
+            num_envs=settings.num_envs,
+            seed=settings.seed,
+            max_episode_steps=settings.max_episode_steps,
+            players=None if first is None else players,
+            save_replay=replay_file is not None,
+            progress=show,
+        )
     if replay_file is not None and stats.replay is not None:
         save_replay(replay_file, stats.replay)
-    text = json.dumps(stats.to_dict()) if options.json else f"{one_name} against {other_name} in {env.id}: {stats}"
+    text = json.dumps(stats.to_dict()) if options.json else f"{' against '.join(stats.players)} in {env.id}: {stats}"
     make_terminal().print(text)
     return OK
 

@@ -317,4 +317,6 @@ def _score(state: TrainingState, opponent: str | None) -> str:
         return "no evaluation was requested"
     if "failed" in state.evaluations[-1]:
         return "unknown, the last evaluation failed"
-    return f"{'' if opponent is None else f'against {opponent}: '}{EvalStats.from_dict(state.evaluations[-1])}"
+    stats = EvalStats.from_dict(state.evaluations[-1])
+    limit = " (evaluation.max_episode_steps)" if stats.capped_episodes else ""
+    return f"{'' if opponent is None else f'against {opponent}: '}{stats}{limit}"

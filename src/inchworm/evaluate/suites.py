@@ -24,9 +24,8 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
 from inchworm.env.registry import names_code
 from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
-from inchworm.evaluate.matches import check_made_for, even_copies, play_match
+from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
-from inchworm.run.policies import make_player
 
 SCORE, OVERALL = "score", "overall"
 """Names of a group's score, which no simulation may have, and of the score of all groups."""
@@ -252,15 +251,11 @@ def _play(policy: Actor, simulation: Simulation, where: str, num_envs: int, *, s
     """Play one simulation; errors begin with its place in the suite. `how` is what `play_games` and `play_match` both take."""
     opponent, episodes = simulation.opponent, simulation.episodes
     try:
-        with opened(simulation.env, min(num_envs, episodes) if opponent is None else even_copies(num_envs, episodes), seed) as env:
+        if opponent is not None:
+            names = ("the policy", opponent if isinstance(opponent, str) else type(opponent).__name__)
+            return play_match(policy, opponent, simulation.env, episodes, num_envs=num_envs, seed=seed, players=names, **how)
+        with opened(simulation.env, min(num_envs, episodes), seed) as env:
             check_made_for(policy, env, "the policy")
-            if opponent is None:
-                seeds = [derive_seed(seed, "suite", episode) for episode in range(episodes)]
-                return play_games(policy, env, seeds, seed, **how)
-            if isinstance(opponent, str):
-                second, name = make_player(opponent, simulation.env, env)[0], opponent
-            else:
-                second, name = opponent, type(opponent).__name__
-            return play_match(policy, second, env, episodes, seed=seed, players=("the policy", name), **how)
+            return play_games(policy, env, [derive_seed(seed, "suite", episode) for episode in range(episodes)], seed, **how)
     except (ConfigError, SpaceError, EnvError) as error:
         raise type(error)(f"{where}: {error}") from error
