@@ -90,6 +90,8 @@ class EvaluateCallback(BaseCallback):
     An error in an evaluation is recorded and training continues.
     """
 
+    profile_section = "evaluation"
+
     def __init__(
         self,
         evaluator: PolicyEvaluator,
@@ -140,6 +142,8 @@ class CheckpointCallback(BaseCallback):
 
     A save that fails is a warning and is retried after the next iteration; only the last one must succeed.
     """
+
+    profile_section = "checkpoints"
 
     def __init__(self, saver: Saver, interval: int, seconds: float | None = None, *, keep_best: bool = False) -> None:
         self._saver, self.sees_every, self._keep_best = saver, interval, keep_best  # by time, after iterations that are computed together
@@ -197,7 +201,7 @@ class SnapshotCallback(BaseCallback):
     `MAX_AGE_SECONDS` at least.
     """
 
-    sees_every = 0  # what is computed together is kept together
+    profile_section, sees_every = "checkpoints", 0  # what is computed together is kept together
 
     def __init__(self, take: Callable[[], Any]) -> None:
         self._take_state = take
@@ -231,7 +235,7 @@ class SnapshotCallback(BaseCallback):
 class TrackCallback(BaseCallback):
     """Passes metrics to the trackers: every `run.log_interval` iterations, after evaluations, and of the last iteration."""
 
-    sees_every = 0  # it reads only the metrics of each
+    profile_section, sees_every = "tracking", 0  # it reads only the metrics of each
 
     def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
         self._trackers, self._run = trackers, run
