@@ -210,27 +210,18 @@ def _state(path: Path, config: TrainingConfig, rows: Sequence[Mapping[str, float
 # Lists of runs
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run in a list; `record` is None where it cannot be read, and `problem` says why."""
-
-    path: Path
-    record: RunRecord | None
-    problem: str = ""
-
-
-def list_runs(directory: str | Path = "runs") -> list[ListedRun]:
-    """All runs of a directory, the newest last."""
+def list_runs(directory: str | Path = "runs") -> dict[str, RunRecord | str]:
+    """All runs of a directory by name, the newest last; in place of one that cannot be read, a line that says why."""
     parent = Path(directory)
     if not parent.is_dir():
         raise ConfigError(f"there is no directory {parent}; inchworm train ENV makes runs/, and --directory names another one")
-    found = []
+    found: dict[str, RunRecord | str] = {}
     for path in sorted(entry.parent for entry in parent.glob(f"*/{CONFIG}")):
         try:
-            found.append(ListedRun(path, read_run(path, rows=False)))
+            found[path.name] = read_run(path, rows=False)
         except InchwormError as error:
-            found.append(ListedRun(path, None, str(error)))
-    return sorted(found, key=lambda run: run.record.changed if run.record is not None else 0.0)
+            found[path.name] = str(error)
+    return dict(sorted(found.items(), key=lambda run: run[1].changed if isinstance(run[1], RunRecord) else 0.0))
 
 
 def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = False) -> Path:

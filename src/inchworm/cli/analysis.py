@@ -160,17 +160,16 @@ def run_runs(arguments: Sequence[str]) -> int:
             path = remove_run(name, directory=options.directory, archive=options.archive)
             terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    listed = [run for run in list_runs(options.directory) if not options.names or run.path.name in options.names]
+    listed = {name: run for name, run in list_runs(options.directory).items() if not options.names or name in options.names}
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
     table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
-    for run in listed:
-        if run.record is None:
-            table.add_row(run.path.name, "unreadable", run.problem, "", "")
+    for name, run in listed.items():
+        if isinstance(run, str):
+            table.add_row(name, "unreadable", run, "", "")
         else:
-            record, score = run.record, score_text(run.record)[0]
-            table.add_row(record.name, record.state, score, f"{record.env_steps:,}", duration(max(0.0, time.time() - record.changed)))
+            table.add_row(name, run.state, score_text(run)[0], f"{run.env_steps:,}", duration(max(0.0, time.time() - run.changed)))
     terminal.print(table)
     return OK
 

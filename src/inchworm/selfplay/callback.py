@@ -202,16 +202,8 @@ def opponent_callbacks(
             deterministic=evaluation.deterministic,
             max_episode_steps=episode_limit(source, evaluation.max_episode_steps),
         )
-    return [
-        SelfPlayCallback(
-            pool,
-            actor,
-            snapshot_interval=opponent.snapshot_interval,
-            games=games,
-            rating_interval=opponent.rating_interval,
-            directory=directory,
-        )
-    ]
+    intervals = {"snapshot_interval": opponent.snapshot_interval, "rating_interval": opponent.rating_interval}
+    return [SelfPlayCallback(pool, actor, **intervals, games=games, directory=directory)]
 
 
 _MAX_COPIES = 16
