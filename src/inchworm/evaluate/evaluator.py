@@ -40,8 +40,7 @@ class PolicyEvaluator:
         self._wrap = wrap
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
-        self._given = None if self._source is None else self._source.given
-        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._given)
+        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._source)
         self._baseline_returns: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}  # of episodes with these seeds, greedy or not
 
     def evaluate(
@@ -71,7 +70,7 @@ class PolicyEvaluator:
             if name is None:
                 return stats
             if key not in self._baseline_returns:
-                self._baseline = self._baseline or load_player(name, self._given, env)
+                self._baseline = self._baseline or load_player(name, self._source, env)
                 check_spaces(self._baseline, env.observation_space, env.action_space, f"the baseline {name}")
                 played = play_games(self._baseline, env, games, seed, deterministic=greedy, max_episode_steps=limit, purpose="baseline")
                 self._baseline_returns[key] = played.returns

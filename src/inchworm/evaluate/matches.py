@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lanes
-from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
@@ -103,10 +103,9 @@ def play_match(
     default that is the limit that the environment is registered with, else 100,000.
     """
     pairs = pair_seeds(episodes, seeds, seed)
-    source = EnvConfig(id=env) if isinstance(env, str) else env
-    with opened(source, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
-        ours, our_name = make_player(first, source, inner) if isinstance(first, str) else (first, "first")
-        theirs, their_name = make_player(second, source, inner) if isinstance(second, str) else (second, "second")
+    with opened(env, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
+        ours, our_name = make_player(first, env, inner) if isinstance(first, str) else (first, "first")
+        theirs, their_name = make_player(second, env, inner) if isinstance(second, str) else (second, "second")
         names = players or (our_name, their_name)
         width, copies = inner.lanes_per_copy, inner.num_envs
         if width % 2:
@@ -117,7 +116,7 @@ def play_match(
             raise ConfigError(f"a match needs an even number of env copies, one half for each side, not {copies}")
         for actor, name in zip((ours, theirs), names):
             check_made_for(actor, inner, name)
-        limit = episode_limit(source, max_episode_steps)
+        limit = episode_limit(env, max_episode_steps)
         recorded = RecordedVectorEnv(inner, names, limit) if save_replay else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner

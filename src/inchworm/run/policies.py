@@ -13,6 +13,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.core.tensor_file import untrusted
 from inchworm.core.types import Weights
+from inchworm.env.source import env_source
 from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer, load_checkpoint
@@ -94,17 +95,18 @@ def make_player(name: str, source: Any, env: VectorEnv | None = None) -> tuple[A
 
     A name is random, heuristic, heuristic:0.5, a policy file or a run. Built-in players are made for `env`, which was made from `source`.
     """
-    world = source.id if isinstance(source, EnvConfig) else None
     if Path(name).is_file():
         return load_policy(name), name
+    given = None if source is None else env_source(source).given
+    config = EnvConfig(id=given) if isinstance(given, str) else given if isinstance(given, EnvConfig) else None
     if not is_built_in(name) or env is None:
-        policy, path = load_run_policy(open_player(name, env=world))
+        policy, path = load_run_policy(open_player(name, env=None if config is None else config.id))
         return policy, str(path)
     if name == "random":
         return make_actor(name, env.action_space, ""), name
-    if not isinstance(source, EnvConfig):
+    if config is None:
         raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
-    return make_actor(name, env.action_space, source.id, source.kwargs), name
+    return make_actor(name, env.action_space, config.id, config.kwargs), name
 
 
 def open_player(name: str, *, env: str | None = None) -> Run:

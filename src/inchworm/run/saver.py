@@ -195,7 +195,7 @@ class SaveThread:
         return self._thread is not None and self._thread.is_alive()
 
     def run(self, job: Callable[[], object]) -> None:
-        """Run a job after the previous one has finished. Errors are raised here, or by `poll` or `wait` later."""
+        """Run a job after the previous one has finished. Errors are raised here, or by `wait` later."""
         self.wait()
         now = self._clock()
         background = self._seconds is not None and now - self._started >= BACKGROUND_RATIO * self._seconds
@@ -213,11 +213,6 @@ class SaveThread:
 
         self._thread = threading.Thread(target=run_in_background, name="inchworm-save", daemon=True)
         self._thread.start()
-
-    def poll(self) -> None:
-        """Raise the error of a finished background job, without waiting."""
-        if not self.busy:
-            self.wait()
 
     def wait(self) -> None:
         """Wait for the running job and raise its error."""
@@ -394,8 +389,8 @@ class Saver:
 
     def finalize(self, wait: bool) -> None:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
-        self._thread.wait() if wait else self._thread.poll()
-        if not self._thread.busy:
+        if wait or not self._thread.busy:
+            self._thread.wait()
             for name, (state, _) in list(self._unwritten.items()):
                 self._write_policy(name, state)
 

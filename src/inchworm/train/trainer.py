@@ -244,11 +244,9 @@ class PPOTrainer:
         if not isinstance(callbacks, Sequence):
             raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
         self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
-        begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
-        where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
-        asked = resolve_config(policy, env, config, **begin, **where)
-        self._asked = asked
-        self.config, self.choices = resolve_choices(policy, env, asked)
+        given: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "seed": seed, "backend": backend, "device": device}
+        self._asked = resolve_config(policy, env, config, **given, init_from=init_from, init_weights=init_weights)
+        self.config, self.choices = resolve_choices(policy, env, self._asked)
         evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
@@ -282,7 +280,7 @@ class PPOTrainer:
             keep_compile=self._keep_compile,
             inexact=lambda: self.inexact,
         )
-        self.saver = Saver(run, asked, parts)
+        self.saver = Saver(run, self._asked, parts)
         self.saver.set_callbacks(stateful_parts(self.callbacks))
         self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
