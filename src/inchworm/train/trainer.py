@@ -385,16 +385,10 @@ class PPOTrainer:
         if not unscored and (text := describe_end(self.state, config)):
             warnings.warn(f"nothing to train: {text}", stacklevel=2)
         self.saver.set_callbacks(stateful_parts(own))
-        collector, learner = self.collector, self.learner
-        if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
-            collector = cast(RolloutCollector, Override(collector, collect=self.collect_rollouts))
-        if type(self).learn is not PPOTrainer.learn:
-            learner = cast(Learner, Override(learner, update=self.learn))
         self._snapshot.taken = None  # one of an earlier call may be of another run
         console = make_console(config) if progress is True else progress or None
         track = TrackCallback([*self.trackers, *([console] if console else [])], config.run)
-        callbacks = tuple(self._ordered_callbacks(config, own, track))
-        components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
+        components = self._components(config, custom_loss_fns, own, track)
         try:
             if console:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
@@ -494,8 +488,16 @@ class PPOTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback], track: TrackCallback) -> list[Callback]:
-        """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
+    def _components(
+        self, config: TrainingConfig, losses: Sequence[Callable[..., Any]], own: Sequence[Callback], track: TrackCallback
+    ) -> TrainingComponents:
+        """The parts of an iteration, with what a subclass overrides, and all callbacks in order: evaluate, opponents, own, track, save."""
+        collector: Any = self.collector
+        if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
+            collector = Override(collector, collect=self.collect_rollouts)
+        learner: Any = self.learner
+        if type(self).learn is not PPOTrainer.learn:
+            learner = Override(learner, update=self.learn)
         run, saver, callbacks = config.run, self.saver, list[Callback]()
         checkpoints = CheckpointCallback(saver, run.checkpoint_interval, run.checkpoint_seconds, keep_best=run.keep_best)
         saves = self.run_dir is not None
@@ -511,7 +513,8 @@ class PPOTrainer:
             raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
         if config.convergence.target is not None:
             callbacks.append(ConvergenceCallback(config.convergence))
-        return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+        callbacks += [*self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+        return TrainingComponents(config, self.policy, collector, learner, tuple(losses), tuple(callbacks))
 
     def _fused_step(self, components: TrainingComponents) -> FusedStep | None:
         """Collect and learn as one program, if the backend can, and nothing has to see what is between them."""
