@@ -94,9 +94,9 @@ def run_plot(arguments: Sequence[str]) -> int:
     runs = _read(options.runs, "inchworm plot")
     metric = options.metric
     lines = return_lines(runs) if metric is None else group_lines(group_runs(runs), metric)
-    if not lines and metric is None:
-        raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
-    if not lines and metric is not None:
+    if not lines:
+        if metric is None:
+            raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
         known = sorted({name for run in runs for name in run.names})
         near = close_names(metric, known)
         raise UsageError(f"no run has the metric {metric}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known[:40])}")
