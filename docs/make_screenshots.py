@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 
 from doubles.browser import Browser, find_browser
-from inchworm.analysis.charts import save_plot
-from inchworm.analysis.curves import group_runs
-from inchworm.analysis.report import return_lines, write_report
+from inchworm.analysis.charts import return_lines, save_plot
+from inchworm.analysis.report import write_report
 from inchworm.analysis.runs import read_run
 from inchworm.cli.main import main
 
@@ -58,7 +57,7 @@ def run() -> None:
         shoot(browser, single, "report.png", width=1240, height=1000, scheme="light", hover=0.6)
         shoot(browser, seeds, "report_seeds.png", width=1240, height=900, scheme="dark", hover=0.4)
         shoot(browser, Path("runs/sick/report.html").resolve(), "report_doctor.png", width=1240, height=560, scheme="light")
-        save_plot(return_lines(several, group_runs(several)), IMAGES / "curve.svg")
+        save_plot(return_lines(several), IMAGES / "curve.svg")
 
 
 if __name__ == "__main__":

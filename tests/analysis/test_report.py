@@ -13,8 +13,7 @@ import pytest
 
 import inchworm
 from doubles.run_files import HOSTILE, write_run
-from inchworm.analysis.charts import bar_html, chart_svg, duration, save_plot, short_number, ticks
-from inchworm.analysis.curves import Line
+from inchworm.analysis.charts import Line, bar_html, chart_svg, duration, save_plot, short_number, ticks
 from inchworm.analysis.report import report_page, write_report
 from inchworm.analysis.runs import read_run
 from inchworm.core.errors import ConfigError, MissingExtraError
@@ -149,7 +148,9 @@ def test_numbers_of_axes() -> None:
     ]  # fmt: skip
     assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
     assert ticks(3.0, 3.0) == [3.0]
-    assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500)] == ["0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min"]
+    assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500, 266_400)] == [
+        "0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min", "3 d 2 h",
+    ]  # fmt: skip
     assert "learn 75%" in bar_html({"env": 1.0, "learn": 3.0})
 
 

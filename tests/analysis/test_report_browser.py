@@ -12,9 +12,8 @@ import pytest
 
 from doubles.browser import Browser, find_browser
 from doubles.run_files import HOSTILE, write_run
-from inchworm.analysis.report import write_report
+from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
-from inchworm.analysis.watch import make_server
 
 pytestmark = pytest.mark.slow
 

@@ -1,5 +1,6 @@
 """`inchworm check-env` and `inchworm check-policy`: problems are listed and make the exit code 1; wrong use is one line."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,21 +54,21 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_checks_passed(cli: Any, arguments: list[str]) -> None:
     result = cli(*arguments)
     assert result.code == 0, result.out + result.err
-    assert result.out.splitlines()[-1] == f"{arguments[1]}: all checks passed"
+    what = "policy" if arguments[0] == "check-policy" else "environment"
+    assert result.out.splitlines()[0] == f"{arguments[1]}: the {what} is ready for training"
 
 
 def test_problems_make_the_exit_code_1(cli: Any) -> None:
     result = cli("check-env", "own:Bad")
     assert result.code == 1
-    assert result.out.startswith("problem: ")
-    assert "problem" in result.out.splitlines()[-1]
+    assert re.match(r"own:Bad: \d problem\(s\) would break or degrade training\nproblem: ", result.out)
     result = cli("check-env", "own:lanes", "--env.kwargs", "{autoreset: NextStep}")
     assert result.code == 1
     assert "problem: a SyncVectorEnv with AutoresetMode.NEXT_STEP resets one step late" in " ".join(result.out.split())
     result = cli("check-policy", "own:loose", "doubles.policies:world")
     assert result.code == 1
     assert "problem: gradient: forgotten.weight, forgotten.bias get no gradient" in " ".join(result.out.split())
-    assert result.out.splitlines()[-1] == "own:loose: 1 problem"
+    assert result.out.splitlines()[0] == "own:loose: 1 problem(s) would break or degrade training"
 
 
 def test_a_kind_a_run_and_a_policy_file_are_policies_too(cli: Any, run: Path) -> None:

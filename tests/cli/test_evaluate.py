@@ -268,7 +268,7 @@ def test_a_score_is_compared_with_a_baseline(cli: Any, run: Path, small: list[st
     assert same["baseline_returns"] == same["returns"]
     result = cli("train", "CartPole-v1", *small, "--run.name=compared", "--evaluation.baseline=random")
     assert result.code == 0, result.err
-    assert "; difference to random on the same seeds " in next(line for line in result.out.splitlines() if line.startswith("score: "))
+    assert ", difference to random on the same seeds " in next(line for line in result.out.splitlines() if line.startswith("score: "))
     assert "  difference to random " in result.out
     row = read_rows(Path("runs/compared/metrics.jsonl"))[-1]
     assert row["evaluation/difference_interval95_low"] < row["evaluation/difference"] < row["evaluation/difference_interval95_high"]

@@ -31,8 +31,8 @@ def team(cli: Any) -> Path:
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     score = next(line for line in lines if line.startswith("score: "))
-    assert re.match(r"score: win rate 0\.\d\d \[0\.\d\d, \d\.\d\d\] against heuristic; ", score)
-    assert re.search(r"; \S+ ± \S+ mean team return, \S+ per agent, over 4 episodes", score)
+    assert re.match(r"score: against heuristic: win rate 0\.\d\d \[0\.\d\d, \d\.\d\d\], ", score)
+    assert re.search(r", mean team return \S+ ± \S+, per agent \S+ \(95 %, 4 greedy episodes\)", score)
     assert lines[-1].strip() == "inchworm evaluate team --opponent heuristic --save-replay game.json, then inchworm replay game.json"
     return Path("runs/team")
 

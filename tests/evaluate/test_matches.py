@@ -150,6 +150,12 @@ def test_the_heuristic_beats_an_untrained_policy_and_both_sides_are_played() -> 
     assert stats.wins + stats.draws + stats.losses == 8
 
 
+def test_players_may_be_named() -> None:
+    stats = play_match("heuristic:0.5", "random", WORLD, 2, num_envs=2)
+    assert stats.players == ("heuristic:0.5", "random")
+    assert play_match("random", policy_for(), WORLD, 2, num_envs=2).players == ("random", "second")
+
+
 def test_the_world_may_be_a_config_an_id_or_its_rules() -> None:
     by_config, *others = (evaluate_vs_heuristic(policy_for(), world, 2)[0].to_dict() for world in (WORLD, RULES, WORLD.kwargs))
     assert others == [by_config] * 2

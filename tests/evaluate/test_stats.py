@@ -105,6 +105,7 @@ def test_plain_data_has_finite_floats_or_none() -> None:
     assert data["infos"] == {"speed": [None, 3.0]}
     assert data["returns"] == [1.0, 2.0]
     assert data["deterministic"] is True
+    assert EvalStats.from_dict({"iteration": 3, **data}).to_dict() == data
 
 
 def test_metrics_are_finite_floats_with_info_means() -> None:

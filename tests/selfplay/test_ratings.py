@@ -89,7 +89,7 @@ def test_worlds_that_cannot_rate_say_so():
 
     with pytest.raises(EnvError, match="ratings need info"):
         RatingGames(lambda copies: Silent(copies, 4), episodes=2).play(Always(1), Always(1))
-    with pytest.raises(EnvError, match="ratings need two teams"):
+    with pytest.raises(ConfigError, match="two teams need an even number of lanes"):
         RatingGames(lambda copies: Teams(copies, 1), episodes=2).play(Always(1), Always(1))
     with pytest.raises(ConfigError, match="needs a fixed player"):
         RatingGames(lambda copies: Teams(copies, 4)).rate(Always(1), {}, {})

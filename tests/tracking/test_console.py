@@ -323,7 +323,7 @@ def test_streams_without_a_descriptor_need_no_detaching() -> None:
 def test_names_do_not_steer_the_terminal() -> None:
     file = io.StringIO()
     terminal = make_terminal(file=file)
-    terminal.print("a [bold]b[/bold] \x1b[2J \x9b1m\tc\nruns/d:bug:e", markup=False)
+    terminal.print("a [bold]b[/bold] \x1b[2J \x9b1m\tc\nruns/d:bug:e")
     assert file.getvalue().split() == ["a", "[bold]b[/bold]", "c", "runs/d:bug:e"]
     file.truncate(0)
     terminal.print(ConsoleTracker(title="x\x1b]0;y\x07", terminal=terminal).view())

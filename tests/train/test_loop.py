@@ -32,7 +32,6 @@ from inchworm.train.loop import (
     episode_metrics,
     is_done,
     run_training_loop,
-    until_multiple,
 )
 from inchworm.train.trainer import PPOTrainer, create_training_components, functional_training_loop
 
@@ -443,11 +442,10 @@ def test_components_from_the_config_alone() -> None:
 class Ahead(BaseCallback):
     """Needs to see the run every third iteration."""
 
+    sees_every = 3
+
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int, bool]] = []
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        return until_multiple(state.iteration, 3)
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         self.seen.append((state.iteration, state.env_steps, int(metrics["number"]), state.settled))

@@ -1,4 +1,4 @@
-"""Curves and bars as SVG, drawn by a few functions of our own; every text that enters is escaped.
+"""Curves of runs, those of several seeds as one with an interval, and their charts as SVG; every text that enters is escaped.
 
 A chart carries its numbers in `data-chart`, from which the page's script reads values under the pointer. Colours are classes `c0` to `c7`,
 defined by the page's style, or by `PALETTE` in a file of its own.
@@ -7,17 +7,142 @@ defined by the page's style, or by `PALETTE` in a file of its own.
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from inchworm.analysis.curves import Line, shorten
+from inchworm.analysis.runs import RunRecord
 from inchworm.core.errors import ConfigError, MissingExtraError
 from inchworm.core.tensor_file import write_atomically
+from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
+from inchworm.run.directory import FREE_FIELDS, config_changes
+
+MOST_POINTS = 400
+"""Points of a curve on a page; a longer series keeps the lowest and the highest of each of half as many sections."""
+RESAMPLES = 2_000
+"""Bootstrap samples of the interval at each point."""
+SEED_FIELDS = FREE_FIELDS | {"run.seed"}
+"""Fields in which two runs of one group may differ."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve over env steps: x and y [n], ascending in x, and a band from `low` to `high` where there is one."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    colour: int = 0
+    style: str = "line"
+    """`line`, `dots` (with a line), `faint` or `dashed`."""
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but the seed."""
+
+    label: str
+    runs: list[RunRecord] = field(default_factory=list)
+
+
+def shorten(line: Line, most: int = MOST_POINTS) -> Line:
+    """Return a line of at most `most` points that shows the same extremes."""
+    count = len(line.x)
+    if count <= most:
+        return line
+    edges = np.linspace(0, count, most // 2 + 1).astype(int)
+    kept: set[int] = {0, count - 1}
+    for begin, end in itertools.pairwise(edges.tolist()):
+        kept |= {begin + int(line.y[begin:end].argmin()), begin + int(line.y[begin:end].argmax())}
+    rows = np.array(sorted(kept))
+    low, high = (None if band is None else band[rows] for band in (line.low, line.high))
+    return replace(line, x=line.x[rows], y=line.y[rows], low=low, high=high)
+
+
+def metric_line(run: RunRecord, name: str, *, timing: bool = False, **options: Any) -> Line | None:
+    """A metric of a run; None if it has none. Rows of one number of env steps are one point, the last."""
+    x, y = run.series(name, timing=timing)
+    if not len(x):
+        return None
+    last = np.append(x[1:] > x[:-1], True) & (x >= np.maximum.accumulate(x))
+    return Line(options.pop("label", name), x[last], y[last], **options)
+
+
+def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
+    """The mean return of the evaluations, with its 95 % interval."""
+    rows = {row["env_steps"]: row for row in run.evaluations}
+    if not rows:
+        return None
+    mean, ends = "evaluation/mean_return", ("evaluation/interval95_low", "evaluation/interval95_high")
+    table = np.array([(step, row[mean], *(row.get(end, row[mean]) for end in ends)) for step, row in sorted(rows.items())])  # [n, 4]
+    return Line(options.pop("label", "evaluation"), *table.T, **options)
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
+    """Sort runs into groups whose configs differ only in the seed; a group is named by its environment and what differs from the first."""
+    groups: list[Group] = []
+    for run in runs:
+        home = next((group for group in groups if not _differing(group.runs[0], run)), None)
+        if home is None:
+            changes = _differing(groups[0].runs[0], run) if groups else {}
+            new = [f"{name}={text.rpartition(' → ')[2]}" for name, text in changes.items() if name != "env.id"]
+            home = Group(", ".join([run.config.env.id, *new])[:120])
+            groups.append(home)
+        home.runs.append(run)
+    return groups
+
+
+def _differing(one: RunRecord, other: RunRecord) -> dict[str, str]:
+    return {name: text for name, text in config_changes(one.config, other.config).items() if name not in SEED_FIELDS}
+
+
+def seeds_line(group: Group, name: str, **options: Any) -> Line | None:
+    """The interquartile mean of a metric over the seeds of a group, with its bootstrap interval, where all of them have values."""
+    lines = [line for run in group.runs if (line := metric_line(run, name)) is not None]
+    if len(lines) < 2:
+        return None
+    begin, end = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
+    steps = np.unique(np.concatenate([line.x for line in lines]))
+    steps = steps[(steps >= begin) & (steps <= end)]
+    if len(steps) > MOST_POINTS // 2:
+        steps = np.linspace(begin, end, MOST_POINTS // 2)
+    if not len(steps):
+        return None
+    table = np.stack([np.interp(steps, line.x, line.y) for line in lines])  # [seeds, n]
+    low, high = np.apply_along_axis(bootstrap_interval95, 0, table, RESAMPLES)
+    return Line(options.pop("label", group.label), steps, np.apply_along_axis(interquartile_mean, 0, table), low, high, **options)
+
+
+def group_lines(groups: Sequence[Group], name: str) -> list[Line]:
+    """A metric of several runs: the interquartile mean of each group with its runs faintly, or only the runs where there is none."""
+    lines: list[Line | None] = []
+    for index, group in enumerate(groups):
+        middle = seeds_line(group, name, colour=index, label=f"{group.label} ({len(group.runs)} seeds)")
+        for number, run in enumerate(group.runs):
+            colour = number if middle is None and len(groups) == 1 else index
+            lines.append(metric_line(run, name, label=run.name, colour=colour, style="line" if middle is None else "faint"))
+        lines.append(middle)
+    return [line for line in lines if line is not None]
+
+
+def return_lines(runs: Sequence[RunRecord]) -> list[Line]:
+    """The learning curves: of one run training and evaluation, of several those of their groups, of evaluations where there are enough."""
+    if len(runs) > 1:
+        return group_lines(group_runs(runs), "evaluation/mean_return" if all(len(run.evaluations) >= 5 for run in runs) else "mean_return")
+    name = "episode/team_return" if "episode/team_return" in runs[0].names else "mean_return"
+    training = metric_line(runs[0], name, label="training", colour=0)
+    return [line for line in (training, evaluation_line(runs[0], colour=1, style="dots")) if line is not None]
+
+
+# Drawing
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#56b4e9", "#737d88")
 """Colours that people with any colour vision can tell apart (Okabe and Ito), in the order of the classes."""
@@ -147,7 +272,9 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 2 * 24 * 60:
+        return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 _FILE_STYLE = (

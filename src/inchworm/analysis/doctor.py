@@ -87,8 +87,8 @@ class Rule:
     """What to look for, and what to say: texts may name settings, as `{ppo.gamma:g}`."""
 
     name: str
-    look: Look
     title: str
+    look: Look
     tries: tuple[str, ...]
     follows: tuple[str, ...]
     """Rules that explain this one, if they have found something."""
@@ -99,11 +99,11 @@ RULES: list[Rule] = []
 """From causes to symptoms."""
 
 
-def rule(title: str, *tries: str, follows: tuple[str, ...] = (), note: bool = False) -> Callable[[Look], Look]:
-    """Make a rule of a function, after those above it."""
+def rule(*tries: str, follows: tuple[str, ...] = (), note: bool = False) -> Callable[[Look], Look]:
+    """Make a rule of a function, after those above it. Its docstring is the title of the finding."""
 
     def add(look: Look) -> Look:
-        RULES.append(Rule(look.__name__, look, title, tries, follows, note))
+        RULES.append(Rule(look.__name__, str(look.__doc__).rstrip("."), look, tries, follows, note))
         return look
 
     return add
@@ -135,13 +135,9 @@ def findings_text(findings: list[Finding]) -> str:
 # Causes
 
 
-@rule(
-    "The learning rate is zero, so nothing is learned",
-    "set ppo.learning_rate, such as 3e-4",
-    "a schedule decays to 0 at run.total_timesteps: raise that, or use a constant schedule",
-)
+@rule("set ppo.learning_rate, such as 3e-4", "a schedule decays to 0 at run.total_timesteps: raise that, or use a constant schedule")
 def learning_rate_zero(vitals: Vitals) -> str | None:
-    """The optimiser's step size is 0 in a part of the run."""
+    """The learning rate is zero, so nothing is learned."""
     rates, ppo = vitals.run.column("learning_rate"), vitals.ppo
     share = float((rates <= 1e-10).mean()) if len(rates) else 0.0
     if share <= 0.1:
@@ -149,13 +145,9 @@ def learning_rate_zero(vitals: Vitals) -> str | None:
     return f"learning_rate is 0 in {share:.0%} of the updates (it starts at {ppo.learning_rate:g}, schedule {ppo.learning_rate_schedule})"
 
 
-@rule(
-    "Episodes never end",
-    "set env.max_episode_steps to truncate episodes",
-    "check that the environment returns terminated=True at its end: inchworm check-env",
-)
+@rule("set env.max_episode_steps to truncate episodes", "check that the environment returns terminated=True at its end: inchworm check-env")
 def endless_episodes(vitals: Vitals) -> str | None:
-    """No episode has ended."""
+    """Episodes never end."""
     steps = vitals.run.env_steps / vitals.run.config.env.num_envs
     if vitals.episodes or steps < 2_000:
         return None
@@ -163,12 +155,11 @@ def endless_episodes(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Truncation hides termination: the critic values what follows a real end",
     "let the environment return terminated=True where the episode really ends, truncated=True only where a limit cuts it off",
     "a wrapper of the old Gym API may report every done as truncated; inchworm check-env shows what is returned",
 )
 def hidden_termination(vitals: Vitals) -> str | None:
-    """All episodes are reported as truncated, but their lengths say that no time limit did it."""
+    """Truncation hides termination: the critic values what follows a real end."""
     shares, length, spread = vitals.run.column("truncated_share"), vitals.median("mean_length", 0.0), vitals.median("length_std", 0.0)
     if vitals.episodes < 20 or not len(shares) or shares.min() < 1.0 or length is None or spread is None or spread < 0.05 * length:
         return None
@@ -178,14 +169,9 @@ def hidden_termination(vitals: Vitals) -> str | None:
     )
 
 
-@rule(
-    "Rewards are far from unit scale and nothing normalises them",
-    "set ppo.scale_rewards=true",
-    "or policy.normalize_values=true",
-    "or scale the rewards in the environment",
-)
+@rule("set ppo.scale_rewards=true", "or policy.normalize_values=true", "or scale the rewards in the environment")
 def reward_scale(vitals: Vitals) -> str | None:
-    """Returns are far from unit scale, and nothing normalises them."""
+    """Rewards are far from unit scale and nothing normalises them."""
     scale, found = vitals.return_scale, vitals.returns()
     if scale is None or vitals.policy.normalize_values or vitals.ppo.scale_rewards or not (scale > 1_000 or 0 < scale < 0.02):
         return None
@@ -194,39 +180,30 @@ def reward_scale(vitals: Vitals) -> str | None:
     return f"the returns that the critic learns have the scale {scale:.3g} (return_mean, return_std); networks learn best near 1"
 
 
-@rule(
-    "Observations are far from unit scale and nothing normalises them",
-    "set policy.normalize_observations=true",
-    "or scale the observations in the environment",
-)
+@rule("set policy.normalize_observations=true", "or scale the observations in the environment")
 def observation_scale(vitals: Vitals) -> str | None:
-    """Observations are far from unit scale, and nothing normalises them."""
+    """Observations are far from unit scale and nothing normalises them."""
     scale = vitals.median("observation_scale", 0.0)
     if scale is None or vitals.policy.normalize_observations or 0.03 <= scale <= 30:
         return None
     return f"observation_scale is {scale:.3g}: the root mean square of the largest feature; networks learn best near 1"
 
 
-@rule(
-    "Action masks leave a single action, so there is nothing to decide",
-    "check the mask: 1 or True means allowed",
-    "let the environment skip steps without a choice",
-)
+@rule("check the mask: 1 or True means allowed", "let the environment skip steps without a choice")
 def forced_actions(vitals: Vitals) -> str | None:
-    """Masks leave one action nearly everywhere."""
+    """Action masks leave a single action, so there is nothing to decide."""
     share = vitals.median("forced_share", 0.0)
     return None if share is None or share < 0.9 else f"in {share:.0%} of the steps (forced_share) the mask allows one action"
 
 
 @rule(
-    "The memory is dead",
     "set ppo.sequence_length=auto, or to the number of steps to remember",
     "check that observations vary and are near unit scale; with large returns set policy.normalize_values=true",
     "use policy.kind=mlp, which is faster, if nothing has to be remembered",
     follows=("observation_scale",),
 )
 def dead_memory(vitals: Vitals) -> str | None:
-    """The memory of a recurrent policy holds nothing, or is not trained through time."""
+    """The memory is dead."""
     spread = vitals.median("memory_spread", 0.0)
     if vitals.policy.kind not in ("lstm", "gru"):
         return None
@@ -236,13 +213,12 @@ def dead_memory(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Advantages have no spread: all actions look alike",
     "check that the reward depends on the actions: inchworm check-env shows the rewards of random ones",
     "with rare rewards, explore more (ppo.ent_coef), use longer rollouts, or reward progress on the way",
     follows=("forced_actions",),
 )
 def no_reward_signal(vitals: Vitals) -> str | None:
-    """Advantages do not differ, so that the policy gradient is noise."""
+    """Advantages have no spread: all actions look alike."""
     spread, scale, found = vitals.median("advantage_std"), vitals.return_scale, vitals.returns()
     if spread is None or scale is None or found is None:
         return None
@@ -257,14 +233,13 @@ def no_reward_signal(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "The gradient is always clipped, and by far",
     "set ppo.scale_rewards=true or policy.normalize_values=true",
     "lower ppo.vf_coef (now {ppo.vf_coef:g})",
     "raise ppo.max_grad_norm",
     follows=("reward_scale", "observation_scale"),
 )
 def clipped_gradients(vitals: Vitals) -> str | None:
-    """The gradient is always far above its bound, so that the step size is decided by the clip alone."""
+    """The gradient is always clipped, and by far."""
     norms, bound = vitals.run.column("grad_norm"), vitals.ppo.max_grad_norm
     if bound is None or len(norms) < SETTLED or np.median(norms) <= 200 * bound or np.mean(norms > 5 * bound) < 0.9:
         return None
@@ -275,14 +250,13 @@ def clipped_gradients(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Updates are too large: the policy moves further than PPO's clip can bound",
     "lower ppo.learning_rate (now {ppo.learning_rate:g}) by a factor of 3 to 10",
     "lower ppo.update_epochs (now {ppo.update_epochs}), or set ppo.target_kl=0.02",
     "use larger minibatches",
     follows=("observation_scale",),
 )
 def large_updates(vitals: Vitals) -> str | None:
-    """The policy moves further in an update than PPO's clip can bound."""
+    """Updates are too large: the policy moves further than PPO's clip can bound."""
     kl, clipped = vitals.median("approx_kl"), vitals.median("clip_fraction")
     if kl is None or clipped is None:
         return None
@@ -297,14 +271,13 @@ def large_updates(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Updates have no effect: the policy hardly moves",
     "raise ppo.learning_rate (now {ppo.learning_rate:g}; 1e-4 to 1e-3 is usual)",
     "raise ppo.update_epochs (now {ppo.update_epochs}), or use smaller minibatches",
     "check that ppo.freeze does not keep the actor",
     follows=("learning_rate_zero", "forced_actions", "no_reward_signal", "clipped_gradients", "reward_scale", "observation_scale"),
 )
 def no_updates(vitals: Vitals) -> str | None:
-    """The policy hardly moves, although it takes steps."""
+    """Updates have no effect: the policy hardly moves."""
     kl, clipped = vitals.median("approx_kl", 0.0, 0.5), vitals.median("clip_fraction", 0.0, 0.5)
     if vitals.updates < SETTLED or kl is None or clipped is None or kl > 2e-5 or clipped > 1e-3:
         return None
@@ -312,14 +285,13 @@ def no_updates(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Exploration has ended early: the policy became deterministic before it was any better",
     "raise ppo.ent_coef (now {ppo.ent_coef:g})",
     "lower ppo.learning_rate (now {ppo.learning_rate:g})",
     "check the scale of the rewards, and that the best action does not depend on something unobserved",
     follows=("reward_scale", "observation_scale", "large_updates", "forced_actions"),
 )
 def entropy_collapse(vitals: Vitals) -> str | None:
-    """The policy became deterministic early, without a better return for it."""
+    """Exploration has ended early: the policy became deterministic before it was any better."""
     entropy, spec = vitals.run.column("entropy"), vitals.run.spec
     if vitals.updates < SETTLED or vitals.returns() is None or vitals.improved:
         return None
@@ -335,14 +307,13 @@ def entropy_collapse(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Evaluations are far below the returns of training",
     "try evaluation.deterministic=false: the greedy action may not be what was trained",
     "check that the environment is the same in evaluation: wrappers, clipped rewards, lost lives that end training episodes",
     "compare the normalisers: custom wrappers that normalise in training only are the usual cause",
     follows=("learning_rate_zero", "no_updates", "observation_scale"),
 )
 def evaluation_gap(vitals: Vitals) -> str | None:
-    """The last evaluation is below training by more than its error and a good part of what training has gained."""
+    """Evaluations are far below the returns of training."""
     rows, run = vitals.run.evaluations, vitals.run
     training = run.column("episode/team_return" if "episode/team_return" in run.names else "mean_return")
     if not rows or vitals.updates < SETTLED or len(training) < MIN_UPDATES:
@@ -357,14 +328,13 @@ def evaluation_gap(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "Values are on another scale than the returns",
     "set ppo.scale_rewards=true or policy.normalize_values=true",
     "raise ppo.learning_rate or ppo.vf_coef",
     "train longer",
     follows=("reward_scale", "observation_scale", "learning_rate_zero", "no_updates", "hidden_termination", "endless_episodes"),
 )
 def value_scale(vitals: Vitals) -> str | None:
-    """The critic's error is larger than the spread of the returns."""
+    """Values are on another scale than the returns."""
     loss, spread, mean = (vitals.median(name, 0.5) for name in ("value_loss", "return_std", "return_mean"))
     if vitals.updates < SETTLED or vitals.policy.normalize_values or loss is None or spread is None or mean is None:
         return None
@@ -375,7 +345,6 @@ def value_scale(vitals: Vitals) -> str | None:
 
 
 @rule(
-    "The critic predicts returns no better than a constant",
     "set ppo.scale_rewards=true or policy.normalize_values=true where returns are large",
     "raise ppo.vf_coef (now {ppo.vf_coef:g}), or ppo.update_epochs",
     "check that the observations hold what the return depends on, such as the time left",
@@ -383,7 +352,7 @@ def value_scale(vitals: Vitals) -> str | None:
              "hidden_termination", "endless_episodes"),
 )  # fmt: skip
 def useless_critic(vitals: Vitals) -> str | None:
-    """The critic explains nothing of the returns in the second half of the run."""
+    """The critic predicts returns no better than a constant."""
     explained, spread, scale = vitals.median("explained_variance", 0.5), vitals.median("return_std", 0.5), vitals.return_scale
     if vitals.updates < SETTLED or explained is None or explained > 0.02 or spread is None or scale is None or spread <= 0.01 * scale:
         return None  # where all returns are alike there is nothing to explain
@@ -400,22 +369,20 @@ def _bound_by(part: str, vitals: Vitals) -> str | None:
 
 
 @rule(
-    "The environment decides the speed",
     "set env.num_workers=auto, or to the number of cores",
     "raise env.num_envs, or make its step faster: --profile shows the parts",
     note=True,
 )
 def bound_by_env(vitals: Vitals) -> str | None:
-    """A slow run spends nearly all of its time in the environment."""
+    """The environment decides the speed."""
     return _bound_by("env", vitals)
 
 
 @rule(
-    "Learning decides the speed",
     "use larger minibatches (ppo.minibatch_size) or fewer ppo.update_epochs",
     "try run.backend=numpy for small networks, ppo.compile=auto for long torch runs, a GPU for large ones",
     note=True,
 )
 def bound_by_learning(vitals: Vitals) -> str | None:
-    """A slow run spends nearly all of its time on learning."""
+    """Learning decides the speed."""
     return _bound_by("learn", vitals)

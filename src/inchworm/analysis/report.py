@@ -1,35 +1,29 @@
-"""The report: one self-contained HTML page about one run, or about several side by side.
+"""The report: one self-contained HTML page about one run, or about several side by side; written to a file, or served live on loopback.
 
-The page fetches nothing. Everything that comes from a run is escaped text or a number, and its Content-Security-Policy allows only the
-style and the script of `report_assets`, by their hashes.
+The page of a file fetches nothing. Everything that comes from a run is escaped text or a number, and its Content-Security-Policy allows
+only the style and the script of `report_assets`, by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import json
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files as assets
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from inchworm.analysis.charts import bar_html, chart_svg, duration, legend, short_number
-from inchworm.analysis.curves import (
-    Group,
-    Line,
-    evaluation_line,
-    final_scores,
-    group_runs,
-    metric_line,
-    seeds_line,
-    shorten,
-)
-from inchworm.analysis.doctor import MIN_UPDATES, Finding, diagnose
-from inchworm.analysis.runs import RunRecord, config_text, read_run
+from inchworm.analysis.charts import Group, Line, bar_html, chart_svg, duration, group_runs, legend, metric_line, return_lines, shorten
+from inchworm.analysis.doctor import MIN_UPDATES, diagnose
+from inchworm.analysis.runs import RunRecord, read_run
+from inchworm.core.errors import InchwormError
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
@@ -54,6 +48,8 @@ EMBEDDED_BYTES = 1_000_000
 """Videos and animations up to this size, together, are part of the page; others are linked."""
 _HIDDEN = {"n_updates", "episodes", "warm_up", "mean_return", "loss", "rating", "rating_sigma", "iteration_episodes"}
 _UNSHOWN = ("run.name", "run.directory", "run.seed", "run.report")
+HOST = "127.0.0.1"
+"""Of the live page."""
 
 
 def e(value: object) -> str:
@@ -75,7 +71,7 @@ def report(*runs: str | Path, out: str | Path | None = None) -> Path:
 def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None) -> str:
     """Return the page. `live` makes it fetch its newest content from where it was served."""
     style, script = (
-        files("inchworm.analysis").joinpath("report_assets", name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+        assets("inchworm.analysis").joinpath("report_assets", name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     title = f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs"
     allowed = f"default-src 'none'; style-src '{inline_hash(style)}'; script-src '{inline_hash(script)}'; img-src data:; media-src data:; "
@@ -95,7 +91,7 @@ def report_body(runs: Sequence[RunRecord], *, links_from: Path | None = None) ->
     """Return the content of the page."""
     groups = group_runs(runs)
     parts = [_header(runs), _cards(runs[0]) if len(runs) == 1 else _overview(runs, groups)]
-    parts += [_findings(runs), _returns(runs, groups), _diagnostics(runs, groups), _time(runs), _ratings(runs)]
+    parts += [_findings(runs), _returns(runs), _diagnostics(runs, groups), _time(runs), _ratings(runs)]
     if len(runs) == 1:
         parts += [_media(runs[0], links_from), _evaluations(runs[0]), f'<div class="two">{_config(runs)}{_environment(runs[0])}</div>']
     else:
@@ -141,7 +137,7 @@ def _header(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def _score(run: RunRecord) -> tuple[str, str]:
+def score_text(run: RunRecord) -> tuple[str, str]:
     """The score of a run, and what it is."""
     if not run.evaluations:
         return (f"{run.score:.5g}", "mean return of training") if run.score is not None else ("–", "no episode has ended")
@@ -152,7 +148,7 @@ def _score(run: RunRecord) -> tuple[str, str]:
 
 
 def _cards(run: RunRecord) -> str:
-    score, meaning = _score(run)
+    score, meaning = score_text(run)
     seconds = sum(run.seconds.values())
     best = max((row["evaluation/mean_return"] for row in run.evaluations), default=None)
     wins = run.evaluations[-1].get("evaluation/win_rate") if run.evaluations else None
@@ -173,67 +169,41 @@ def _cards(run: RunRecord) -> str:
 
 def _overview(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """The runs as a table, and each group's score over its seeds."""
-    rows = []
-    for run in runs:
-        seconds = sum(run.seconds.values())
-        rows.append((run.name, run.config.run.seed, run.state, _score(run)[0], f"{run.env_steps:,}", duration(seconds) if seconds else ""))
-    parts = [table(("run", "seed", "state", "score", "env steps", "time"), rows)]
-    scored = [(group, final_scores(group)) for group in groups if len(final_scores(group)) > 1]
-    if scored:
-        lines = []
-        for group, scores in scored:
+    times = [duration(sum(run.seconds.values())) if run.seconds else "" for run in runs]
+    rows = [(run.name, run.config.run.seed, run.state, score_text(run)[0], f"{run.env_steps:,}", spent) for run, spent in zip(runs, times)]
+    each = table(("run", "seed", "state", "score", "env steps", "time"), rows)
+    lines = []
+    for group in groups:
+        scores = [run.score for run in group.runs if run.score is not None]
+        if len(scores) > 1:
             low, high = bootstrap_interval95(scores)
             lines.append((group.label, len(scores), f"{interquartile_mean(scores):.5g}", f"[{low:.5g}, {high:.5g}]"))
-        head = ("group", "seeds", "interquartile mean of the score", "95 % bootstrap interval")
-        parts = [table(head, lines), f"<details id=each><summary>each run</summary>{parts[0]}</details>"]
-    return section("scores", *parts)
+    if not lines:
+        return section("scores", each)
+    head = ("group", "seeds", "interquartile mean of the score", "95 % bootstrap interval")
+    return section("scores", table(head, lines), f"<details id=each><summary>each run</summary>{each}</details>")
 
 
 def _findings(runs: Sequence[RunRecord]) -> str:
     parts = []
     for run in runs:
         found = diagnose(run)
-        name = f"<h3>{e(run.name)}</h3>" if len(runs) > 1 and found else ""
-        parts.append(name + "".join(_finding(finding) for finding in found))
-    if not any(parts):
+        parts += [f"<h3>{e(run.name)}</h3>"] if len(runs) > 1 and found else []
+        for finding in found:
+            follows = f' <span class="hint">(probably because of {e(finding.follows)})</span>' if finding.follows else ""
+            tries = "".join(f"<li>{e(text)}</li>" for text in finding.tries)
+            parts.append(
+                f'<div class="finding{" note" if finding.note else ""}"><h3>{e(finding.title)}{follows}</h3>'
+                f'<p class="why">{e(finding.why)}</p><p>What to try:</p><ul>{tries}</ul></div>'
+            )
+    if not parts:
         short = all(len(run.column("loss")) < MIN_UPDATES for run in runs)
-        text = "Too few updates to judge." if short else "Nothing wrong was found in the metrics."
-        parts = [f'<p class="well">{text}</p>']
+        parts.append(f'<p class="well">{"Too few updates to judge." if short else "Nothing wrong was found in the metrics."}</p>')
     return section("doctor", *parts)
 
 
-def _finding(finding: Finding) -> str:
-    follows = f' <span class="hint">(probably because of {e(finding.follows)})</span>' if finding.follows else ""
-    tries = "".join(f"<li>{e(text)}</li>" for text in finding.tries)
-    return (
-        f'<div class="finding{" note" if finding.note else ""}"><h3>{e(finding.title)}{follows}</h3><p class="why">{e(finding.why)}</p>'
-        f"<p>What to try:</p><ul>{tries}</ul></div>"
-    )
-
-
-def return_lines(runs: Sequence[RunRecord], groups: Sequence[Group]) -> list[Line]:
-    """The learning curves: of one run training and evaluation, of several the interquartile mean of each group and all runs faintly."""
-    if len(runs) == 1:
-        name = "episode/team_return" if "episode/team_return" in runs[0].names else "mean_return"
-        training = metric_line(runs[0], name, label="training", colour=0)
-        evaluation = evaluation_line(runs[0], colour=1, style="dots")
-        return [line for line in (training, evaluation) if line is not None]
-    evaluated = all(len(run.evaluations) >= 5 for run in runs)
-    name = "evaluation/mean_return" if evaluated else "mean_return"
-    lines: list[Line] = []
-    for index, group in enumerate(groups):
-        middle = seeds_line(group, name, colour=index, label=f"{group.label} ({len(group.runs)} seeds)")
-        style, named = ("line", False) if middle is None else ("faint", True)
-        for number, run in enumerate(group.runs):
-            colour = index if named or len(groups) > 1 else number
-            single = metric_line(run, name, label=run.name, colour=colour, style=style)
-            lines += [] if single is None else [single]
-        lines += [] if middle is None else [middle]
-    return lines
-
-
-def _returns(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
-    lines = return_lines(runs, groups)
+def _returns(runs: Sequence[RunRecord]) -> str:
+    lines = return_lines(runs)
     if not lines:
         return section("learning curve", '<p class="hint">No episode has ended yet.</p>')
     drawn = large_chart(lines, "return")
@@ -247,7 +217,6 @@ def _returns(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
 def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """Small charts of the metrics that matter, and all others behind a button."""
     points = max(60, min(300, 900 // len(runs)))
-
     colours = [next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else n for n, run in enumerate(runs)]
 
     def lines_of(name: str) -> list[Line]:
@@ -266,22 +235,13 @@ def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
 
 
 def _time(runs: Sequence[RunRecord]) -> str:
-    parts = []
-    for run in runs[:12]:
-        seconds = run.seconds
-        if seconds:
-            parts.append((f"<h3>{e(run.name)}</h3>" if len(runs) > 1 else "") + bar_html(seconds))
-    speeds = [
-        line
-        for index, run in enumerate(runs)
-        if (
-            line := metric_line(run, "steps_per_second", timing=True, label=run.name if len(runs) > 1 else "steps per second", colour=index)
-        )
-    ]
-    if speeds:
-        parts.append(figure(speeds, "steps per second", points=200, zero=True))
-    bars, speed = "".join(parts[: len(parts) - bool(speeds)]), parts[-1] if speeds else ""
-    return section("where the time went", f'<div class="two"><div>{bars}</div>{speed}</div>' if parts else "")
+    several = len(runs) > 1
+    bars = "".join((f"<h3>{e(run.name)}</h3>" if several else "") + bar_html(run.seconds) for run in runs[:12] if run.seconds)
+    labels = [run.name if several else "steps per second" for run in runs]
+    made = [metric_line(run, "steps_per_second", timing=True, label=labels[n], colour=n) for n, run in enumerate(runs)]
+    lines = [line for line in made if line is not None]
+    speed = figure(lines, "steps per second", points=200, zero=True) if lines else ""
+    return section("where the time went", f'<div class="two"><div>{bars}</div>{speed}</div>' if bars or speed else "")
 
 
 def _ratings(runs: Sequence[RunRecord]) -> str:
@@ -357,7 +317,9 @@ def _config(runs: Sequence[RunRecord]) -> str:
 
 
 def _setting(config: Mapping[str, Any], name: str) -> str:
-    return config_text(config[name]) if name in config else "–"
+    """A setting as it is written in YAML, on one line."""
+    value = config.get(name, "–")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _environment(run: RunRecord) -> str:
@@ -369,6 +331,62 @@ def _environment(run: RunRecord) -> str:
     )
 
 
-def summary_line(run: RunRecord) -> str:
-    """One line about a run for lists: score and steps."""
-    return f"{_score(run)[0]} after {short_number(run.env_steps)} steps"
+class LivePage:
+    """The content of the page, made again only when a file of a run has changed."""
+
+    def __init__(self, runs: Sequence[Path]) -> None:
+        self.runs = runs
+        self._made_from: object = None
+        self._body = ""
+        self._lock = threading.Lock()
+
+    def whole(self) -> str:
+        """The page with its style and script."""
+        return report_page([read_run(path, rows=False) for path in self.runs], live=True)
+
+    def body(self) -> str:
+        """What the page's script fetches."""
+        with self._lock:
+            records = [read_run(path, rows=False) for path in self.runs]
+            found = [(record.state, record.changed, len(record.rows)) for record in records]
+            if found != self._made_from:
+                self._body, self._made_from = report_body(records), found
+            return self._body
+
+
+def make_server(runs: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
+    """A server of the page on loopback; port 0 takes a free one, `server_address` has it. Nothing but the page is served."""
+    page = LivePage(runs)
+
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "inchworm", ""
+
+        def do_GET(self) -> None:
+            """Answer the two addresses of the page."""
+            answers = {"/": page.whole, "/page": page.body}
+            own = {f"{name}:{self.connection.getsockname()[1]}" for name in (HOST, "localhost")}
+            if self.headers.get("Host") not in own:  # a foreign name that resolves to loopback is another site's page
+                self._send(403, "this page is served to 127.0.0.1 only")
+                return
+            answer = answers.get(self.path)
+            try:
+                self._send(200 if answer else 404, answer() if answer else "there is no such page")
+            except (InchwormError, OSError) as error:  # the run is being deleted
+                self._send(503, f"the run cannot be read: {error}")
+
+        def _send(self, code: int, text: str) -> None:
+            content = text.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", f"text/{'html' if code == 200 else 'plain'}; charset=utf-8")
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Print nothing about requests."""
+
+    server = ThreadingHTTPServer((HOST, port), Handler)
+    server.daemon_threads = True
+    return server

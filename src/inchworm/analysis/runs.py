@@ -6,12 +6,10 @@ is empty, foreign or damaged is one `ConfigError` with one line.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
 import tarfile
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -121,14 +119,13 @@ class RunRecord:
         if spec is not None:
             facts |= {"observations": in_one_line(spec.observation_space), "actions": in_one_line(spec.action_space)}
             facts["parameters"] = f"{sum(math.prod(shape) for shape in spec.layers.values()):,}"
-        for name, label in (
-            ("mean_length", "episode length"),
-            ("truncated_share", "truncated episodes"),
-            ("observation_scale", "observation scale"),
+        for name, label, form in (
+            ("mean_length", "episode length", ".4g"),
+            ("truncated_share", "truncated episodes", ".0%"),
+            ("observation_scale", "observation scale", ".4g"),
         ):
-            values = self.column(name)[-20:]
-            if len(values):
-                facts[label] = f"{values.mean():.0%}" if name == "truncated_share" else f"{values.mean():.4g}"
+            if len(values := self.column(name)[-20:]):
+                facts[label] = format(values.mean(), form)
         return facts
 
     @property
@@ -162,7 +159,7 @@ def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: 
         now = "it is still in its first iteration" if is_locked(path) else "it ended before the first iteration was written"
         raise ConfigError(f"the run {path} has no metrics: {now}")
     state, reason = _state(path, config, found)
-    changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS) if (path / name).exists()), default=0.0)
+    changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS, RATINGS) if (path / name).exists()), default=0.0)
     return RunRecord(path, config, state, reason, found, timing, _small_json(path / VERSIONS), _ratings(path), changed)
 
 
@@ -172,12 +169,9 @@ def _numbers(path: Path) -> list[dict[str, float]]:
         rows = read_rows(path)
     except (OSError, InchwormError):
         return []
-    kept = [{str(name): value for name, value in row.items() if _is_number(value)} for row in rows]
+    # The comparison is false for NaN and infinity, too.
+    kept = [{name: value for name, value in row.items() if type(value) in (int, float) and abs(value) < 1e300} for row in rows]
     return [row for row in kept if "env_steps" in row]
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN and infinity, too
 
 
 def _small_json(path: Path) -> dict[str, Any]:
@@ -216,27 +210,18 @@ def _state(path: Path, config: TrainingConfig, rows: Sequence[Mapping[str, float
 # Lists of runs
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run in a list; `record` is None where it cannot be read, and `problem` says why."""
-
-    path: Path
-    record: RunRecord | None
-    problem: str = ""
-
-
-def list_runs(directory: str | Path = "runs") -> list[ListedRun]:
-    """All runs of a directory, the newest last."""
+def list_runs(directory: str | Path = "runs") -> dict[str, RunRecord | str]:
+    """All runs of a directory by name, the newest last; in place of one that cannot be read, a line that says why."""
     parent = Path(directory)
     if not parent.is_dir():
         raise ConfigError(f"there is no directory {parent}; inchworm train ENV makes runs/, and --directory names another one")
-    found = []
+    found: dict[str, RunRecord | str] = {}
     for path in sorted(entry.parent for entry in parent.glob(f"*/{CONFIG}")):
         try:
-            found.append(ListedRun(path, read_run(path, rows=False)))
+            found[path.name] = read_run(path, rows=False)
         except InchwormError as error:
-            found.append(ListedRun(path, None, str(error)))
-    return sorted(found, key=lambda run: run.record.changed if run.record is not None else 0.0)
+            found[path.name] = str(error)
+    return dict(sorted(found.items(), key=lambda run: run[1].changed if isinstance(run[1], RunRecord) else 0.0))
 
 
 def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = False) -> Path:
@@ -265,17 +250,3 @@ def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = Fal
     finally:
         os.close(descriptor)
     return packed
-
-
-def age(seconds: float) -> str:
-    """How long ago a time was, in one unit: `5 min`."""
-    passed = max(0.0, time.time() - seconds)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if passed >= size:
-            return f"{passed / size:.0f} {unit}"
-    return f"{passed:.0f} s"
-
-
-def config_text(value: Any) -> str:
-    """A setting as it is written in YAML, on one line."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from rich.table import Column, Table
 
-from inchworm.analysis.charts import save_plot
-from inchworm.analysis.curves import Line, group_runs, metric_line, seeds_line
+from inchworm.analysis.charts import duration, group_lines, group_runs, return_lines, save_plot
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
-from inchworm.analysis.report import return_lines, summary_line, write_report
-from inchworm.analysis.runs import RunRecord, age, list_runs, read_run, remove_run
-from inchworm.analysis.watch import make_server
+from inchworm.analysis.report import make_server, score_text, write_report
+from inchworm.analysis.runs import RunRecord, list_runs, read_run, remove_run
 from inchworm.cli.arguments import Metavar, UsageError, parse
 from inchworm.cli.main import OK
+from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.core.errors import close_names
 from inchworm.tracking.console import make_terminal
@@ -46,9 +44,8 @@ def run_report(arguments: Sequence[str]) -> int:
         raise UsageError(f"--out {options.out} must name a file that ends in .html")
     path = write_report(runs, options.out)
     if options.open:
-        with suppress(webbrowser.Error, OSError):
-            webbrowser.open(path.resolve().as_uri())
-    make_terminal().print(str(path), markup=False)
+        open_page(path.resolve().as_uri())
+    make_terminal().print(str(path))
     return OK
 
 
@@ -72,10 +69,9 @@ def run_watch(arguments: Sequence[str]) -> int:
         raise UsageError(f"--port {options.port} must be from 0 to 65535")
     with make_server([run.path.resolve() for run in runs], options.port) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
-        make_terminal().print(f"{address} (Ctrl-C ends it)", markup=False)
+        make_terminal().print(f"{address} (Ctrl-C ends it)")
         if options.open:
-            with suppress(webbrowser.Error, OSError):
-                webbrowser.open(address)
+            open_page(address)
         server.serve_forever()
     return OK
 
@@ -96,30 +92,17 @@ def run_plot(arguments: Sequence[str]) -> int:
     """Write the figure and print its path."""
     options = parse(PlotOptions, arguments, "inchworm plot")
     runs = _read(options.runs, "inchworm plot")
-    groups = group_runs(runs)
-    if options.metric is None:
-        lines = return_lines(runs, groups)
-        if not lines:
-            raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
-    else:
-        lines = _metric_lines(options.metric, runs)
-    path = save_plot(lines, options.out, y_label=options.metric or "return")
-    make_terminal().print(str(path), markup=False)
-    return OK
-
-
-def _metric_lines(metric: str, runs: Sequence[RunRecord]) -> list[Line]:
-    """A line for each group of seeds, or for each run."""
-    lines: list[Line] = []
-    for index, group in enumerate(group_runs(runs)):
-        middle = seeds_line(group, metric, colour=index)
-        singles = [metric_line(run, metric, label=run.name, colour=index) for run in group.runs]
-        lines += [middle] if middle is not None else [line for line in singles if line is not None]
+    metric = options.metric
+    lines = return_lines(runs) if metric is None else group_lines(group_runs(runs), metric)
     if not lines:
+        if metric is None:
+            raise UsageError("no episode of these runs has ended, so there is no return to draw; --metric entropy draws another metric")
         known = sorted({name for run in runs for name in run.names})
         near = close_names(metric, known)
         raise UsageError(f"no run has the metric {metric}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(known[:40])}")
-    return lines
+    path = save_plot(lines, options.out, y_label=metric or "return")
+    make_terminal().print(str(path))
+    return OK
 
 
 @config_class("--")
@@ -141,9 +124,9 @@ def run_doctor(arguments: Sequence[str]) -> int:
             text = f"too short to judge ({updates} updates, {MIN_UPDATES} are needed)"
         else:
             text = f"nothing wrong found in {updates:,} updates" if not found else f"{len(found)} finding{'s' if len(found) > 1 else ''}"
-        terminal.print(f"{run.name}: {text}", markup=False)
+        terminal.print(f"{run.name}: {text}")
         if found:
-            terminal.print(findings_text(found), markup=False)
+            terminal.print(findings_text(found))
     return OK
 
 
@@ -175,30 +158,20 @@ def run_runs(arguments: Sequence[str]) -> int:
         _confirm(f"{'delete' if options.delete else 'archive'} {', '.join(options.names)} in {options.directory}", asked=not options.yes)
         for name in options.names:
             path = remove_run(name, directory=options.directory, archive=options.archive)
-            terminal.print(f"archived as {path}" if options.archive else f"deleted {path}", markup=False)
+            terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    listed = [run for run in list_runs(options.directory) if not options.names or run.path.name in options.names]
+    listed = {name: run for name, run in list_runs(options.directory).items() if not options.names or name in options.names}
     if not listed:
-        terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one", markup=False)
+        terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
     table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
-    for run in listed:
-        if run.record is None:
-            table.add_row(_plain(run.path.name), "unreadable", _plain(run.problem), "", "")
+    for name, run in listed.items():
+        if isinstance(run, str):
+            table.add_row(name, "unreadable", run, "", "")
         else:
-            score = summary_line(run.record) if run.record.rows else "–"
-            table.add_row(_plain(run.record.name), run.record.state, score, f"{run.record.env_steps:,}", age(run.record.changed))
+            table.add_row(name, run.state, score_text(run)[0], f"{run.env_steps:,}", duration(max(0.0, time.time() - run.changed)))
     terminal.print(table)
     return OK
-
-
-def _plain(text: str) -> str:
-    """A name without control characters and markup: it comes from a file."""
-    from rich.markup import escape
-
-    from inchworm.core.errors import printable
-
-    return escape(printable(text))
 
 
 def _confirm(what: str, *, asked: bool) -> None:

@@ -14,11 +14,11 @@ from inchworm.cli.main import FAILED, OK
 from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, PolicyConfig, WrapperConfig
-from inchworm.core.errors import InchwormError
+from inchworm.core.errors import InchwormError, describe_error
+from inchworm.core.types import CheckReport
 from inchworm.env.check import check_env, make_checked
 from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
-from inchworm.policy_check.acting import place_of
 from inchworm.policy_check.checker import check_policy
 from inchworm.run.directory import open_run
 from inchworm.run.policies import load_policy, load_run_policy
@@ -68,8 +68,7 @@ def run_check_env(arguments: Sequence[str]) -> int:
         atari=options.atari,
     )
     make_named_env(config, make=make_checked).close()  # one that cannot be made is wrong use
-    report = check_env(config)
-    return _print_report(config.id, report.problems, report.notes)
+    return _show(config.id, check_env(config))
 
 
 @config_class("--")
@@ -101,14 +100,12 @@ def run_check_policy(arguments: Sequence[str]) -> int:
             except InchwormError:
                 raise
             except Exception as error:
-                raised = f"{type(error).__name__}: {' '.join(str(error).split())}{place_of(error)}"
-                raise UsageError(
-                    f"{options.policy}(observation_space, action_space) raised {raised}; --traceback shows the whole"
-                ) from error
+                raised = " ".join(describe_error(error).split())
+                raise UsageError(f"{options.policy}(observation_space, action_space) raised {raised}; --traceback shows all") from error
             report = check_policy(policy, env, steps=options.steps, seed=options.seed)
     else:
         report = check_policy(policy, config, steps=options.steps, seed=options.seed)
-    return _print_report(options.policy, report.problems, report.notes)
+    return _show(options.policy, report)
 
 
 def _policy_and_env(options: CheckPolicyOptions) -> tuple[Any, EnvConfig]:
@@ -147,12 +144,6 @@ def _import_factory(name: str) -> Callable[..., Any]:
     return factory
 
 
-def _print_report(name: str, problems: Sequence[object], notes: Sequence[object]) -> int:
-    terminal = make_terminal()
-    for problem in problems:
-        terminal.print(f"problem: {problem}", markup=False)
-    for note in notes:
-        terminal.print(f"note: {note}", markup=False)
-    found = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "all checks passed"
-    terminal.print(f"{name}: {found}", markup=False)
-    return FAILED if problems else OK
+def _show(name: str, report: CheckReport) -> int:
+    make_terminal().print(f"{name}: {report}")
+    return OK if report.ok else FAILED

@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +17,13 @@ from inchworm.cli.main import OK
 from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
-from inchworm.core.errors import EnvError
-from inchworm.core.protocols import Actor, Policy, VectorEnv
+from inchworm.core.protocols import Actor, Policy
 from inchworm.env.registry import config_for, team_worlds
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
-from inchworm.evaluate.games import episode_limit, make_world
-from inchworm.evaluate.matches import check_made_for, even_copies, is_built_in, make_player, pair_seeds, play_match
+from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
-from inchworm.run.policies import is_saved_policy, load_named_policy, load_policy, load_run_policy, open_player, run_of
+from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
@@ -44,11 +42,11 @@ def progress(what: str, total: int, *, quiet: bool = False, terminal: Terminal |
             nonlocal last
             if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
                 last = time.monotonic()
-                terminal.print(f"{what} {done:,}/{total:,}", markup=False)
+                terminal.print(f"{what} {done:,}/{total:,}")
 
         yield print_line
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
@@ -122,43 +120,29 @@ def _play(
     players: tuple[str, str], env: EnvConfig, settings: EvalConfig, options: MatchOptions | EvaluateOptions, first: Actor | None = None
 ) -> int:
     """Play a match of two named players and print the result. If `first` is given it is the first player, and its name a label."""
-    pair_seeds(settings.episodes, None, settings.seed)  # refuses an odd number of episodes
     replay_file = options.save_replay
     if replay_file is not None and Path(replay_file).is_dir():
         raise UsageError(f"--save-replay {replay_file} is a directory; name a file in it")
-    try:
-        world = make_world(env, even_copies(settings.num_envs, settings.episodes), settings.seed)
-    except EnvError as error:
-        raise UsageError(str(error)) from error
-    with closing(world):
-        one, one_name = (first, players[0]) if first is not None else _make_player(players[0], world, env)
-        other, other_name = _make_player(players[1], world, env)
-        with progress("episodes", settings.episodes, quiet=options.quiet) as show:
-            stats = play_match(
-                one,
-                other,
-                world,
-                settings.episodes,
-                deterministic=settings.deterministic,
-                seed=settings.seed,
-                max_episode_steps=episode_limit(env, settings.max_episode_steps),
-                players=(one_name, other_name),
-                save_replay=replay_file is not None,
-                progress=show,
-            )
+    has_several_agents(env)  # an environment that cannot be made is wrong use
+    with progress("episodes", settings.episodes, quiet=options.quiet) as show:
+        stats = play_match(
+            players[0] if first is None else first,
+            players[1],
+            env,
+            settings.episodes,
+            deterministic=settings.deterministic,
+            num_envs=settings.num_envs,
+            seed=settings.seed,
+            max_episode_steps=settings.max_episode_steps,
+            players=None if first is None else players,
+            save_replay=replay_file is not None,
+            progress=show,
+        )
     if replay_file is not None and stats.replay is not None:
         save_replay(replay_file, stats.replay)
-    text = json.dumps(stats.to_dict()) if options.json else f"{one_name} against {other_name} in {env.id}: {stats}"
-    make_terminal().print(text, markup=False)
+    text = json.dumps(stats.to_dict()) if options.json else f"{' against '.join(stats.players)} in {env.id}: {stats}"
+    make_terminal().print(text)
     return OK
-
-
-def _make_player(name: str, world: VectorEnv, env: EnvConfig) -> tuple[Actor, str]:
-    """Return a player and its name in the result: the path of its policy, or the name of a built-in one."""
-    if is_built_in(name):
-        return make_player(name, world, env), name
-    policy, path = load_named_policy(name, env=env.id)
-    return policy, str(path)
 
 
 @config_class("--")
@@ -214,14 +198,9 @@ def run_evaluate(arguments: Sequence[str]) -> int:
     env = config.env if options.env is None else config.env.replace(id=options.env)
     env = env if options.kwargs is None else env.replace(kwargs=options.kwargs)
     defaults = config.evaluation
-    settings = defaults.replace(
-        seed=defaults.seed if options.seed is None else options.seed,
-        num_envs=defaults.num_envs if options.num_envs is None else options.num_envs,
-        episodes=(defaults.final_episodes or 100) if options.episodes is None else options.episodes,
-        deterministic=not options.sampled,
-        baseline=defaults.baseline if options.baseline is None else options.baseline,
-        max_episode_steps=defaults.max_episode_steps if options.max_episode_steps is None else options.max_episode_steps,
-    )
+    names = ("seed", "num_envs", "episodes", "baseline", "max_episode_steps")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    settings = defaults.replace(deterministic=not options.sampled, **{"episodes": defaults.final_episodes or 100, **given})
     if options.opponent is not None:
         opponent = options.opponent if options.skill is None else f"{options.opponent}:{options.skill}"
         if options.episodes is None:
@@ -245,7 +224,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
             stats = evaluator.evaluate(policy, progress=show)
         opponent_name = evaluation_opponent(config)
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
-    make_terminal().print(json.dumps(stats.to_dict()) if options.json else text, markup=False)
+    make_terminal().print(json.dumps(stats.to_dict()) if options.json else text)
     return OK
 
 

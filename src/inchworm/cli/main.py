@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple
 
+from inchworm.core.errors import USAGE_ERRORS, InchwormError, SaveError, close_names, printable
+
 OK, FAILED, WRONG_USE, EVALUATION_FAILED = 0, 1, 2, 3
 
 _TRACEBACK = {"--traceback", "--debug"}
@@ -76,9 +78,7 @@ def _main(arguments: list[str]) -> int:
             return OK
         name = "version" if arguments[0] in ("-V", "--version") else arguments[0]
         if name not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+            near = close_names(name, COMMANDS)
             hint = f"did you mean inchworm {near[0]}?" if near else f"commands: {', '.join(COMMANDS)}"
             _write_error(f"inchworm: unknown command {name}; {hint}\n")
             return WRONG_USE
@@ -91,8 +91,6 @@ def _main(arguments: list[str]) -> int:
 
 def _run(name: str, arguments: list[str], traced: bool) -> int:
     """Run a command; an error becomes one line and an exit code. A defect keeps its traceback."""
-    from inchworm.core.errors import USAGE_ERRORS, InchwormError, SaveError
-
     try:
         with _one_line_warnings(), terminable():
             try:
@@ -137,8 +135,6 @@ def _silence_stdout() -> None:
 
 def _write_error(text: str) -> None:
     """Print to stderr if it is open, without escape sequences: a name in a file must not control the terminal."""
-    from inchworm.core.errors import printable
-
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             sys.stderr.write(printable(text))
@@ -147,8 +143,6 @@ def _write_error(text: str) -> None:
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
     """Print each warning once, on one line, without its source line."""
-    from inchworm.core.errors import printable
-
     seen: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:

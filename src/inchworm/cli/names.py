@@ -25,9 +25,7 @@ def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -
 
 def check_policy_of_config(run: Run) -> None:
     """Refuse to train a run whose policies are not made from its config, but in Python: several by lanes, or a network of the user's."""
-    from inchworm.run.policies import policy_names
-
-    what, policy, names = "", "policy", policy_names(run)
+    what, policy, names = "", "policy", run.policy_names
     if names and not run.config.policies:
         what, policy = f"several policies ({', '.join(names)}) that are not in its config", "PolicyMap(…)"
     elif not names and run.policy_path().is_file():

@@ -21,7 +21,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.env.source import make_vector_env
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.policies import load_run_policy, policy_file_names
+from inchworm.run.policies import load_run_policy
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
 
@@ -70,7 +70,7 @@ def run_collect(arguments: Sequence[str]) -> int:
         env = with_opponents(made, config)  # as in training; in self-play, the opponent is the policy itself
         bind_pool(env, policy)
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")
-        terminal.print(f"collecting {steps:,} steps of {lanes} of {world.id}", markup=False)
+        terminal.print(f"collecting {steps:,} steps of {lanes} of {world.id}")
         length = config.ppo.sequence_length_for(steps, memory=True)
         rollout = RolloutCollector(env, policy, seed=seed, sequence_length=length).collect(steps)
     try:
@@ -81,8 +81,7 @@ def run_collect(arguments: Sequence[str]) -> int:
     mean = f", mean return {np.mean(returns):.4g}" if returns else ""
     terminal.print(
         f"rollout: {path} ({rollout.num_valid:,} steps, finished episodes: {len(returns)}{mean})\n"
-        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}",
-        markup=False,
+        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}"
     )
     return OK
 
@@ -147,6 +146,6 @@ def _learn(run: Run, config: TrainingConfig, rollouts: dict[str, Rollout], termi
             for tracker in trainer.trackers:
                 tracker.log({"iteration": float(trainer.state.iteration), **stats}, trainer.state.env_steps)
             shown = "  ".join(f"{name} {stats[name]:.4g}" for name in ("loss", "policy_loss", "value_loss", "approx_kl") if name in stats)
-            terminal.print(f"{file}: {shown}", markup=False)
+            terminal.print(f"{file}: {shown}")
         path = trainer.save_checkpoint()
-        terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in policy_file_names(run))}", markup=False)
+        terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in run.policy_files())}")

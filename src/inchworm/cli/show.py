@@ -90,14 +90,16 @@ def run_replay(arguments: Sequence[str]) -> int:
         if page.is_dir():
             raise UsageError(f"--out {page} is a directory; name a file in it")
         write_atomically(page, text)
-    opened = False
-    if options.open:
-        with suppress(webbrowser.Error, OSError):
-            opened = webbrowser.open(page.resolve().as_uri())
-    make_terminal().print(
-        f"{page}" if opened or not options.open else f"{page}; no browser was found, open the page yourself", markup=False
-    )
+    opened = not options.open or open_page(page.resolve().as_uri())
+    make_terminal().print(f"{page}" if opened else f"{page}; no browser was found, open the page yourself")
     return OK
+
+
+def open_page(address: str) -> bool:
+    """Open a page in the browser; return whether there is one."""
+    with suppress(webbrowser.Error, OSError):
+        return webbrowser.open(address)
+    return False
 
 
 def _write_next_to(source: Path, text: str) -> Path:

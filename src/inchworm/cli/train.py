@@ -21,6 +21,7 @@ from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, error_text
 from inchworm.env.registry import heuristic_of
+from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
 from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
@@ -149,36 +150,36 @@ def train_seeds_of(bundle: Bundle, terminal: Terminal, plan: SeedPlan) -> int:
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
     seeds = f"{count} seeds ({first} to {last})" if last - first == count - 1 else f"the seeds {', '.join(map(str, bundle.seeds))}"
-    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}", markup=False)
-    terminal.print(plan.text, markup=False)
+    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}")
+    terminal.print(plan.text)
     try:
         raise_if_received()
         summary = train_bundle(bundle, plan.trainer, make_view(bundle, terminal))
     except KeyboardInterrupt:
-        terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}", markup=False)
+        terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}")
         raise
     headings, rows = summary.table()
     table = Table(*(Column(heading, justify="left" if heading == "status" else "right") for heading in headings))
     for row in rows:
         table.add_row(*row)
     terminal.print(table)
-    terminal.print(f"score: {summary.score_text()}", markup=False)
-    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)", markup=False)
+    terminal.print(f"score: {summary.score_text()}")
+    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)")
     errors = make_terminal(stderr=True)
     for score in summary.seeds:
         for failure in score.failures:
-            errors.print(f"seed {score.seed}: an evaluation failed: {failure}", markup=False)
+            errors.print(f"seed {score.seed}: an evaluation failed: {failure}")
         if score.status == "failed":
             log = f"; traceback: {bundle.log_path(score.seed)}" if bundle.log_path(score.seed).exists() else ""
-            errors.print(f"inchworm: seed {score.seed} failed: {score.error}{log}", markup=False)
+            errors.print(f"inchworm: seed {score.seed} failed: {score.error}{log}")
     if summary.unfinished:
-        terminal.print(f"next:  inchworm resume {bundle.typed}", markup=False)
+        terminal.print(f"next:  inchworm resume {bundle.typed}")
         return FAILED
     best = max(summary.seeds, key=lambda score: -math.inf if score.score is None else score.score)
     run = bundle.find_run(best.seed)
     assert run is not None
-    terminal.print(f"next:  inchworm evaluate {run.typed} --episodes 100", markup=False)
-    terminal.print(f"       inchworm resume {bundle.typed} --total-timesteps {2 * config.run.total_timesteps}", markup=False)
+    terminal.print(f"next:  inchworm evaluate {run.typed} --episodes 100")
+    terminal.print(f"       inchworm resume {bundle.typed} --total-timesteps {2 * config.run.total_timesteps}")
     return EVALUATION_FAILED if any(score.failures for score in summary.seeds) else OK
 
 
@@ -186,16 +187,13 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
     """Return the run's terminal after printing the first line on it."""
     terminal = make_terminal(quiet=quiet)
     config = run.config
-    terminal.print(
-        f"training {config.env.id} for {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}", markup=False
-    )
+    terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps, seed {config.run.seed}, run {run.path}")
     return terminal
 
 
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
-    from inchworm.run.checkpoint import TrainingCheckpointer
     from inchworm.train.convergence import describe_convergence, has_stopped
     from inchworm.train.loop import is_done
     from inchworm.train.profile import Profile, table_text
@@ -209,37 +207,36 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         if config != run.config:
             run.save_config(config)  # what was chosen by measuring is chosen once
         for reason in reasons:
-            terminal.print(reason, markup=False)
-        has_checkpoint = TrainingCheckpointer(run.checkpoints).latest() is not None
+            terminal.print(reason)
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
         savers.append(trainer.saver)
         state = trainer.state
-        if has_checkpoint:
+        if trainer.continues:
             trainer.load_checkpoint()
             done = is_done(state, config.run) or has_stopped(state, config.convergence)
             if done and (state.scored == state.iteration or not config.evaluation.final_episodes):
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
                 if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
-                terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}", markup=False)
+                terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}")
                 return OK
             steps = f"{state.env_steps:,} steps"
             where = (
                 f"all {steps} are done; running the last evaluation" if done else f"resuming at {steps} of {config.run.total_timesteps:,}"
             )
-            terminal.print(where, markup=False)
+            terminal.print(where)
         elif trainer.warm_start is not None:
-            terminal.print(trainer.warm_start.text, markup=False)
-        terminal.print(trainer.size, markup=False)
+            terminal.print(trainer.warm_start.text)
+        terminal.print(trainer.size)
         raise_if_received()
         state.keep_history = False  # metrics.jsonl has it
         history = trainer.train(profile=profile, progress=console)
         if text := describe_convergence(state, config.convergence):
-            terminal.print(text, markup=False)
+            terminal.print(text)
         findings = _look_back(run, history.stop_reason or "")
-        terminal.print(_summary(run, state, evaluation_opponent(config)), markup=False)
+        terminal.print(_summary(run, state, evaluation_opponent(config)))
         if findings:
-            terminal.print(findings, markup=False)
+            terminal.print(findings)
         if profile is not None:
             table = Table("section", *(Column(name, justify="right") for name in ("seconds", "share", "calls", "µs a call")))
             table.title = "where the time went"
@@ -247,7 +244,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 table.add_row(*row)
             terminal.print(table)
         for failure in state.failures:
-            make_terminal(stderr=True).print(f"an evaluation failed: {failure}", markup=False)
+            make_terminal(stderr=True).print(f"an evaluation failed: {failure}")
         return EVALUATION_FAILED if state.failures else OK
 
 
@@ -282,7 +279,7 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
             text = f"{saved.env_steps:,} steps ({iterations}) are saved. To continue:"
         else:
             text = "nothing was saved by this command. To start it again:"
-        terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}", markup=False)
+        terminal.print(f"interrupted; {text}\n  inchworm resume {run.typed}")
         stack.enter_context(leaving())
         raise
 
@@ -301,10 +298,8 @@ def _longer(run: Run, state: TrainingState) -> str:
 
 def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
     """Return the score, the run's files, and what to type next."""
-    from inchworm.run.policies import policy_file_names
-
     name = run.typed
-    names = (*policy_file_names(run), *policy_file_names(run, best=True), REPORT)
+    names = (*run.policy_files(), *run.policy_files(best=True), REPORT)
     files = ", ".join(file for file in names if (run.path / file).exists())
     lines = [
         f"score: {_score(state, opponent)}",
@@ -318,24 +313,11 @@ def _summary(run: Run, state: TrainingState, opponent: str | None) -> str:
 
 
 def _score(state: TrainingState, opponent: str | None) -> str:
-    """Return the result of the last evaluation: against an opponent the win rate first, then the mean return, both with intervals."""
+    """Return the result of the last evaluation."""
     if not state.evaluations:
         return "no evaluation was requested"
-    last = state.evaluations[-1]
-    if "failed" in last:
+    if "failed" in state.evaluations[-1]:
         return "unknown, the last evaluation failed"
-    count = f"{last['episodes']} episode{'s' if last['episodes'] > 1 else ''}"
-    low, high = last["interval95"]
-    spread = "" if low is None or high is None else f" ± {(high - low) / 2:.4g}"
-    label = "mean return" if last["agents"] == 1 else f"mean team return, {last['mean_agent_return']:.5g} per agent,"
-    score = f"{last['mean_return']:.5g}{spread} {label} over {count}{' (95 % interval)' if spread else ''}"
-    if opponent is not None and last["win_rate"] is not None:
-        interval = "" if last["win_interval95"] is None else " [{:.2f}, {:.2f}]".format(*last["win_interval95"])
-        score = f"win rate {last['win_rate']:.2f}{interval} against {opponent}; {score}"
-    if last["baseline"] is not None:
-        low, high = last["difference_interval95"]
-        interval = "" if low is None or high is None else f" [{low:.5g}, {high:.5g}]"
-        score += f"; difference to {last['baseline']} on the same seeds {last['difference']:+.5g}{interval}"
-    if last["capped_episodes"]:
-        score += f"; {last['capped_episodes']} of the episodes did not end and were cut off (evaluation.max_episode_steps)"
-    return score
+    stats = EvalStats.from_dict(state.evaluations[-1])
+    limit = " (evaluation.max_episode_steps)" if stats.capped_episodes else ""
+    return f"{'' if opponent is None else f'against {opponent}: '}{stats}{limit}"

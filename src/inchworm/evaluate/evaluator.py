@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from inchworm.core.seeding import episode_seed
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
+from inchworm.run.policies import is_built_in, make_player
 
 if TYPE_CHECKING:
     from inchworm.evaluate.suites import SuiteStats
@@ -40,8 +40,7 @@ class PolicyEvaluator:
         self._wrap = wrap
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
-        self._given = None if self._source is None else self._source.given
-        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._given)
+        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._source)
         self._baseline_returns: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}  # of episodes with these seeds, greedy or not
 
     def evaluate(
@@ -71,7 +70,7 @@ class PolicyEvaluator:
             if name is None:
                 return stats
             if key not in self._baseline_returns:
-                self._baseline = self._baseline or load_player(name, self._given, env)
+                self._baseline = self._baseline or load_player(name, self._source, env)
                 check_spaces(self._baseline, env.observation_space, env.action_space, f"the baseline {name}")
                 played = play_games(self._baseline, env, games, seed, deterministic=greedy, max_episode_steps=limit, purpose="baseline")
                 self._baseline_returns[key] = played.returns
@@ -109,7 +108,7 @@ class PolicyEvaluator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -157,9 +156,7 @@ def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:
 
     A policy file is loaded when the evaluator is made, so that a missing one is an error before training.
     """
-    from inchworm.evaluate.matches import is_built_in, make_player  # as above
-
-    return None if env is None and is_built_in(name) else make_player(name, cast(VectorEnv, env), source)
+    return None if env is None and is_built_in(name) else make_player(name, source, env)[0]
 
 
 def check_baseline(config: TrainingConfig, source: EnvSource, env: VectorEnv) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.collect.actors import make_actor
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, team_lanes
-from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
@@ -18,24 +17,7 @@ from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
 from inchworm.evaluate.games import EPISODE_LIMIT, Progress, check_episodes, episode_limit, opened, play_games
 from inchworm.evaluate.stats import MatchStats
-from inchworm.run.policies import load_named_policy
-
-
-def make_player(name: str, env: VectorEnv, source: Any) -> Actor:
-    """Make or load the player of that name: random, heuristic, heuristic:0.5, a policy file or a run; `env` was made from `source`."""
-    world = source.id if isinstance(source, EnvConfig) else None
-    if not is_built_in(name):
-        return load_named_policy(name, env=world)[0]
-    if name == "random":
-        return make_actor(name, env.action_space, "")
-    if not isinstance(source, EnvConfig):
-        raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
-    return make_actor(name, env.action_space, source.id, source.kwargs)
-
-
-def is_built_in(name: str) -> bool:
-    """Tell whether the name is of a player that needs no file."""
-    return name == "random" or name.partition(":")[0] == "heuristic"
+from inchworm.run.policies import make_player
 
 
 def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
@@ -98,8 +80,8 @@ class RecordedVectorEnv:
 
 
 def play_match(
-    first: Actor,
-    second: Actor,
+    first: Actor | str,
+    second: Actor | str,
     env: Any,
     episodes: int | None = None,
     seeds: Sequence[int] | None = None,
@@ -108,12 +90,13 @@ def play_match(
     num_envs: int = 8,
     seed: int = EvalConfig.seed,
     max_episode_steps: int | None = None,
-    players: tuple[str, str] = ("first", "second"),
+    players: tuple[str, str] | None = None,
     save_replay: bool = False,
     progress: Progress | None = None,
 ) -> MatchStats:
-    """Play `episodes` games (default 100) between two actors, half of them from either side on the same seeds.
+    """Play `episodes` games (default 100) between two players, half of them from either side on the same seeds.
 
+    A player is an actor or the name of one: random, heuristic, heuristic:0.5, a run, a policy file. `players` are their names in results.
     `env` is anything that `make_vector_env` accepts, with two teams in each copy. Given seeds are one for each pair of games: half as
     many as episodes. Both players act greedily, or both sample. `num_envs` is rounded up to an even number, one half for each side; it
     does not change which games are played. A game that has not ended after `max_episode_steps` is cut off and counted as a draw; by
@@ -121,6 +104,9 @@ def play_match(
     """
     pairs = pair_seeds(episodes, seeds, seed)
     with opened(env, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
+        ours, our_name = make_player(first, env, inner) if isinstance(first, str) else (first, "first")
+        theirs, their_name = make_player(second, env, inner) if isinstance(second, str) else (second, "second")
+        names = players or (our_name, their_name)
         width, copies = inner.lanes_per_copy, inner.num_envs
         if width % 2:
             raise ConfigError(
@@ -128,17 +114,17 @@ def play_match(
             )
         if copies % 2:
             raise ConfigError(f"a match needs an even number of env copies, one half for each side, not {copies}")
-        for actor, name in zip((first, second), players):
+        for actor, name in zip((ours, theirs), names):
             check_made_for(actor, inner, name)
         limit = episode_limit(env, max_episode_steps)
-        recorded = RecordedVectorEnv(inner, players, limit) if save_replay else None
+        recorded = RecordedVectorEnv(inner, names, limit) if save_replay else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner
-        ours = OpponentVectorEnv(played, second, lanes, seed=seed, deterministic=deterministic)
+        against = OpponentVectorEnv(played, theirs, lanes, seed=seed, deterministic=deterministic)
         games = [one for one in pairs for _ in (0, 1)]
-        stats = play_games(first, ours, games, seed, deterministic=deterministic, max_episode_steps=limit, progress=progress)
+        stats = play_games(ours, against, games, seed, deterministic=deterministic, max_episode_steps=limit, progress=progress)
     fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
-    return MatchStats(**fields, players=players, replay=None if recorded is None else recorded.replay())
+    return MatchStats(**fields, players=names, replay=None if recorded is None else recorded.replay())
 
 
 def evaluate_vs_heuristic(
@@ -166,12 +152,9 @@ def evaluate_vs_heuristic(
     source = heuristic_env(env_config)
     if heuristic is not None and skill != 1.0:
         raise ConfigError(f"skill={skill} applies to the built-in heuristic; do not give both skill and heuristic")
-    pairs = pair_seeds(episodes, seeds, seed)
-    with opened(source, even_copies(num_envs, 2 * len(pairs)), seed) as env:
-        opponent = heuristic if heuristic is not None else make_player(f"heuristic:{skill}", env, source)
-        how: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "save_replay": save_replay, "progress": progress}
-        how["max_episode_steps"] = episode_limit(source, max_episode_steps)
-        stats = play_match(policy, opponent, env, seeds=pairs, players=("policy", "heuristic"), **how)
+    how: dict[str, Any] = {"deterministic": deterministic, "seed": seed, "save_replay": save_replay, "progress": progress}
+    how |= {"num_envs": num_envs, "max_episode_steps": max_episode_steps, "players": ("policy", "heuristic")}
+    stats = play_match(policy, f"heuristic:{skill}" if heuristic is None else heuristic, source, episodes, seeds, **how)
     return stats, None if stats.replay is None else dict(stats.replay)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -86,7 +86,7 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(_middle(ordered).mean())
 
 
-def bootstrap_interval95(values: ArrayLike) -> tuple[float, float]:
+def bootstrap_interval95(values: ArrayLike, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Return the 95 % percentile interval of the interquartile mean over resampled scores; NaN for a single one.
 
     It is always the same for the same scores.
@@ -94,7 +94,7 @@ def bootstrap_interval95(values: ArrayLike) -> tuple[float, float]:
     scores = np.asarray(values, np.float64)
     if len(scores) < 2:
         return math.nan, math.nan
-    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
+    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
     low, high = np.quantile(_middle(np.sort(drawn, axis=1)).mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
@@ -110,7 +110,7 @@ _WIN = ("win", *_SUCCESS)
 UNDECIDED = {"win": 0.5, **dict.fromkeys(_SUCCESS, 0.0)}
 """What an episode that was cut off counts as: a draw, and not a success."""
 _RETURNS = ("mean_return", "std_return", "min_return", "max_return", "median_return")
-_SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin")
+_SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin", "difference")
 """Properties that are reported under their own names."""
 
 
@@ -263,28 +263,20 @@ class EvalStats:
 
     def metrics(self) -> dict[str, float]:
         """Return the summaries as a flat mapping of finite floats, with the mean of every info number as `info/<name>`."""
-        low, high = self.interval95
-        win_low, win_high = self._rate_interval("win") or (None, None)
-        below, above = self.difference_interval95 or (None, None)
         summaries = {
             **{name: getattr(self, name) for name in _SUMMARIES},
-            "interval95_low": low,
-            "interval95_high": high,
             "episodes": float(self.episodes),
             "win_rate": self._info_mean("win"),  # not by success, which success_rate reports
-            "win_interval95_low": win_low,
-            "win_interval95_high": win_high,
             "capped_episodes": float(self.capped_episodes) if self.capped_episodes else None,
-            "difference": self.difference,
-            "difference_interval95_low": below,
-            "difference_interval95_high": above,
+            **{f"info/{name}": self._info_mean(name) for name in self.infos},
         }
-        summaries |= {f"info/{name}": self._info_mean(name) for name in self.infos}
+        intervals = {"": self.interval95, "win_": self._rate_interval("win"), "difference_": self.difference_interval95}
+        for name, interval in intervals.items():
+            summaries[f"{name}interval95_low"], summaries[f"{name}interval95_high"] = interval or (None, None)
         return {name: value for name, value in summaries.items() if value is not None and math.isfinite(value)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for a file: finite floats or None."""
-        low, high = self.interval95
         return {
             "episodes": self.episodes,
             "deterministic": self.deterministic,
@@ -293,19 +285,21 @@ class EvalStats:
             "agents": self.agents,
             "mean_agent_return": _plain(self.mean_agent_return),
             "baseline": self.baseline,
-            "difference": _plain(self.difference),
-            "difference_interval95": None if self.baseline is None else [_plain(bound) for bound in self.difference_interval95 or ()],
             **{name: _plain(getattr(self, name)) for name in (*_SUMMARIES, "win_rate")},
-            "interval95": [_plain(low), _plain(high)],
-            "win_interval95": None if self.win_interval95 is None else list(self.win_interval95),
-            "infos": {name: [_plain(value) for value in values.tolist()] for name, values in self.infos.items()},
-            "returns": [_plain(value) for value in self.returns.tolist()],
-            "agent_returns": [[_plain(value) for value in row] for row in self.agent_returns.tolist()],
+            **{name: _plain(getattr(self, name)) for name in ("interval95", "win_interval95", "difference_interval95")},
+            "infos": {name: _plain(values.tolist()) for name, values in self.infos.items()},
+            "returns": _plain(self.returns.tolist()),
+            "agent_returns": _plain(self.agent_returns.tolist()),
             "lengths": self.lengths.tolist(),
             "seeds": self.seeds.tolist(),
             "capped": self.capped.tolist(),
-            "baseline_returns": [_plain(value) for value in self.baseline_returns.tolist()],
+            "baseline_returns": _plain(self.baseline_returns.tolist()),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` returned; keys that are not fields are ignored."""
+        return cls(**{field.name: data[field.name] for field in fields(cls) if field.name in data})
 
     def __str__(self) -> str:
         """One line, such as `mean return 487.3 ± 9.2 (95 %, 100 greedy episodes), from 312 to 500, mean length 487.3`.
@@ -369,7 +363,10 @@ def _locked(values: Any, dtype: type[Any]) -> np.ndarray:
     return array
 
 
-def _plain(value: float | None) -> float | None:
+def _plain(value: Any) -> Any:
+    """A number, or lists of them, with None for what is not finite."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     return value if value is not None and math.isfinite(value) else None
 
 

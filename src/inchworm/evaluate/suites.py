@@ -6,28 +6,25 @@ score of a group is the mean over its simulations, the overall score the mean ov
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
-from inchworm.config.reading import MAX_LENGTH, load_yaml
-from inchworm.config.sections import EnvConfig, EvalConfig
+from inchworm.config.reading import FROM_LIST, MAX_LENGTH, ConfigBase, config_class, load_yaml
+from inchworm.config.sections import Count, EnvConfig, EvalConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, SpaceError
 from inchworm.core.protocols import Actor
 from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
 from inchworm.env.registry import names_code
 from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
-from inchworm.evaluate.matches import check_made_for, even_copies, make_player, play_match
+from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 
 SCORE, OVERALL = "score", "overall"
@@ -126,20 +123,28 @@ class SuiteStats(Mapping[str, float]):
         return "\n".join(f"{score}  ({note})" if note else score for score, note in rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Simulation:
+@config_class()
+class Simulation(ConfigBase):
     """One environment of a suite, optionally with an opponent."""
 
-    env: Any
+    env: Any = None
     """An `EnvConfig`, a mapping of its fields, an id, or anything else that `make_vector_env` accepts."""
-    opponent: str | Actor | None = None
+    opponent: Any = None
     """The opponent, as in a match: heuristic, heuristic:0.5, random, a run, a policy file, or an actor; None for no opponent."""
-    episodes: int = 20
+    episodes: Count = 20
     """Number of episodes; with an opponent an even number, half of them from either side."""
     name: str = ""
     """Name of its score; by default the environment's id and the opponent."""
-    score_range: tuple[float, float] | None = None
+    score_range: Annotated[tuple[float, float] | None, FROM_LIST] = None
     """Returns that score 0 and 1, so that scores of different environments can be averaged; by default the return is the score."""
+
+    def __post_init__(self) -> None:
+        if self.opponent is not None and self.episodes % 2:
+            raise ConfigError(f"episodes={self.episodes} is odd, but half are played from either side; give {self.episodes + 1}")
+        if self.opponent is not None and not isinstance(self.opponent, str | Actor):
+            raise ConfigError(f"opponent={self.opponent!r:.80} must be heuristic, random, a run, a policy file or an actor")
+        if self.score_range is not None and self.score_range[0] == self.score_range[1]:
+            raise ConfigError(f"score_range={self.score_range} must be two different numbers, the returns that score 0 and 1")
 
 
 def read_suites(data: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Simulation, ...]]:
@@ -187,45 +192,20 @@ def load_suites(path: str | Path, *, env: str | None = None) -> dict[str, tuple[
 
 def _read_entry(entry: Any, where: str) -> Simulation:
     """Read an entry, check its fields, and fill in its default name."""
-    if isinstance(entry, Simulation):
-        fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
-    else:
-        fields = dict(entry) if isinstance(entry, Mapping) else {"env": entry}
-    known = [field.name for field in dataclasses.fields(Simulation)]
-    for key in fields:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {key}; {hint}")
-    env = fields.get("env")
-    if env in (None, "", {}):
-        raise ConfigError(f"{where} has no environment; give env, such as env: CartPole-v1")
     try:
-        if isinstance(env, str):
-            env = EnvConfig(id=env)
-        elif isinstance(env, Mapping):
-            env = EnvConfig.from_dict(env)
+        fields = entry if isinstance(entry, Mapping) else {"env": entry}
+        simulation = entry if isinstance(entry, Simulation) else Simulation.from_dict(fields)
+        env, opponent = simulation.env, simulation.opponent
+        if env and isinstance(env, str | Mapping):
+            env = EnvConfig.from_dict(env if isinstance(env, Mapping) else {"id": env})
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    simulation = Simulation(**{**fields, "env": env})
-    opponent, episodes, limits = simulation.opponent, simulation.episodes, simulation.score_range
-    if type(episodes) is not int or episodes < 1:
-        raise ConfigError(f"{where}: episodes={episodes!r:.80} must be 1 or more")
-    if opponent is not None and episodes % 2:
-        raise ConfigError(f"{where}: episodes={episodes} is odd, but half are played from either side; give {episodes + 1}")
-    if opponent is not None and not isinstance(opponent, str | Actor):
-        raise ConfigError(f"{where}: opponent={opponent!r:.80} must be heuristic, random, a run, a policy file or an actor")
-    if not isinstance(simulation.name, str):
-        raise ConfigError(f"{where}: name={simulation.name!r:.80} must be text")
-    if limits is not None:
-        numbers = isinstance(limits, Sequence) and len(limits) == 2 and all(type(bound) in (int, float) for bound in limits)
-        if not numbers or not math.isfinite(limits[0]) or not math.isfinite(limits[1]) or limits[0] == limits[1]:
-            raise ConfigError(f"{where}: score_range={limits!r:.80} must be two different numbers, the returns that score 0 and 1")
-        limits = float(limits[0]), float(limits[1])
+    if env in (None, "", {}):
+        raise ConfigError(f"{where} has no environment; give env, such as env: CartPole-v1")
     name = env.id if isinstance(env, EnvConfig) else getattr(env, "__name__", type(env).__name__)
     if opponent is not None:
         name = f"{name} vs {opponent if isinstance(opponent, str) else type(opponent).__name__}"
-    return dataclasses.replace(simulation, name=simulation.name or str(name), score_range=limits)
+    return simulation.replace(env=env, name=simulation.name or str(name))
 
 
 def evaluate_suites(
@@ -271,13 +251,11 @@ def _play(policy: Actor, simulation: Simulation, where: str, num_envs: int, *, s
     """Play one simulation; errors begin with its place in the suite. `how` is what `play_games` and `play_match` both take."""
     opponent, episodes = simulation.opponent, simulation.episodes
     try:
-        with opened(simulation.env, min(num_envs, episodes) if opponent is None else even_copies(num_envs, episodes), seed) as env:
-            check_made_for(policy, env, "the policy")
-            if opponent is None:
-                seeds = [derive_seed(seed, "suite", episode) for episode in range(episodes)]
-                return play_games(policy, env, seeds, seed, **how)
-            second = make_player(opponent, env, simulation.env) if isinstance(opponent, str) else opponent
+        if opponent is not None:
             names = ("the policy", opponent if isinstance(opponent, str) else type(opponent).__name__)
-            return play_match(policy, second, env, episodes, seed=seed, players=names, **how)
+            return play_match(policy, opponent, simulation.env, episodes, num_envs=num_envs, seed=seed, players=names, **how)
+        with opened(simulation.env, min(num_envs, episodes), seed) as env:
+            check_made_for(policy, env, "the policy")
+            return play_games(policy, env, [derive_seed(seed, "suite", episode) for episode in range(episodes)], seed, **how)
     except (ConfigError, SpaceError, EnvError) as error:
         raise type(error)(f"{where}: {error}") from error

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import optree
 from gymnasium import spaces
 
-from inchworm.core.errors import InchwormError
+from inchworm.core.errors import InchwormError, describe_error
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import make_stream, stream_state
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, path_name, zeros
@@ -60,15 +58,8 @@ class Findings:
         except InchwormError as error:
             self.problem(check, f"{what} was rejected: {error}")
         except Exception as error:  # user code may raise anything
-            self.problem(check, f"{what} raised {type(error).__name__}: {str(error)[:500]}{place_of(error)}")
+            self.problem(check, f"{what} raised {' '.join(describe_error(error).split())}")
         return None
-
-
-def place_of(error: Exception) -> str:
-    """Return the last place in a traceback outside of installed packages, as ` at file:line`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [at for at in frames if "site-packages" not in Path(at.filename).parts and not at.filename.startswith("<")]
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 @dataclass

@@ -19,7 +19,7 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,17 +77,9 @@ class ManifestNote:
     """Vector instructions used by the learning framework; `versions` has those of NumPy."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The entries of the manifest."""
-        return {
-            "exact": list(self.exact),
-            "best": self.score is not None,
-            "score": self.score if self.score is not None and math.isfinite(self.score) else None,
-            "scored": self.scored,
-            "converged": None if self.converged is None else dict(self.converged),
-            "rows": None if self.rows is None else dict(self.rows),
-            "threads": self.threads,
-            "cpu_capability": self.cpu_capability,
-        }
+        """The entries of the manifest: the fields, and whether the score is the best so far."""
+        finite = self.score is not None and math.isfinite(self.score)
+        return asdict(self) | {"exact": list(self.exact), "best": self.score is not None, "score": self.score if finite else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +192,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             return Checkpoint(state, step, path, manifest, process)
     except OSError as error:
         raise CorruptFileError(f"{damaged}: {error}") from None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read the checkpoint in a directory, or the newest undamaged one in a directory of checkpoints."""
+    return read_checkpoint(path) if (path / MANIFEST).exists() else TrainingCheckpointer(path).load()
 
 
 class TrainingCheckpointer:

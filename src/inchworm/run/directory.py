@@ -85,11 +85,6 @@ def versions() -> Mapping[str, str | None]:
     return found | {"platform": platform.platform(), "cpu": models[0] if models else platform.machine(), "simd": simd}
 
 
-def write_versions(path: Path) -> None:
-    """Write `versions.json` of a run."""
-    write_atomically(path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
-
-
 def take_lock(path: Path, what: str) -> int:
     """Lock the file `path` for this process and return its descriptor. `what` names the protected thing in messages."""
     try:
@@ -146,6 +141,17 @@ class Run:
         """The file of the latest policy, or of the best by evaluation."""
         return self.path / (BEST_POLICY if best else POLICY)
 
+    @property
+    def policy_names(self) -> list[str]:
+        """The names of its policies if it trains several, else an empty list."""
+        path = self.policy_path()
+        return sorted(part.stem.removeprefix(f"{path.stem}-") for part in self.path.glob(f"{path.stem}-*{path.suffix}"))
+
+    def policy_files(self, *, best: bool = False) -> list[str]:
+        """The names of its policy files: one, or one for each of several policies."""
+        path = self.policy_path(best=best)
+        return [f"{path.stem}-{name}{path.suffix}" for name in self.policy_names] or [path.name]
+
     def lock(self) -> None:
         """Become the one process that writes to the run. The system releases the lock when the process ends, even by a kill."""
         if self._lock is not None:
@@ -155,6 +161,25 @@ class Run:
         self._lock = take_lock(self.path / LOCK, f"the run {self.path}")
         for directory in (self.path, self.checkpoints):  # no other process writes here now
             remove_temporaries(directory)
+
+    def prepare(self) -> None:
+        """Make and lock the directory, and write the versions that the run begins with, unless they are there."""
+        make_directory(self.path)
+        self.lock()
+        if not (self.path / VERSIONS).exists():
+            self.write_versions()
+
+    def write_versions(self) -> None:
+        """Write the versions of this process as those that the run was made with."""
+        write_atomically(self.path / VERSIONS, json.dumps(versions(), indent=2) + "\n")
+
+    def note_outcome(self, outcome: str | None, reason: str = "") -> None:
+        """Write how the training ended: "finished", "interrupted" or "failed"; None while it runs. Never an error."""
+        with contextlib.suppress(OSError):
+            if outcome is None:
+                (self.path / OUTCOME).unlink(missing_ok=True)
+            else:
+                write_atomically(self.path / OUTCOME, json.dumps({"outcome": outcome, "reason": reason}) + "\n")
 
     def change_config(self, config: TrainingConfig) -> None:
         """Continue with `config`, if it differs from the run's only where that does not alter completed training."""
@@ -233,7 +258,7 @@ def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:
                 raise ConfigError(f"{path} holds the runs of several seeds; add --seeds N to continue them, or use another run.name")
             if others:
                 raise ConfigError(f"{path} is not a run (it has no {CONFIG}) but holds {', '.join(others[:3])}; use another run.name")
-            write_versions(path)
+            run.write_versions()
             run.save_config(config)  # last: a directory with a config is a run
     except BaseException:
         run.close()
@@ -343,6 +368,14 @@ def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
     if now.run.backend == "auto":
         now = now.replace(run=now.run.replace(backend=before.run.backend))
     return now
+
+
+def binding_fields(config: TrainingConfig) -> dict[str, Any]:
+    """The fields that may not change freely on resume, as plain data by section."""
+    return {
+        section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
+        for section, fields in config.to_dict().items()
+    }
 
 
 def config_changes(before: TrainingConfig, after: TrainingConfig) -> dict[str, str]:

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from inchworm.backends.registry import read_description, rebuild_policy
-from inchworm.config.sections import TrainingConfig
+from inchworm.collect.actors import make_actor
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Policy
+from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.core.tensor_file import untrusted
 from inchworm.core.types import Weights
+from inchworm.env.source import env_source
 from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_file
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer
+from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer, load_checkpoint
 from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
 
 if TYPE_CHECKING:
@@ -68,13 +70,10 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
         target = target / POLICY
     if not target.is_dir():
         return *read_policy_file(target), target
-    if (target / MANIFEST).is_file():
-        checkpoint = TrainingCheckpointer(target.parent).load(target)
-    else:
-        checkpoints = TrainingCheckpointer(target / CHECKPOINTS if (target / CHECKPOINTS).is_dir() else target)
-        if checkpoints.latest() is None:
-            raise ConfigError(f"{target} holds no policy; {EXPECTED}")
-        checkpoint = checkpoints.load()
+    checkpoints = target / CHECKPOINTS if (target / CHECKPOINTS).is_dir() else target
+    if not (checkpoints / MANIFEST).is_file() and TrainingCheckpointer(checkpoints).latest() is None:
+        raise ConfigError(f"{target} holds no policy; {EXPECTED}")
+    checkpoint = load_checkpoint(checkpoints)
     with untrusted(f"{checkpoint.path} holds no valid policy"):
         described, weights = checkpoint.state.get("spec"), checkpoint.state["weights"]
         if described is not None and "policies" in described:
@@ -86,11 +85,28 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
     return description, weights, checkpoint.path
 
 
-def load_named_policy(name: str, *, env: str | None = None) -> tuple[Policy, Path]:
-    """Load a policy file, or the latest policy of a run; return it with its path. `env` as for `open_run`."""
+def is_built_in(name: str) -> bool:
+    """Tell whether the name is of a player that needs no file."""
+    return name == "random" or name.partition(":")[0] == "heuristic"
+
+
+def make_player(name: str, source: Any, env: VectorEnv | None = None) -> tuple[Actor, str]:
+    """Make or load the player of that name; return it with its name in results, which is the path of a loaded policy.
+
+    A name is random, heuristic, heuristic:0.5, a policy file or a run. Built-in players are made for `env`, which was made from `source`.
+    """
     if Path(name).is_file():
-        return load_policy(name), Path(name)
-    return load_run_policy(open_player(name, env=env))
+        return load_policy(name), name
+    given = None if source is None else env_source(source).given
+    config = EnvConfig(id=given) if isinstance(given, str) else given if isinstance(given, EnvConfig) else None
+    if not is_built_in(name) or env is None:
+        policy, path = load_run_policy(open_player(name, env=None if config is None else config.id))
+        return policy, str(path)
+    if name == "random":
+        return make_actor(name, env.action_space, ""), name
+    if config is None:
+        raise ConfigError("this environment has no heuristic; give a run, a policy file or random")
+    return make_actor(name, env.action_space, config.id, config.kwargs), name
 
 
 def open_player(name: str, *, env: str | None = None) -> Run:
@@ -121,19 +137,7 @@ def load_run_policy(run: Run, *, best: bool = False) -> tuple[Policy, Path]:
         return load_policy(path), path
     checkpoints = TrainingCheckpointer(run.checkpoints)
     checkpoint = checkpoints.best() if best else checkpoints.latest()
-    if policy_names(run) and checkpoint is not None:
+    if run.policy_names and checkpoint is not None:
         return checkpoints.load_policy(checkpoint).policy, checkpoint
     hint = "omit --best" if best else f"inchworm resume {run.typed} continues its training"
     raise ConfigError(f"the run {run.path} has no {path.name} yet; {hint}")
-
-
-def policy_file_names(run: Run, *, best: bool = False) -> list[str]:
-    """Return the names of a run's policy files: one, or one for each of several policies."""
-    path = run.policy_path(best=best)
-    return [f"{path.stem}-{name}{path.suffix}" for name in policy_names(run)] or [path.name]
-
-
-def policy_names(run: Run) -> list[str]:
-    """Return the names of a run's policies if it trains several, else an empty list."""
-    path = run.policy_path()
-    return sorted(part.stem.removeprefix(f"{path.stem}-") for part in run.path.glob(f"{path.stem}-*{path.suffix}"))

@@ -7,7 +7,6 @@ policy file written after it. Slow, infrequent saves run in a background thread 
 from __future__ import annotations
 
 import copy
-import json
 import random
 import shlex
 import signal
@@ -15,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,24 +26,11 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError, InchwormError, SaveError
 from inchworm.core.protocols import Learner, Policy, Stateful, Tracker
-from inchworm.core.tensor_file import make_directory, untrusted, write_atomically
+from inchworm.core.tensor_file import untrusted
 from inchworm.policy.file import read_policy_file, save_policy, set_weights
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.checkpoint import MANIFEST, Checkpoint, ManifestNote, TrainingCheckpointer
-from inchworm.run.directory import (
-    BEST_POLICY,
-    CHECKPOINTS,
-    FREE_FIELDS,
-    OUTCOME,
-    POLICY,
-    VERSIONS,
-    NotExactWarning,
-    Run,
-    check_config,
-    keep_choices,
-    versions,
-    write_versions,
-)
+from inchworm.run.checkpoint import Checkpoint, ManifestNote, TrainingCheckpointer, load_checkpoint
+from inchworm.run.directory import BEST_POLICY, POLICY, NotExactWarning, Run, binding_fields, check_config, keep_choices, versions
 from inchworm.tracking.jsonl import JsonlTracker
 
 if TYPE_CHECKING:
@@ -209,7 +195,7 @@ class SaveThread:
         return self._thread is not None and self._thread.is_alive()
 
     def run(self, job: Callable[[], object]) -> None:
-        """Run a job after the previous one has finished. Errors are raised here, or by `poll` or `wait` later."""
+        """Run a job after the previous one has finished. Errors are raised here, or by `wait` later."""
         self.wait()
         now = self._clock()
         background = self._seconds is not None and now - self._started >= BACKGROUND_RATIO * self._seconds
@@ -227,11 +213,6 @@ class SaveThread:
 
         self._thread = threading.Thread(target=run_in_background, name="inchworm-save", daemon=True)
         self._thread.start()
-
-    def poll(self) -> None:
-        """Raise the error of a finished background job, without waiting."""
-        if not self.busy:
-            self.wait()
 
     def wait(self) -> None:
         """Wait for the running job and raise its error."""
@@ -257,8 +238,8 @@ class Saver:
     def __init__(self, run: Path | Run | None, config: TrainingConfig, parts: TrainerParts) -> None:
         """`run` is a directory, locked from the first write on, or a `Run` that the caller has locked. `config` is the config asked for."""
         self._parts = parts
-        self._takes_lock = isinstance(run, Path)
-        self._run = Run(run, config, continued=False) if isinstance(run, Path) else run
+        self._own = Run(run, config, continued=False) if isinstance(run, Path) else None  # made and locked here
+        self._run = run if isinstance(run, Run) else self._own
         self._config = config if self._run is None else self._run.config  # what the run is bound to
         self.directory = None if self._run is None else self._run.path
         self._thread = SaveThread()
@@ -278,14 +259,10 @@ class Saver:
     def full_state(self) -> dict[str, Any]:
         """The complete state of the training, as plain data and arrays."""
         parts = self._parts
-        config = parts.config() if self._takes_lock or self._run is None else self._run.config  # `learn` may change a given run's for once
-        binding = {  # fields that may change on resume are not recorded
-            section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
-            for section, fields in config.to_dict().items()
-        }
+        config = parts.config() if self._run is None or self._own else self._run.config  # `learn` may change a given run's for once
         return {
             "format": FORMAT,
-            "config": binding,
+            "config": binding_fields(config),
             "spec": describe_policy(parts.policy),
             "weights": parts.policy.get_weights(),
             "learner": parts.learner().state_dict(),
@@ -312,46 +289,42 @@ class Saver:
 
     def claim_directory(self) -> None:
         """Lock the run directory and make it this training's; reject one that holds another run."""
-        self._take_lock()
-        if self.directory is not None and not self._owns_directory:
-            newest = TrainingCheckpointer(self.directory / CHECKPOINTS).latest()
+        if self._own is not None:
+            self._own.prepare()
+        if self._run is not None and not self._owns_directory:
+            newest = TrainingCheckpointer(self._run.checkpoints).latest()
             if newest is not None:
                 raise ConfigError(
                     f"{self.directory} already holds a run ({newest.name}); resume it with load_checkpoint(), or use another run_dir"
                 )
             for rows in self._parts.rows:
                 if done := rows.last_iteration():
-                    self._check_restart(self.directory, done)
+                    self._check_restart(self._run, done)
                 rows.truncate_after(self._parts.state.iteration)
         self._owns_directory = True
 
     def note_outcome(self, outcome: str | None, reason: str = "") -> None:
-        """Write how the training ended: "finished", "interrupted" or "failed"; None while it runs. Never an error."""
-        if self.directory is None:
-            return
-        with suppress(OSError):
-            if outcome is None:
-                (self.directory / OUTCOME).unlink(missing_ok=True)
-            else:
-                write_atomically(self.directory / OUTCOME, json.dumps({"outcome": outcome, "reason": reason}) + "\n")
+        """Write into the run's directory how the training ended; None while it runs."""
+        if self._run is not None:
+            self._run.note_outcome(outcome, reason)
 
-    def _check_restart(self, directory: Path, done: int) -> None:
+    def _check_restart(self, run: Run, done: int) -> None:
         """Refuse to begin a run again whose checkpoints were deleted; warn if it had none, because then nothing is lost.
 
         It had one if there is a policy file, which follows the first, or if it has done more iterations than lie between two.
         """
-        found = f"{directory} has rows up to iteration {done} but no checkpoint"
+        found = f"{run.path} has rows up to iteration {done} but no checkpoint"
         files = policy_files(self._parts.policy, POLICY, self._parts.policy.get_weights())
         interval = self._parts.config().run.checkpoint_interval
-        if not any((directory / file).exists() for file in files) and not 0 < interval < done:
+        if not any((run.path / file).exists() for file in files) and not 0 < interval < done:
             warnings.warn(f"{found} (it ended before the first one); starting over", stacklevel=4)
             return
         again = "delete the directory"
-        if self._run is not None and not self._takes_lock:
-            again = f"repeat its inchworm train command with --run.name {shlex.quote(self._run.name)} --overwrite"
+        if self._own is None:
+            again = f"repeat its inchworm train command with --run.name {shlex.quote(run.name)} --overwrite"
         raise ConfigError(
             f"{found}: its checkpoints are gone, and training from the beginning would replace what is left; put them back into "
-            f"{directory / CHECKPOINTS}, or use another directory; to start over here, {again}"
+            f"{run.checkpoints}, or use another directory; to start over here, {again}"
         )
 
     def prepare(self, taken: TrainerState, directory: str | Path | None = None) -> Callable[[], Path]:
@@ -410,14 +383,14 @@ class Saver:
         """Which state of the run is on disk, and how to continue from it."""
         if self.saved is None:
             return "no state of the run is saved"
-        how = "load_checkpoint(), then train()" if self._takes_lock or self._run is None else f"inchworm resume {self._run.typed}"
+        how = "load_checkpoint(), then train()" if self._run is None or self._own else f"inchworm resume {self._run.typed}"
         where = f"is saved in {self._checkpoints('')}"
         return f"the state after iteration {self.saved.iteration} ({self.saved.env_steps:,} steps) {where}; to continue: {how}"
 
     def finalize(self, wait: bool) -> None:
         """Raise the error of a background save, waiting for it if asked to, and retry policy files that could not be written."""
-        self._thread.wait() if wait else self._thread.poll()
-        if not self._thread.busy:
+        if wait or not self._thread.busy:
+            self._thread.wait()
             for name, (state, _) in list(self._unwritten.items()):
                 self._write_policy(name, state)
 
@@ -488,10 +461,9 @@ class Saver:
     def _read(self, path: str | Path | None) -> Checkpoint:
         """Read a checkpoint, compare its config with the run's, and warn about whatever makes a resumed run differ in bits."""
         target = Path(path) if path is not None else self._checkpoints("load_checkpoint(path)")
-        if path is None:
-            self._take_lock()
-        is_checkpoint = (target / MANIFEST).exists()
-        checkpoint = TrainingCheckpointer(target.parent if is_checkpoint else target).load(target if is_checkpoint else None)
+        if path is None and self._own is not None:
+            self._own.prepare()
+        checkpoint = load_checkpoint(target)
         manifest, config = checkpoint.manifest, self._config
         if path is None and "config" in checkpoint.state:  # a checkpoint given by path may start a different run
             with untrusted(f"the checkpoint {checkpoint.path} has no valid config"):
@@ -529,7 +501,7 @@ class Saver:
         states = {POLICY: checkpoint.state}
         best = TrainingCheckpointer(checkpoint.path.parent).best()
         if best is not None:
-            states[BEST_POLICY] = TrainingCheckpointer(best.parent).load(best).state
+            states[BEST_POLICY] = load_checkpoint(best).state
         for name, expected in states.items():
             for file, (_, share) in policy_files(self._parts.policy, name, expected["weights"]).items():
                 try:
@@ -544,21 +516,14 @@ class Saver:
 
     def close(self) -> None:
         """Release the run's lock, unless the caller holds it."""
-        if self._run is not None and self._takes_lock:
-            self._run.close()
-
-    def _take_lock(self) -> None:
-        if self._run is not None and self._takes_lock:
-            make_directory(self._run.path)
-            self._run.lock()
-            if not (self._run.path / VERSIONS).exists():
-                write_versions(self._run.path)
+        if self._own is not None:
+            self._own.close()
 
     def _is_run(self, checkpoints: Path) -> bool:
         """Whether a directory of checkpoints is the run's own."""
-        return self.directory is not None and checkpoints.resolve() == (self.directory / CHECKPOINTS).resolve()
+        return self._run is not None and checkpoints.resolve() == self._run.checkpoints.resolve()
 
     def _checkpoints(self, instead: str) -> Path:
-        if self.directory is None:
+        if self._run is None:
             raise ConfigError(f"this trainer has no run directory; use PPOTrainer(…, run_dir=…) or {instead}")
-        return self.directory / CHECKPOINTS
+        return self._run.checkpoints

@@ -14,14 +14,13 @@ import numpy as np
 
 from inchworm.collect.actors import has_heuristic, make_actor
 from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes, team_lanes
-from inchworm.config.sections import EnvConfig, TrainingConfig
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, BaseCallback, Callback, Policy, VectorEnv, complete_vector_env
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
-from inchworm.env.source import EnvSource, make_vector_env
-from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, play_games
+from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, make_world, play_games
 from inchworm.policy.file import fingerprint
 from inchworm.run.directory import RATINGS
 from inchworm.run.policies import load_policy
@@ -192,32 +191,19 @@ def opponent_callbacks(
     if not isinstance(pool, OpponentPool):
         return []
 
-    def make_env(copies: int) -> VectorEnv:
-        given = source.given if isinstance(source, EnvSource) else source
-        world = given.replace(num_envs=copies, num_workers=0, help_workers=False) if isinstance(given, EnvConfig) else source
-        return make_vector_env(world, copies, 0, seed=evaluation.seed)
-
     games = None
     if opponent.rating_interval and source is None:
         warnings.warn("ratings disabled: an environment instance cannot be copied; pass an id or a factory", stacklevel=4)
     elif opponent.rating_interval:
         games = RatingGames(
-            make_env,
+            lambda copies: make_world(source, copies, evaluation.seed),
             episodes=opponent.rating_episodes,
             seed=evaluation.seed,
             deterministic=evaluation.deterministic,
             max_episode_steps=episode_limit(source, evaluation.max_episode_steps),
         )
-    return [
-        SelfPlayCallback(
-            pool,
-            actor,
-            snapshot_interval=opponent.snapshot_interval,
-            games=games,
-            rating_interval=opponent.rating_interval,
-            directory=directory,
-        )
-    ]
+    intervals = {"snapshot_interval": opponent.snapshot_interval, "rating_interval": opponent.rating_interval}
+    return [SelfPlayCallback(pool, actor, **intervals, games=games, directory=directory)]
 
 
 _MAX_COPIES = 16
@@ -246,8 +232,6 @@ class RatingGames:
         if self._env is None:
             self._env = complete_vector_env(self._make_env(min(_MAX_COPIES, self.episodes)))
         inner = self._env
-        if inner.lanes_per_copy < 2:
-            raise EnvError(f"ratings need two teams, but {type(inner).__name__} has one lane per copy")
         lanes = team_lanes(inner.num_envs, inner.lanes_per_copy, np.arange(inner.num_envs) % 2)
         env = OpponentVectorEnv(inner, theirs, lanes, seed=self._seed)
         # Episode i is played in copy i % n, n even: neighbours have the same seed and different sides.

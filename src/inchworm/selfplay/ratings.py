@@ -12,8 +12,6 @@ from typing import Any
 
 from inchworm.core.errors import MissingExtraError
 
-HINT = 'ratings need openskill: pip install "inchworm[marl]", or set opponent.rating_interval=0'
-
 
 @dataclass(frozen=True, slots=True)
 class Rating:
@@ -81,7 +79,7 @@ def rating_model() -> Any:
     try:
         from openskill.models import PlackettLuce
     except ImportError as error:
-        raise MissingExtraError(HINT) from error
+        raise MissingExtraError('ratings need openskill: pip install "inchworm[marl]", or set opponent.rating_interval=0') from error
     return PlackettLuce()
 
 

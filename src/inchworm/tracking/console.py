@@ -67,8 +67,8 @@ def detach(stream: object) -> None:
 
 
 def make_terminal(*, quiet: bool = False, file: TextIO | None = None, stderr: bool = False) -> Terminal:
-    """The terminal of this process, or one that writes to `file`. Respects NO_COLOR and TERM=dumb."""
-    return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
+    """The terminal of this process, or one that writes to `file`. Text is printed as it is; NO_COLOR and TERM=dumb are respected."""
+    return Terminal(file=file, stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 
 class Curve:

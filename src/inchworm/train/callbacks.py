@@ -21,7 +21,7 @@ from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.run.saver import Saver, last_save
-from inchworm.train.loop import AHEAD, TrainingState, reached_limits, until_multiple
+from inchworm.train.loop import TrainingState, reached_limits
 
 SNAPSHOT_SHARE = 0.0025
 """Share of the time spent on snapshots: one that takes 0.5 ms is taken every 0.2 s, one that takes 20 ms every 8 s."""
@@ -41,8 +41,13 @@ class FunctionCallback(BaseCallback):
         return self.function(state, metrics)
 
 
-_CALLS = {"on_train_start": 1, "on_rollout": 2, "on_iteration": 2, "on_train_end": 1}
-"""The methods of a callback, and their numbers of arguments."""
+_CALLS = {
+    "on_train_start": ("state",),
+    "on_rollout": ("state", "rollout"),
+    "on_iteration": ("state", "metrics"),
+    "on_train_end": ("state",),
+}
+"""The methods of a callback, and their arguments."""
 
 
 def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
@@ -59,24 +64,15 @@ def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
     if has and len(has) < len(_CALLS):
         missing = ", ".join(method for method in _CALLS if method not in has)
         raise ConfigError(f"the callback {name} has no {missing}; derive it from inchworm.train.callbacks.BaseCallback, which has all")
-    for method in has or [""]:
-        function, count = (getattr(given, method), _CALLS[method]) if method else (given, 2)
-        if not _takes(function, count):
-            wanted = {"on_rollout": "(state, rollout)"}.get(method, "(state, metrics)" if count == 2 else "(state)")
-            call = f"{name}.{method}" if method else name
-            raise ConfigError(f"the callback {call} is called with {wanted}, but takes {inspect.signature(function)}")
+    calls = {f"{name}.{method}": (getattr(given, method), _CALLS[method]) for method in has} or {name: (given, _CALLS["on_iteration"])}
+    for call, (function, arguments) in calls.items():
+        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
+            signature = inspect.signature(function)
+            try:
+                signature.bind(*arguments)
+            except TypeError:
+                raise ConfigError(f"the callback {call} is called with ({', '.join(arguments)}), but takes {signature}") from None
     return given if has else FunctionCallback(given)
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with `count` arguments; some built-in ones do not say."""
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:
-        pass
-    return True
 
 
 def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
@@ -96,6 +92,8 @@ class EvaluateCallback(BaseCallback):
     An error in an evaluation is recorded and training continues.
     """
 
+    profile_section = "evaluation"
+
     def __init__(
         self,
         evaluator: PolicyEvaluator,
@@ -107,16 +105,13 @@ class EvaluateCallback(BaseCallback):
         """`before_final` is called before the final evaluation, which may be long, to save the state first."""
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
         self._before_final = before_final
+        self.sees_every = config.interval
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Evaluate if it is due; the scores are added to the iteration's metrics."""
         del metrics
         if self._config.interval and state.iteration % self._config.interval == 0:
             self._evaluate(state, self._config.episodes)
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """The iterations until the next evaluation."""
-        return until_multiple(state.iteration, self._config.interval)
 
     def on_train_end(self, state: TrainingState) -> None:
         """Run the final evaluation, once, unless the run was interrupted."""
@@ -150,8 +145,10 @@ class CheckpointCallback(BaseCallback):
     A save that fails is a warning and is retried after the next iteration; only the last one must succeed.
     """
 
+    profile_section = "checkpoints"
+
     def __init__(self, saver: Saver, interval: int, seconds: float | None = None, *, keep_best: bool = False) -> None:
-        self._saver, self._interval, self._keep_best = saver, interval, keep_best
+        self._saver, self.sees_every, self._keep_best = saver, interval, keep_best  # by time, after iterations that are computed together
         self._seconds = seconds or math.inf
         self._saved_at = time.monotonic()
         self._saved: tuple[object, ...] | None = None
@@ -165,12 +162,8 @@ class CheckpointCallback(BaseCallback):
             return
         is_best = self._keep_best and state.best_iteration == state.iteration
         by_time = time.monotonic() - self._saved_at >= self._seconds
-        if self._failed or is_best or by_time or (self._interval and state.iteration % self._interval == 0):
+        if self._failed or is_best or by_time or (self.sees_every and state.iteration % self.sees_every == 0):
             self._warn_on_error(self._save_once, state)
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """The iterations until the next save; one by time is made after the iterations that are computed together."""
-        return until_multiple(state.iteration, self._interval)
 
     def flush(self, state: TrainingState) -> None:
         """Save what has not been saved yet, before something long begins."""
@@ -210,6 +203,8 @@ class SnapshotCallback(BaseCallback):
     `MAX_AGE_SECONDS` at least.
     """
 
+    profile_section, sees_every = "checkpoints", 0  # what is computed together is kept together
+
     def __init__(self, take: Callable[[], Any]) -> None:
         self._take_state = take
         self._due_at = self._cost = self._taken_at = self._iteration_at = 0.0
@@ -230,11 +225,6 @@ class SnapshotCallback(BaseCallback):
             self._take()
         self._iteration_at = time.monotonic()
 
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """Any number: what is computed together is kept together."""
-        del state
-        return AHEAD
-
     def _take(self) -> None:
         began = time.monotonic()
         self.taken = self._take_state()
@@ -246,6 +236,8 @@ class SnapshotCallback(BaseCallback):
 
 class TrackCallback(BaseCallback):
     """Passes metrics to the trackers: every `run.log_interval` iterations, after evaluations, and of the last iteration."""
+
+    profile_section, sees_every = "tracking", 0  # it reads only the metrics of each
 
     def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
         self._trackers, self._run = trackers, run
@@ -263,11 +255,6 @@ class TrackCallback(BaseCallback):
         if is_last or state.iteration % self._run.log_interval == 0 or len(state.evaluations) > self._logged_evaluations:
             self._logged_evaluations = len(state.evaluations)
             self.log_unlogged()
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """Any number: it reads only the metrics of each."""
-        del state
-        return AHEAD
 
     def on_train_end(self, state: TrainingState) -> None:
         """Log the final evaluation, if there was one."""

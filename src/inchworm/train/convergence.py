@@ -11,7 +11,7 @@ from typing import Any
 from inchworm.config.sections import ConvergenceConfig, TrainingConfig
 from inchworm.core.protocols import BaseCallback
 from inchworm.rollout.rollout import Rollout
-from inchworm.train.loop import AHEAD, TrainingState, reached_limits
+from inchworm.train.loop import TrainingState, reached_limits
 
 
 class ConvergenceCallback(BaseCallback):
@@ -24,6 +24,8 @@ class ConvergenceCallback(BaseCallback):
     def __init__(self, config: ConvergenceConfig) -> None:
         assert config.target is not None
         self._config, self._target = config, config.target
+        self.reads_rollouts = config.returns == "training"
+        self.sees_every = int(self.reads_rollouts)
 
     def on_train_start(self, state: TrainingState) -> None:
         """Begin the record, unless one with the same settings was restored."""
@@ -32,18 +34,8 @@ class ConvergenceCallback(BaseCallback):
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> None:
         """Add the episodes of training, if those are compared."""
-        if self._config.returns == "training":
+        if self.reads_rollouts:
             self._add(state, [episode.episode_return for episode in rollout.episodes])
-
-    @property
-    def reads_rollouts(self) -> bool:
-        """Whether `on_rollout` does something."""
-        return self._config.returns == "training"
-
-    def iterations_ahead(self, state: TrainingState) -> int:
-        """Any number, because it looks only at evaluations, or 1 where it reads rollouts."""
-        del state
-        return 1 if self.reads_rollouts else AHEAD
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
         """Check, if there is something new; False stops the run."""

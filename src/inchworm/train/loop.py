@@ -125,26 +125,21 @@ class FusedStep(Protocol):
         """Compute at least one and at most `most` iterations."""
 
 
-AHEAD = 1_000_000
-"""Number of iterations for callbacks that never have to see the run's parts."""
+MOST_AHEAD = 1_000_000
+"""Iterations that are asked of a fused step if nothing has to see the run's parts between them."""
 
 
 def iterations_ahead(state: TrainingState, components: TrainingComponents) -> int:
-    """How many iterations may be computed before a limit is reached or a callback has to see the run's parts, at least 1."""
-    run, most = components.config.run, AHEAD
+    """How many iterations may be computed before a limit is reached or a callback has to see the run's parts, at least 1.
+
+    A callback tells by `sees_every` after how many iterations it has to, 0 for never; one without it may look at anything, and stop.
+    """
+    run = components.config.run
     if run.max_episodes is not None:
         return 1
-    if run.max_iterations is not None:
-        most = run.max_iterations - state.iteration
-    for callback in components.callbacks:  # one of the user's may look at anything, and stop the run
-        ahead = getattr(callback, "iterations_ahead", None)
-        most = min(most, 1 if ahead is None else ahead(state))
-    return max(1, most)
-
-
-def until_multiple(iteration: int, interval: int) -> int:
-    """The number of iterations until the next multiple of an interval; 0 as interval means never."""
-    return interval - iteration % interval if interval else AHEAD
+    most = MOST_AHEAD if run.max_iterations is None else run.max_iterations - state.iteration
+    intervals = [getattr(callback, "sees_every", 1) for callback in components.callbacks]
+    return max(1, min([most, *(interval - state.iteration % interval for interval in intervals if interval)]))
 
 
 def run_training_loop(state: TrainingState, components: TrainingComponents, step_fn: StepFunction, fused: FusedStep | None = None) -> None:

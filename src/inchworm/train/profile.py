@@ -17,20 +17,13 @@ from inchworm.backends.learner import BaseLearner
 from inchworm.collect.collector import RolloutCollector
 from inchworm.core.protocols import Callback
 from inchworm.core.types import ProfilePoint
-from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import StepFunction, TrainingComponents, TrainingState, run_training_loop
 
 SECTIONS = ("env", "act", "write", "GAE", "gather", "forward", "backward", "optimiser", "evaluation", "tracking", "checkpoints", "other")
 """In the order of an iteration; `callbacks` and sections that a learner adds come before `other`."""
 
-_OF_CALLBACKS: dict[type, str] = {
-    EvaluateCallback: "evaluation",
-    TrackCallback: "tracking",
-    CheckpointCallback: "checkpoints",
-    SnapshotCallback: "checkpoints",
-}
-
-_WHOLE = frozenset({*_OF_CALLBACKS.values(), "callbacks"})
+_WHOLE = frozenset({"evaluation", "tracking", "checkpoints", "callbacks"})
+"""Sections of callbacks, which name theirs by an attribute `profile_section`."""
 
 
 class Profile:
@@ -109,7 +102,7 @@ class _TimedCallback:
     """A callback whose time is counted for its section."""
 
     def __init__(self, callback: Callback, profile: Profile) -> None:
-        section = next((name for kind, name in _OF_CALLBACKS.items() if isinstance(callback, kind)), "callbacks")
+        section = getattr(callback, "profile_section", "callbacks")
         self.on_train_start = profile.timed(section, callback.on_train_start)
         self.on_rollout = profile.timed(section, callback.on_rollout)
         self.on_iteration = profile.timed(section, callback.on_iteration)

@@ -175,7 +175,7 @@ def functional_training_loop(
                 run.discard()
             raise
         stack.enter_context(trainer)
-        if run is not None and TrainingCheckpointer(run.checkpoints).latest() is not None:
+        if trainer.continues:
             trainer.load_checkpoint()
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
@@ -244,11 +244,9 @@ class PPOTrainer:
         if not isinstance(callbacks, Sequence):
             raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
         self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
-        begin: dict[str, Any] = {"seed": seed, "init_from": init_from, "init_weights": init_weights}
-        where: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "backend": backend, "device": device}
-        asked = resolve_config(policy, env, config, **begin, **where)
-        self._asked = asked
-        self.config, self.choices = resolve_choices(policy, env, asked)
+        given: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "seed": seed, "backend": backend, "device": device}
+        self._asked = resolve_config(policy, env, config, **given, init_from=init_from, init_weights=init_weights)
+        self.config, self.choices = resolve_choices(policy, env, self._asked)
         evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
@@ -256,8 +254,9 @@ class PPOTrainer:
         try:
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
-            begun = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
-            self.warm_start = None if begun else warm_start(self.policy, self.config.run)
+            self.continues = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
+            """Whether the run has a checkpoint, which `load_checkpoint` restores."""
+            self.warm_start = None if self.continues else warm_start(self.policy, self.config.run)
             """Where the initial weights are from; None for new ones, and for a run that is resumed."""
             self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
             if eval_env is not None and self.evaluator is not None:
@@ -283,7 +282,7 @@ class PPOTrainer:
             keep_compile=self._keep_compile,
             inexact=lambda: self.inexact,
         )
-        self.saver = Saver(run, asked, parts)
+        self.saver = Saver(run, self._asked, parts)
         self.saver.set_callbacks(stateful_parts(self.callbacks))
         self._snapshot = SnapshotCallback(self.saver.take)
         if run is not None:
@@ -388,16 +387,10 @@ class PPOTrainer:
         if not unscored and (text := describe_end(self.state, config)):
             warnings.warn(f"nothing to train: {text}", stacklevel=2)
         self.saver.set_callbacks(stateful_parts(own))
-        collector, learner = self.collector, self.learner
-        if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
-            collector = cast(RolloutCollector, Override(collector, collect=self.collect_rollouts))
-        if type(self).learn is not PPOTrainer.learn:
-            learner = cast(Learner, Override(learner, update=self.learn))
         self._snapshot.taken = None  # one of an earlier call may be of another run
         console = make_console(config) if progress is True else progress or None
         track = TrackCallback([*self.trackers, *([console] if console else [])], config.run)
-        callbacks = tuple(self._ordered_callbacks(config, own, track))
-        components = TrainingComponents(config, self.policy, collector, learner, tuple(custom_loss_fns), callbacks)
+        components = self._components(config, custom_loss_fns, own, track)
         try:
             if console:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
@@ -497,8 +490,16 @@ class PPOTrainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ordered_callbacks(self, config: TrainingConfig, own: Sequence[Callback], track: TrackCallback) -> list[Callback]:
-        """All callbacks in the order that an iteration needs: evaluate, opponents, the user's own, track, save."""
+    def _components(
+        self, config: TrainingConfig, losses: Sequence[Callable[..., Any]], own: Sequence[Callback], track: TrackCallback
+    ) -> TrainingComponents:
+        """The parts of an iteration, with what a subclass overrides, and all callbacks in order: evaluate, opponents, own, track, save."""
+        collector: Any = self.collector
+        if type(self).collect_rollouts is not PPOTrainer.collect_rollouts:
+            collector = Override(collector, collect=self.collect_rollouts)
+        learner: Any = self.learner
+        if type(self).learn is not PPOTrainer.learn:
+            learner = Override(learner, update=self.learn)
         run, saver, callbacks = config.run, self.saver, list[Callback]()
         checkpoints = CheckpointCallback(saver, run.checkpoint_interval, run.checkpoint_seconds, keep_best=run.keep_best)
         saves = self.run_dir is not None
@@ -514,7 +515,8 @@ class PPOTrainer:
             raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")
         if config.convergence.target is not None:
             callbacks.append(ConvergenceCallback(config.convergence))
-        return [*callbacks, *self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+        callbacks += [*self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+        return TrainingComponents(config, self.policy, collector, learner, tuple(losses), tuple(callbacks))
 
     def _fused_step(self, components: TrainingComponents) -> FusedStep | None:
         """Collect and learn as one program, if the backend can, and nothing has to see what is between them."""

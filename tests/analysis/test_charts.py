@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 
 from doubles.run_files import write_run
-from inchworm.analysis.curves import (
-    Line,
-    bootstrap_interval,
-    evaluation_line,
-    final_scores,
-    group_runs,
-    interquartile_mean,
-    metric_line,
-    seeds_line,
-    shorten,
-)
+from inchworm.analysis.charts import Line, evaluation_line, group_lines, group_runs, metric_line, seeds_line, shorten
 from inchworm.analysis.runs import read_run
 
 
@@ -32,27 +22,11 @@ def test_a_long_line_is_shortened_and_keeps_its_extremes() -> None:
     assert shorten(short, 500) is short
 
 
-def test_the_interquartile_mean_is_that_of_the_middle_half() -> None:
-    assert interquartile_mean(np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1_000.0])) == 3.5  # 2, 3, 4 and 5
-    assert interquartile_mean(np.array([1.0, 2.0, 6.0])) == 3.0  # a quarter of 3 is none
-    table = np.array([[0.0, 10.0], [2.0, 10.0], [4.0, 10.0], [1_000.0, 10.0]])
-    assert interquartile_mean(table).tolist() == [3.0, 10.0]
-
-
-def test_the_bootstrap_interval_covers_the_middle_and_repeats_itself() -> None:
-    samples = np.random.default_rng(1).normal(5.0, 2.0, 40)
-    low, high = bootstrap_interval(samples)
-    assert low < interquartile_mean(samples) < high
-    assert high - low == pytest.approx(2 * 1.96 * 2.0 / np.sqrt(40) * 1.1, rel=0.4), "near that of a mean of normal samples"
-    assert (low, high) == bootstrap_interval(samples)
-
-
 def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{env}-{seed}", env=env, seed=seed)) for env in ("CartPole-v1", "Acrobot-v1") for seed in (0, 1)]
     groups = group_runs(runs)
     assert [[run.name for run in group.runs] for group in groups] == [["CartPole-v1-0", "CartPole-v1-1"], ["Acrobot-v1-0", "Acrobot-v1-1"]]
     assert [group.label for group in groups] == ["CartPole-v1", "Acrobot-v1"]
-    assert final_scores(groups[0]).tolist() == [200.0, 201.0]
     line = seeds_line(groups[0], "mean_return")
     assert line is not None
     assert line.y[0] == pytest.approx(20 + 180 / 20 + 2.5)  # the mean of seeds 0 and 1, which differ by 5
@@ -60,6 +34,9 @@ def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path: Path) -> None
     assert line.high is not None
     assert (line.low[0], line.high[0]) == (pytest.approx(29.0), pytest.approx(34.0))
     assert seeds_line(group_runs(runs[:1])[0], "mean_return") is None, "one seed has no interval"
+    drawn = [(one.name, one.colour, one.style) for one in group_lines(groups, "mean_return")]
+    assert drawn[:3] == [("CartPole-v1-0", 0, "faint"), ("CartPole-v1-1", 0, "faint"), ("CartPole-v1 (2 seeds)", 0, "line")]
+    assert group_lines(groups, "nothing") == []
 
 
 def test_lines_of_a_run(tmp_path: Path) -> None:
