@@ -82,7 +82,7 @@ def test_one_legal_choice_has_log_prob_0_and_entropy_0(backend, masked_case):
     log_p, entropy = (backend.numpy(x) for x in backend.log_prob_and_entropy(layout, *arrays))
     means = np.zeros((ROWS, layout.num_logits + layout.num_gaussians), np.float32)
     means[:, layout.num_logits :] = outputs[:, layout.num_logits :]
-    gaussian_only = distributions.log_prob(layout, means, log_std, mask, choices, gaussians)
+    gaussian_only, _ = distributions.log_prob_and_entropy(layout, means, log_std, mask, choices, gaussians)
     np.testing.assert_allclose(log_p, gaussian_only, atol=1e-5)
     if not layout.num_gaussians:
         np.testing.assert_array_equal(log_p, 0)

@@ -171,8 +171,7 @@ class NumpyPolicy(Predicts):
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
         world = None if self._reader is None else self._reader.rows(minibatch.global_state)
         return Evaluation(
-            distributions.log_prob(layout, outputs, self._log_std, mask, choices, gaussians),
-            distributions.entropy(layout, outputs, self._log_std, mask),
+            *distributions.log_prob_and_entropy(layout, outputs, self._log_std, mask, choices, gaussians),
             self._values(features, world, minibatch.valid.reshape(-1)).reshape(leading),
             outputs.dtype.type(self.statistics.value_std),
         )
@@ -283,8 +282,7 @@ def choose(
     """Sample actions from a network's outputs [B, C + D]; every backend's acting ends here."""
     layout = spec.actions
     if deterministic:
-        choices, gaussians = distributions.mode(layout, outputs, mask)
-        log_probs = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
+        choices, gaussians, log_probs = distributions.mode(layout, outputs, log_std, mask)
     else:
         choices, gaussians, log_probs = distributions.sample(layout, outputs, log_std, mask, rng)
     actions = _as_tree(layout, choices, gaussians, sampled=True)
