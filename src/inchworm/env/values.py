@@ -38,8 +38,10 @@ def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool
     """Whether a function can be called with these arguments: one of the expected name may mean something else."""
     try:
         inspect.signature(function).bind(*arguments, **named)
-    except (TypeError, ValueError):
+    except TypeError:
         return False
+    except ValueError:  # some built-in callables have no signature
+        pass
     return True
 
 
