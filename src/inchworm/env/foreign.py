@@ -15,11 +15,12 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, MissingExtraError, env_errors
+from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, zeros
 from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
+from inchworm.env.registry import ENVPOOL
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
@@ -27,9 +28,6 @@ from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_wri
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
-
-ENVPOOL = "envpool:"
-"""Prefix of the ids of environments that EnvPool makes: `envpool:Pong-v5`."""
 
 
 class Moved(NamedTuple):
@@ -390,16 +388,14 @@ def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, m
     return BatchedVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
 
 
-def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:
+def make_envpool(config: EnvConfig, *, global_state: bool = False, seed: int = 0, first_copy: int = 0, **options: Any) -> BatchedVectorEnv:
     """EnvPool's copies of `envpool:Name`; `env.num_workers` is its number of threads. A lane's stream is the same in any layout."""
+    if global_state:
+        raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
     if config.wrappers or config.atari or config.frame_stack > 1:
         raise EnvError(f"env.id={config.id!r}: wrappers, atari and frame_stack are left to EnvPool; use env.kwargs, such as stack_num")
-    try:
-        envpool = importlib.import_module("envpool")
-    except ImportError as error:
-        raise MissingExtraError(f'{config.id} needs EnvPool; type: pip install "inchworm[envpool]"') from error
     limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    pool = envpool.make(
+    pool = importlib.import_module("envpool").make(
         config.id.removeprefix(ENVPOOL),
         env_type="gymnasium",
         num_envs=config.num_envs,
@@ -408,4 +404,4 @@ def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> Ba
         **limit,
         **config.kwargs,
     )
-    return BatchedVectorEnv(EnvPoolWorld(pool), seed=seed, first_copy=first_copy)
+    return BatchedVectorEnv(EnvPoolWorld(pool), seed=seed, first_copy=first_copy, **options)

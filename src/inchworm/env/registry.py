@@ -51,7 +51,13 @@ _WORLDS = {
 }
 """Id -> `package.module:NAME` of its `World`."""
 
-_VECTOR_PREFIXES = {"gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")}
+ENVPOOL = "envpool:"
+"""Prefix of the ids of environments that EnvPool makes: `envpool:Pong-v5`."""
+
+_VECTOR_PREFIXES = {
+    ENVPOOL: ("inchworm.env.foreign:make_envpool", "envpool", "envpool"),
+    "gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs"),
+}
 """Prefix of ids whose copies are always made and stepped as one vector env -> what makes it from an `EnvConfig`, the package that it needs,
 and the extra that installs it."""
 
@@ -68,6 +74,7 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
         if id.startswith(prefix):
             module, _, name = path.partition(":")
             try:
+                importlib.import_module(package)
                 make: Callable[..., VectorEnv] = getattr(importlib.import_module(module), name)
             except ModuleNotFoundError as error:
                 if error.name != package:
@@ -79,7 +86,7 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
 
 def is_vector_only(id: str) -> bool:
     """Whether the copies of an id can only be made all together, as one vector env, by the package that its prefix names."""
-    return id.startswith(("envpool:", *_VECTOR_PREFIXES))
+    return id.startswith(tuple(_VECTOR_PREFIXES))
 
 
 def names_code(id: str) -> bool:
