@@ -35,6 +35,7 @@ from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
     fill_invalid_rows,
     lane_states,
+    minibatch_fields,
     minibatch_places,
     sequence_states,
     split_into_sequences,
@@ -47,20 +48,8 @@ PER_SEQUENCE = "policy_state"
 
 def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
     """The whole rollout as one minibatch of [L, N] sequences, in order."""
-    steps = {
-        "observations": rollout.observations,
-        "actions": rollout.actions,
-        "log_probs": rollout.log_probs,
-        "rewards": rollout.rewards,
-        "terminated": rollout.terminated,
-        "truncated": rollout.truncated,
-        "episode_starts": rollout.episode_starts,
-        "advantages": torch.where(rollout.valid, advantages.advantages, 0),
-        "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
-        "values": advantages.values,
-        "next_observations": rollout.next_observations if successors else (),
-        "global_state": to_tensors(lane_states(rollout), rollout.valid.device),
-    }
+    steps = minibatch_fields(rollout, advantages, torch.where, successors=successors)
+    steps["global_state"] = to_tensors(lane_states(rollout), rollout.valid.device)
     return Minibatch(
         **split_into_sequences(steps, length),
         valid=split_valid(rollout.valid, length),
