@@ -173,11 +173,6 @@ class OwnPart:
         """[D] the continuous dimensions of `whole` that `own` has."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is padded, so that there is nothing to cut or to add."""
-        return self.whole == self.own
-
-    @property
     def has_all_choices(self) -> bool:
         """Whether every choice of `whole` is a choice here, too."""
         return all(array.all() for array in self.legal.values())
@@ -206,14 +201,11 @@ class OwnPart:
         tree = observations["observation"] if self._wrapped else observations
         cut = build_tree(self._seen, lambda path, part: np.array(leaf(tree, path)[corner(leaf_shape(part))], leaf_dtype(part), order="C"))
         if self._mask is not None:
-            cut[MASK_KEY] = self.own_mask(observations[MASK_KEY])
+            whole = observations[MASK_KEY]
+            cut[MASK_KEY] = build_tree(mask_space(self.own[1]), lambda path, _: leaf(whole, path)[..., self.choices[path]])
         if isinstance(self.own[0], spaces.Dict) and DIMENSIONS_KEY in self.own[0].spaces:
             cut[DIMENSIONS_KEY] = observations[DIMENSIONS_KEY][..., self.dimensions]
         return cut
-
-    def own_mask(self, mask: Tree) -> Tree:
-        """The own entries of masks [..., *whole]."""
-        return build_tree(mask_space(self.own[1]), lambda path, _: leaf(mask, path)[..., self.choices[path]])
 
     def actions(self, actions: Tree) -> Tree:
         """The own part [..., *own] of actions [..., *whole]."""
