@@ -97,7 +97,7 @@ def test_all_choices_masked_is_finite(backend, masked_case):
 
 
 def test_encoding_equals_the_reference(backend, observation_space):
-    layout = observation_layout(observation_space, convolutions=False)
+    layout = observation_layout(observation_space)
     observation_space.seed(3)
     samples = [observation_space.sample() for _ in range(4)]
     tree = build_tree(observation_space, lambda path, leaf: np.stack([_leaf(sample, path) for sample in samples]).astype(leaf.dtype))
