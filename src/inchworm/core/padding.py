@@ -32,6 +32,7 @@ from inchworm.core.spaces import (
     space_from_dict,
     space_to_dict,
     split_mask,
+    value_range,
     with_mask,
 )
 from inchworm.core.types import Array, Tree
@@ -126,11 +127,7 @@ def _unite_leaves(found: Sequence[Any]) -> Space:
     low, high = np.zeros(shape, dtype if is_box else np.int64), np.zeros(shape, dtype if is_box else np.int64)
     owned = np.zeros(shape, bool)  # entries that some space has: two shapes may leave a corner between them
     for space in found:
-        if is_box:
-            ends = space.low, space.high
-        else:
-            first = np.asarray(space.start, np.int64)
-            ends = first, first + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        ends = (space.low, space.high) if is_box else value_range(space)
         at = corner(leaf_shape(space))
         low[at] = np.where(owned[at], np.minimum(low[at], ends[0]), ends[0])
         high[at] = np.where(owned[at], np.maximum(high[at], ends[1]), ends[1])

@@ -165,6 +165,13 @@ def mask_sizes(action_leaf: Space) -> tuple[int, ...]:
     return ()
 
 
+def value_range(discrete_leaf: Space) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest value of each entry of a discrete leaf, and the one after its largest: integers of the leaf's shape."""
+    shape = leaf_shape(discrete_leaf)
+    first = np.broadcast_to(np.asarray(getattr(discrete_leaf, "start", 0), np.int64), shape)
+    return first, first + np.reshape(mask_sizes(discrete_leaf), shape).astype(np.int64)
+
+
 def mask_space(action_space: Space) -> Space:
     """The space of an action space's masks: its tree, with one flat bool vector for every discrete leaf.
 

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError, SpaceError
-from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name
+from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name, value_range
 from inchworm.core.types import Tree
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
@@ -104,7 +104,7 @@ def make_writer(space: Space, path: Path = ()) -> Write:
     list(leaves(space, path))  # refuses kinds of spaces that are not supported
     if not isinstance(space, spaces.Discrete):
         return _array_writer(space, path)
-    low, high = int(space.start), int(space.start + space.n)
+    low, high = map(int, value_range(space))
 
     def write_choice(value: Any, rows: Any, lane: int) -> None:
         if type(value) is not int:
@@ -123,18 +123,14 @@ def _array_writer(space: Space, path: Path) -> Write:
     """The writer of a leaf that is an array: it brings an array of nearly the right dtype to that of the space, or refuses it."""
     shape, dtype = leaf_shape(space), leaf_dtype(space)
     warned = False
-    low = high = None
-    if isinstance(space, spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec  # of each part
-    elif isinstance(space, spaces.MultiBinary):
-        low, high = np.zeros(1, np.int8), np.full(1, 2, np.int8)
     # A Box has no range check here: a rounding error may leave its bounds, so `check_env` looks at them.
+    limits = None if isinstance(space, spaces.Box) else value_range(space)
 
     def write(value: Any, rows: Any, lane: int) -> None:
         # `is` on dtypes is the quick answer for the usual case; what it misses is checked by `adapt`.
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
             value = adapt(value)
-        if low is not None and ((value < low) | (value >= high)).any():
+        if limits is not None and ((value < limits[0]) | (value >= limits[1])).any():
             raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
