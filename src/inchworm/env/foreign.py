@@ -142,7 +142,7 @@ class BatchedEngine(Engine):
         self._world, self._lanes = world, world.num_lanes
         self.observation_space, self.action_space = world.observation_space, world.action_space
         self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
-        self._put = make_put(self.observation_space, (), "observations")
+        self._put = make_put(self.observation_space, "observations")
         self._put_final = make_writer(self.observation_space)
         self._options: list[Any] = [None] * self._lanes
 

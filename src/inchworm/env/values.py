@@ -16,8 +16,9 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError, SpaceError
-from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name, value_range
+from inchworm.core.spaces import Path, Space, leaf, leaf_dtype, leaf_shape, leaves, path_name, value_range
 from inchworm.core.types import Tree
+from inchworm.env.step_arrays import tree_leaves
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
 """(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""
@@ -213,45 +214,32 @@ Split: TypeAlias = Callable[[Tree], list[Any]]
 """Actions [N, *act] as N elements of the action space that share no memory with them."""
 
 
-def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
+def make_put(space: Space, what: str = "actions") -> Put:
     """The function that checks a batch of actions (or of `what`, with the space's structure) and copies it into rows."""
-    if not list(leaves(space, path)):
+    paths = [path for path, _ in leaves(space)]
+    if not paths:
         raise SpaceError(f"the space of {what}, {space}, has no parts")
-    if isinstance(space, spaces.Dict):
-        parts: dict[Any, Put] = {key: make_put(inner, (*path, key), what) for key, inner in space.spaces.items()}
-    elif isinstance(space, spaces.Tuple):
-        parts = {index: make_put(inner, (*path, index), what) for index, inner in enumerate(space.spaces)}
-    else:
-
-        def put_leaf(value: Any, rows: np.ndarray) -> None:
-            if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
-                rows[...] = value  # the usual case, in the least time; what `is` misses is checked below
-                return
-            array = np.asarray(value)
-            if array.shape != rows.shape:
-                raise SpaceError(f"{what}{_at(path)} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
-            try:
-                np.copyto(rows, array, casting="same_kind")
-            except TypeError:
-                raise SpaceError(f"{what}{_at(path)} have dtype {array.dtype}, but the space has {rows.dtype}") from None
-
-        return put_leaf
 
     def put(value: Any, rows: Any) -> None:
-        if not isinstance(value, dict | tuple) or len(value) != len(parts):
-            raise SpaceError(f"{what}{_at(path)} must have the structure of {space}, not {type(value).__name__}")
-        for key, put_part in parts.items():
+        if paths[0] and (not isinstance(value, dict | tuple) or len(tree_leaves(value)) != len(paths)):
+            raise SpaceError(f"{what} must have the structure of {space}, not {type(value).__name__}")
+        for path in paths:
             try:
-                part = value[key]
+                part, row = leaf(value, path), leaf(rows, path)
             except (KeyError, IndexError, TypeError):
-                raise SpaceError(f"{what}{_at(path)} lack the part {key!r} of {space}") from None
-            put_part(part, rows[key])
+                raise SpaceError(f"{what} lack the part {path_name(path)!r} of {space}") from None
+            if type(part) is np.ndarray and part.dtype is row.dtype and part.shape == row.shape:
+                row[...] = part  # the usual case, in the least time; what `is` misses is checked below
+                continue
+            array, which = np.asarray(part), what + "".join(f"[{key!r}]" for key in path)
+            if array.shape != row.shape:
+                raise SpaceError(f"{which} have shape {array.shape}, but {row.shape[0]} lanes need {row.shape}")
+            try:
+                np.copyto(row, array, casting="same_kind")
+            except TypeError:
+                raise SpaceError(f"{which} have dtype {array.dtype}, but the space has {row.dtype}") from None
 
     return put
-
-
-def _at(path: Path) -> str:
-    return f"[{']['.join(map(repr, path))}]" if path else ""
 
 
 def make_split(space: Space) -> Split:
