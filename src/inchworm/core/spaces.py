@@ -107,6 +107,24 @@ def build_tree(space: Space, make: Callable[[Path, Space], Any], path: Path = ()
     return make(path, checked)
 
 
+def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with `function` applied to each leaf."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, inner) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, inner) for inner in tree)
+    return function(tree)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The tree's arrays in the order of `leaves`."""
+    if isinstance(tree, dict):
+        return [array for key in sorted(tree) for array in tree_leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [array for inner in tree for array in tree_leaves(inner)]
+    return [tree]
+
+
 def leaf_shape(space: Space) -> tuple[int, ...]:
     """The shape of one value of a leaf space."""
     return tuple(space.shape or ())

@@ -17,7 +17,7 @@ import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
-from inchworm.core.spaces import in_one_line, split_mask
+from inchworm.core.spaces import in_one_line, map_tree, split_mask, tree_leaves
 from inchworm.core.types import CheckReport, Tree
 from inchworm.env.check_vector import Findings, check_leaves, check_spaces, check_vector_env
 from inchworm.env.foreign import GymVectorEnv
@@ -28,7 +28,7 @@ from inchworm.env.pettingzoo_copy import TeamCopy, has_state, is_team_env
 from inchworm.env.registry import is_vector_only
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source, is_vector_env, make_vector_env
-from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import allocate_rows
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import RESET_KEYWORDS, CastWarning, accepts, make_split
 

@@ -27,15 +27,16 @@ from inchworm.core.spaces import (
     check_observation_space,
     leaf,
     leaves,
+    map_tree,
     path_name,
     split_mask,
+    tree_leaves,
     wide_one_hots,
     zeros,
 )
 from inchworm.core.types import Array, EnvStep, Tree
 from inchworm.env.foreign import GymVectorEnv, adapt_vector_env, is_envpool
 from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
-from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.vector_env import LaneVectorEnv
 

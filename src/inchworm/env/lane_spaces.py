@@ -26,13 +26,13 @@ from inchworm.core.spaces import (
     mask_sizes,
     mask_space,
     split_mask,
+    tree_leaves,
     value_range,
     with_mask,
     zeros,
 )
 from inchworm.core.types import Tree
 from inchworm.env.action_masks import Masks, allow_all
-from inchworm.env.step_arrays import tree_leaves
 from inchworm.env.values import Write, accepts, make_writer, refusal
 
 Agent = Any

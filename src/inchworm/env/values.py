@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError, SpaceError
-from inchworm.core.spaces import Path, Space, leaf, leaf_dtype, leaf_shape, leaves, path_name, value_range
+from inchworm.core.spaces import Path, Space, leaf, leaf_dtype, leaf_shape, leaves, path_name, tree_leaves, value_range
 from inchworm.core.types import Tree
-from inchworm.env.step_arrays import tree_leaves
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
 """(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""
