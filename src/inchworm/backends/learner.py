@@ -520,20 +520,16 @@ def bad_custom_losses(row: Mapping[str, float]) -> list[str]:
     return [name for name in names if not math.isfinite(row[f"loss/{name}"] + row.get(f"grad_norm/{name}", 0.0))]
 
 
-def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> float:
-    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do not vary."""
-    returns, errors = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
-    if len(returns) < 2:
-        return 0.0
-    variance = float(returns.var())
-    return 1.0 - float(errors.var()) / variance if variance > 0 else 0.0
-
-
 def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
-    """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference."""
+    """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference.
+
+    explained_variance is 1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do
+    not vary.
+    """
     known, advantages = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
+    variance = float(known.var())
     return {
-        "explained_variance": explained_variance(returns, values, valid),
+        "explained_variance": 1.0 - float(advantages.var()) / variance if variance > 0 else 0.0,
         "return_mean": float(known.mean()),
         "return_std": float(known.std()),
         "advantage_std": float(advantages.std()),
