@@ -10,8 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -36,7 +35,7 @@ from inchworm.core.spaces import (
 )
 from inchworm.core.types import Array, EnvStep, Tree
 from inchworm.env.foreign import GymVectorEnv, adapt_vector_env, is_envpool
-from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
+from inchworm.env.sb3 import adapt_vec_env, is_vec_env
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.vector_env import LaneVectorEnv
 
@@ -137,9 +136,6 @@ class VectorSpy(gym.vector.VectorWrapper):
             )
         return result
 
-    def close(self, **_: Any) -> None:
-        """Leave the vector env open: the adapters around it do not own it."""
-
     def _keep(self, *returned: tuple[str, Tree]) -> None:
         """Compare what the last call returned with what it was then, and keep what this one returned."""
         for name, array, copy in self._kept:
@@ -153,19 +149,6 @@ class VectorSpy(gym.vector.VectorWrapper):
         arrays = [(name, part) for name, tree in returned for part in tree_leaves(tree) if isinstance(part, np.ndarray)]
         self._kept = [(name, part, part.copy()) for name, part in arrays]
         self._shown = map_tree(np.copy, returned[0][1])
-
-
-class OpenVecEnv:
-    """A Stable-Baselines3 `VecEnv` that stays open: the adapters around it do not own it."""
-
-    def __init__(self, venv: VecEnv) -> None:
-        self.venv = venv
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.venv, name)
-
-    def close(self) -> None:
-        """Leave it open."""
 
 
 @dataclass
@@ -188,16 +171,12 @@ class VectorCheck:
     """Plays a vector env, a `gymnasium.vector.VectorEnv`, a `VecEnv` or a `VectorEnv`, as often as it is compared with itself."""
 
     def __init__(self, given: Any, seed: int, found: Findings) -> None:
-        self._seed, self._found = seed, found
+        self._given, self._seed, self._found = given, seed, found
         self._spy = VectorSpy(given, found) if isinstance(given, gym.vector.VectorEnv) else None
-        self._adapt: Callable[..., VectorEnv] | None = None  # None for a vector env of ours, which is driven as it is
-        if self._spy is not None:
-            self._adapt = partial(adapt_vector_env, self._spy)
-        elif is_vec_env(given):
-            self._adapt = partial(adapt_vec_env, cast(VecEnv, OpenVecEnv(given)))
-        self.env: VectorEnv = given if self._adapt is None else self._adapt(seed=seed)
+        self._is_ours = self._spy is None and not is_vec_env(given)  # then it is driven as it is
+        self.env: VectorEnv = given if self._is_ours else self._adapted(seed)
         self.takes_seeds = self.env.takes_seeds if isinstance(self.env, LaneVectorEnv) else True
-        self._start = given.state_dict() if self._adapt is None else None
+        self._start = given.state_dict() if self._is_ours else None
         self.seeds = [derive_seed(seed, "check", copy) for copy in range(self.env.num_envs)]
 
     @property
@@ -208,12 +187,18 @@ class VectorCheck:
     @property
     def repeats(self) -> bool:
         """Whether a play can be repeated: a vector env with one stream for all lanes must be seeded again, which its adapter never does."""
-        return self.takes_seeds or self._adapt is not None
+        return self.takes_seeds or not self._is_ours
+
+    def _adapted(self, seed: int) -> VectorEnv:
+        """The vector env of another library behind our contract; it stays open."""
+        adapted = adapt_vec_env(self._given, seed=seed) if self._spy is None else adapt_vector_env(self._spy, seed=seed)
+        adapted.is_borrowed = True
+        return adapted
 
     def _begin(self, seeds: Sequence[int], seed: int | None = None) -> EnvStep:
         """Begin new episodes as a new run does; `seed` is that of an env whose lanes share one stream."""
-        if self._adapt is not None:
-            self.env = self._adapt(seed=self._seed if seed is None else seed)
+        if not self._is_ours:
+            self.env = self._adapted(self._seed if seed is None else seed)
         elif self._start is not None:
             self.env.load_state_dict(self._start)
         return self.env.reset(list(seeds) if self.takes_seeds else None)
