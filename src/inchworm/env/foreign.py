@@ -78,20 +78,12 @@ def scatter(values: Tree, rows: Tree, lanes: Sequence[int]) -> None:
 
 
 def lane_numbers(info: Mapping[str, Any] | Sequence[Mapping[str, Any]], lane: int) -> dict[str, float]:
-    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, which lanes have it.
-
-    Or in a list with an info for each lane.
-    """
+    """The numbers of one lane in a list with an info for each lane, or in one info of arrays [B]; `_key` tells which lanes have a key."""
     if not isinstance(info, Mapping):
         return info_numbers(info[lane])
-    numbers = {}
-    for key, value in info.items():
-        has = info.get(f"_{key}")
-        if key.startswith("_") or not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "biuf":
-            continue
-        if (has is None or has[lane]) and np.isfinite(value[lane]):  # one NaN would take the mean of all the others with it
-            numbers[key] = float(value[lane])
-    return numbers
+    arrays = {key: value for key, value in info.items() if isinstance(value, np.ndarray) and value.ndim == 1 and not key.startswith("_")}
+    known = {key: info.get(f"_{key}", np.ones(len(value), np.bool_)) for key, value in arrays.items()}
+    return info_numbers({key: value[lane] for key, value in arrays.items() if known[key][lane] and value.dtype.kind in "biuf"})
 
 
 def write_outcome(moved: Moved, rows: StepRows) -> None:
