@@ -19,7 +19,7 @@ from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.spaces import in_one_line, map_tree, split_mask, tree_leaves
 from inchworm.core.types import CheckReport, Tree
-from inchworm.env.check_vector import Findings, check_leaves, check_spaces, check_vector_env
+from inchworm.env.check_vector import FINAL_KEYS, Findings, check_leaves, check_spaces, check_vector_env
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy, team_copy
@@ -251,7 +251,7 @@ def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
         return
     for step in ends:
         info = copy.env.infos[step] or {} if isinstance(copy.env, Spy) else {}
-        names = [name for name in ("final_observation", "final_obs", "terminal_observation") if name in info]
+        names = [name for name in FINAL_KEYS if name in info]
         if names:
             found.problems.append(
                 f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one"

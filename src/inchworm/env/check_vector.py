@@ -42,7 +42,8 @@ from inchworm.env.vector_env import LaneVectorEnv
 _CHANGED = 4
 """Copies whose actions and seeds are changed, one at a time; of a large vector env the first, the last and some between."""
 
-_FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
+FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
+"""Where an info holds the last observation of an episode, if the environment has begun the next one itself."""
 
 
 _LARGE = 50.0
@@ -128,7 +129,7 @@ class VectorSpy(gym.vector.VectorWrapper):
             self._found.problems.append("step() writes into the actions that it is given: copy them before you change them")
         self._keep(("observations", observations), ("rewards", rewards), ("terminated", terminated), ("truncated", truncated))
         resets_itself = self.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
-        names = [name for name in _FINAL_KEYS if name in info] if isinstance(info, Mapping) and not resets_itself else []
+        names = [name for name in FINAL_KEYS if name in info] if isinstance(info, Mapping) and not resets_itself else []
         if names:
             self._found.problems.append(
                 f"autoreset: info[{names[0]!r}] at step {self._calls} holds a last observation, so step() resets lanes although "
