@@ -268,10 +268,13 @@ class BaseLearner(ABC):
         return LossCoefficients(config.clip_coef * clip, config.vf_coef, config.ent_coef * entropy, config.clip_vloss, vf_clip_coef * clip)
 
     def _factor(self, name: str) -> float:
+        """The factor of a scheduled coefficient at this point of the run."""
         kind = getattr(self.config, name)
-        if kind in ("linear", "cosine") and self.total_timesteps is None:
+        if kind not in ("linear", "cosine"):
+            return 1.0
+        if self.total_timesteps is None:
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
-        return schedule_factor(kind, self.progress)
+        return 1.0 - self.progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * self.progress))
 
     def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
         """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
@@ -486,16 +489,6 @@ def check_optimizer_state(
             if np.ndim(value) and np.shape(value) != tuple(shapes[name]):
                 raise InchwormError(f"the optimiser's {kind} of {name} has shape {np.shape(value)}; the policy needs {tuple(shapes[name])}")
     return weights
-
-
-def schedule_factor(kind: str, progress: float) -> float:
-    """The factor of a scheduled coefficient at `progress` from 0 (the run's start) to 1 (its planned end)."""
-    progress = min(max(progress, 0.0), 1.0)
-    if kind == "linear":
-        return 1.0 - progress
-    if kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0
 
 
 def ratio_metrics(ratios: np.ndarray) -> dict[str, float]:
