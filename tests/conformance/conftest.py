@@ -30,7 +30,6 @@ from inchworm.backends.torch import loss as torch_loss
 from inchworm.backends.torch import network as torch_encoding
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
-from inchworm.policy.layout import ActionLayout
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class Backend:
         return Evaluation(*[self.array(getattr(evaluation, field.name)) for field in fields(evaluation)])
 
 
-def _numpy_log_prob_and_entropy(layout: ActionLayout, outputs: Any, log_std: Any, mask: Any, choices: Any, gaussians: Any) -> Any:
-    log_prob = numpy_distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
-    return log_prob, numpy_distributions.entropy(layout, outputs, log_std, mask)
-
-
 class _NumpyLoss:
     """The NumPy loss, which reads flat samples and returns gradients too, as the other backends' losses: [L, N] in, terms out."""
 
@@ -88,7 +82,14 @@ def _jax_gae_by_rows(*given: Any) -> Any:
 
 
 NUMPY = Backend(
-    "numpy", np.asarray, np.asarray, numpy_gae.compute_gae, _NumpyLoss, _numpy_log_prob_and_entropy, numpy_encoding, NumpyPolicy
+    "numpy",
+    np.asarray,
+    np.asarray,
+    numpy_gae.compute_gae,
+    _NumpyLoss,
+    numpy_distributions.log_prob_and_entropy,
+    numpy_encoding,
+    NumpyPolicy,
 )
 TORCH = Backend(
     "torch",

@@ -82,7 +82,7 @@ def test_one_legal_choice_has_log_prob_0_and_entropy_0(backend, masked_case):
     log_p, entropy = (backend.numpy(x) for x in backend.log_prob_and_entropy(layout, *arrays))
     means = np.zeros((ROWS, layout.num_logits + layout.num_gaussians), np.float32)
     means[:, layout.num_logits :] = outputs[:, layout.num_logits :]
-    gaussian_only = distributions.log_prob(layout, means, log_std, mask, choices, gaussians)
+    gaussian_only, _ = distributions.log_prob_and_entropy(layout, means, log_std, mask, choices, gaussians)
     np.testing.assert_allclose(log_p, gaussian_only, atol=1e-5)
     if not layout.num_gaussians:
         np.testing.assert_array_equal(log_p, 0)
@@ -97,7 +97,7 @@ def test_all_choices_masked_is_finite(backend, masked_case):
 
 
 def test_encoding_equals_the_reference(backend, observation_space):
-    layout = observation_layout(observation_space, convolutions=False)
+    layout = observation_layout(observation_space)
     observation_space.seed(3)
     samples = [observation_space.sample() for _ in range(4)]
     tree = build_tree(observation_space, lambda path, leaf: np.stack([_leaf(sample, path) for sample in samples]).astype(leaf.dtype))

@@ -155,7 +155,7 @@ def collect(policy: Any, num_steps=12, num_lanes=3, *, seed=0, episode_length=5,
     step = policy.act(rows, (), np.zeros(num_steps * num_lanes, bool), rng)
     unflat = lambda leaf: np.array(leaf).reshape(num_steps, num_lanes, *leaf.shape[1:])  # noqa: E731
     actions = optree.tree_map(unflat, step.actions)
-    seen = encode_observations(observation_layout(spec.observation_space, convolutions=False), observations, 2)[..., 0]
+    seen = encode_observations(observation_layout(spec.observation_space), observations, 2)[..., 0]
     first = optree.tree_leaves(actions)[0].reshape(num_steps, num_lanes, -1)[..., 0]
     return replace(
         fake,

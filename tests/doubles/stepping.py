@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import optree
 
-from inchworm.env.step_arrays import map_tree, tree_leaves
+from inchworm.core.spaces import map_tree, tree_leaves
 from inchworm.env.trial import legal_action
 from inchworm.rollout.rollout import ARRAY_FIELDS
 

@@ -14,7 +14,7 @@ BOX = spaces.Box(-1, 1, (2,))
 
 def test_observation_parts_and_offsets():
     space = spaces.Dict({"b": spaces.Box(-1, 1, (2, 2)), "a": spaces.Discrete(3), "c": spaces.Box(0, 255, (4, 4, 1), np.uint8)})
-    flat = observation_layout(space, convolutions=False)
+    flat = observation_layout(space)
     assert [(part.path, part.kind, part.offset, part.size) for part in flat.parts] == [
         (("a",), "one_hot", 0, 3),
         (("b",), "box", 3, 4),
@@ -23,7 +23,7 @@ def test_observation_parts_and_offsets():
     assert flat.size == 23
     np.testing.assert_array_equal(flat.normalized, [False] * 3 + [True] * 4 + [False] * 16)
     assert flat.parts[2].scale == pytest.approx(1 / 255)
-    split = observation_layout(space, convolutions=True)
+    split = observation_layout(space, 1)
     assert split.size == 7
     assert [part.path for part in split.images] == [("c",)]
     assert not flat.has_mask
@@ -75,11 +75,11 @@ def test_action_spaces_that_are_refused(space, bounds, words):
 
 def test_observation_spaces_that_are_refused():
     with pytest.raises(SpaceError, match="Sequence spaces are not supported"):
-        observation_layout(spaces.Sequence(BOX), convolutions=False)
+        observation_layout(spaces.Sequence(BOX))
     with pytest.raises(SpaceError, match="has nothing that a policy could read"):
-        observation_layout(spaces.Box(-1, 1, (0,)), convolutions=False)
+        observation_layout(spaces.Box(-1, 1, (0,)))
     with pytest.raises(SpaceError, match="has nothing that a policy could read"):
-        observation_layout(spaces.Dict({"action_mask": spaces.MultiBinary(2)}), convolutions=False)
+        observation_layout(spaces.Dict({"action_mask": spaces.MultiBinary(2)}))
 
 
 @pytest.mark.parametrize(

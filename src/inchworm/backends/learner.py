@@ -268,10 +268,13 @@ class BaseLearner(ABC):
         return LossCoefficients(config.clip_coef * clip, config.vf_coef, config.ent_coef * entropy, config.clip_vloss, vf_clip_coef * clip)
 
     def _factor(self, name: str) -> float:
+        """The factor of a scheduled coefficient at this point of the run."""
         kind = getattr(self.config, name)
-        if kind in ("linear", "cosine") and self.total_timesteps is None:
+        if kind not in ("linear", "cosine"):
+            return 1.0
+        if self.total_timesteps is None:
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
-        return schedule_factor(kind, self.progress)
+        return 1.0 - self.progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * self.progress))
 
     def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
         """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
@@ -488,16 +491,6 @@ def check_optimizer_state(
     return weights
 
 
-def schedule_factor(kind: str, progress: float) -> float:
-    """The factor of a scheduled coefficient at `progress` from 0 (the run's start) to 1 (its planned end)."""
-    progress = min(max(progress, 0.0), 1.0)
-    if kind == "linear":
-        return 1.0 - progress
-    if kind == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * progress))
-    return 1.0
-
-
 def ratio_metrics(ratios: np.ndarray) -> dict[str, float]:
     """The largest distance of a ratio [n] from 1, and the effective sample size (Σw)² / Σw² as a share of n, 0 to 1 (Kong 1992)."""
     if not len(ratios):
@@ -520,20 +513,16 @@ def bad_custom_losses(row: Mapping[str, float]) -> list[str]:
     return [name for name in names if not math.isfinite(row[f"loss/{name}"] + row.get(f"grad_norm/{name}", 0.0))]
 
 
-def explained_variance(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> float:
-    """1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do not vary."""
-    returns, errors = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
-    if len(returns) < 2:
-        return 0.0
-    variance = float(returns.var())
-    return 1.0 - float(errors.var()) / variance if variance > 0 else 0.0
-
-
 def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
-    """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference."""
+    """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference.
+
+    explained_variance is 1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do
+    not vary.
+    """
     known, advantages = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
+    variance = float(known.var())
     return {
-        "explained_variance": explained_variance(returns, values, valid),
+        "explained_variance": 1.0 - float(advantages.var()) / variance if variance > 0 else 0.0,
         "return_mean": float(known.mean()),
         "return_std": float(known.std()),
         "advantage_std": float(advantages.std()),

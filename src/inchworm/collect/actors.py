@@ -69,8 +69,3 @@ def make_actor(name: str, action_space: Space, env_id: str, kwargs: Mapping[str,
     if make_heuristic is None:
         raise ConfigError(f"{env_id} has no heuristic to play against; use {team_worlds()}, or random, a pool of policies, or self_play")
     return make_heuristic(kwargs or {}, skill)
-
-
-def has_heuristic(env_id: str) -> bool:
-    """Tell whether a world has a hand-written player."""
-    return heuristic_of(env_id) is not None

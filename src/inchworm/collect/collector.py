@@ -14,9 +14,8 @@ import optree
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, complete_vector_env
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name
+from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name, tree_leaves
 from inchworm.core.types import RECENT_EPISODES, EnvStep, EpisodeRecord, ProfilePoint, Tree
-from inchworm.env.step_arrays import tree_leaves
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.buffer import RolloutBuffer

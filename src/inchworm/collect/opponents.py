@@ -17,10 +17,9 @@ from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.core.spaces import Space, check_same_form, zeros
+from inchworm.core.spaces import Space, check_same_form, map_tree, tree_leaves, zeros
 from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
 from inchworm.env.registry import team_worlds
-from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.values import make_put
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.turns import hold_memory

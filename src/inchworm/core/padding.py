@@ -32,6 +32,7 @@ from inchworm.core.spaces import (
     space_from_dict,
     space_to_dict,
     split_mask,
+    value_range,
     with_mask,
 )
 from inchworm.core.types import Array, Tree
@@ -126,11 +127,7 @@ def _unite_leaves(found: Sequence[Any]) -> Space:
     low, high = np.zeros(shape, dtype if is_box else np.int64), np.zeros(shape, dtype if is_box else np.int64)
     owned = np.zeros(shape, bool)  # entries that some space has: two shapes may leave a corner between them
     for space in found:
-        if is_box:
-            ends = space.low, space.high
-        else:
-            first = np.asarray(space.start, np.int64)
-            ends = first, first + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+        ends = (space.low, space.high) if is_box else value_range(space)
         at = corner(leaf_shape(space))
         low[at] = np.where(owned[at], np.minimum(low[at], ends[0]), ends[0])
         high[at] = np.where(owned[at], np.maximum(high[at], ends[1]), ends[1])
@@ -173,11 +170,6 @@ class OwnPart:
         """[D] the continuous dimensions of `whole` that `own` has."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is padded, so that there is nothing to cut or to add."""
-        return self.whole == self.own
-
-    @property
     def has_all_choices(self) -> bool:
         """Whether every choice of `whole` is a choice here, too."""
         return all(array.all() for array in self.legal.values())
@@ -206,14 +198,11 @@ class OwnPart:
         tree = observations["observation"] if self._wrapped else observations
         cut = build_tree(self._seen, lambda path, part: np.array(leaf(tree, path)[corner(leaf_shape(part))], leaf_dtype(part), order="C"))
         if self._mask is not None:
-            cut[MASK_KEY] = self.own_mask(observations[MASK_KEY])
+            whole = observations[MASK_KEY]
+            cut[MASK_KEY] = build_tree(mask_space(self.own[1]), lambda path, _: leaf(whole, path)[..., self.choices[path]])
         if isinstance(self.own[0], spaces.Dict) and DIMENSIONS_KEY in self.own[0].spaces:
             cut[DIMENSIONS_KEY] = observations[DIMENSIONS_KEY][..., self.dimensions]
         return cut
-
-    def own_mask(self, mask: Tree) -> Tree:
-        """The own entries of masks [..., *whole]."""
-        return build_tree(mask_space(self.own[1]), lambda path, _: leaf(mask, path)[..., self.choices[path]])
 
     def actions(self, actions: Tree) -> Tree:
         """The own part [..., *own] of actions [..., *whole]."""

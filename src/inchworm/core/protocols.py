@@ -260,16 +260,12 @@ def default_agents(lanes_per_copy: int) -> tuple[str, ...]:
 
 def complete_vector_env(env: Any) -> VectorEnv:
     """Give a vector env that was written elsewhere the optional attributes of `VectorEnv` that it lacks."""
-    lanes_per_copy = getattr(env, "lanes_per_copy", 1)
-    defaults = {
-        "lanes_per_copy": 1,
+    lanes_per_copy = getattr(env, "lanes_per_copy", VectorEnv.lanes_per_copy)
+    fixed = ("lanes_per_copy", "global_state_space", "turn_based", "resets_itself", "agent_spaces")
+    defaults = {name: getattr(VectorEnv, name) for name in fixed} | {
         "num_envs": env.num_lanes // lanes_per_copy,
-        "global_state_space": None,
         "agents_leave": lanes_per_copy > 1,
-        "turn_based": False,
-        "resets_itself": False,
         "agents": default_agents(lanes_per_copy),
-        "agent_spaces": (),
         "inexact": () if getattr(env, "exact", False) is True else (UNKNOWN_EXACTNESS,),
     }
     for name, default in defaults.items():

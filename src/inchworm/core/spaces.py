@@ -107,6 +107,24 @@ def build_tree(space: Space, make: Callable[[Path, Space], Any], path: Path = ()
     return make(path, checked)
 
 
+def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with `function` applied to each leaf."""
+    if isinstance(tree, dict):
+        return {key: map_tree(function, inner) for key, inner in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_tree(function, inner) for inner in tree)
+    return function(tree)
+
+
+def tree_leaves(tree: Tree) -> list[Any]:
+    """The tree's arrays in the order of `leaves`."""
+    if isinstance(tree, dict):
+        return [array for key in sorted(tree) for array in tree_leaves(tree[key])]
+    if isinstance(tree, tuple):
+        return [array for inner in tree for array in tree_leaves(inner)]
+    return [tree]
+
+
 def leaf_shape(space: Space) -> tuple[int, ...]:
     """The shape of one value of a leaf space."""
     return tuple(space.shape or ())
@@ -163,6 +181,13 @@ def mask_sizes(action_leaf: Space) -> tuple[int, ...]:
     if isinstance(action_leaf, spaces.MultiBinary):
         return (2,) * int(np.prod(action_leaf.shape))
     return ()
+
+
+def value_range(discrete_leaf: Space) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest value of each entry of a discrete leaf, and the one after its largest: integers of the leaf's shape."""
+    shape = leaf_shape(discrete_leaf)
+    first = np.broadcast_to(np.asarray(getattr(discrete_leaf, "start", 0), np.int64), shape)
+    return first, first + np.reshape(mask_sizes(discrete_leaf), shape).astype(np.int64)
 
 
 def mask_space(action_space: Space) -> Space:

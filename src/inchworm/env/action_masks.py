@@ -14,9 +14,8 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError
-from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_shape, leaves, mask_sizes, mask_space
+from inchworm.core.spaces import MASK_KEY, Path, Space, build_tree, leaf, leaf_shape, leaves, mask_sizes, mask_space, tree_leaves
 from inchworm.core.types import Tree
-from inchworm.env.step_arrays import tree_leaves
 from inchworm.env.values import Refusal, refusal
 
 MaskSource = Literal["key", "action_masks", "get_action_mask", "info"]

@@ -5,7 +5,6 @@ It steps the environment with the code that training uses, so what passes here i
 
 from __future__ import annotations
 
-import inspect
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,10 +17,9 @@ import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
-from inchworm.core.spaces import in_one_line, split_mask
+from inchworm.core.spaces import in_one_line, map_tree, split_mask, tree_leaves
 from inchworm.core.types import CheckReport, Tree
-from inchworm.env.check_vector import check_vector_env
-from inchworm.env.findings import Findings, check_leaves, check_spaces
+from inchworm.env.check_vector import FINAL_KEYS, Findings, check_leaves, check_spaces, check_vector_env
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.local import Copy, team_copy
@@ -30,22 +28,9 @@ from inchworm.env.pettingzoo_copy import TeamCopy, has_state, is_team_env
 from inchworm.env.registry import is_vector_only
 from inchworm.env.restore import Env, wrapper_chain
 from inchworm.env.source import env_source, is_vector_env, make_vector_env
-from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import allocate_rows
 from inchworm.env.trial import put_legal_actions
-from inchworm.env.values import RESET_KEYWORDS, CastWarning, make_split
-
-
-def takes_seed_and_options(env: Any, found: Findings) -> bool:
-    """Whether `reset` accepts the keywords that every episode is begun with."""
-    try:
-        inspect.signature(env.unwrapped.reset).bind(seed=0, options=None)
-    except TypeError:
-        found.problems.append(RESET_KEYWORDS)
-        return False
-    except ValueError:  # some built-in callables have no signature
-        pass
-    return True
-
+from inchworm.env.values import RESET_KEYWORDS, CastWarning, accepts, make_split
 
 _LANES = 4
 """Copies of an environment that is made as one vector env only."""
@@ -142,8 +127,12 @@ def _check(env: Any, steps: int, seed: int, found: Findings) -> None:
         if is_vector_env(first):
             check_vector_env(env_source(first).given, steps, seed, found)
             if env is not first and not source.is_config:
-                found.note("training takes a factory of one environment; to train with this vector env, give it to PPOTrainer itself")
-        elif takes_seed_and_options(first, found):
+                found.notes.append(
+                    "training takes a factory of one environment; to train with this vector env, give it to PPOTrainer itself"
+                )
+        elif not accepts(first.unwrapped.reset, seed=0, options=None):
+            found.problems.append(RESET_KEYWORDS)
+        else:
             copy = found.attempt("reading its spaces and its first reset", lambda: _copy_with_state(first, steps, seed, found))
             if copy is not None:
                 _check_copy(copy, None if env is first else make, steps, seed, found)
@@ -173,10 +162,10 @@ def _copy_with_state(env: Any, steps: int, seed: int, found: Findings) -> Copy:
 
     with_state: Copy | None = central.attempt("reading state()", read_state)
     if central.problems:  # without a central critic its state is not read, and training works
-        found.note(f"policy.central_critic=true cannot be used: {central.problems[0]}")
+        found.notes.append(f"policy.central_critic=true cannot be used: {central.problems[0]}")
     if with_state is None:
         return copy
-    found.note("state() gives a global state: policy.central_critic=true lets the critic read it")
+    found.notes.append("state() gives a global state: policy.central_critic=true lets the critic read it")
     return with_state
 
 
@@ -214,7 +203,7 @@ def _note_padding(copy: Copy, found: Findings) -> None:
     for name, own in zip(copy.names, copy.agent_spaces):
         groups.setdefault((in_one_line(own.seen), in_one_line(own.action_space)), []).append(name)
     own_spaces = "; ".join(f"{', '.join(names)}: {seen} and {action}" for (seen, action), names in groups.items())
-    found.note(
+    found.notes.append(
         f"agents have different spaces ({own_spaces}), so lanes are padded to {in_one_line(split_mask(copy.observation_space)[0])} and "
         f"{in_one_line(copy.action_space)}; a policy for each kind of agent (policies in the config) sees and sends only its own part"
     )
@@ -262,7 +251,7 @@ def _check_episodes(copy: Copy, trace: Trace, found: Findings) -> None:
         return
     for step in ends:
         info = copy.env.infos[step] or {} if isinstance(copy.env, Spy) else {}
-        names = [name for name in ("final_observation", "final_obs", "terminal_observation") if name in info]
+        names = [name for name in FINAL_KEYS if name in info]
         if names:
             found.problems.append(
                 f"the environment resets itself: info[{names[0]!r}] at step {step} holds the last observation; return that one"

@@ -2,7 +2,7 @@
 
 A vector env is driven through the contract that training uses. Two plays may differ only where their seeds or actions differ, so
 each difference shows a defect: randomness that the seed does not control, results in another order than the actions, lanes that a
-reset of another lane changes, an end that is forgotten or reported late.
+reset of another lane changes, an end that is forgotten or reported late. `check_env` of one environment shares the findings.
 """
 
 from __future__ import annotations
@@ -10,28 +10,90 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from inchworm.core.errors import InchwormError, describe_error, error_text
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import leaf, leaves, split_mask, zeros
+from inchworm.core.spaces import (
+    Space,
+    check_action_space,
+    check_observation_space,
+    leaf,
+    leaves,
+    map_tree,
+    path_name,
+    split_mask,
+    tree_leaves,
+    wide_one_hots,
+    zeros,
+)
 from inchworm.core.types import Array, EnvStep, Tree
-from inchworm.env.findings import Findings, check_leaves, check_spaces
 from inchworm.env.foreign import GymVectorEnv, adapt_vector_env, is_envpool
-from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
-from inchworm.env.step_arrays import map_tree, tree_leaves
+from inchworm.env.sb3 import adapt_vec_env, is_vec_env
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.vector_env import LaneVectorEnv
 
 _CHANGED = 4
 """Copies whose actions and seeds are changed, one at a time; of a large vector env the first, the last and some between."""
 
-_FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
+FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
+"""Where an info holds the last observation of an episode, if the environment has begun the next one itself."""
+
+
+_LARGE = 50.0
+"""Larger observations slow learning down enough to report them."""
+
+
+class Findings:
+    """Problems, which break or degrade training, and notes, which are worth knowing."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+
+    def attempt(self, what: str, action: Callable[[], Any]) -> Any:
+        """The action's result; an exception becomes a problem, with the place where it was raised."""
+        try:
+            return action()
+        except InchwormError as error:
+            self.problems.append(error_text(error))
+        except (Exception, SystemExit) as error:  # an environment may raise anything, and all of it is worth reporting
+            self.problems.append(f"{what} raised {' '.join(describe_error(error).split())}")
+        return None
+
+
+def check_spaces(observation_space: Space, action_space: Space, found: Findings) -> None:
+    """Check that a policy can read the observations and choose the actions."""
+    found.attempt("reading its observation space", lambda: check_observation_space(observation_space))
+    found.notes += found.attempt("reading its observation space", lambda: wide_one_hots(observation_space)) or []
+    found.attempt("reading its action space", lambda: check_action_space(action_space))
+    for path, part in leaves(action_space):
+        if isinstance(part, spaces.Box) and not (np.isfinite(part.low).all() and np.isfinite(part.high).all()):
+            which = f"the action{f' {path_name(path)}' if path else ''}"
+            found.notes.append(f"{which} has infinite bounds {part}: policy.action_bounds=tanh is refused")
+
+
+def check_leaves(seen: Space, tree: Tree, when: str, found: Findings) -> bool:
+    """Whether an observation is finite and within its bounds; `when` names it in messages."""
+    for path, space in leaves(seen):
+        value = leaf(tree, path)
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            found.problems.append(f"{path_name(path)} {when} has values that are not finite: {np.asarray(value).ravel()[:8]}")
+            return False
+        if isinstance(space, spaces.Box):
+            outside = (value < space.low) | (value > space.high)
+            if outside.any():
+                found.problems.append(f"{path_name(path)} {when} leaves its bounds: {value[outside].ravel()[:4]} is outside {space}")
+                return False
+            if value.dtype.kind == "f" and value.size and np.abs(value).max() > _LARGE:
+                found.notes.append(f"{path_name(path)} has values beyond {_LARGE:g}: policy.normalize_observations=true will help")
+    return True
 
 
 class VectorSpy(gym.vector.VectorWrapper):
@@ -64,25 +126,22 @@ class VectorSpy(gym.vector.VectorWrapper):
         before = map_tree(np.copy, actions)
         observations, rewards, terminated, truncated, info = result = self.env.step(actions)
         if any(one.tobytes() != other.tobytes() for one, other in zip(tree_leaves(before), tree_leaves(actions))):
-            self._found.problem("step() writes into the actions that it is given: copy them before you change them")
+            self._found.problems.append("step() writes into the actions that it is given: copy them before you change them")
         self._keep(("observations", observations), ("rewards", rewards), ("terminated", terminated), ("truncated", truncated))
         resets_itself = self.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP
-        names = [name for name in _FINAL_KEYS if name in info] if isinstance(info, Mapping) and not resets_itself else []
+        names = [name for name in FINAL_KEYS if name in info] if isinstance(info, Mapping) and not resets_itself else []
         if names:
-            self._found.problem(
+            self._found.problems.append(
                 f"autoreset: info[{names[0]!r}] at step {self._calls} holds a last observation, so step() resets lanes although "
                 "metadata['autoreset_mode'] is DISABLED; return the last observation itself, and reset only in reset()"
             )
         return result
 
-    def close(self, **_: Any) -> None:
-        """Leave the vector env open: the adapters around it do not own it."""
-
     def _keep(self, *returned: tuple[str, Tree]) -> None:
         """Compare what the last call returned with what it was then, and keep what this one returned."""
         for name, array, copy in self._kept:
             if array.tobytes() != copy.tobytes():
-                self._found.note(
+                self._found.notes.append(
                     f"buffers are reused: the {name} that one call returned are overwritten by the next. Training copies them at once; "
                     "in code of your own copy what you keep, or let the vector env return copies (Gymnasium: copy=True)"
                 )
@@ -91,19 +150,6 @@ class VectorSpy(gym.vector.VectorWrapper):
         arrays = [(name, part) for name, tree in returned for part in tree_leaves(tree) if isinstance(part, np.ndarray)]
         self._kept = [(name, part, part.copy()) for name, part in arrays]
         self._shown = map_tree(np.copy, returned[0][1])
-
-
-class OpenVecEnv:
-    """A Stable-Baselines3 `VecEnv` that stays open: the adapters around it do not own it."""
-
-    def __init__(self, venv: VecEnv) -> None:
-        self.venv = venv
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.venv, name)
-
-    def close(self) -> None:
-        """Leave it open."""
 
 
 @dataclass
@@ -126,16 +172,12 @@ class VectorCheck:
     """Plays a vector env, a `gymnasium.vector.VectorEnv`, a `VecEnv` or a `VectorEnv`, as often as it is compared with itself."""
 
     def __init__(self, given: Any, seed: int, found: Findings) -> None:
-        self._seed, self._found = seed, found
+        self._given, self._seed, self._found = given, seed, found
         self._spy = VectorSpy(given, found) if isinstance(given, gym.vector.VectorEnv) else None
-        self._adapt: Callable[..., VectorEnv] | None = None  # None for a vector env of ours, which is driven as it is
-        if self._spy is not None:
-            self._adapt = partial(adapt_vector_env, self._spy)
-        elif is_vec_env(given):
-            self._adapt = partial(adapt_vec_env, cast(VecEnv, OpenVecEnv(given)))
-        self.env: VectorEnv = given if self._adapt is None else self._adapt(seed=seed)
+        self._is_ours = self._spy is None and not is_vec_env(given)  # then it is driven as it is
+        self.env: VectorEnv = given if self._is_ours else self._adapted(seed)
         self.takes_seeds = self.env.takes_seeds if isinstance(self.env, LaneVectorEnv) else True
-        self._start = given.state_dict() if self._adapt is None else None
+        self._start = given.state_dict() if self._is_ours else None
         self.seeds = [derive_seed(seed, "check", copy) for copy in range(self.env.num_envs)]
 
     @property
@@ -146,12 +188,18 @@ class VectorCheck:
     @property
     def repeats(self) -> bool:
         """Whether a play can be repeated: a vector env with one stream for all lanes must be seeded again, which its adapter never does."""
-        return self.takes_seeds or self._adapt is not None
+        return self.takes_seeds or not self._is_ours
+
+    def _adapted(self, seed: int) -> VectorEnv:
+        """The vector env of another library behind our contract; it stays open."""
+        adapted = adapt_vec_env(self._given, seed=seed) if self._spy is None else adapt_vector_env(self._spy, seed=seed)
+        adapted.is_borrowed = True
+        return adapted
 
     def _begin(self, seeds: Sequence[int], seed: int | None = None) -> EnvStep:
         """Begin new episodes as a new run does; `seed` is that of an env whose lanes share one stream."""
-        if self._adapt is not None:
-            self.env = self._adapt(seed=self._seed if seed is None else seed)
+        if not self._is_ours:
+            self.env = self._adapted(self._seed if seed is None else seed)
         elif self._start is not None:
             self.env.load_state_dict(self._start)
         return self.env.reset(list(seeds) if self.takes_seeds else None)
@@ -231,7 +279,7 @@ class VectorCheck:
 def check_vector_env(given: Any, steps: int, seed: int, found: Findings) -> None:
     """Check a vector env: what it returns, its seeds, the order of its lanes, its resets and its last observations."""
     if is_envpool(given):
-        found.note("seeds and the order of lanes of an EnvPool are not checked: its random streams cannot be set back")
+        found.notes.append("seeds and the order of lanes of an EnvPool are not checked: its random streams cannot be set back")
         return
     check: VectorCheck | None = found.attempt("reading its spaces", lambda: VectorCheck(given, seed, found))
     if check is None:
@@ -242,13 +290,13 @@ def check_vector_env(given: Any, steps: int, seed: int, found: Findings) -> None
         return
     _check_last_observations(first, found)
     if not check.repeats:
-        found.note("seeds and the order of lanes were not checked: its random streams cannot be set back")
+        found.notes.append("seeds and the order of lanes were not checked: its random streams cannot be set back")
         return
     found.attempt("stepping again", lambda: _check_repetition(check, first, found))
     if not found.problems:
         found.attempt("stepping again with other actions and seeds", lambda: _check_order(check, first, found))
     if not found.problems and check.mask_ignored is not None:
-        found.problem(check.mask_ignored)
+        found.problems.append(check.mask_ignored)
     if not found.problems and check.takes_seeds:
         found.attempt("resetting one lane", lambda: _check_restart(check, first, found))
 
@@ -257,20 +305,20 @@ def _check_step(step: EnvStep, width: int, now: int, found: Findings) -> None:
     """Check rewards and flags; a vector env of another library has been checked by its adapter, one of the contract has not."""
     if not np.isfinite(step.rewards).all():
         lane = int(np.flatnonzero(~np.isfinite(step.rewards))[0])
-        found.problem(f"the reward of lane {lane} at step {now} is {step.rewards[lane]}")
+        found.problems.append(f"the reward of lane {lane} at step {now} is {step.rewards[lane]}")
     over = sorted(end.lane for end in step.ended)
     if (step.terminated & step.truncated).any():
-        found.problem(f"a lane is terminated and truncated at step {now}: both mean terminated; set one flag")
+        found.problems.append(f"a lane is terminated and truncated at step {now}: both mean terminated; set one flag")
     if width == 1 and over != (step.terminated | step.truncated).nonzero()[0].tolist():
-        found.problem(f"the lanes with a flag at step {now} are not those in `ended`, {over}: add an EndedEpisode for each end")
+        found.problems.append(f"the lanes with a flag at step {now} are not those in `ended`, {over}: add an EndedEpisode for each end")
     if not step.episode_starts[over].all():
-        found.problem(f"an episode ended at step {now}, but episode_starts is false there: reset in the same step and set it")
+        found.problems.append(f"an episode ended at step {now}, but episode_starts is false there: reset in the same step and set it")
 
 
 def _check_last_observations(play: Play, found: Findings) -> None:
     """Report last observations that lie where episodes begin although the observations before them do not."""
     if len(play.lasts) < 2:
-        found.note(
+        found.notes.append(
             f"{len(play.lasts)} episodes ended within {len(play.actions)} random steps: last observations were not checked; take more steps"
         )
         return
@@ -284,7 +332,7 @@ def _check_last_observations(play: Play, found: Findings) -> None:
         return inside
 
     if begins(last).all() and begins(before).mean() < 0.5:
-        found.problem(
+        found.problems.append(
             f"final observations: the last observations of all {len(last)} episodes look like first ones, those before them do not: does "
             "step() reset the lane? It must return the last observation; reset() begins the next episode"
         )
@@ -296,7 +344,7 @@ def _check_repetition(check: VectorCheck, first: Play, found: Findings) -> None:
     difference = _difference(first, again, range(check.env.num_envs), len(first.rows))
     if difference is not None:
         copy, step, name = difference
-        found.problem(
+        found.problems.append(
             f"seeding: the vector env, reset with the same seed, gave different {name} in lane {copy * check.env.lanes_per_copy} "
             f"at step {step} under the same actions; draw all random numbers from generators that reset(seed=…) sets, and keep "
             "nothing of earlier episodes"
@@ -306,7 +354,7 @@ def _check_repetition(check: VectorCheck, first: Play, found: Findings) -> None:
     if not check.takes_seeds and len(shown) > 1 and len(set(shown)) == 1:
         other = check.first(check.seeds, derive_seed(0, "another check"))
         if other.rows[0]["observations"] != shown:
-            found.problem("seeding: all lanes begin with the same observation, whatever the seed: give each lane a seed of its own")
+            found.problems.append("seeding: all lanes begin with the same observation, whatever the seed: give each lane a seed of its own")
 
 
 def _check_order(check: VectorCheck, first: Play, found: Findings) -> None:
@@ -330,7 +378,7 @@ def _check_order(check: VectorCheck, first: Play, found: Findings) -> None:
             _check_repetition(check, first, found)  # earlier episodes may have left traces
         if difference is not None and not found.problems:
             copy, step, name = difference
-            found.problem(
+            found.problems.append(
                 f"order of lanes: {what} of lane {changed * width} alone changed the {name} of lane {copy * width} at step {step}; "
                 "lanes must be independent, and results, flags and observations in the order of the actions"
             )
@@ -351,12 +399,12 @@ def _check_restart(check: VectorCheck, first: Play, found: Findings) -> None:
     if found.problems:
         return
     if own is not None:
-        found.problem(
+        found.problems.append(
             f"autoreset: lane {lane}, reset with the same seed after an episode ended, gave different {own[2]} at step {own[1]} under the "
             "same actions; a reset must begin the episode at once, and forget that the last one ended"
         )
     if theirs is not None:
-        found.problem(
+        found.problems.append(
             f"autoreset: a reset of lane {lane} changed the {theirs[2]} of lane {theirs[0] * check.env.lanes_per_copy} at step "
             f"{theirs[1]}: reset only the lanes that are asked for"
         )

@@ -12,9 +12,9 @@ import numpy as np
 
 from inchworm.core.errors import EnvError, WorkerError
 from inchworm.core.seeding import episode_seed
-from inchworm.core.spaces import Space, build_tree
+from inchworm.core.spaces import Space, build_tree, tree_leaves
 from inchworm.core.types import Array, Tree
-from inchworm.env.step_arrays import StepRows, tree_leaves
+from inchworm.env.step_arrays import StepRows
 
 Ended = tuple[int, Mapping[str, float]]
 """A lane whose copy's episode ended in this step, and the numbers of its last `info`."""

@@ -15,21 +15,19 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import EnvError, MissingExtraError, env_errors
+from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import Space, zeros
+from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
+from inchworm.env.registry import ENVPOOL
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
-from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.trial import put_legal_actions
 from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
-
-ENVPOOL = "envpool:"
-"""Prefix of the ids of environments that EnvPool makes: `envpool:Pong-v5`."""
 
 
 class Moved(NamedTuple):
@@ -80,20 +78,12 @@ def scatter(values: Tree, rows: Tree, lanes: Sequence[int]) -> None:
 
 
 def lane_numbers(info: Mapping[str, Any] | Sequence[Mapping[str, Any]], lane: int) -> dict[str, float]:
-    """The numbers of one lane in an info that holds an array [B] for each key, and for some keys `_key`, which lanes have it.
-
-    Or in a list with an info for each lane.
-    """
+    """The numbers of one lane in a list with an info for each lane, or in one info of arrays [B]; `_key` tells which lanes have a key."""
     if not isinstance(info, Mapping):
         return info_numbers(info[lane])
-    numbers = {}
-    for key, value in info.items():
-        has = info.get(f"_{key}")
-        if key.startswith("_") or not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in "biuf":
-            continue
-        if (has is None or has[lane]) and np.isfinite(value[lane]):  # one NaN would take the mean of all the others with it
-            numbers[key] = float(value[lane])
-    return numbers
+    arrays = {key: value for key, value in info.items() if isinstance(value, np.ndarray) and value.ndim == 1 and not key.startswith("_")}
+    known = {key: info.get(f"_{key}", np.ones(len(value), np.bool_)) for key, value in arrays.items()}
+    return info_numbers({key: value[lane] for key, value in arrays.items() if known[key][lane] and value.dtype.kind in "biuf"})
 
 
 def write_outcome(moved: Moved, rows: StepRows) -> None:
@@ -144,7 +134,7 @@ class BatchedEngine(Engine):
         self._world, self._lanes = world, world.num_lanes
         self.observation_space, self.action_space = world.observation_space, world.action_space
         self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
-        self._put = make_put(self.observation_space, (), "observations")
+        self._put = make_put(self.observation_space, "observations")
         self._put_final = make_writer(self.observation_space)
         self._options: list[Any] = [None] * self._lanes
 
@@ -390,16 +380,14 @@ def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, m
     return BatchedVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
 
 
-def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> BatchedVectorEnv:
+def make_envpool(config: EnvConfig, *, global_state: bool = False, seed: int = 0, first_copy: int = 0, **options: Any) -> BatchedVectorEnv:
     """EnvPool's copies of `envpool:Name`; `env.num_workers` is its number of threads. A lane's stream is the same in any layout."""
+    if global_state:
+        raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
     if config.wrappers or config.atari or config.frame_stack > 1:
         raise EnvError(f"env.id={config.id!r}: wrappers, atari and frame_stack are left to EnvPool; use env.kwargs, such as stack_num")
-    try:
-        envpool = importlib.import_module("envpool")
-    except ImportError as error:
-        raise MissingExtraError(f'{config.id} needs EnvPool; type: pip install "inchworm[envpool]"') from error
     limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    pool = envpool.make(
+    pool = importlib.import_module("envpool").make(
         config.id.removeprefix(ENVPOOL),
         env_type="gymnasium",
         num_envs=config.num_envs,
@@ -408,4 +396,4 @@ def make_envpool(config: EnvConfig, *, seed: int = 0, first_copy: int = 0) -> Ba
         **limit,
         **config.kwargs,
     )
-    return BatchedVectorEnv(EnvPoolWorld(pool), seed=seed, first_copy=first_copy)
+    return BatchedVectorEnv(EnvPoolWorld(pool), seed=seed, first_copy=first_copy, **options)

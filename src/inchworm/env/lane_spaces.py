@@ -26,12 +26,13 @@ from inchworm.core.spaces import (
     mask_sizes,
     mask_space,
     split_mask,
+    tree_leaves,
+    value_range,
     with_mask,
     zeros,
 )
 from inchworm.core.types import Tree
 from inchworm.env.action_masks import Masks, allow_all
-from inchworm.env.step_arrays import tree_leaves
 from inchworm.env.values import Write, accepts, make_writer, refusal
 
 Agent = Any
@@ -143,11 +144,8 @@ def nothing_seen(space: Space) -> Tree:
             return np.ones(shape, dtype)
         if isinstance(part, spaces.Box):
             return np.clip(np.zeros(shape, dtype), part.low, part.high).astype(dtype)
-        if isinstance(part, spaces.Discrete):
-            return np.array(0 if part.start <= 0 < part.start + part.n else part.start, dtype)
-        if isinstance(part, spaces.MultiDiscrete):
-            return np.where((part.start <= 0) & (part.start + part.nvec > 0), 0, part.start).astype(dtype)
-        return np.zeros(shape, dtype)
+        first, end = value_range(part)
+        return np.where((first <= 0) & (end > 0), 0, first).astype(dtype)
 
     return build_tree(space, one)
 

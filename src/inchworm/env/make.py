@@ -16,9 +16,8 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close_names, env_errors
 from inchworm.env import atari
-from inchworm.env.packages import package_hint
 from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
-from inchworm.env.registry import find_world, is_vector_only
+from inchworm.env.registry import find_world, is_vector_only, package_hint
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
 from inchworm.env.values import brief
 

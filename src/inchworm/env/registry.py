@@ -1,12 +1,15 @@
 """Worlds by id: what they offer besides copies made by Gymnasium. A world is imported when asked for, so `env` never imports `worlds`.
 
-To add a world, put one line into the table below, or call `register_world` from your own package.
+To add a world, put one line into the table below, or call `register_world` from your own package. The table of well-known packages of
+environments at the end is for messages: what to type to get an id of theirs.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,7 +51,13 @@ _WORLDS = {
 }
 """Id -> `package.module:NAME` of its `World`."""
 
-_VECTOR_PREFIXES = {"gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")}
+ENVPOOL = "envpool:"
+"""Prefix of the ids of environments that EnvPool makes: `envpool:Pong-v5`."""
+
+_VECTOR_PREFIXES = {
+    ENVPOOL: ("inchworm.env.foreign:make_envpool", "envpool", "envpool"),
+    "gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs"),
+}
 """Prefix of ids whose copies are always made and stepped as one vector env -> what makes it from an `EnvConfig`, the package that it needs,
 and the extra that installs it."""
 
@@ -65,6 +74,7 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
         if id.startswith(prefix):
             module, _, name = path.partition(":")
             try:
+                importlib.import_module(package)
                 make: Callable[..., VectorEnv] = getattr(importlib.import_module(module), name)
             except ModuleNotFoundError as error:
                 if error.name != package:
@@ -76,7 +86,7 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
 
 def is_vector_only(id: str) -> bool:
     """Whether the copies of an id can only be made all together, as one vector env, by the package that its prefix names."""
-    return id.startswith(("envpool:", *_VECTOR_PREFIXES))
+    return id.startswith(tuple(_VECTOR_PREFIXES))
 
 
 def names_code(id: str) -> bool:
@@ -150,3 +160,78 @@ def heuristic_env(given: Any) -> EnvConfig:
         found = type(given).__name__
     known = ", ".join(id for id in _WORLDS if heuristic_of(id) is not None)
     raise ConfigError(f"there is no heuristic for {found}; give the id of a world that has one ({known}), or its rules")
+
+
+_ATARI = (
+    "Alien|Amidar|Assault|Asterix|Asteroids|Atlantis|BankHeist|BattleZone|BeamRider|Berzerk|Bowling|Boxing|Breakout|Centipede|"
+    "ChopperCommand|CrazyClimber|Defender|DemonAttack|DoubleDunk|Enduro|FishingDerby|Freeway|Frostbite|Gopher|Gravitar|Hero|IceHockey|"
+    "Jamesbond|Kangaroo|Krull|KungFuMaster|MontezumaRevenge|MsPacman|NameThisGame|Phoenix|Pitfall|Pong|PrivateEye|Qbert|Riverraid|"
+    "RoadRunner|Robotank|Seaquest|Skiing|Solaris|SpaceInvaders|StarGunner|Surround|Tennis|TimePilot|Tutankham|UpNDown|Venture|"
+    "VideoPinball|WizardOfWor|YarsRevenge|Zaxxon"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A well-known package of environments, and the ids that it registers; Gymnasium knows them after the package was imported."""
+
+    ids: str
+    """A regular expression that they match from the start."""
+    module: str
+    """What to import."""
+    install: str
+    """What to give to `pip install`."""
+    typed: str = "{module}:{id}"
+    """The id as it is typed here; the groups of `ids` can be named."""
+
+
+PACKAGES = (
+    Package(r"(MiniGrid|BabyAI)-", "minigrid", "minigrid"),
+    Package(r"MiniWorld-", "miniworld", "miniworld"),
+    Package(
+        r"(highway|merge|roundabout|parking|intersection|racetrack|exit|lane-keeping|two-way|u-turn)(-[A-Za-z-]+)?-v\d",
+        "highway_env",
+        "highway-env",
+    ),
+    Package(r"(ALE/|.*NoFrameskip-)", "ale_py", '"inchworm[atari]"', "{id}"),
+    Package(rf"(?P<game>{_ATARI})(-ram)?(Deterministic)?(-ram)?(-v\d+)?$", "ale_py", '"inchworm[atari]"', "ALE/{game}-v5"),
+    Package(r"(Fetch|Hand(Reach|Manipulate)|(Ant|Point)Maze_|AdroitHand|FrankaKitchen)", "gymnasium_robotics", "gymnasium-robotics"),
+    Package(r"Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)", "panda_gym", "panda-gym"),
+    Package(r"Meta-World/", "metaworld", "metaworld"),
+    Package(r"dm_control/", "shimmy", '"shimmy[dm-control]"'),
+    Package(r"Vizdoom", "vizdoom.gymnasium_wrapper", "vizdoom"),
+    Package(r"PyFlyt/", "PyFlyt.gym_envs", "pyflyt"),
+    Package(r"FlappyBird-", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
+    Package(r"popgym-", "popgym", "popgym"),
+    Package(r"(Endless-)?(MortarMayhem|MysteryPath|SearingSpotlights)", "memory_gym", "memory-gym"),
+    Package(r"MiniHack-", "minihack", "minihack"),
+    Package(r"NetHack", "nle", "nle"),
+    Package(r"tetris_gymnasium/", "tetris_gymnasium", "tetris-gymnasium"),
+    Package(r"gym_pusht/", "gym_pusht", "gym-pusht"),
+    Package(r"(procgen_gym/)?procgen-(?P<game>\w+)", "procgen_gym", "procgen-gym", "{module}:procgen_gym/procgen-{game}-v0"),
+    Package(r"(?P<game>simple(_\w+)?_v\d+)$", "mpe2", "mpe2", "{module}.{game}:parallel_env"),
+    Package(r"mpe2\.", "mpe2", "mpe2", "{id}:parallel_env"),
+    Package(r"pettingzoo\.classic\.", "pettingzoo", '"inchworm[marl]"', "{id}:env"),
+    Package(r"pettingzoo\.", "pettingzoo", '"inchworm[marl]"', "{id}:parallel_env"),
+)
+"""In the order in which they are tried."""
+
+
+def package_hint(id: str) -> str | None:
+    """What to type to get the environment of an id, if a well-known package has it; `package:Id` is asked about as `Id`.
+
+    A module without what to make in it gets that; one that has it is only answered with what to install.
+    """
+    module, _, name = id.rpartition(":")
+    if name in ("parallel_env", "env", "raw_env"):
+        install = next((one.install for one in PACKAGES if one.module == module.partition(".")[0]), None)
+        return None if install is None or importlib.util.find_spec(module.partition(".")[0]) else f"type: pip install {install}"
+    for package in PACKAGES:
+        found = re.match(package.ids, name)
+        if found is not None:
+            typed = package.typed.format(module=package.module, id=name, **found.groupdict())
+            top = package.module.partition(".")[0]
+            if importlib.util.find_spec(top) is None:
+                return f"type: pip install {package.install}, then use {typed}"
+            return f"the package {top} is installed; use {typed}" if typed != id else None
+    return None

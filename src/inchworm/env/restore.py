@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium import wrappers
 
 from inchworm.core.errors import EnvError
-from inchworm.env.step_arrays import StepRows, tree_leaves
+from inchworm.core.spaces import tree_leaves
+from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import accepts
 
 Env: TypeAlias = gym.Env[Any, Any]

@@ -16,7 +16,7 @@ import numpy as np
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import VectorEnv, complete_vector_env
-from inchworm.env.foreign import ENVPOOL, GymVectorEnv, adapt_vector_env, make_envpool
+from inchworm.env.foreign import GymVectorEnv, adapt_vector_env
 from inchworm.env.local import LocalCopies
 from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
@@ -187,10 +187,6 @@ def make_vector_env(
     overrides |= {"worker_timeout": worker_timeout, "worker_restarts": worker_restarts}
     config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
     config = config.replace(**{name: value for name, value in overrides.items() if value is not None})
-    if source.is_config and config.id.startswith(ENVPOOL):
-        if global_state:
-            raise EnvError(f"env.id={config.id!r}: EnvPool has no global state for a central critic")
-        return make_envpool(config, seed=seed, first_copy=first_copy)
     make_together = vector_maker(config.id) if source.is_config else None
     if make_together is not None:
         return make_together(config, global_state=global_state, **options)

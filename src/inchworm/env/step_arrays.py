@@ -157,21 +157,3 @@ def _no_memory(size: int, error: OSError) -> WorkerError:
         f"{size / 1e6:.1f} MB of memory to share with the env workers could not be had: {error}; "
         "use fewer env.num_envs, or env.num_workers=0"
     )
-
-
-def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """The tree with `function` applied to each leaf."""
-    if isinstance(tree, dict):
-        return {key: map_tree(function, inner) for key, inner in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map_tree(function, inner) for inner in tree)
-    return function(tree)
-
-
-def tree_leaves(tree: Tree) -> list[Any]:
-    """The tree's arrays in the order of `spaces.leaves`."""
-    if isinstance(tree, dict):
-        return [array for key in sorted(tree) for array in tree_leaves(tree[key])]
-    if isinstance(tree, tuple):
-        return [array for inner in tree for array in tree_leaves(inner)]
-    return [tree]

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, mask_sizes, zeros
+from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, map_tree, mask_sizes, tree_leaves, zeros
 from inchworm.core.types import Tree
-from inchworm.env.step_arrays import map_tree, tree_leaves
 from inchworm.env.vector_env import LaneVectorEnv
 
 _DIFFERENT = 16

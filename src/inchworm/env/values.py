@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.errors import EnvError, SpaceError
-from inchworm.core.spaces import Path, Space, leaf_dtype, leaf_shape, leaves, path_name
+from inchworm.core.spaces import Path, Space, leaf, leaf_dtype, leaf_shape, leaves, path_name, tree_leaves, value_range
 from inchworm.core.types import Tree
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
@@ -38,8 +38,10 @@ def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool
     """Whether a function can be called with these arguments: one of the expected name may mean something else."""
     try:
         inspect.signature(function).bind(*arguments, **named)
-    except (TypeError, ValueError):
+    except TypeError:
         return False
+    except ValueError:  # some built-in callables have no signature
+        pass
     return True
 
 
@@ -102,7 +104,7 @@ def make_writer(space: Space, path: Path = ()) -> Write:
     list(leaves(space, path))  # refuses kinds of spaces that are not supported
     if not isinstance(space, spaces.Discrete):
         return _array_writer(space, path)
-    low, high = int(space.start), int(space.start + space.n)
+    low, high = map(int, value_range(space))
 
     def write_choice(value: Any, rows: Any, lane: int) -> None:
         if type(value) is not int:
@@ -121,18 +123,14 @@ def _array_writer(space: Space, path: Path) -> Write:
     """The writer of a leaf that is an array: it brings an array of nearly the right dtype to that of the space, or refuses it."""
     shape, dtype = leaf_shape(space), leaf_dtype(space)
     warned = False
-    low = high = None
-    if isinstance(space, spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec  # of each part
-    elif isinstance(space, spaces.MultiBinary):
-        low, high = np.zeros(1, np.int8), np.full(1, 2, np.int8)
     # A Box has no range check here: a rounding error may leave its bounds, so `check_env` looks at them.
+    limits = None if isinstance(space, spaces.Box) else value_range(space)
 
     def write(value: Any, rows: Any, lane: int) -> None:
         # `is` on dtypes is the quick answer for the usual case; what it misses is checked by `adapt`.
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
             value = adapt(value)
-        if low is not None and ((value < low) | (value >= high)).any():
+        if limits is not None and ((value < limits[0]) | (value >= limits[1])).any():
             raise refusal(path, f"is outside {space}", value)
         rows[lane] = value
 
@@ -215,45 +213,32 @@ Split: TypeAlias = Callable[[Tree], list[Any]]
 """Actions [N, *act] as N elements of the action space that share no memory with them."""
 
 
-def make_put(space: Space, path: Path = (), what: str = "actions") -> Put:
+def make_put(space: Space, what: str = "actions") -> Put:
     """The function that checks a batch of actions (or of `what`, with the space's structure) and copies it into rows."""
-    if not list(leaves(space, path)):
+    paths = [path for path, _ in leaves(space)]
+    if not paths:
         raise SpaceError(f"the space of {what}, {space}, has no parts")
-    if isinstance(space, spaces.Dict):
-        parts: dict[Any, Put] = {key: make_put(inner, (*path, key), what) for key, inner in space.spaces.items()}
-    elif isinstance(space, spaces.Tuple):
-        parts = {index: make_put(inner, (*path, index), what) for index, inner in enumerate(space.spaces)}
-    else:
-
-        def put_leaf(value: Any, rows: np.ndarray) -> None:
-            if type(value) is np.ndarray and value.dtype is rows.dtype and value.shape == rows.shape:
-                rows[...] = value  # the usual case, in the least time; what `is` misses is checked below
-                return
-            array = np.asarray(value)
-            if array.shape != rows.shape:
-                raise SpaceError(f"{what}{_at(path)} have shape {array.shape}, but {rows.shape[0]} lanes need {rows.shape}")
-            try:
-                np.copyto(rows, array, casting="same_kind")
-            except TypeError:
-                raise SpaceError(f"{what}{_at(path)} have dtype {array.dtype}, but the space has {rows.dtype}") from None
-
-        return put_leaf
 
     def put(value: Any, rows: Any) -> None:
-        if not isinstance(value, dict | tuple) or len(value) != len(parts):
-            raise SpaceError(f"{what}{_at(path)} must have the structure of {space}, not {type(value).__name__}")
-        for key, put_part in parts.items():
+        if paths[0] and (not isinstance(value, dict | tuple) or len(tree_leaves(value)) != len(paths)):
+            raise SpaceError(f"{what} must have the structure of {space}, not {type(value).__name__}")
+        for path in paths:
             try:
-                part = value[key]
+                part, row = leaf(value, path), leaf(rows, path)
             except (KeyError, IndexError, TypeError):
-                raise SpaceError(f"{what}{_at(path)} lack the part {key!r} of {space}") from None
-            put_part(part, rows[key])
+                raise SpaceError(f"{what} lack the part {path_name(path)!r} of {space}") from None
+            if type(part) is np.ndarray and part.dtype is row.dtype and part.shape == row.shape:
+                row[...] = part  # the usual case, in the least time; what `is` misses is checked below
+                continue
+            array, which = np.asarray(part), what + "".join(f"[{key!r}]" for key in path)
+            if array.shape != row.shape:
+                raise SpaceError(f"{which} have shape {array.shape}, but {row.shape[0]} lanes need {row.shape}")
+            try:
+                np.copyto(row, array, casting="same_kind")
+            except TypeError:
+                raise SpaceError(f"{which} have dtype {array.dtype}, but the space has {row.dtype}") from None
 
     return put
-
-
-def _at(path: Path) -> str:
-    return f"[{']['.join(map(repr, path))}]" if path else ""
 
 
 def make_split(space: Space) -> Split:

@@ -16,11 +16,11 @@ import numpy as np
 from inchworm.core.errors import EnvError
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.protocols import default_agents
-from inchworm.core.spaces import Space
+from inchworm.core.spaces import Space, map_tree
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
 from inchworm.env.restore import Restore, observation_hash, shown_arrays, why_not_restored
-from inchworm.env.step_arrays import StepRows, map_tree
+from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import make_put
 
 NO_SEED = -1

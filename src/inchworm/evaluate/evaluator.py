@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from inchworm.collect.actors import has_heuristic
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, own_lanes
 from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
+from inchworm.env.registry import heuristic_of
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
@@ -175,4 +175,4 @@ def evaluation_opponent(config: TrainingConfig) -> str | None:
         return None
     if config.evaluation.baseline is not None:
         return config.evaluation.baseline
-    return "heuristic" if config.opponent.mode != "random" and has_heuristic(config.env.id) else "random"
+    return "heuristic" if config.opponent.mode != "random" and heuristic_of(config.env.id) else "random"

@@ -56,7 +56,8 @@ class PolicyMap:
     @classmethod
     def from_config(cls, config: TrainingConfig, agents: Sequence[str]) -> PolicyMap:
         """The policies of a config, each for the agents whose names its patterns match."""
-        found = {agent: [name for name, role in config.policies.items() if _matches(agent, role.agents)] for agent in agents}
+        roles = config.policies.items()
+        found = {agent: [name for name, role in roles if any(fnmatchcase(agent, one) for one in role.agents)] for agent in agents}
         everyone = f"the agents are {', '.join(agents)}"
         for agent, names in found.items():
             if len(names) != 1:
@@ -259,10 +260,6 @@ class CompositePolicy:
             places = {name: np.flatnonzero(names == name) for name in self.policies}
             self._known_places[num_lanes] = places, np.argsort(np.concatenate(list(places.values())))
         return self._known_places[num_lanes]
-
-
-def _matches(agent: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(agent, pattern) for pattern in patterns)
 
 
 def own_spaces(lane_map: Sequence[str], env: VectorEnv) -> dict[str, tuple[Space, Space]]:

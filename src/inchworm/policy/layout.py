@@ -221,24 +221,17 @@ class ObservationLayout:
         return keep
 
 
-def observation_layout(space: Space, *, convolutions: bool, smallest: int = 1) -> ObservationLayout:
-    """The layout of an observation space without its action mask; images with a side below `smallest` are not convolved."""
+def observation_layout(space: Space, smallest: int | None = None) -> ObservationLayout:
+    """The layout of an observation space without its action mask; images of at least this height and width are convolved; None: none is."""
     check_observation_space(space)
     seen, mask = split_mask(space)
     parts: list[ObservationPart] = []
     offset = 0
     for path, leaf_space in leaves(seen):
-        part = _observation_part(path, leaf_space, offset, convolutions and _is_image(leaf_space, smallest))
+        part = _observation_part(path, leaf_space, offset, smallest is not None and _is_image(leaf_space, smallest))
         parts.append(part)
         offset += part.size
-    if convolutions and not any(part.kind == "image" for part in parts):
-        raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
     return ObservationLayout(tuple(parts), mask is not None)
-
-
-def has_image(space: Space, smallest: int = 1) -> bool:
-    """Whether a space has an image, a Box of rank 3, of at least this height and width."""
-    return any(_is_image(part, smallest) for _, part in leaves(split_mask(space)[0]))
 
 
 def _is_image(space: Space, smallest: int) -> bool:

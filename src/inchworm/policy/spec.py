@@ -38,7 +38,6 @@ from inchworm.policy.layout import (
     action_layout,
     channels_first,
     check_mask_space,
-    has_image,
     height_and_width,
     observation_layout,
     smallest_image,
@@ -83,11 +82,13 @@ class PolicySpec:
     @cached_property
     def observations(self) -> ObservationLayout:
         """How an observation becomes the network's input."""
-        if self.config.kind not in MEMORY_KINDS:
-            return observation_layout(self.observation_space, convolutions=self.config.kind == "cnn")
-        # Convolutions were not asked for: an image that is too small for them, such as a board, is flattened as for an MLP.
-        smallest = smallest_image(self.config.cnn_filters)
-        return observation_layout(self.observation_space, convolutions=has_image(self.observation_space, smallest), smallest=smallest)
+        kind, space = self.config.kind, self.observation_space
+        # Of a memory, convolutions were not asked for: an image that is too small for them, such as a board, is flattened as for an MLP.
+        smallest = None if kind == "mlp" else 1 if kind == "cnn" else smallest_image(self.config.cnn_filters)
+        layout = observation_layout(space, smallest)
+        if kind == "cnn" and not layout.images:
+            raise SpaceError(f'policy.kind="cnn" needs an image (a Box of rank 3) in the observation space, which is {space}; use "mlp"')
+        return layout
 
     @cached_property
     def global_state(self) -> ObservationLayout | None:
@@ -95,7 +96,7 @@ class PolicySpec:
         if self.global_state_space is None:
             return None
         place = {PLACE: spaces.Discrete(self.lanes_per_copy)} if self.lanes_per_copy > 1 else {}
-        return observation_layout(spaces.Dict({WORLD: self.global_state_space, **place}), convolutions=False)
+        return observation_layout(spaces.Dict({WORLD: self.global_state_space, **place}))
 
     @cached_property
     def actions(self) -> ActionLayout:

@@ -119,41 +119,8 @@ def _moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     return mean + correction, (deviation * deviation).mean(0) - correction * correction, len(samples)
 
 
-class ReturnNormalizer:
+class ReturnNormalizer(RunningMeanStd):
     """Running statistics of returns: the value head predicts normalised returns, everything else uses reward units."""
-
-    def __init__(self) -> None:
-        self.rms = RunningMeanStd()
-
-    @property
-    def mean(self) -> float:
-        """The mean of all returns so far; 0 before any."""
-        return float(self.rms.mean)
-
-    @property
-    def std(self) -> float:
-        """The scale of returns, never 0."""
-        return float(self.rms.std)
-
-    def update(self, returns: Array, where: Array | None = None) -> None:
-        """Add returns of any shape, or those where `where` is true."""
-        self.rms.update(returns, where)
-
-    def normalize(self, returns: Array) -> Array:
-        """Reward units -> normalised."""
-        return self.rms.normalize(returns)
-
-    def denormalize(self, values: Array) -> Array:
-        """Normalised -> reward units."""
-        return self.rms.denormalize(values)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """mean, var and count as arrays."""
-        return self.rms.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.rms.load_state_dict(state)
 
 
 def popart(
@@ -182,8 +149,7 @@ class PolicyStatistics:
         shared = spec.global_state
         self._kept_of_shared = np.zeros(0, bool) if shared is None else shared.normalized  # [G]
         self.global_state = RunningMeanStd(self._kept_of_shared.shape) if wanted and self._kept_of_shared.any() else None
-        returns = None if self.values is None else self.values.rms
-        named = ((OBSERVATIONS, self.observations), (VALUES, returns), (GLOBAL_STATE, self.global_state))
+        named = ((OBSERVATIONS, self.observations), (VALUES, self.values), (GLOBAL_STATE, self.global_state))
         self.parts = {name: part for name, part in named if part is not None}
         """The normalisers that are on, by the names of their weights."""
 

@@ -10,7 +10,7 @@ import optree
 from gymnasium import spaces
 
 from inchworm.core.errors import BadNumberError, RolloutError
-from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves
+from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves, value_range
 from inchworm.core.types import EpisodeRecord, Tree
 
 FLAT_DTYPES: dict[str, Any] = {
@@ -165,13 +165,8 @@ def check_choices(actions: Tree, space: Space, valid: np.ndarray) -> None:
     for (_, leaf_space), (name, leaf) in zip(leaves(space), named_leaves(actions, "actions")):
         if isinstance(leaf_space, spaces.Box):
             continue
-        low: Any = 0
-        high: Any = 1
-        if isinstance(leaf_space, spaces.Discrete):
-            low, high = leaf_space.start, leaf_space.start + leaf_space.n - 1
-        elif isinstance(leaf_space, spaces.MultiDiscrete):
-            low, high = leaf_space.start, leaf_space.start + leaf_space.nvec - 1
-        wrong = ((leaf < low) | (leaf > high)).any(tuple(range(2, leaf.ndim))) & valid  # [T, B]
+        low, end = value_range(leaf_space)
+        wrong = ((leaf < low) | (leaf >= end)).any(tuple(range(2, leaf.ndim))) & valid  # [T, B]
         if wrong.any():
             row, lane = np.argwhere(wrong)[0].tolist()
             raise RolloutError(f"{name}: {leaf[row, lane]} at (t={row}, b={lane}) is not in {leaf_space}")

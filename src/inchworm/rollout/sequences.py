@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import optree
 
 from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import PLACE, WORLD
-from inchworm.core.types import Array, Tree
+from inchworm.core.types import Advantages, Array, Tree
 from inchworm.rollout.rollout import Rollout
 
 
@@ -38,6 +38,23 @@ def split_into_sequences(tree: Tree, length: int) -> Tree:
         return by_chunk.reshape((length, chunks * num_lanes, *rest))  # [L, N, …]
 
     return optree.tree_map(columns, tree)
+
+
+def minibatch_fields(rollout: Rollout, advantages: Advantages, where: Callable[..., Array], *, successors: bool) -> dict[str, Tree]:
+    """Select what minibatches are cut from, each [T, B, …]; `where` is the backend's. Invalid rows have nothing to learn: advantage 0."""
+    return {
+        "observations": rollout.observations,
+        "actions": rollout.actions,
+        "log_probs": rollout.log_probs,
+        "rewards": rollout.rewards,
+        "terminated": rollout.terminated,
+        "truncated": rollout.truncated,
+        "episode_starts": rollout.episode_starts,
+        "advantages": where(rollout.valid, advantages.advantages, 0),
+        "returns": where(rollout.valid, advantages.returns, advantages.values),
+        "values": advantages.values,
+        "next_observations": rollout.next_observations if successors else (),
+    }
 
 
 def split_valid(valid: Array, length: int) -> Array:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from inchworm.collect.actors import has_heuristic, make_actor
+from inchworm.collect.actors import make_actor
 from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes, team_lanes
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
@@ -20,6 +20,7 @@ from inchworm.core.protocols import Actor, BaseCallback, Callback, Policy, Vecto
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space
 from inchworm.core.tensor_file import write_atomically
+from inchworm.env.registry import heuristic_of
 from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, make_world, play_games
 from inchworm.policy.file import fingerprint
 from inchworm.run.directory import RATINGS
@@ -158,7 +159,7 @@ def make_opponent(config: TrainingConfig, observation_space: Space, action_space
 
 def fixed_players(config: TrainingConfig, observation_space: Space, action_space: Space) -> dict[str, Actor]:
     """Make the config's anchors and load its policy files, by name. Files are named by the weights' fingerprint, so changes are noticed."""
-    names = config.opponent.anchors or (("random", "heuristic:0.5", "heuristic") if has_heuristic(config.env.id) else ("random",))
+    names = config.opponent.anchors or (("random", "heuristic:0.5", "heuristic") if heuristic_of(config.env.id) else ("random",))
     players: dict[str, Actor] = {name: make_actor(name, action_space, config.env.id, config.env.kwargs) for name in names}
     for path in config.opponent.policies:
         try:

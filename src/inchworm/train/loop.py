@@ -18,8 +18,7 @@ from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Callback, Collector, Learner, Policy
 from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, Iteration
-from inchworm.rollout.measures import rollout_metrics
-from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.rollout import Rollout, rollout_metrics
 
 
 class History(dict[str, list[float]]):

@@ -277,7 +277,7 @@ def _is_bit_equal(name: str, lanes: int) -> bool:
 def _vector_fits(config: EnvConfig) -> bool:
     """Whether all copies of a config can be stepped natively: it has no arguments, and the results are bit-identical here."""
     lanes = _FEW_LANES + (config.num_envs > _FEW_LANES)  # each form is compared once; both are more than a vector register holds
-    return not config.kwargs and config.id in ("CartPole-v0", "CartPole-v1") and _is_bit_equal(config.id, lanes)
+    return not config.kwargs and _is_bit_equal(config.id, lanes)
 
 
 def _make_vector(config: EnvConfig, *, global_state: bool = False, **options: Any) -> NativeCartPole:

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
 from inchworm.backends.numpy.distributions import ActionTerms
+from inchworm.backends.torch import distributions as torch_distributions
 from inchworm.policy.layout import action_layout
 
 NO_STD = np.zeros(0)
@@ -20,7 +22,7 @@ def test_masked_choices_are_never_sampled_in_10_000_draws():
     choices, _, _ = distributions.sample(layout, outputs, NO_STD, mask, np.random.default_rng(0))
     assert set(choices[:, 0]) == {1, 2}
     assert set(choices[:, 1]) == {2}
-    greedy, _ = distributions.mode(layout, outputs, mask)
+    greedy, _, _ = distributions.mode(layout, outputs, NO_STD, mask)
     assert set(greedy[:, 0]) == {1}
     assert set(greedy[:, 1]) == {2}
 
@@ -82,16 +84,19 @@ def test_one_pass_draws_what_the_plain_text_draws_and_knows_its_log_prob(space, 
     np.testing.assert_array_equal(gaussians, expected[1])
     assert streams[0].random() == streams[1].random()  # both streams have come equally far
     assert (log_probs.dtype, log_probs.shape) == (dtype, (200,))
-    again = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
+    again, _ = distributions.log_prob_and_entropy(layout, outputs, log_std, mask, choices, gaussians)
     np.testing.assert_allclose(log_probs, again, rtol=tolerance, atol=tolerance)
     np.testing.assert_array_equal(outputs, before)  # read, not used up
 
 
 def test_greedy_takes_the_most_likely_choice_and_the_mean():
     layout = action_layout(spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)]), "clip")
-    choices, gaussians = distributions.mode(layout, np.array([[0.1, 0.9, 0.3, 5.0, -6.0]]), None)
+    outputs, log_std = np.array([[0.1, 0.9, 0.3, 5.0, -6.0]]), np.array([0.0, 0.5])
+    choices, gaussians, log_probs = distributions.mode(layout, outputs, log_std, None)
     np.testing.assert_array_equal(choices, [[1]])
     np.testing.assert_array_equal(gaussians, [[5.0, -6.0]])
+    # log p of the choice, and of two Gaussians at their means: -log(e^-0.8 + 1 + e^-0.6) - 0.5 - log 2 pi
+    np.testing.assert_allclose(log_probs, -np.log(np.exp(-0.8) + 1 + np.exp(-0.6)) - 0.5 - np.log(2 * np.pi))
 
 
 @pytest.mark.parametrize(("log_std", "tolerance"), [(-2.0, 1e-12), (-1.0, 1e-12), (0.0, 1e-5), (0.5, 1e-3), (1.0, 0.01), (2.0, 0.2)])
@@ -102,7 +107,8 @@ def test_the_quadrature_is_as_good_as_the_gaussian_is_narrow(log_std, tolerance)
     for mean in (0.0, 0.5, 3.0):
         slope = distributions.log_tanh_slope(mean + np.exp(log_std) * nodes)
         exact = log_std + 0.5 * np.log(2 * np.pi * np.e) + (slope * weights).sum()
-        found = distributions.entropy(layout, np.array([[mean]]), np.array([log_std]), None)[0]
+        arrays = (np.array([[mean]]), np.array([log_std]), None, np.zeros((1, 0), np.int64), np.zeros((1, 1)))
+        found = distributions.log_prob_and_entropy(layout, *arrays)[1][0]
         assert found == pytest.approx(exact, abs=tolerance)
 
 
@@ -152,10 +158,10 @@ class Data:
                 self.mask[group][choice, np.arange(N)] = True
 
     def reference(self, outputs, log_std):
-        """(log-probs, entropy), each [n], by `distributions`, whose arrays are [n, …]."""
-        mask = None if self.mask is None else self.mask.T
-        log_probs = distributions.log_prob(self.layout, outputs.T, log_std, mask, self.choices.T, self.gaussians.T)
-        return log_probs, distributions.entropy(self.layout, outputs.T, log_std, mask)
+        """(log-probs, entropy), each [n], by torch, whose arrays are [n, …]."""
+        arrays = (outputs.T, log_std, None if self.mask is None else self.mask.T, self.choices.T, self.gaussians.T)
+        tensors = [None if array is None else torch.from_numpy(array.copy()) for array in arrays]
+        return [part.numpy() for part in torch_distributions.log_prob_and_entropy(self.layout, *tensors)]
 
     def terms(self, dtype=np.float64):
         arrays = (self.outputs.astype(dtype), self.log_std.astype(dtype), self.mask, self.choices, self.gaussians.astype(dtype))
@@ -247,8 +253,6 @@ def test_logits_far_apart_stay_finite(dtype):
     terms = ActionTerms(layout, outputs, np.zeros(0, dtype), None, np.array([[0, 1]]), np.zeros((0, 2), dtype))
     np.testing.assert_allclose(terms.log_probs, [0, -1000])
     np.testing.assert_array_equal(terms.entropy, [0, 0])
-    np.testing.assert_allclose(distributions.log_prob(layout, outputs.T, NO_STD, None, np.array([[0], [1]]), np.zeros((2, 0))), [0, -1000])
-    np.testing.assert_array_equal(distributions.entropy(layout, outputs.T, NO_STD, None), [0, 0])
     gradients, _ = terms.backward(np.ones(2, dtype), np.ones(2, dtype))
     assert gradients.dtype == dtype
     np.testing.assert_allclose(gradients, [[0, -1], [0, 1]], atol=1e-6)

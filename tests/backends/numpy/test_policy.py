@@ -104,7 +104,7 @@ def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
 
 # Observations, masks and actions as flat arrays
 def encode(space, tree, leading=1):
-    return encode_observations(observation_layout(space, convolutions=False), tree, leading)
+    return encode_observations(observation_layout(space), tree, leading)
 
 
 def test_each_kind_by_hand():

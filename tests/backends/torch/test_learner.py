@@ -150,7 +150,9 @@ def test_a_call_that_means_nothing_is_refused():
         PPOOptimizer(policy, None, "cpu", {"clip_coef": 0.1})
     with pytest.raises(ConfigError, match=r"the optimizer SGD holds none of the policy's parameters, so nothing would be learned"):
         PPOOptimizer(policy, torch.optim.SGD(TORCH.policy().parameters(), lr=0.05), "cpu")
-    for given, named in (((CONFIG,), {"config": CONFIG}), ((CONFIG, "cpu"), {}), ((None, "cpu"), {"device": "cpu"}), ((None,) * 4, {})):
+    sgd = torch.optim.SGD(policy.parameters(), lr=0.05)
+    twice = [((CONFIG,), {"config": CONFIG}), ((sgd,), {"optimizer": sgd}), ((None, "cpu"), {"device": "cpu"})]
+    for given, named in (*twice, ((None,) * 4, {})):
         with pytest.raises(TypeError):
             PPOOptimizer(policy, *given, **named)
 

@@ -27,10 +27,11 @@ from inchworm.backends.jax.native import (
 from inchworm.backends.jax.worlds import make_world
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
+from inchworm.core.spaces import map_tree, tree_leaves
 from inchworm.core.types import Array, Tree
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.restore import Restore
-from inchworm.env.step_arrays import StepRows, allocate_rows, map_tree, tree_leaves
+from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 

@@ -9,6 +9,8 @@ A mask is [..., C], or [..., C + D] where agents lack dimensions: those are 0 an
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from inchworm.policy.layout import ActionLayout
@@ -69,13 +71,22 @@ def _draw_choice(logits: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, 
     return choices, log_probs
 
 
-def mode(layout: ActionLayout, outputs: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """The most likely choices [B, G] and the Gaussian means [B, D]."""
+def mode(
+    layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The most likely choices [B, G] and the Gaussian means [B, D], with their log-probs [B]."""
+    choices = np.empty((len(outputs), len(layout.groups)), np.int64)
+    log_probs = np.zeros(len(outputs), outputs.dtype)
     logits = mask_logits(outputs[:, : layout.num_logits], mask)
-    picks = [logits[:, group].argmax(-1) for group in layout.groups]
-    choices = np.stack(picks, -1) if picks else np.zeros((len(outputs), 0), np.int64)
-    means, has = outputs[:, layout.num_logits :].astype(np.float32, copy=False), own_dimensions(layout, mask)
-    return choices, means if has is None else np.where(has, means, np.float32(0))
+    for index, group in enumerate(layout.groups):
+        below = logits[:, group] - logits[:, group].max(-1, keepdims=True)  # the most likely one is at 0
+        choices[:, index] = below.argmax(-1)
+        log_probs -= np.log(np.exp(below).sum(-1))
+    means, has = outputs[:, layout.num_logits :], own_dimensions(layout, mask)
+    gaussians = means.astype(np.float32, copy=False) if has is None else np.where(has, means, 0).astype(np.float32, copy=False)
+    if layout.num_gaussians:
+        log_probs += _gaussian_log_prob(layout, means, log_std, gaussians, has)
+    return choices, gaussians, log_probs
 
 
 def mask_logits(logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -86,27 +97,6 @@ def mask_logits(logits: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
 def own_dimensions(layout: ActionLayout, mask: np.ndarray | None) -> np.ndarray | None:
     """The dimensions [..., D] that agents have, if the mask tells; None if they have all."""
     return None if mask is None or mask.shape[-1] == layout.num_logits else mask[..., layout.num_logits :]
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """log p over the last axis, without overflow."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
-
-
-def log_prob(
-    layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask: np.ndarray | None, choices: np.ndarray, gaussians: np.ndarray
-) -> np.ndarray:
-    """log pi(action) [...] for outputs [..., C + D]."""
-    total = np.zeros(outputs.shape[:-1], outputs.dtype)
-    logits = mask_logits(outputs[..., : layout.num_logits], mask)
-    for index, group in enumerate(layout.groups):
-        log_p = log_softmax(logits[..., group]).reshape(-1, layout.group_sizes[index])
-        total += log_p[np.arange(len(log_p)), choices[..., index].reshape(-1)].reshape(total.shape)
-    if layout.num_gaussians:
-        total += _gaussian_log_prob(layout, outputs[..., layout.num_logits :], log_std, gaussians, own_dimensions(layout, mask))
-    return total
 
 
 def _gaussian_log_prob(
@@ -127,25 +117,6 @@ def _sum_own(terms: np.ndarray, has: np.ndarray | None) -> np.ndarray:
     return total
 
 
-def entropy(layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """The entropy [...] of the action distribution; a masked choice has probability 0 and adds nothing."""
-    total = np.zeros(outputs.shape[:-1], outputs.dtype)
-    logits = mask_logits(outputs[..., : layout.num_logits], mask)
-    for group in layout.groups:
-        log_p = log_softmax(logits[..., group])
-        total -= (np.exp(log_p) * log_p).sum(-1)
-    if layout.num_gaussians:
-        has = own_dimensions(layout, mask)
-        total += _sum_own(log_std + (HALF_LOG_2PI + 0.5), has)
-        if layout.bounds == "tanh":
-            # H(tanh u) = H(u) + E[log |d tanh(u) / du|], the expectation by Gauss-Hermite quadrature.
-            means = outputs[..., layout.num_logits :, None]
-            points = means + np.exp(log_std)[:, None] * QUADRATURE_NODES.astype(outputs.dtype)  # [..., D, nodes]
-            bent = log_tanh_slope(points) * QUADRATURE_WEIGHTS.astype(outputs.dtype)
-            total += bent.sum((-2, -1)) if has is None else _sum_own(bent.sum(-1), has)
-    return total
-
-
 def log_tanh_slope(x: np.ndarray) -> np.ndarray:
     """log(1 - tanh(x)²), exact where tanh has saturated: 2 (log 2 - x - softplus(-2x))."""
     result: np.ndarray = 2 * (np.log(x.dtype.type(2)) - x - np.logaddexp(x.dtype.type(0), -2 * x))
@@ -160,6 +131,21 @@ def to_env(layout: ActionLayout, gaussians: np.ndarray) -> np.ndarray:
     return bounded
 
 
+def log_prob_and_entropy(
+    layout: ActionLayout, outputs: np.ndarray, log_std: np.ndarray, mask: np.ndarray | None, choices: np.ndarray, gaussians: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """log pi(action) and entropy, each [...], for outputs [..., C + D]."""
+    leading = outputs.shape[:-1]
+
+    def columns(array: np.ndarray) -> np.ndarray:
+        """[..., k] -> [k, n]"""
+        return array.reshape(math.prod(leading), array.shape[-1]).T
+
+    gaussians = columns(gaussians.astype(outputs.dtype, copy=False))
+    terms = ActionTerms(layout, columns(outputs), log_std, None if mask is None else columns(mask), columns(choices), gaussians)
+    return terms.log_probs.reshape(leading), terms.entropy.reshape(leading)
+
+
 class _Choice:
     """One categorical choice of n samples, given its logits [k, n]."""
 
@@ -171,7 +157,7 @@ class _Choice:
         self._log_p = np.subtract(shifted, np.log(total), out=shifted)
         self._places = choice * choice.size + np.arange(choice.size)  # of log p_a in the flat [k, n]
         self.log_probs = self._log_p.reshape(-1)[self._places]
-        self.entropy = -np.add.reduce(self._p * self._log_p, 0)
+        self.entropy = -np.add.reduce(self._p * self._log_p, 0)  # a masked choice has probability 0 and adds nothing
 
     def backward(self, d_log_probs: np.ndarray, d_entropy: np.ndarray | None, into: np.ndarray) -> None:
         """∂L/∂logits [k, n] from ∂L/∂log p_a and ∂L/∂H, each [n]."""
@@ -205,6 +191,7 @@ class _Gaussians:
             self._spread = np.exp(log_std)[:, None, None] * QUADRATURE_NODES.astype(means.dtype)  # [D, 1, nodes]
             self._points = means[..., None] + self._spread  # [D, n, nodes]
             self._weights = QUADRATURE_WEIGHTS.astype(means.dtype)
+            # H(tanh u) = H(u) + E[log |d tanh(u) / du|], the expectation by Gauss-Hermite quadrature.
             bent = log_tanh_slope(self._points) @ self._weights  # [D, n]
             self.entropy += bent.sum(0) if self._has is None else (bent * self._has).sum(0)
 

@@ -33,6 +33,7 @@ from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
     fill_invalid_rows,
+    minibatch_fields,
     minibatch_places,
     select_sequences,
     split_into_sequences,
@@ -45,19 +46,7 @@ class RolloutSamples:
 
     def __init__(self, policy: NumpyPolicy, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> None:
         layout, dtype = policy.spec.actions, advantages.values.dtype
-        steps = {
-            "observations": rollout.observations,
-            "actions": rollout.actions,
-            "rewards": rollout.rewards,
-            "terminated": rollout.terminated,
-            "truncated": rollout.truncated,
-            "episode_starts": rollout.episode_starts,
-            "next_observations": rollout.next_observations if successors else (),
-            "log_probs": rollout.log_probs,
-            "advantages": np.where(rollout.valid, advantages.advantages, dtype.type(0)),
-            "returns": np.where(rollout.valid, advantages.returns, advantages.values),
-            "values": advantages.values,
-        }
+        steps = minibatch_fields(rollout, advantages, np.where, successors=successors)
         self._steps = split_into_sequences(steps, length)  # every leaf [L, N, …]
         self.valid = split_valid(rollout.valid, length)  # [L, N]
         self._length, self._all_valid = length, bool(self.valid.all())

@@ -18,10 +18,12 @@ Views = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class Optimizer(ABC):
-    """Moves the parameters against a gradient.
+    """Moves the parameters against a gradient; one without a state of its own only adds `step`.
 
     With `weight_decay` the parameters also shrink by that share of the learning rate, apart from the gradient.
     """
+
+    name = ""
 
     def __init__(self, parameters: np.ndarray, *, eps: float, weight_decay: float) -> None:
         self.parameters = parameters
@@ -36,13 +38,13 @@ class Optimizer(ABC):
     def step(self, gradient: np.ndarray, learning_rate: float, *, scale: float = 1.0) -> None:
         """Move the parameters against `scale` times the gradient."""
 
-    @abstractmethod
-    def state_dict(self, views: Views) -> dict[str, Any]:
+    def state_dict(self, views: Views) -> dict[str, Any]:  # noqa: ARG002
         """The state as plain data and arrays, by the names of the weights."""
+        return {"optimizer": self.name, "weights": {}}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any], views: Views) -> None:
         """Restore what `state_dict` returned."""
+        check_optimizer_state(state, self.name, {name: part.shape for name, part in views(self.parameters).items()})
 
 
 class Adam(Optimizer):
@@ -94,6 +96,8 @@ class Adam(Optimizer):
 class RMSprop(Optimizer):
     """The gradient divided by the root of its running square (Tieleman & Hinton 2012), without momentum."""
 
+    name = "rmsprop"
+
     def __init__(self, parameters: np.ndarray, *, eps: float, weight_decay: float) -> None:
         super().__init__(parameters, eps=eps, weight_decay=weight_decay)
         self.square = np.zeros_like(parameters)
@@ -110,12 +114,12 @@ class RMSprop(Optimizer):
         """Steps and running squares, under the names that `torch.optim.RMSprop` has for them."""
         steps = np.asarray(self.steps, np.float32)
         weights = {name: {"step": steps, "square_avg": part} for name, part in views(self.square.copy()).items()}
-        return {"optimizer": "rmsprop", "weights": weights}
+        return {"optimizer": self.name, "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any], views: Views) -> None:
         """Restore what `state_dict` returned."""
         parts = views(self.square)
-        for name, entry in check_optimizer_state(state, "rmsprop", {name: part.shape for name, part in parts.items()}).items():
+        for name, entry in check_optimizer_state(state, self.name, {name: part.shape for name, part in parts.items()}).items():
             self.steps = int(entry["step"])
             parts[name][...] = entry["square_avg"]
 
@@ -123,19 +127,12 @@ class RMSprop(Optimizer):
 class SGD(Optimizer):
     """Plain gradient descent, without momentum and without state."""
 
+    name = "sgd"
+
     def step(self, gradient: np.ndarray, learning_rate: float, *, scale: float = 1.0) -> None:
         """Move the parameters against `scale` times the gradient."""
         self._decay(learning_rate)
         self.parameters -= learning_rate * scale * gradient
-
-    def state_dict(self, views: Views) -> dict[str, Any]:
-        """Which optimiser this is."""
-        del views
-        return {"optimizer": "sgd", "weights": {}}
-
-    def load_state_dict(self, state: Mapping[str, Any], views: Views) -> None:
-        """Check that the state is of this optimiser."""
-        check_optimizer_state(state, "sgd", {name: part.shape for name, part in views(self.parameters).items()})
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "adamw": Adam, "rmsprop": RMSprop, "sgd": SGD}

@@ -78,26 +78,6 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int = 1) -
     return np.concatenate(choices, axis=-1), np.concatenate(gaussians, axis=-1)
 
 
-class GlobalStateReader:
-    """Encodes and normalises the global state. It holds copies of the statistics, so it is made again when they change."""
-
-    def __init__(self, layout: ObservationLayout, spec: PolicySpec, statistics: PolicyStatistics, dtype: np.dtype) -> None:
-        self._layout, self._limit = layout, np.asarray(spec.config.observation_clip, dtype)
-        scale = statistics.global_scale
-        self._scale = None if scale is None else (scale[0].astype(dtype), scale[1].astype(dtype))
-
-    def rows(self, global_state: Tree) -> np.ndarray:
-        """`lane_states` [L, N, …] as rows [L·N, G]."""
-        if isinstance(global_state, tuple) and not global_state:
-            raise RolloutError(NO_GLOBAL_STATE)
-        rows: np.ndarray = encode_observations(self._layout, global_state, 2).reshape(-1, self._layout.size)
-        if self._scale is None:
-            return rows
-        center, inverse_std = self._scale
-        normalized: np.ndarray = np.clip((rows - center) * inverse_std, -self._limit, self._limit)
-        return normalized
-
-
 def flat_worlds(spec: PolicySpec, rollout: Rollout) -> np.ndarray | None:
     """The states of all copies as a central critic's inputs [T, E, G], for statistics, which ignore places; else None."""
     if spec.global_state is None:
@@ -153,7 +133,7 @@ class NumpyPolicy(Predicts):
         A central critic also reads `global_state` (`lane_states` [L, N, …]), and where `valid` is false nothing else.
         """
         rows, leading = self.encode(observations, 2)
-        world = None if self._reader is None else self._reader.rows(global_state)  # [L·N, G]
+        world = self._world(global_state)
         alive = np.ones(len(rows), bool) if valid is None else np.asarray(valid).reshape(len(rows))
         if self._memory is not None:
             return self._values(self._remembered(rows, leading, state, episode_starts), world, alive).reshape(leading)
@@ -169,11 +149,9 @@ class NumpyPolicy(Predicts):
         outputs = self._network("actor", features).reshape(*leading, layout.num_outputs)
         mask = encode_legal(self.spec, minibatch.observations, 2)
         choices, gaussians = flatten_actions(layout, minibatch.actions, 2)
-        world = None if self._reader is None else self._reader.rows(minibatch.global_state)
         return Evaluation(
-            distributions.log_prob(layout, outputs, self._log_std, mask, choices, gaussians),
-            distributions.entropy(layout, outputs, self._log_std, mask),
-            self._values(features, world, minibatch.valid.reshape(-1)).reshape(leading),
+            *distributions.log_prob_and_entropy(layout, outputs, self._log_std, mask, choices, gaussians),
+            self._values(features, self._world(minibatch.global_state), minibatch.valid.reshape(-1)).reshape(leading),
             outputs.dtype.type(self.statistics.value_std),
         )
 
@@ -208,22 +186,32 @@ class NumpyPolicy(Predicts):
         self._memory = None if self.spec.memory is None else Memory(self.spec.memory, self._weights)
         log_std = self._weights.get(LOG_STD, np.zeros(0, np.float32))
         self._log_std = np.clip(log_std, *TANH_LOG_STD_RANGE) if self.spec.config.action_bounds == "tanh" else log_std
-        dtype, world = self._weights["actor.head.weight"].dtype, self.spec.global_state
-        self._reader = None if world is None else GlobalStateReader(world, self.spec, self.statistics, dtype)
-        if (scale := self.statistics.observation_scale) is not None:
-            self._center, self._inverse_std = scale[0].astype(dtype), scale[1].astype(dtype)
-            self._clip = np.asarray(self.spec.config.observation_clip, dtype)
+        dtype, scales = self._weights["actor.head.weight"].dtype, (self.statistics.observation_scale, self.statistics.global_scale)
+        self._scale, self._world_scale = (None if scale is None else (scale[0].astype(dtype), scale[1].astype(dtype)) for scale in scales)
+        self._clip = np.asarray(self.spec.config.observation_clip, dtype)
 
     def encode(self, observations: Tree, num_leading: int) -> tuple[np.ndarray, tuple[int, ...]]:
         """The network's input, encoded and normalised, as rows [N, F], and the leading axes that it had."""
         flat = encode_observations(self.spec.observations, observations, num_leading)
         leading = flat.shape[:-1]
         rows = flat if num_leading == 1 else flat.reshape(math.prod(leading), flat.shape[-1])
-        if self.statistics.observations is not None:
-            rows = (rows - self._center) * self._inverse_std
-            np.minimum(rows, self._clip, out=rows)
-            np.maximum(rows, -self._clip, out=rows)
-        return rows, leading
+        return rows if self._scale is None else self._normalized(rows, *self._scale), leading
+
+    def _normalized(self, rows: np.ndarray, center: np.ndarray, inverse_std: np.ndarray) -> np.ndarray:
+        rows = (rows - center) * inverse_std
+        np.minimum(rows, self._clip, out=rows)
+        np.maximum(rows, -self._clip, out=rows)
+        return rows
+
+    def _world(self, global_state: Tree) -> np.ndarray | None:
+        """A central critic's input [L·N, G] from `lane_states` [L, N, …]; None without one."""
+        layout = self.spec.global_state
+        if layout is None:
+            return None
+        if isinstance(global_state, tuple) and not global_state:
+            raise RolloutError(NO_GLOBAL_STATE)
+        rows: np.ndarray = encode_observations(layout, global_state, 2).reshape(-1, layout.size)
+        return rows if self._world_scale is None else self._normalized(rows, *self._world_scale)
 
     def _features(self, rows: np.ndarray) -> np.ndarray:
         """The layers that actor and critic share."""
@@ -283,8 +271,7 @@ def choose(
     """Sample actions from a network's outputs [B, C + D]; every backend's acting ends here."""
     layout = spec.actions
     if deterministic:
-        choices, gaussians = distributions.mode(layout, outputs, mask)
-        log_probs = distributions.log_prob(layout, outputs, log_std, mask, choices, gaussians)
+        choices, gaussians, log_probs = distributions.mode(layout, outputs, log_std, mask)
     else:
         choices, gaussians, log_probs = distributions.sample(layout, outputs, log_std, mask, rng)
     actions = _as_tree(layout, choices, gaussians, sampled=True)

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 import optree
@@ -35,6 +35,7 @@ from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import (
     fill_invalid_rows,
     lane_states,
+    minibatch_fields,
     minibatch_places,
     sequence_states,
     split_into_sequences,
@@ -47,20 +48,8 @@ PER_SEQUENCE = "policy_state"
 
 def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Minibatch:
     """The whole rollout as one minibatch of [L, N] sequences, in order."""
-    steps = {
-        "observations": rollout.observations,
-        "actions": rollout.actions,
-        "log_probs": rollout.log_probs,
-        "rewards": rollout.rewards,
-        "terminated": rollout.terminated,
-        "truncated": rollout.truncated,
-        "episode_starts": rollout.episode_starts,
-        "advantages": torch.where(rollout.valid, advantages.advantages, 0),
-        "returns": torch.where(rollout.valid, advantages.returns, advantages.values),
-        "values": advantages.values,
-        "next_observations": rollout.next_observations if successors else (),
-        "global_state": to_tensors(lane_states(rollout), rollout.valid.device),
-    }
+    steps = minibatch_fields(rollout, advantages, torch.where, successors=successors)
+    steps["global_state"] = to_tensors(lane_states(rollout), rollout.valid.device)
     return Minibatch(
         **split_into_sequences(steps, length),
         valid=split_valid(rollout.valid, length),
@@ -148,43 +137,31 @@ class PPOOptimizer(MinibatchLearner):
     `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
     """
 
-    @overload
     def __init__(
         self,
         policy: Any,
+        given: PPOConfig | torch.optim.Optimizer | None = None,
+        device: str | torch.device | None = None,
         config: PPOConfig | None = None,
         *,
         optimizer: torch.optim.Optimizer | None = None,
-        device: str | torch.device | None = None,
         seed: int = 0,
         total_timesteps: int | None = None,
         dump_directory: str | Path | None = None,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        policy: Any,
-        optimizer: torch.optim.Optimizer | None,
-        device: str | torch.device | None = None,
-        config: PPOConfig | None = None,
-        *,
-        seed: int = 0,
-        total_timesteps: int | None = None,
-        dump_directory: str | Path | None = None,
-    ) -> None: ...
-
-    def __init__(
-        self,
-        policy: Any,
-        *given: Any,
-        seed: int = 0,
-        total_timesteps: int | None = None,
-        dump_directory: str | Path | None = None,
-        **named: Any,
     ) -> None:
-        arguments = _config_first if given and isinstance(given[0], PPOConfig) else _optimizer_first
-        optimizer, device, config = arguments(*given, **named)
+        if given is not None and (config if isinstance(given, PPOConfig) else optimizer) is not None:
+            raise TypeError(f"PPOOptimizer got two of {type(given).__name__}, by position and by name; give one")
+        if isinstance(given, PPOConfig):
+            config = given
+        elif given is not None:
+            optimizer = given
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"PPOOptimizer needs a torch.optim.Optimizer or a PPOConfig after the policy, not {type(optimizer).__name__}; "
+                "call it as PPOOptimizer(policy, optimizer, device, config) or PPOOptimizer(policy, config)"
+            )
+        if config is not None and not isinstance(config, PPOConfig):
+            raise ConfigError(f"the config of PPOOptimizer is a PPOConfig, not {type(config).__name__}; see PPOConfig.from_dict")
         super().__init__(config, seed=seed, total_timesteps=total_timesteps, dump_directory=dump_directory)
         if not isinstance(policy, nn.Module):
             raise ConfigError(f"the torch backend learns torch.nn.Module policies, not {type(policy).__name__}")
@@ -267,34 +244,28 @@ class PPOOptimizer(MinibatchLearner):
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
     ) -> StepMetrics:
         """Take one step on each minibatch, or none where its loss or gradient is not finite or no row is valid."""
-        with without_gradients(self._frozen):
-            return self._take_steps(minibatches, coefficients, rate_factor, losses)
-
-    def _take_steps(
-        self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
-    ) -> StepMetrics:
-        """`take_steps`, while frozen parameters require no gradient."""
         self._updater.scale_learning_rate(rate_factor)
         if self._compiled is not None:
             if losses:
                 raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
             return self._compiled.run(minibatches, coefficients)
         rows = []
-        for minibatch in minibatches:
-            count = minibatch.valid.sum()
-            row: Row = {}
-            self._updater.zero_grad()
-            for micro in micro_batches(minibatch, self.config.gradient_accumulation):
-                terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
-                row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
-            for loss in losses:
-                if f"gradient/{loss.name}" in row:
-                    row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
-            row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
-            row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
-            row["empty"] = count == 0
-            self._updater.step(row["bad"] | row["empty"])
-            rows.append(row)
+        with without_gradients(self._frozen):
+            for minibatch in minibatches:
+                count = minibatch.valid.sum()
+                row: Row = {}
+                self._updater.zero_grad()
+                for micro in micro_batches(minibatch, self.config.gradient_accumulation):
+                    terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
+                    row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
+                for loss in losses:
+                    if f"gradient/{loss.name}" in row:
+                        row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
+                row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
+                row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
+                row["empty"] = count == 0
+                self._updater.step(row["bad"] | row["empty"])
+                rows.append(row)
         return as_metrics(rows)
 
     def _backward(
@@ -390,26 +361,6 @@ class PPOOptimizer(MinibatchLearner):
         if obstacle is not None:
             raise ConfigError(f"ppo.compile=on compiles built-in policies with Adam, not {obstacle}; set ppo.compile=off")
         return CompiledStep(cast(TorchPolicy, self.policy), self.config, cast(Adam, self._updater))
-
-
-Arguments = tuple[torch.optim.Optimizer | None, str | torch.device | None, PPOConfig | None]
-
-
-def _config_first(config: PPOConfig, *, optimizer: Any = None, device: Any = None) -> Arguments:
-    """The arguments of `PPOOptimizer(policy, config)`."""
-    return _optimizer_first(optimizer, device, config)
-
-
-def _optimizer_first(optimizer: Any = None, device: Any = None, config: Any = None) -> Arguments:
-    """The arguments of `PPOOptimizer(policy, optimizer, device, config)`."""
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"PPOOptimizer needs a torch.optim.Optimizer or a PPOConfig after the policy, not {type(optimizer).__name__}; "
-            "call it as PPOOptimizer(policy, optimizer, device, config) or PPOOptimizer(policy, config)"
-        )
-    if config is not None and not isinstance(config, PPOConfig):
-        raise ConfigError(f"the config of PPOOptimizer is a PPOConfig, not {type(config).__name__}; see PPOConfig.from_dict")
-    return optimizer, device, config
 
 
 def trainable(policy: nn.Module) -> dict[str, nn.Parameter]:

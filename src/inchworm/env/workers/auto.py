@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from inchworm.config.sections import EnvConfig
-from inchworm.env.foreign import ENVPOOL
 from inchworm.env.make import make_env
-from inchworm.env.registry import is_vector_only, vectorised
+from inchworm.env.registry import ENVPOOL, is_vector_only, vectorised
 from inchworm.env.restore import Env
 from inchworm.env.source import InProcessVectorEnv, env_source
 from inchworm.env.trial import random_actions

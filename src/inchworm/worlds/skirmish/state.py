@@ -35,7 +35,6 @@ UNIT_STATE = ("x", "y", "facing_x", "facing_y", "health", "cooldown", "alive")
 RAY_LENGTH = 4.0
 """Free distances are clipped to this and divided by it."""
 
-STAY, NO_TURN, NO_ATTACK = 0, 0, 0
 MOVES, TURNS = 1 + len(DIRECTIONS), 3
 COMPONENTS = ("damage", "hurt", "kill", "death", "zone", "win")
 """The named parts of the reward."""

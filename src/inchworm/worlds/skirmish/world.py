@@ -65,32 +65,20 @@ _FACINGS = np.concatenate([_HALF_TURN, -_HALF_TURN], 1)
 DAMAGE, HURT, KILL, DEATH, ZONE, WIN = range(len(COMPONENTS))
 
 
-class Rewards:
-    """Computes the rewards of a step with the weights of a config."""
+def write_rewards(state: ArenaState, weights: Array, dealt: Array, lost: Array, kills: Array) -> None:
+    """Write `rewards` and add them to the sums. Damage dealt, health lost and kills are [2, n, E], for each unit.
 
-    def __init__(self, config: SkirmishConfig) -> None:
-        self._damage, self._hurt = np.float32(config.reward_damage / 100.0), np.float32(config.reward_hurt / 100.0)
-        self._kill, self._death = np.float32(config.reward_kill), np.float32(config.reward_death)
-        self._zone, self._win = np.float32(config.reward_zone), np.float32(config.reward_win)
-
-    def write(self, state: ArenaState, dealt: Array, lost: Array, kills: Array) -> None:
-        """Write `rewards` and add them to the sums. Damage dealt, health lost and kills are [2, n, E], for each unit."""
-        parts = state.rewards
-        np.multiply(dealt, self._damage, out=parts[DAMAGE])
-        np.multiply(lost, self._hurt, out=parts[HURT])
-        np.multiply(kills, self._kill, out=parts[KILL])
-        np.multiply(state.died, self._death, out=parts[DEATH])
-        held = state.holds[0].astype(np.float32) - state.holds[1]  # [E]
-        held *= self._zone
-        parts[ZONE, 0], parts[ZONE, 1] = held, -held
-        if state.reasons.any():
-            # A game that ends on time is truncated: the critic bootstraps its value, so paying the win as well would count it twice.
-            paid = (state.winners != NO_TEAM) & (state.reasons != TIME)
-            won = np.where(paid, 1 - 2 * state.winners, 0) * self._win
-            parts[WIN, 0], parts[WIN, 1] = won, -won
-        else:
-            parts[WIN] = 0.0
-        state.reward_sums += parts
+    `weights` [component, 1, 1, 1] f32 are those of a config.
+    """
+    parts = state.rewards
+    parts[DAMAGE], parts[HURT], parts[KILL], parts[DEATH] = dealt, lost, kills, state.died
+    held = state.holds[0].astype(np.float32) - state.holds[1]  # [E]
+    parts[ZONE, 0], parts[ZONE, 1] = held, -held
+    # A game that ends on time is truncated: the critic bootstraps its value, so paying the win as well would count it twice.
+    won = np.where((state.winners != NO_TEAM) & (state.reasons != TIME), 1 - 2 * state.winners, 0)  # [E]
+    parts[WIN, 0], parts[WIN, 1] = won, -won
+    parts *= weights
+    state.reward_sums += parts
 
 
 TEAMS = ("blue", "red")
@@ -112,7 +100,10 @@ class SkirmishWorld:
         size = config.team_size
         self.config, self.num_arenas = config, num_arenas
         self.state = empty_state(config, num_arenas)
-        self._observer, self._rewards = Observer(config), Rewards(config)
+        self._observer = Observer(config)
+        c = config
+        weights = (c.reward_damage / 100.0, c.reward_hurt / 100.0, c.reward_kill, c.reward_death, c.reward_zone, c.reward_win)
+        self._reward_weights = np.array(weights, np.float32).reshape(-1, 1, 1, 1)  # in the order of COMPONENTS
         kinds = config.classes
         self._full_health = np.array([kind.health for kind in kinds], np.float32)[:, None]  # [n, 1]
         self._damage = np.array([kind.damage for kind in kinds], np.float32)[:, None]
@@ -176,7 +167,7 @@ class SkirmishWorld:
         np.greater(held, held[::-1], out=state.holds)
         state.scores += state.holds
         decide(self.config, state)
-        self._rewards.write(state, dealt, lost, kills)
+        write_rewards(state, self._reward_weights, dealt, lost, kills)
         observer.write(state, sightings, in_zone)
 
     def _shoot(self, targets: Array, sightings: Sightings) -> tuple[Array, Array, Array]:
