@@ -23,7 +23,7 @@ import jobs
 import results
 from figures import Section, Target, table
 
-EPISODES, SEEDS, STEPS, MINUTES = 200, (0, 1, 2), 1_500_000, 15.0
+EPISODES, SEEDS, STEPS, MINUTES = 200, (0, 1, 2), 2_000_000, 15.0
 ENOUGH = {"random": 0.95, "lookahead": 0.5}
 ROWS, COLUMNS = 6, 7
 LINES = np.array(
@@ -74,15 +74,14 @@ def train(seed: int, steps: int) -> dict[str, Any]:
 
     from inchworm import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, PPOTrainer, RandomActor, RunConfig, TrainingConfig, play_match
 
-    # A high entropy bonus, of normalised advantages: quiet positions are played nearly at random, so that games differ and every kind of
-    # threat occurs, while a win or a loss is worth many times the bonus. With 0.01 all games soon resemble each other, and the policy
-    # misses most wins and blocks elsewhere. The discount makes a win now better than one later; a short horizon of the advantages
-    # credits the move that won or lost.
+    # The entropy bonus is high because advantages are normalised: quiet moves are then drawn nearly at random, so that many kinds of
+    # threats occur, while a win or a loss outweighs it many times. The discount makes a win now worth more than one later, and the short
+    # horizon of the advantages credits the move that won or lost.
     config = TrainingConfig(
         env=EnvConfig(num_envs=64, num_workers=1, help_workers=True),
         policy=PolicyConfig(hidden_sizes=(512, 128), activation="relu", shared_trunk=True),
         ppo=PPOConfig(
-            learning_rate=1.5e-3, learning_rate_schedule="linear", gamma=0.9, gae_lambda=0.6, ent_coef=0.4, ent_schedule="linear",
+            learning_rate=1.5e-3, learning_rate_schedule="linear", gamma=0.9, gae_lambda=0.6, ent_coef=0.3,
             vf_coef=1.0, update_epochs=4, rollout_steps=32, minibatch_size=512,
         ),
         evaluation=EvalConfig(interval=0, final_episodes=0),
