@@ -130,7 +130,7 @@ def test_the_loop_is_compiled_once(tmp_path):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(trainer.state.iteration)
 
-    settings = config(10, evaluation={"interval": 3, "final_episodes": 2}, run={"checkpoint_interval": 2})
+    settings = config(10, num_minibatches=3, evaluation={"interval": 3, "final_episodes": 2}, run={"checkpoint_interval": 2})
     trainer = PPOTrainer("mlp", settings.env, settings, run_dir=tmp_path, callbacks=[lambda state, metrics: at.append(metrics["episodes"])])
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
@@ -185,25 +185,6 @@ def test_a_loss_that_explodes_inside_the_loop_ends_the_run_with_its_minibatch(tm
     with pytest.raises(BadNumberError):
         trainer.train()
     assert all(np.isfinite(value).all() for value in trainer.policy.get_weights().values())
-
-
-def test_whole_runs_can_be_vmapped_over_seeds():
-    """What trains many seeds at once: the loop under `vmap`, where every branch is computed and selected."""
-    settings = config(2)
-    trainers = [PPOTrainer("mlp", settings.env, settings, seed=seed) for seed in (1, 2)]
-    loops = [fused_module.FusedTraining(trainer.collector, trainer.learner, settings) for trainer in trainers]
-    inputs = [(fused_module.FusedState(t.collector.state, t.learner.carry()), *loop._inputs(2)) for t, loop in zip(trainers, loops)]
-    state, orders, numbers = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *inputs)
-    program, scales, lanes = loops[0]._program, trainers[0].policy.scales, trainers[0].collector.lane_numbers
-
-    def run(state, orders, numbers):
-        return fused_module.run_iterations(program, state, scales, lanes, orders, numbers, 2)[0]
-
-    together = jax.jit(jax.vmap(run))(state, orders, numbers)
-    for index, seed in enumerate((1, 2)):
-        trainer = PPOTrainer("mlp", settings.env, settings, seed=seed)
-        trainer.train()
-        np.testing.assert_allclose(together.carry.weights[index], trainer.learner.carry().weights, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_fused_where_a_part_is_replaced():

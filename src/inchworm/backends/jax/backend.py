@@ -172,6 +172,11 @@ def make_native_collector(policy: Policy, env: VectorEnv, *, seed: int, sequence
     return ScanCollector(env, policy, seed=seed, sequence_length=sequence_length)
 
 
+def prefers_one_program() -> bool:
+    """Whether `vmap` trains several seeds faster than processes: not on a CPU, where it gains nothing, and processes use all cores."""
+    return jax.default_backend() != "cpu"
+
+
 def fuse(policy: Policy, collector: Any, learner: Any, config: TrainingConfig) -> Any | str:
     """Collect and learn as one compiled program; or why not."""
     from inchworm.backends.jax.fused import FusedTraining, why_not_fused  # not needed for acting

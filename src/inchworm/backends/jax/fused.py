@@ -1,13 +1,14 @@
-"""Steps 3 to 9 of 9 as one compiled program: collect and learn, for as many iterations as are asked for.
+"""Steps 3 to 9 of 9 as one compiled program: collect and learn, for as many iterations as are asked for, of one seed or of several.
 
 The number of iterations is an argument of the program, so that one compilation serves a whole run, and how a run is divided into calls
 changes no bit of it. Whatever the iterations need from the host comes in as arrays: the orders of the samples, drawn from the learner's
-stream as in every backend, and the settings after schedules.
+stream as in every backend, and the settings after schedules. Several seeds are the same program under `vmap`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,6 +54,17 @@ class Report(NamedTuple):
     """[T, B] i32: the same; 0 where none ended."""
 
 
+class Call(NamedTuple):
+    """What the host gives a call of one seed."""
+
+    state: FusedState
+    scales: Scales
+    orders: np.ndarray
+    """[M, epochs, N]: the orders of the samples, for the most iterations of a call."""
+    settings: np.ndarray
+    """[M, …]"""
+
+
 class FusedProgram(NamedTuple):
     """What decides the program of an iteration."""
 
@@ -62,7 +74,7 @@ class FusedProgram(NamedTuple):
 
 
 def run_iteration(
-    program: FusedProgram, state: FusedState, scales: Scales, lanes: Any, permutations: Array, settings: Array
+    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, permutations: Array, settings: Array
 ) -> tuple[FusedState, Report, Array]:
     """One iteration: collect, learn. The last result tells whether all numbers are fine; else the state must not be kept."""
     learning = program.learning
@@ -80,27 +92,33 @@ def run_iteration(
 
 
 def run_iterations(
-    program: FusedProgram, state: FusedState, scales: Scales, lanes: Any, permutations: Array, settings: Array, count: Any
+    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, permutations: Array, settings: Array, count: Any, active: Any
 ) -> tuple[FusedState, Report, Array]:
     """The first `count` iterations for which there are permutations [M, epochs, N] and settings [M, …].
 
     Stops before an iteration whose numbers are not finite. Returns the state after the last good one, the reports of all [M, …], and the
-    number of good ones.
+    number of good ones. With `active` [S], S seeds are computed at once, those that are not active for nothing: they only keep the
+    others' places, so that the program stays the same. State and scales then have a first axis S, the others one after M.
     """
-    iterate = partial(run_iteration, program)
-    shapes = jax.eval_shape(iterate, state, scales, lanes, permutations[0], settings[0])[1]
+    iterate = partial(run_iteration, program, lanes)
+    iterate = jax.vmap(iterate) if active.ndim else iterate
+    shapes = jax.eval_shape(iterate, state, scales, permutations[0], settings[0])[1]
     nothing: Report = jax.tree.map(lambda leaf: jnp.zeros((permutations.shape[0], *leaf.shape), leaf.dtype), shapes)
 
-    def advance(loop: tuple[FusedState, Report, Array, Array]) -> tuple[FusedState, Report, Array, Array]:
-        before, reports, number, _ = loop
-        after, report, fine = iterate(before, scales, lanes, permutations[number], settings[number])
-        kept: FusedState = lax.cond(fine, lambda: after, lambda: before)
-        reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
-        return kept, reports, number + fine, fine
+    def advance(loop: tuple[FusedState, Report, Array, Array, Array]) -> tuple[FusedState, Report, Array, Array, Array]:
+        before, reports, number, fine, good = loop
+        after, report, finite = iterate(before, scales, permutations[number], settings[number])
+        fine &= finite
 
-    start = (state, nothing, jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    end, reports, number, _ = lax.while_loop(lambda loop: (loop[2] < count) & loop[3], advance, start)
-    return end, reports, number
+        def keep(new: Array, old: Array) -> Array:
+            return jnp.where(fine.reshape(*fine.shape, *(1,) * (new.ndim - fine.ndim)), new, old)
+
+        reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
+        return jax.tree.map(keep, after, before), reports, number + 1, fine, good + fine
+
+    start = (state, nothing, jnp.zeros((), jnp.int32), active, jnp.zeros(active.shape, jnp.int32))
+    end, reports, _, _, good = lax.while_loop(lambda loop: (loop[2] < count) & loop[3].any(), advance, start)
+    return end, reports, good
 
 
 _compiled = {small: jax.jit(run_iterations, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
@@ -138,30 +156,74 @@ class FusedTraining:
     def __call__(self, components: Any, most: int) -> list[Iteration]:
         """Compute at most `most` iterations: as many as take about `CALL_SECONDS`."""
         del components
-        collector, learner, policy = self._collector, self._learner, self._learner.policy
-        left = -(-(self._target - collector.env_steps) // self.steps_per_iteration)
-        count = max(1, min(most, self._count, self._most, left))
-        began, before, self._updates = time.perf_counter(), learner.copy_stream(), learner.updates
-        orders, settings = self._inputs(count)
-        state = FusedState(collector.state, learner.carry())
-        with policy.precision():
-            after, reports, done = self._run(state, policy.scales, collector.lane_numbers, orders, settings, count)
-            reports, good = jax.device_get(reports), int(done)
+        [found] = self.together([self], most)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @staticmethod
+    def together(seeds: Sequence[FusedTraining | None], most: int) -> list[list[Iteration] | Exception]:
+        """Compute at most `most` iterations of several seeds of one config at once; the result of a seed may be an error.
+
+        None keeps the place of a seed that is over. Neither its absence nor what other seeds do changes a bit of a seed.
+        """
+        running = [seed for seed in seeds if seed is not None]
+        count = max(1, min(most, *(seed._limit() for seed in running)))
+        began = time.perf_counter()
+        calls = [None if seed is None else seed._call(count) for seed in seeds]
+        outcomes = running[0]._compute(calls, count)
+        results: list[list[Iteration] | Exception] = []
+        for seed, call, outcome in zip(seeds, calls, outcomes):
+            try:
+                results.append([] if seed is None or call is None else seed._take_over(call, count, *outcome))
+            except Exception as error:
+                results.append(error)
+        for seed in running:
+            seed._count = seed._next_count(count, time.perf_counter() - began)
+        return results
+
+    def _limit(self) -> int:
+        """The most iterations of the next call: what takes about `CALL_SECONDS`, what fits into its arrays, what is left of the run."""
+        left = -(-(self._target - self._collector.env_steps) // self.steps_per_iteration)
+        return min(self._count, self._most, left)
+
+    def _compute(self, calls: Sequence[Call | None], count: int) -> list[tuple[FusedState, Any, int]]:
+        """Run the program; for each call the state after its last good iteration, the reports, and the number of good iterations."""
+        lanes, filled = self._collector.lane_numbers, [call for call in calls if call is not None]
+        with self._learner.policy.precision():
+            if len(calls) == 1:
+                after, reports, good = self._run(lanes, *filled[0], count, np.True_)
+                return [(after, jax.device_get(reports), int(good))]
+            state, scales, *arrays = zip(*(filled[0] if call is None else call for call in calls))
+            state, scales = (jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in (state, scales))
+            orders, settings = (np.stack(each, 1) for each in arrays)
+            active = np.array([call is not None for call in calls])
+            after, reports, good = jax.device_get(self._run(lanes, state, scales, orders, settings, count, active))
+
+        def at(place: int, tree: Any, axis: int) -> Any:
+            return jax.tree.map(lambda leaf: leaf.take(place, axis), tree)
+
+        return [(at(place, after, 0), at(place, reports, 1), int(good[place])) for place in range(len(calls))]
+
+    def _take_over(self, call: Call, count: int, after: FusedState, reports: Any, good: int) -> list[Iteration]:
+        """Move the collector and the learner to the state after `good` of `count` iterations, and return what each of them did."""
+        collector, learner = self._collector, self._learner
         if not good:  # its parts, one after another, find out what is wrong, and keep nothing of it
-            learner.set_stream(before)
+            learner.set_stream(self._stream)
             return [self._apart()]
+        updates = learner.updates
         epochs = [int(Metrics(table, *row[:-1]).epochs) for table, row in zip(reports.table[:good], reports.numbers)]
-        learner.adopt(after.carry, before, self._sequences, epochs, self.steps_per_iteration)
-        numbers = np.asarray(state.scan.episodes)
-        iterations = [self._iteration(index, reports, settings[index], numbers) for index in range(good)]
+        learner.adopt(after.carry, self._stream, self._sequences, epochs, self.steps_per_iteration, drawn=count)
+        numbers = np.asarray(call.state.scan.episodes)
+        iterations = [self._iteration(index, reports, call.settings[index], numbers, updates + index + 1) for index in range(good)]
         records = [record for iteration in iterations for record in iteration.records]
         collector.advance(after.scan, good * self.steps_per_iteration, iterations[-1].episodes - collector.episodes, records)
-        self._count = self._next_count(good, time.perf_counter() - began)
         return iterations
 
-    def _inputs(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The orders of the samples and the settings of `count` iterations, in arrays for the most that a call can have."""
-        learner, begin = self._learner, self._collector.env_steps
+    def _call(self, count: int) -> Call:
+        """The state, and the orders of the samples and the settings of `count` iterations, in arrays for the most that a call can have."""
+        collector, learner = self._collector, self._learner
+        begin, self._stream = collector.env_steps, learner.copy_stream()
         orders = np.zeros((self._most, learner.config.update_epochs, self._sequences), np.int32)
         settings = []
         for index in range(count):
@@ -169,10 +231,11 @@ class FusedTraining:
             orders[index] = learner.permutations(self._sequences)
             settings.append(learner.settings())
         learner.env_steps = begin
-        return orders, np.stack(settings + settings[-1:] * (self._most - count))
+        state = FusedState(collector.state, learner.carry())
+        return Call(state, learner.policy.scales, orders, np.stack(settings + settings[-1:] * (self._most - count)))
 
-    def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray) -> Iteration:
-        """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call."""
+    def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray, updates: int) -> Iteration:
+        """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call, `updates` those after it."""
         collector, learner = self._collector, self._learner
         ended = reports.lengths[: index + 1] > 0  # [iterations, T, B]
         records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers + ended[:-1].sum((0, 1)))
@@ -182,7 +245,7 @@ class FusedTraining:
             "explained_variance": explained,
             "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(Settings._make(settings).rate),
             "staleness": 0.0,
-            "n_updates": float(self._updates + index + 1),
+            "n_updates": float(updates),
         }
         total = collector.episodes + int(ended.sum())
         return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:])

@@ -205,7 +205,6 @@ def make_gymnax(config: EnvConfig) -> GymnaxEnv:
         near = close_names(name, known, most=3)
         listed = f"did you mean {' or '.join(GYMNAX + each for each in near)}?" if near else f"it has {', '.join(known)}"
         raise EnvError(f"env.id={config.id!r}: gymnax has no environment {name!r:.80}; {listed}")
-    refuse_settings(config)
     default = gymnax.make(name)[1]
     fields = {field.name for field in dataclasses.fields(default)}
     own = {key: value for key, value in config.kwargs.items() if key not in fields}
