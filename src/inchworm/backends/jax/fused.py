@@ -17,14 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales
-from inchworm.backends.jax.scan import ScanState, scan_rollout, steps_on_device
+from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
+from inchworm.backends.learner import TARGETS
+from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.types import RECENT_EPISODES, Iteration
+from inchworm.policy.statistics import EPSILON
 from inchworm.rollout.sequences import num_sequences
 
 CALL_SECONDS = 0.5
@@ -47,11 +51,25 @@ class Report(NamedTuple):
     table: Array
     """`Metrics.table`"""
     numbers: Array
-    """The other fields of `Metrics` in order, and the explained variance. Packed, because every array is a kernel to compile."""
+    """The other fields of `Metrics` in order, `TARGETS` and `MEASURES`. Packed, because every array is a kernel to compile."""
     returns: Array
     """[T, B] f32: of the episodes that ended with this step."""
     lengths: Array
     """[T, B] i32: the same; 0 where none ended."""
+    samples: tuple[Array, ...]
+    """What normalisers are moved by: the flat observations [T, B, F] and the value targets [T, B]; `()` without any."""
+    rewards: tuple[Array, ...]
+    """What the scale of rewards is moved by: rewards and `starts` [T, B]; `()` where rewards are not scaled."""
+
+
+class RewardState(NamedTuple):
+    """What the scale of rewards depends on before a rollout, as in `RewardScaler`."""
+
+    mean: Any
+    var: Any
+    count: Any
+    running: Any
+    """[B]"""
 
 
 class Call(NamedTuple):
@@ -59,6 +77,8 @@ class Call(NamedTuple):
 
     state: FusedState
     scales: Scales
+    scaled: RewardState | tuple[()]
+    """`()` where rewards are not scaled."""
     orders: np.ndarray
     """[M, epochs, N]: the orders of the samples, for the most iterations of a call."""
     settings: np.ndarray
@@ -73,41 +93,79 @@ class FusedProgram(NamedTuple):
     num_steps: int
 
 
+def scale_rewards(before: RewardState, rewards: Array, starts: Array, gamma: Array) -> Array:
+    """Rewards [T, B] divided by the standard deviation of discounted returns, these included: `RewardScaler` in the types of JAX."""
+
+    def row(sums: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, begins = given
+        sums = reward + jnp.where(begins, 0, gamma * sums)
+        return sums, sums
+
+    sums = lax.scan(row, before.running, (rewards, starts))[1]
+    share = sums.size / (before.count + sums.size)
+    delta = sums.mean() - before.mean
+    var = (1 - share) * before.var + share * (jnp.square(sums - sums.mean()).mean() + jnp.square(delta) * (1 - share))
+    return rewards / jnp.where(var > MIN_VARIANCE, jnp.sqrt(var + EPSILON), 1)
+
+
+def target_numbers(estimates: Estimates) -> tuple[Array, ...]:
+    """The metrics `TARGETS` of an update, as `target_metrics` of `backends/learner` computes them."""
+    returns, errors = estimates.returns, estimates.returns - estimates.values
+    variance, unexplained = (jnp.square(array - array.mean()).mean() for array in (returns, errors))
+    explained = jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
+    return explained, returns.mean(), jnp.sqrt(variance), jnp.sqrt(unexplained)
+
+
 def run_iteration(
-    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, permutations: Array, settings: Array
+    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, scaled: Any, permutations: Array, settings: Array
 ) -> tuple[FusedState, Report, Array]:
     """One iteration: collect, learn. The last result tells whether all numbers are fine; else the state must not be kept."""
     learning = program.learning
     params = state.carry.params(learning)
     scan, scanned = scan_rollout(program.env, learning.spec, program.num_steps, params, scales, state.scan, lanes)
     steps = steps_on_device(learning.spec, scanned, learning.length)
+    if scaled:
+        steps = steps._replace(rewards=scale_rewards(scaled, scanned.rewards, scanned.starts, Settings._make(settings).gamma))
     carry, metrics, estimates = update(learning, state.carry, scales, steps, permutations, settings)
     finite = jnp.isfinite(carry.weights).all() & jnp.isfinite(steps.rewards).all() & jnp.isfinite(steps.flat).all()
-    errors = estimates.returns - estimates.values
-    variance, unexplained = (jnp.square(array - array.mean()).mean() for array in (estimates.returns, errors))
-    explained = jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
-    numbers = jnp.stack([jnp.asarray(number, metrics.table.dtype) for number in (*metrics[1:], explained)])
-    report = Report(metrics.table, numbers, scanned.returns, jnp.where(scanned.ended, scanned.lengths, 0))
+    numbers = (*metrics[1:], *target_numbers(estimates), *rollout_measures(learning.spec, scanned))
+    report = Report(
+        table=metrics.table,
+        numbers=jnp.stack([jnp.asarray(number, metrics.table.dtype) for number in numbers]),
+        returns=scanned.returns,
+        lengths=jnp.where(scanned.ended, scanned.lengths, 0),
+        samples=(steps.flat, estimates.returns) if learning.policy.statistics.parts else (),
+        rewards=(scanned.rewards, scanned.starts) if scaled else (),
+    )
     return FusedState(scan, carry), report, finite & ~metrics.stopped
 
 
 def run_iterations(
-    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, permutations: Array, settings: Array, count: Any, active: Any
+    program: FusedProgram,
+    lanes: Any,
+    state: FusedState,
+    scales: Scales,
+    scaled: Any,
+    permutations: Array,
+    settings: Array,
+    count: Any,
+    active: Any,
 ) -> tuple[FusedState, Report, Array]:
     """The first `count` iterations for which there are permutations [M, epochs, N] and settings [M, …].
 
     Stops before an iteration whose numbers are not finite. Returns the state after the last good one, the reports of all [M, …], and the
     number of good ones. With `active` [S], S seeds are computed at once, those that are not active for nothing: they only keep the
-    others' places, so that the program stays the same. State and scales then have a first axis S, the others one after M.
+    others' places, so that the program stays the same. State and scales then have a first axis S, permutations and settings one after M.
+    Where normalisers or the scale of rewards change, which the host does between two calls, `count` must be 1.
     """
     iterate = partial(run_iteration, program, lanes)
     iterate = jax.vmap(iterate) if active.ndim else iterate
-    shapes = jax.eval_shape(iterate, state, scales, permutations[0], settings[0])[1]
+    shapes = jax.eval_shape(iterate, state, scales, scaled, permutations[0], settings[0])[1]
     nothing: Report = jax.tree.map(lambda leaf: jnp.zeros((permutations.shape[0], *leaf.shape), leaf.dtype), shapes)
 
     def advance(loop: tuple[FusedState, Report, Array, Array, Array]) -> tuple[FusedState, Report, Array, Array, Array]:
         before, reports, number, fine, good = loop
-        after, report, finite = iterate(before, scales, permutations[number], settings[number])
+        after, report, finite = iterate(before, scales, scaled, permutations[number], settings[number])
         fine &= finite
 
         def keep(new: Array, old: Array) -> Array:
@@ -129,8 +187,8 @@ def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
     """Why collect and learn cannot be one program, in a few words; None if they can."""
     if not isinstance(collector, ScanCollector) or not isinstance(learner, JaxOptimizer):
         return "the environments are stepped from the host"
-    if policy.statistics.parts or learner.config.scale_rewards:
-        return "normalisers and the scale of rewards are moved on the host"
+    if any(name.partition(".")[0] in policy.statistics.parts for name in learner.frozen):
+        return "ppo.freeze keeps a normaliser"
     return None
 
 
@@ -146,8 +204,11 @@ class FusedTraining:
         self._program = FusedProgram(collector.native, learner.program(ppo.rollout_steps), ppo.rollout_steps)
         self.steps_per_iteration = ppo.rollout_steps * len(collector.lane_numbers)
         self._sequences = num_sequences(ppo.rollout_steps, len(collector.lane_numbers), self._program.learning.length)
-        # Where an epoch may end an update, the next orders depend on it, and where the rate adapts, the next settings do.
-        alone = ppo.target_kl is not None or ppo.min_effective_sample_size is not None or ppo.learning_rate_schedule == "adaptive"
+        # Where an epoch may end an update, the next orders depend on it, where the rate adapts, the next settings do, and normalisers and
+        # the scale of rewards are moved on the host, in float64.
+        stops = ppo.target_kl is not None or ppo.min_effective_sample_size is not None
+        moves = ppo.learning_rate_schedule == "adaptive" or ppo.scale_rewards or learner.policy.statistics.parts
+        alone = stops or moves
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))
         self._count = 1  # of the next call
         size = self.steps_per_iteration // ppo.minibatches_for(self._sequences, self._program.learning.length)
@@ -194,11 +255,10 @@ class FusedTraining:
             if len(calls) == 1:
                 after, reports, good = self._run(lanes, *filled[0], count, np.True_)
                 return [(after, jax.device_get(reports), int(good))]
-            state, scales, *arrays = zip(*(filled[0] if call is None else call for call in calls))
-            state, scales = (jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in (state, scales))
-            orders, settings = (np.stack(each, 1) for each in arrays)
+            *trees, orders, settings = zip(*(filled[0] if call is None else call for call in calls))
+            trees = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in trees]
             active = np.array([call is not None for call in calls])
-            after, reports, good = jax.device_get(self._run(lanes, state, scales, orders, settings, count, active))
+            after, reports, good = jax.device_get(self._run(lanes, *trees, np.stack(orders, 1), np.stack(settings, 1), count, active))
 
         def at(place: int, tree: Any, axis: int) -> Any:
             return jax.tree.map(lambda leaf: leaf.take(place, axis), tree)
@@ -212,13 +272,21 @@ class FusedTraining:
             learner.set_stream(self._stream)
             return [self._apart()]
         updates = learner.updates
-        epochs = [int(Metrics(table, *row[:-1]).epochs) for table, row in zip(reports.table[:good], reports.numbers)]
+        epochs = [int(self._metrics(reports, index).epochs) for index in range(good)]
         learner.adopt(after.carry, self._stream, self._sequences, epochs, self.steps_per_iteration, drawn=count)
+        valid = np.ones(reports.lengths.shape[1:], bool)
+        if reports.samples:
+            learner.policy.add_to_statistics(reports.samples[0][0], reports.samples[1][0], valid)
+        if learner.reward_scaler is not None:
+            learner.reward_scaler.add(reports.rewards[0][0], reports.rewards[1][0], reports.lengths[0] > 0, valid)
         numbers = np.asarray(call.state.scan.episodes)
         iterations = [self._iteration(index, reports, call.settings[index], numbers, updates + index + 1) for index in range(good)]
         records = [record for iteration in iterations for record in iteration.records]
         collector.advance(after.scan, good * self.steps_per_iteration, iterations[-1].episodes - collector.episodes, records)
         return iterations
+
+    def _metrics(self, reports: Any, index: int) -> Metrics:
+        return Metrics(reports.table[index], *reports.numbers[index, : len(Metrics._fields) - 1])
 
     def _call(self, count: int) -> Call:
         """The state, and the orders of the samples and the settings of `count` iterations, in arrays for the most that a call can have."""
@@ -231,21 +299,27 @@ class FusedTraining:
             orders[index] = learner.permutations(self._sequences)
             settings.append(learner.settings())
         learner.env_steps = begin
-        state = FusedState(collector.state, learner.carry())
-        return Call(state, learner.policy.scales, orders, np.stack(settings + settings[-1:] * (self._most - count)))
+        state, scaler = FusedState(collector.state, learner.carry()), learner.reward_scaler
+        scaled: RewardState | tuple[()] = ()
+        if scaler is not None:
+            found = scaler.statistics
+            numbers = (found.mean, found.var, found.count, scaler.before(len(collector.lane_numbers)))
+            scaled = RewardState(*(np.asarray(number, np.float32) for number in numbers))
+        return Call(state, learner.policy.scales, scaled, orders, np.stack(settings + settings[-1:] * (self._most - count)))
 
     def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray, updates: int) -> Iteration:
         """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call, `updates` those after it."""
         collector, learner = self._collector, self._learner
         ended = reports.lengths[: index + 1] > 0  # [iterations, T, B]
         records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers + ended[:-1].sum((0, 1)))
-        *others, explained = reports.numbers[index].tolist()
-        found = learner.epoch_metrics(self._program.learning, Metrics(reports.table[index], *others))
+        found = learner.epoch_metrics(self._program.learning, self._metrics(reports, index))
+        targets, measures = np.split(reports.numbers[index, len(Metrics._fields) - 1 :].astype(float), [len(TARGETS)])
+        found |= dict(zip(TARGETS, targets.tolist())) | {name: value for name, value in zip(MEASURES, measures.tolist()) if value >= 0}
         found |= {
-            "explained_variance": explained,
             "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(Settings._make(settings).rate),
             "staleness": 0.0,
             "n_updates": float(updates),
+            **({} if learner.reward_scaler is None else {"reward_scale": learner.reward_scaler.scale}),
         }
         total = collector.episodes + int(ended.sum())
         return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:])
