@@ -48,7 +48,10 @@ _WORLDS = {
 }
 """Id -> `package.module:NAME` of its `World`."""
 
-_VECTOR_PREFIXES = {"gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")}
+_VECTOR_PREFIXES = {
+    f"{package}:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")
+    for package in ("gymnax", "brax", "navix", "craftax")
+}
 """Prefix of ids whose copies are always made and stepped as one vector env -> what makes it from an `EnvConfig`, the package that it needs,
 and the extra that installs it."""
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.native import GymnaxEnv, read_space
+from inchworm.backends.jax.adapters import GymnaxEnv
+from inchworm.backends.jax.native import read_space
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
