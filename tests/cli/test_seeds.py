@@ -16,7 +16,7 @@ from doubles.seeds import train_here
 from inchworm.core.types import SeedEvent
 from inchworm.run.bundle import Bundle
 from inchworm.tracking.jsonl import read_rows
-from inchworm.train.seed_processes import ProcessTrainer
+from inchworm.train.seed_trainers import ProcessTrainer
 
 FILES = ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors")
 
@@ -73,6 +73,9 @@ def test_a_factory_must_be_typed_again(cli: Any, refused: Any, small: list[str],
 @pytest.mark.usefixtures("_here")
 def test_wrong_use_of_seeds_is_one_line(refused: Any, cli: Any, small: list[str], run: Path) -> None:
     refused("--jobs is the number of seeds that are trained at a time; add --seeds N", "train", "CartPole-v1", "--jobs=2")
+    refused("--together is about several seeds; add --seeds N", "train", "CartPole-v1", "--together")
+    numpy = ["train", "CartPole-v1", *small, "--backend=numpy", "--seeds=2", "--run.name=wrong"]
+    refused("cannot be trained together: run.backend=numpy does not compile whole iterations", *numpy, "--together")
     refused("small is a single run; leave it out", "resume", "small", "--jobs=2")
     refused("small is a single run; use another run.name", "train", "CartPole-v1", *small, "--seeds=2", "--run.name=small")
     refused("--seeds=0 must be 1 or more", "train", "CartPole-v1", "--seeds=0")

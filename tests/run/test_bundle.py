@@ -100,7 +100,8 @@ def test_a_file_that_names_code_is_refused_without_the_code(tmp_path: Path) -> N
 def test_a_run_of_seeds_trained_together_says_that_it_is_not_exact_alone(tmp_path: Path) -> None:
     for together in (False, True):
         config = config_in(tmp_path, f"many-{together}")
-        with create_bundle(config, range(2), together=together) as bundle, create_run(bundle.run_config(1)) as run:
+        with create_bundle(config, range(2)) as bundle, create_run(bundle.run_config(1)) as run:
+            bundle.update(config, together=together)
             assert why_not_alone(run).startswith("seed-1 was trained in one program with the other seeds" if together else "")
             assert bool(why_not_alone(run)) is together
             assert open_bundle(bundle.path).together is together

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,8 +26,8 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.types import SeedEvent
 from inchworm.run.bundle import Bundle, create_bundle
 from inchworm.run.directory import CONFIG
-from inchworm.train import seed_processes
-from inchworm.train.seed_processes import ProcessTrainer, default_jobs
+from inchworm.train import seed_trainers
+from inchworm.train.seed_trainers import ProcessTrainer, default_jobs, follow_parent
 from inchworm.train.seeds import SeedScore, SeedsSummary, train_bundle, train_seeds
 from inchworm.train.trainer import PPOTrainer
 
@@ -169,6 +170,18 @@ def test_seeds_save_and_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("unread", [b"", b"a report"])
+def test_a_seed_ends_with_its_parent_whether_or_not_that_has_read_its_reports(unread: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: signals.append(number))
+    parent, child = socket.socketpair()
+    child.sendall(unread)
+    parent.close()
+    with child:
+        follow_parent(child)
+    assert signals == [signal.SIGINT]
+
+
 def free(lock: Path) -> bool:
     with open(lock, "rb") as file:
         try:
@@ -216,14 +229,14 @@ def test_warnings_of_all_seeds_appear_once_and_what_they_print_is_in_their_logs(
 
 
 def test_jobs_and_workers_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_processes, "usable_cores", lambda: 8)
+    monkeypatch.setattr(seed_trainers, "usable_cores", lambda: 8)
     config = config_of()
     workers = {"auto": 8, 0: 8, 1: 8, 2: 4, 3: 2, 8: 1}
     for count, jobs in workers.items():
         assert default_jobs(config.replace(env=EnvConfig(num_envs=8, num_workers=count)), 16) == jobs  # type: ignore[arg-type]
     assert default_jobs(config.replace(env=EnvConfig(num_envs=8, num_workers=1, help_workers=True)), 16) == 4
     assert default_jobs(config, 3) == 3
-    monkeypatch.setattr(seed_processes, "usable_cores", lambda: 1)
+    monkeypatch.setattr(seed_trainers, "usable_cores", lambda: 1)
     assert default_jobs(config.replace(env=EnvConfig(num_envs=8, num_workers=4)), 3) == 1
 
 
@@ -235,7 +248,8 @@ def test_a_bundle_that_is_trained_together_is_resumed_together(tmp_path: Path) -
         calls.append(list(seeds))
         yield from train_here(bundle, seeds[:1] if len(calls) == 1 else seeds)
 
-    with create_bundle(config, range(3), together=True) as bundle:
+    with create_bundle(config, range(3)) as bundle:
+        bundle.update(config, together=True)
         assert [row.status for row in train_bundle(bundle, trainer).seeds] == ["done", "unfinished", "unfinished"]
         assert not (bundle.run_path(1) / CONFIG).exists()
         longer = bundle.config.replace(run=bundle.config.run.replace(total_timesteps=6 * BATCH))

@@ -52,10 +52,8 @@ HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 ALL_FROZEN = "ppo.freeze matches every weight that could be trained; leave some out"
 _OF_STEPS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-_OF_TARGETS = ("explained_variance", "return_mean", "return_std", "advantage_std")
-EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", *_OF_TARGETS, "staleness"), 0.0) | {
-    "effective_sample_size": 1.0
-}
+TARGETS = ("explained_variance", "return_mean", "return_std", "advantage_std")
+EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", *TARGETS, "staleness"), 0.0) | {"effective_sample_size": 1.0}
 """The metrics of an update that takes no step."""
 
 
@@ -83,7 +81,7 @@ class BaseLearner(ABC):
         self.updates = 0
         self.epoch = 0
         """The epoch of the running or last update, from 1. Another thread may ask."""
-        self._reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
+        self.reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
         self._guard = BadNumberGuard(dump_directory)
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
         self._warned: set[str] = set()
@@ -113,14 +111,14 @@ class BaseLearner(ABC):
         kept = self._frozen_weights()
         on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
         metrics, advantages = self.learn(
-            rollout if self._reward_scaler is None else self._reward_scaler(rollout), losses, on_policy=on_policy
+            rollout if self.reward_scaler is None else self.reward_scaler(rollout), losses, on_policy=on_policy
         )
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
         metrics |= target_metrics(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
-        if self._reward_scaler is not None:
-            metrics["reward_scale"] = self._reward_scaler.scale
+        if self.reward_scaler is not None:
+            metrics["reward_scale"] = self.reward_scaler.scale
         if f"{VALUES}.mean" in kept:  # then the value head, whether frozen or just trained, is not rescaled
             kept |= {name: weight for name, weight in self.policy.get_weights().items() if name in VALUE_HEAD}
         self.policy.update_statistics(rollout, advantages.returns)
@@ -278,13 +276,13 @@ class BaseLearner(ABC):
 
     def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
         """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
-        if self._reward_scaler is not None:
-            self._reward_scaler.statistics.load_state_dict(statistics)
+        if self.reward_scaler is not None:
+            self.reward_scaler.statistics.load_state_dict(statistics)
 
     @property
     def reward_statistics(self) -> dict[str, np.ndarray] | None:
         """Mean, var and count of the discounted returns that rewards are scaled by; None without `ppo.scale_rewards`."""
-        return None if self._reward_scaler is None else self._reward_scaler.statistics.state_dict()
+        return None if self.reward_scaler is None else self.reward_scaler.statistics.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser moments, shuffle stream, counters and the scale of rewards as plain data and arrays."""
@@ -296,7 +294,7 @@ class BaseLearner(ABC):
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
-            **({} if self._reward_scaler is None else {"rewards": self._reward_scaler.state_dict()}),
+            **({} if self.reward_scaler is None else {"rewards": self.reward_scaler.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -306,8 +304,8 @@ class BaseLearner(ABC):
         self.learning_rate_scale = float(state["learning_rate_scale"])
         self._history = deque(np.asarray(state.get("history", ())).tolist(), maxlen=HISTORY)  # older checkpoints lack it
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
-        if self._reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
-            self._reward_scaler.load_state_dict(state["rewards"])
+        if self.reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
+            self.reward_scaler.load_state_dict(state["rewards"])
 
 
 class MinibatchLearner(BaseLearner):

@@ -85,6 +85,9 @@ class Backend(Protocol):
     def fuse(self, policy: Policy, collector: Any, learner: Learner, config: TrainingConfig) -> Any | str:
         """Collect and learn as one program, a `train.loop.FusedStep`; or why that cannot be, in a few words."""
 
+    def prefers_one_program(self) -> bool:
+        """Whether several seeds are trained faster in one program, by `FusedStep.together`, than in processes."""
+
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
 
@@ -284,6 +287,12 @@ def fuse(policy: Policy, collector: Any, learner: Learner, config: TrainingConfi
     """Collect and learn as one program, where the policy's backend can do that; else why not, in a few words."""
     make = getattr(backend_of(policy), "fuse", None) if is_builtin(policy) else None
     return "the backend learns apart from collecting" if make is None else make(policy, collector, learner, config)
+
+
+def prefers_one_program(backend: str) -> bool:
+    """Whether a backend trains several seeds faster in one program than in processes."""
+    ask = getattr(get_backend(backend), "prefers_one_program", None)
+    return ask is not None and bool(ask())
 
 
 @contextlib.contextmanager

@@ -19,17 +19,16 @@ MIN_VARIANCE = 1e-8
 """Returns that vary less than this count as constant and are not scaled."""
 
 
-def discounted_sums(rollout: Rollout, before: np.ndarray, gamma: float) -> np.ndarray:
+def discounted_sums(rewards: np.ndarray, starts: np.ndarray, ended: np.ndarray, before: np.ndarray, gamma: float) -> np.ndarray:
     """The discounted sum of the rewards of each row's episode up to that row [T, B]; `before` [B] holds the sums before row 0.
 
     The sum begins anew after a terminated or truncated row, and where an agent joins. It runs through invalid rows, whose rewards
     belong to the episode, too.
     """
-    ended = rollout.terminated | rollout.truncated  # [T, B]
-    begins = rollout.episode_starts.copy()  # [T, B]
+    begins = starts.copy()  # [T, B]
     begins[1:] |= ended[:-1]
     discounts = np.where(begins, 0.0, gamma)  # [T, B]
-    sums: np.ndarray = rollout.rewards.astype(np.float64)
+    sums: np.ndarray = rewards.astype(np.float64)
     for t, row in enumerate(sums):
         row += discounts[t] * (sums[t - 1] if t else before)
     return sums
@@ -54,11 +53,18 @@ class RewardScaler:
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Add the valid rows of a rollout to the statistics, and return it with scaled rewards."""
-        before = self.running if len(self.running) == rollout.num_lanes else np.zeros(rollout.num_lanes)
-        sums = discounted_sums(rollout, before, self.gamma)
-        self.statistics.update(sums, where=rollout.valid)
-        self.running = np.where(rollout.terminated[-1] | rollout.truncated[-1], 0.0, sums[-1])
+        self.add(rollout.rewards, rollout.episode_starts, rollout.terminated | rollout.truncated, rollout.valid)
         return dataclasses.replace(rollout, rewards=(rollout.rewards / self.scale).astype(rollout.rewards.dtype))
+
+    def before(self, num_lanes: int) -> np.ndarray:
+        """The running sums [B] that the next rollout of so many lanes continues."""
+        return self.running if len(self.running) == num_lanes else np.zeros(num_lanes)
+
+    def add(self, rewards: np.ndarray, starts: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
+        """Add the valid ones of rows [T, B] to the statistics."""
+        sums = discounted_sums(rewards, starts, ended, self.before(rewards.shape[1]), self.gamma)
+        self.statistics.update(sums, where=valid)
+        self.running = np.where(ended[-1], 0.0, sums[-1])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The statistics and the running sums."""

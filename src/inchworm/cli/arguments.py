@@ -32,6 +32,8 @@ OptionsT = TypeVar("OptionsT", bound=ConfigBase)
 Changes = dict[str, dict[str, Any]]
 """Values given on the command line, by section and field of the config."""
 
+SWITCHES = (bool, bool | None)
+"""Types of flags that may stand alone; without it, an optional one is null."""
 SHORT_FLAGS = ("run.backend", "run.seed", "run.total_timesteps", "env.num_envs", "env.num_workers", "ppo.compile")
 """Fields whose flags may be typed without the section."""
 
@@ -67,14 +69,14 @@ class _Flag:
         """The flag, then its negation if it is a switch, or its short form."""
         *section, last = (part.replace("_", "-") for part in self.path)
         name = "--" + ".".join([*section, last])
-        if self.hint is bool:
+        if self.hint in SWITCHES:
             return [name, "--" + ".".join([*section, f"no-{last}"])]
         return [name, f"--{last}"] if ".".join(self.path) in SHORT_FLAGS else [name]
 
     @property
     def takes(self) -> Literal["switch", "yaml", "many", "one"]:
         """What follows the flag."""
-        if self.hint is bool:
+        if self.hint in SWITCHES:
             return "switch"
         origin, inner = typing.get_origin(self.hint), typing.get_args(self.hint)
         if origin is tuple:
@@ -237,7 +239,7 @@ def _help(flags: list[_Flag], options: type[ConfigBase], prog: str) -> str:
 def _metavar(hint: Any) -> str:
     """Name a type in help texts: `FLOAT`, `INT|auto`, `INT …`."""
     inner = typing.get_args(hint)
-    if hint is bool:
+    if hint in SWITCHES:
         return ""
     if not inner:
         return {str: "TEXT", int: "INT", float: "FLOAT"}.get(hint, "null")

@@ -29,7 +29,6 @@ from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 if TYPE_CHECKING:
     from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
-    from inchworm.train.seeds import SeedPlan
 
 PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
 
@@ -56,6 +55,8 @@ class TrainOptions(ConfigBase):
     """Train this many seeds, from --run.seed on, each as a run of its own, and summarise their scores."""
     jobs: Count | None = None
     """Seeds that are trained at a time, in a process each; by default as many as there are cores."""
+    together: bool | None = None
+    """Train all seeds at once in one compiled program, with --backend jax and a JAX-native environment; by default if not on a CPU."""
 
 
 def run_train(arguments: Sequence[str]) -> int:
@@ -65,8 +66,9 @@ def run_train(arguments: Sequence[str]) -> int:
     check_can_be_trained_in(config)
     if options.seeds is not None:
         return train_several(config, options)
-    if options.jobs is not None:
-        raise UsageError("--jobs is the number of seeds that are trained at a time; add --seeds N")
+    for name, meaning in {"jobs": "is the number of seeds that are trained at a time", "together": "is about several seeds"}.items():
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} {meaning}; add --seeds N")
     with create_run(config, overwrite=options.overwrite) as run:
         try:
             return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
@@ -114,16 +116,14 @@ def run_resume(arguments: Sequence[str]) -> int:
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:
     """Train several seeds, new ones or those of the bundle that --run.name names."""
-    from inchworm.train.seeds import choose_seeds, plan_seeds
+    from inchworm.train.seeds import choose_seeds
 
     assert options.seeds is not None
     if options.profile:
         raise UsageError("--profile is for a single run; leave out --seeds")
-    seeds = choose_seeds(config, options.seeds)
-    plan = plan_seeds(config.policy, config.env, config, len(seeds), jobs=options.jobs)
-    with create_bundle(config, seeds, together=plan.together, overwrite=options.overwrite) as bundle:
+    with create_bundle(config, choose_seeds(config, options.seeds), overwrite=options.overwrite) as bundle:
         try:
-            return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
+            return train_seeds_of(bundle, make_terminal(quiet=options.quiet), jobs=options.jobs, together=options.together)
         except USAGE_ERRORS:  # wrong use leaves nothing behind
             bundle.discard()
             raise
@@ -133,28 +133,26 @@ def resume_several(changes: Changes, options: ResumeOptions) -> int:
     """Continue the unfinished seeds of a bundle."""
     if options.profile:
         raise UsageError(f"--profile is for a single run, and {options.run_name} has several seeds; leave it out")
-    from inchworm.train.seeds import plan_seeds
-
     with open_bundle(options.run_name, env=options.env) as bundle:
         config = apply_changes(bundle.config, changes)
         bundle.lock()
         bundle.update(config)
-        plan = plan_seeds(config.policy, config.env, config, len(bundle.seeds), jobs=options.jobs)
-        return train_seeds_of(bundle, make_terminal(quiet=options.quiet), plan)
+        return train_seeds_of(bundle, make_terminal(quiet=options.quiet), jobs=options.jobs)
 
 
-def train_seeds_of(bundle: Bundle, terminal: Terminal, plan: SeedPlan) -> int:
+def train_seeds_of(bundle: Bundle, terminal: Terminal, *, jobs: int | None, together: bool | None = None) -> int:
     """Train the seeds of a bundle that are not finished, and print the summary. The bundle must be locked."""
-    from inchworm.train.seeds import make_view, train_bundle
+    from inchworm.train.seeds import make_view, plan_seeds, train_bundle
 
+    trainer, how = plan_seeds(bundle.config.policy, bundle.config.env, bundle, jobs=jobs, together=together)
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
     seeds = f"{count} seeds ({first} to {last})" if last - first == count - 1 else f"the seeds {', '.join(map(str, bundle.seeds))}"
     terminal.print(f"training {config.env.id} for {config.run.total_timesteps:,} steps with {seeds}, run {bundle.path}")
-    terminal.print(plan.text)
+    terminal.print(how)
     try:
         raise_if_received()
-        summary = train_bundle(bundle, plan.trainer, make_view(bundle, terminal))
+        summary = train_bundle(bundle, trainer, make_view(bundle, terminal))
     except KeyboardInterrupt:
         terminal.print(f"interrupted; every seed that had begun is saved. To continue:\n  inchworm resume {bundle.typed}")
         raise

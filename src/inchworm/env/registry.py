@@ -56,7 +56,10 @@ ENVPOOL = "envpool:"
 
 _VECTOR_PREFIXES = {
     ENVPOOL: ("inchworm.env.foreign:make_envpool", "envpool", "envpool"),
-    "gymnax:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs"),
+    **{
+        f"{package}:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")
+        for package in ("gymnax", "brax", "navix", "craftax")
+    },
 }
 """Prefix of ids whose copies are always made and stepped as one vector env -> what makes it from an `EnvConfig`, the package that it needs,
 and the extra that installs it."""

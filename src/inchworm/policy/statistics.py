@@ -13,7 +13,7 @@ import numpy as np
 from inchworm.core.types import Array
 from inchworm.policy.spec import PolicySpec
 
-_EPSILON = 1e-8  # keeps the scale of a constant above 0
+EPSILON = 1e-8  # keeps the scale of a constant above 0
 
 
 class RunningMeanStd:
@@ -27,7 +27,7 @@ class RunningMeanStd:
     @property
     def std(self) -> np.ndarray:
         """The scale [*shape], never 0."""
-        return np.sqrt(self.var + _EPSILON)
+        return np.sqrt(self.var + EPSILON)
 
     def update(self, x: Array, where: Array | None = None) -> None:
         """Add samples [*batch, *shape], or those where `where` [*batch] is true."""

@@ -56,23 +56,10 @@ class Bundle:
     def __init__(self, path: Path, content: BundleConfig, *, continued: bool) -> None:
         """`continued` is true for a bundle that existed before."""
         self.path, self.continued = path, continued
-        self._content = content
+        self.seeds, self.together, self.config = content.seeds, content.together, content.config
+        self.altered = False
+        """Whether seeds that have begun are trained by another program from now on: one with more seeds, or of the other kind."""
         self._lock: int | None = None
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds, in increasing order."""
-        return self._content.seeds
-
-    @property
-    def config(self) -> TrainingConfig:
-        """The config that the runs share."""
-        return self._content.config
-
-    @property
-    def together(self) -> bool:
-        """Whether one program trains all seeds at once."""
-        return self._content.together
 
     @property
     def typed(self) -> str:
@@ -108,15 +95,15 @@ class Bundle:
     def update(self, config: TrainingConfig, seeds: Sequence[int] = (), *, together: bool | None = None) -> None:
         """Continue with `config`, if it differs only where that does not alter completed training, and with more seeds."""
         check_config(self.path, self.config, config)
-        every = tuple(sorted({*self.seeds, *seeds}))
-        content = BundleConfig(seeds=every, together=self.together if together is None else together, config=config)
-        if content != self._content:
-            self.save(content)
+        every, together = tuple(sorted({*self.seeds, *seeds})), self.together if together is None else together
+        if (every, together, config) != (self.seeds, self.together, self.config):
+            self.altered |= self.continued and (together, together and every) != (self.together, self.together and self.seeds)
+            self.seeds, self.together, self.config = every, together, config
+            self.save()
 
-    def save(self, content: BundleConfig) -> None:
+    def save(self) -> None:
         """Write `bundle.yaml`."""
-        write_atomically(self.path / BUNDLE, content.to_yaml())
-        self._content = content
+        write_atomically(self.path / BUNDLE, BundleConfig(seeds=self.seeds, together=self.together, config=self.config).to_yaml())
 
     def write_summary(self, data: Mapping[str, Any], page: str) -> None:
         """Write the summary beside the runs, as JSON and as a page."""
@@ -160,7 +147,7 @@ class Bundle:
         self.close()
 
 
-def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, together: bool = False, overwrite: bool = False) -> Bundle:
+def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, overwrite: bool = False) -> Bundle:
     """Create and lock the bundle that `config` describes: a new directory, or an existing one named `run.name` with an equal config.
 
     An existing bundle keeps its seeds and gets those that are new. With `overwrite` it is deleted first.
@@ -168,13 +155,13 @@ def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, together: boo
     if not seeds:
         raise ConfigError("a bundle needs 1 seed or more")
     path = make_run_directory(config)
-    content = BundleConfig(seeds=tuple(sorted(set(seeds))), together=together, config=config)
+    content = BundleConfig(seeds=tuple(sorted(set(seeds))), config=config)
     if (path / BUNDLE).exists() and not overwrite:
         bundle = open_bundle(path, env=config.env.id)
         bundle.lock()
         try:
             asked = keep_choices(bundle.config, config)
-            bundle.update(asked.replace(run=asked.run.replace(seed=bundle.config.run.seed)), seeds, together=together)
+            bundle.update(asked.replace(run=asked.run.replace(seed=bundle.config.run.seed)), seeds)
         except BaseException:
             bundle.close()
             raise
@@ -188,7 +175,7 @@ def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, together: boo
         if others:
             what = "is a single run" if CONFIG in others else f"is not a bundle of seeds and holds {', '.join(others[:3])}"
             raise ConfigError(f"{path} {what}; use another run.name for several seeds")
-        bundle.save(content)
+        bundle.save()
     except BaseException:
         bundle.close()
         raise

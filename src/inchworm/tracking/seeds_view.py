@@ -48,7 +48,7 @@ class SeedsView:
         self.done |= done
         self._began = self._shown_at = self._clock()
         if self.done:
-            self._terminal.print(f"{len(self.done)} of {len(self.seeds)} seeds are done already", markup=False)
+            self._terminal.print(f"{len(self.done)} of {len(self.seeds)} seeds are done already")
         if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._terminal.quiet:
             self._screen = TerminalScreen(self._terminal)
             self._screen.draw(self.view())
@@ -70,11 +70,11 @@ class SeedsView:
                 self.failed[seed] = event.text
                 text = f"seed {seed}: failed: {event.text}"
             if self._screen is None:
-                self._terminal.print(f"{text} ({len(self.done)} of {len(self.seeds)} seeds done)", markup=False)
+                self._terminal.print(f"{text} ({len(self.done)} of {len(self.seeds)} seeds done)")
         now = self._clock()
         if now - self._shown_at >= (self._between_lines if self._screen is None else self._between_draws):
             self._shown_at = now
-            self._terminal.print(self.line(), markup=False) if self._screen is None else self._screen.draw(self.view())
+            self._terminal.print(self.line()) if self._screen is None else self._screen.draw(self.view())
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""

@@ -121,7 +121,7 @@ class FusedStep(Protocol):
     """
 
     def __call__(self, components: TrainingComponents, most: int) -> Sequence[Iteration]:
-        """Compute at least one and at most `most` iterations."""
+        """Compute at least one and at most `most` iterations. Where there is a static `together`, it does so for several seeds at once."""
 
 
 MOST_AHEAD = 1_000_000

@@ -6,12 +6,13 @@ import math
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from inchworm.backends.registry import prefers_one_program
 from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, InchwormError
 from inchworm.core.protocols import Actor, Callback
@@ -23,13 +24,13 @@ from inchworm.policy.composite import PolicyMap
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.bundle import SUMMARY_JSON, Bundle, create_bundle
 from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
-from inchworm.run.directory import Run
+from inchworm.run.directory import NOT_BIT_IDENTICAL, NotExactWarning
 from inchworm.tracking.jsonl import METRICS, read_rows
 from inchworm.train.callbacks import as_callback
 from inchworm.train.convergence import has_stopped
 from inchworm.train.loop import TrainingState, reached_limits
-from inchworm.train.resolve import resolve_config
-from inchworm.train.seed_processes import ProcessTrainer, default_jobs
+from inchworm.train.resolve import is_native_env, resolve_config
+from inchworm.train.seed_trainers import ProcessTrainer, TogetherTrainer, default_jobs
 
 if TYPE_CHECKING:
     from inchworm.tracking.seeds_view import SeedsView
@@ -39,35 +40,48 @@ SeedTrainer: TypeAlias = Callable[[Bundle, Sequence[int]], Generator[SeedEvent, 
 """What trains the runs of a bundle: called with the bundle and the seeds that are not finished, it yields what they report.
 
 Each run is written as `bundle.run_config(seed)` describes a single run, and continued from its newest checkpoint. When the generator is
-closed early, every run is saved. `ProcessTrainer` uses processes; one that trains all seeds in one program gets a bundle with `together`,
-and `seeds` are then all of its seeds unless every one is finished.
+closed early, every run is saved.
 """
-
-
-class SeedPlan(NamedTuple):
-    """How the seeds of a bundle are trained."""
-
-    trainer: SeedTrainer
-    together: bool
-    """Whether one program trains them all at once, so that they can only be resumed together exactly."""
-    text: str
-    """The plan in a line."""
 
 
 def plan_seeds(
     policy: Any,
     env: Any,
-    config: TrainingConfig,
-    num_seeds: int,
+    bundle: Bundle,
     *,
     jobs: int | None = None,
+    together: bool | None = None,
     callbacks: Sequence[Any] = (),
     custom_losses: Sequence[Any] = (),
-) -> SeedPlan:
-    """Choose what trains the seeds: processes, `jobs` at a time. A trainer of all seeds in one program is chosen here where it fits."""
-    jobs = jobs or default_jobs(config, num_seeds)
+) -> tuple[SeedTrainer, str]:
+    """Choose what trains the seeds of a bundle, and say it in a line: one program if `together`, else processes, `jobs` at a time.
+
+    The choice changes the last bits of results, so a bundle keeps it.
+    """
+    config, own = bundle.config, [*callbacks, *custom_losses]
+    why_not = None if together is False else why_not_together(policy, env, config, own)
+    if together and (why_not is not None or jobs is not None):
+        raise ConfigError(f"the seeds cannot be trained together: {why_not or f'jobs={jobs} is a number of processes'}; leave out together")
+    if together is None:
+        together = jobs is None and why_not is None and (bundle.together if bundle.continued else prefers_one_program(config.run.backend))
+    bundle.update(config, together=together)
+    if together:
+        return TogetherTrainer(policy), "all seeds together, in one program"
+    jobs = jobs or default_jobs(config, len(bundle.seeds))
     trainer = ProcessTrainer(policy, env, jobs, tuple(callbacks), tuple(custom_losses))
-    return SeedPlan(trainer, together=False, text=f"{jobs} {'process' if jobs == 1 else 'processes'} at a time")
+    return trainer, f"{jobs} {'process' if jobs == 1 else 'processes'} at a time"
+
+
+def why_not_together(policy: Any, env: Any, config: TrainingConfig, functions: Sequence[Any]) -> str | None:
+    """Why one program cannot train all seeds, in a sentence; None if it can. `functions` are the user's callbacks and losses."""
+    if functions:
+        return "callbacks and custom losses are called for one seed at a time"
+    if config.policies or not isinstance(policy, str | PolicyConfig | PolicySpec):
+        return "only one built-in policy is trained inside a compiled program"
+    if config.run.backend in ("auto", "numpy", "torch"):  # not imported for this
+        return f"run.backend={config.run.backend} does not compile whole iterations; jax does, with a JAX-native environment"
+    is_native, reason = is_native_env(env, config)
+    return None if is_native else reason or f"{config.env.id} is stepped from the host: it is not JAX-native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +107,7 @@ class SeedScore:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        converged = None if self.converged is None else dict(self.converged)
-        return {**plain, "converged": converged, "failures": list(self.failures)}
+        return {**asdict(self), "failures": list(self.failures)}
 
 
 @dataclass(frozen=True)
@@ -191,6 +203,7 @@ def train_seeds(
     *,
     seeds: int | Sequence[int] = 5,
     jobs: int | None = None,
+    together: bool | None = None,
     run_dir: str | Path | None = None,
     callbacks: Sequence[Callback | Callable[..., Any]] = (),
     custom_loss_fns: Sequence[Callable[..., Any]] = (),
@@ -200,10 +213,11 @@ def train_seeds(
     """Train the same with several seeds, each as `PPOTrainer` would with its `run.seed`, and return a summary of their scores.
 
     `seeds` is their number, counted from `run.seed` on, or the seeds themselves. They are trained in processes, `jobs` at a time (by
-    default as many as there are cores), and written to `run_dir/seed-0`, …; by default `run_dir` is `run.name` in `run.directory`.
-    Called again, finished seeds are left alone and others continued. An error in one seed does not end the others: see
-    `SeedsSummary.failed`. Ctrl-C saves all of them. The environment is an id, an `EnvConfig` or a factory; `policy`, factory, callbacks
-    and losses are sent to the processes, so each has copies of its own.
+    default as many as there are cores), or `together` in one compiled program (with JAX and a JAX-native environment; by default if it is
+    not on a CPU), and written to `run_dir/seed-0`, …; by default `run_dir` is `run.name` in `run.directory`. Called again, finished seeds
+    are left alone and others continued. An error in one seed does not end the others: see `SeedsSummary.failed`. Ctrl-C saves all of them.
+    The environment is an id, an `EnvConfig` or a factory; `policy`, factory, callbacks and losses are sent to the processes, so each has
+    copies of its own.
     """
     asked = resolve_config(policy, env, config)
     if not env_source(env).can_be_copied:
@@ -214,11 +228,11 @@ def train_seeds(
         raise ConfigError(f"jobs={jobs} must be 1 or more")
     if run_dir is not None:
         asked = asked.replace(run=asked.run.replace(name=Path(run_dir).name, directory=str(Path(run_dir).parent)))
-    chosen = choose_seeds(asked, seeds)
-    plan = plan_seeds(policy, env, asked, len(chosen), jobs=jobs, callbacks=callbacks, custom_losses=custom_loss_fns)
-    with create_bundle(asked, chosen, together=plan.together, overwrite=overwrite) as bundle:
+    with create_bundle(asked, choose_seeds(asked, seeds), overwrite=overwrite) as bundle:
         try:
-            summary = train_bundle(bundle, plan.trainer, make_view(bundle) if progress else None)
+            options: dict[str, Any] = {"callbacks": callbacks, "custom_losses": custom_loss_fns}
+            trainer, _ = plan_seeds(policy, env, bundle, jobs=jobs, together=together, **options)
+            summary = train_bundle(bundle, trainer, make_view(bundle) if progress else None)
         except USAGE_ERRORS:
             bundle.discard()
             raise
@@ -248,8 +262,10 @@ def train_bundle(bundle: Bundle, trainer: SeedTrainer, view: SeedsView | None = 
     known = {row["seed"]: row for row in read_summary(bundle)}
     rows = {seed: score_seed(bundle, seed, known.get(seed)) for seed in bundle.seeds}
     left = [seed for seed, row in rows.items() if row.status != "done"]
-    if bundle.together and left:
-        left = list(bundle.seeds)
+    if bundle.altered and any(rows[seed].env_steps for seed in left):
+        warnings.warn(
+            f"{bundle.path}: seeds that have begun continue in another program; {NOT_BIT_IDENTICAL}", NotExactWarning, stacklevel=2
+        )
     ended, began = dict[int, SeedEvent](), False
     try:
         if view is not None:
@@ -268,17 +284,10 @@ def train_bundle(bundle: Bundle, trainer: SeedTrainer, view: SeedsView | None = 
         if view is not None:
             view.close()
         rows |= {seed: score_seed(bundle, seed, known.get(seed), ended.get(seed)) for seed in left}
-        summary = summarise(bundle, list(rows.values()))
+        summary = SeedsSummary(bundle.path, bundle.config.env.id, tuple(rows.values()), score_of(bundle.config))
         if began or not left:
             bundle.write_summary(summary.to_dict(), summary.page())
     return summary
-
-
-def summarise(bundle: Bundle, rows: Sequence[SeedScore]) -> SeedsSummary:
-    """The summary of a bundle; scores are of evaluations unless no seed has one."""
-    asked = bundle.config.evaluation
-    evaluated = bool(asked.final_episodes or asked.interval)
-    return SeedsSummary(bundle.path, bundle.config.env.id, tuple(rows), "evaluation" if evaluated else "training")
 
 
 def read_summary(bundle: Bundle) -> list[Mapping[str, Any]]:
@@ -296,14 +305,13 @@ def score_seed(bundle: Bundle, seed: int, known: Mapping[str, Any] | None, event
     counters: dict[str, Any] = {"env_steps": int(last.get("env_steps", 0)), "iteration": int(last.get("iteration", 0))}
     if event is not None and event.kind == "failed":
         return SeedScore(seed, "failed", **counters, error=event.text)
-    if event is None:
-        reason = None if run is None else finished_by(run, bundle.run_config(seed), known)
-    else:
-        reason = event.text
-    if run is None or reason is None:
+    if run is None or TrainingCheckpointer(run.checkpoints).latest() is None:
         return SeedScore(seed, "unfinished", **counters)
-    evaluated = bool(bundle.config.evaluation.final_episodes or bundle.config.evaluation.interval)
-    name = "evaluation/mean_return" if evaluated else "mean_return"
+    checkpoint = TrainingCheckpointer(run.checkpoints).load()
+    reason = finished_by(checkpoint, bundle.run_config(seed), known) if event is None else event.text
+    if reason is None:
+        return SeedScore(seed, "unfinished", **counters)
+    name = "mean_return" if score_of(bundle.config) == "training" else "evaluation/mean_return"
     scored: Mapping[str, Any] = next((row for row in reversed(rows) if name in row), {})
     return SeedScore(
         seed,
@@ -312,19 +320,21 @@ def score_seed(bundle: Bundle, seed: int, known: Mapping[str, Any] | None, event
         score=scored.get(name),
         win_rate=scored.get("evaluation/win_rate"),
         stop_reason=reason,
-        converged=_newest_checkpoint(run).state["state"].get("convergence", {}).get("converged"),
+        converged=checkpoint.state["state"].get("convergence", {}).get("converged"),
         failures=tuple(event.failures if event is not None else (known or {}).get("failures", ())),
     )
 
 
-def finished_by(run: Run, config: TrainingConfig, known: Mapping[str, Any] | None) -> str | None:
+def score_of(config: TrainingConfig) -> Literal["evaluation", "training"]:
+    """Whether scores are of evaluations, or of training episodes because no evaluation was asked for."""
+    return "evaluation" if config.evaluation.final_episodes or config.evaluation.interval else "training"
+
+
+def finished_by(checkpoint: Checkpoint, config: TrainingConfig, known: Mapping[str, Any] | None) -> str | None:
     """Why a run has nothing left to do by `config`, as `History.stop_reason`; None if it is to be continued.
 
     A checkpoint does not tell that a callback ended the run: the last summary does, if nothing has been trained since.
     """
-    if TrainingCheckpointer(run.checkpoints).latest() is None:
-        return None
-    checkpoint = _newest_checkpoint(run)
     state = TrainingState()
     state.load_state_dict(checkpoint.state["state"])
     state.env_steps, state.episodes = (int(checkpoint.state["collector"][name]) for name in ("env_steps", "episodes"))
@@ -336,7 +346,3 @@ def finished_by(run: Run, config: TrainingConfig, known: Mapping[str, Any] | Non
         return "converged"
     ended = known is not None and known.get("status") == "done" and known.get("iteration") == state.iteration
     return "callback" if ended and known is not None and known.get("stop_reason") == "callback" else None
-
-
-def _newest_checkpoint(run: Run) -> Checkpoint:
-    return TrainingCheckpointer(run.checkpoints).load()

@@ -150,8 +150,9 @@ def functional_training_loop(
     step_fn: StepFunction | None = None,
     custom_losses: Sequence[Callable[..., Any]] = (),
     callbacks: Sequence[Callback] = (),
+    fuse: Callable[..., FusedStep | str] = fuse,
 ) -> TrainingState:
-    """Train as the config says, in one call; `step_fn` replaces or wraps `default_training_step`.
+    """Train as the config says, in one call; `step_fn` replaces or wraps `default_training_step`, and `fuse` what compiles iterations.
 
     If `run.name` or `run.directory` is set, the run is written there, and an existing one of that name is continued. Otherwise nothing
     is written, and settings of files are refused.
@@ -177,6 +178,7 @@ def functional_training_loop(
         stack.enter_context(trainer)
         if trainer.continues:
             trainer.load_checkpoint()
+        trainer.fuse = fuse
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
 
@@ -269,7 +271,7 @@ class PPOTrainer:
             raise
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
-        self._in_loop = False
+        self._in_loop, self.fuse = False, fuse
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
         parts = TrainerParts(
             policy=self.policy,
@@ -523,7 +525,7 @@ class PPOTrainer:
         has_parts = components.collector is self.collector and components.learner is self.learner
         if not has_parts or components.custom_losses or any(map(reads_rollouts, components.callbacks)):
             return None
-        fused = fuse(self.policy, self.collector, self.learner, components.config)
+        fused = self.fuse(self.policy, self.collector, self.learner, components.config)
         return None if isinstance(fused, str) else cast(FusedStep, fused)
 
     def _save_after(self, error: BaseException) -> None:

@@ -13,6 +13,7 @@ from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.train.callbacks import BaseCallback
+from inchworm.train.loop import History
 from inchworm.train.trainer import PPOTrainer
 
 STEPS, LANES = 12, 3
@@ -50,6 +51,7 @@ def assert_same_bits(one: PPOTrainer, two: PPOTrainer) -> None:
 VARIANTS = {
     "linear": {"learning_rate_schedule": "linear", "clip_schedule": "linear", "ent_coef": 0.01},
     "target_kl": {"target_kl": 1e-4, "learning_rate_schedule": "adaptive"},
+    "normalisers": {"policy": {"normalize_observations": True, "normalize_values": True}, "scale_rewards": True},
     "minibatch": {"normalize_advantages": "minibatch", "clip_vloss": True, "num_minibatches": 5, "freeze": ["critic.head.*"]},
 }
 
@@ -59,19 +61,54 @@ def test_fused_training_equals_collecting_and_learning_apart(name):
     settings = config(**VARIANTS[name])
     (one, first), (two, second) = trained(settings), trained(settings, fused=False)
     assert one.state.episodes == two.state.episodes > 0
-    for metric in ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance", "learning_rate"):
-        np.testing.assert_allclose(first[metric], second[metric], rtol=1e-5, atol=1e-6)
+    assert_same_metrics(first, second)
     for metric in ("timesteps", "episodes", "iteration_episodes", "mean_return", "mean_length", "epochs", "n_updates", "staleness"):
         assert np.array_equal(first[metric], second[metric], equal_nan=True)
     for weight, value in one.policy.get_weights().items():
         np.testing.assert_allclose(value, two.policy.get_weights()[weight], rtol=0, atol=1e-6)
     assert [*one.collector.recent] == [*two.collector.recent]
-    assert one.full_state()["learner"]["stream"] == two.full_state()["learner"]["stream"]
+    states = [trainer.full_state()["learner"] for trainer in (one, two)]
+    assert states[0]["stream"] == states[1]["stream"]
+    for name, value in states[0].get("rewards", {}).items():
+        np.testing.assert_allclose(value, states[1]["rewards"][name], rtol=1e-6)
 
 
-def test_memory_is_trained_inside_the_loop():
+def assert_same_metrics(fused: History, apart: History) -> None:
+    """Both have the same metrics, apart from those of time, with the same numbers."""
+    names = [{name for name in history if not name.startswith("timing/")} for history in (fused, apart)]
+    assert names[0] == names[1]
+    for metric in names[0] - {"ratio_error"}:
+        np.testing.assert_allclose(fused[metric], apart[metric], rtol=1e-5, atol=1e-6, err_msg=metric)
+
+
+class Masked:
+    """A world with a mask that leaves one action in every third step, and episodes of 5 steps."""
+
+    observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(2), "seen": gym.spaces.Box(-9.0, 9.0, (2,), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+    max_episode_steps = 5
+
+    def reset(self, key):
+        start = jax.random.uniform(key, (2,))
+        return self._shown(start, jnp.zeros((), jnp.int32)), (start, jnp.zeros((), jnp.int32))
+
+    def step(self, key, state, action):
+        del key
+        seen, time = state[0] + jnp.where(action == 1, 0.5, -0.5), state[1] + 1
+        over = jnp.abs(seen[0]) > 1
+        return self._shown(seen, time), (seen, time), seen[1], over, (time >= 5) & ~over
+
+    def _shown(self, seen, time):
+        return {"action_mask": jnp.array([1, 1], jnp.int8) - jnp.array([1, 0], jnp.int8) * (time % 3 == 2), "seen": seen}
+
+
+def test_memory_and_masks_are_trained_inside_the_loop():
     settings = config(2, policy={"kind": "gru", "memory_size": 4}, sequence_length=5)
-    (one, _), (two, _) = trained(settings), trained(settings, fused=False)
+    one, two = (PPOTrainer("gru", JaxVectorEnv(Masked(), LANES), settings) for _ in range(2))
+    two._fused_step = lambda components: None
+    first, second = one.train(), two.train()
+    assert_same_metrics(first, second)
+    assert {"memory_spread", "forced_share", "truncated_share", "observation_scale"} <= set(first)
     for weight, value in one.policy.get_weights().items():
         np.testing.assert_allclose(value, two.policy.get_weights()[weight], rtol=0, atol=1e-6)
 
@@ -130,7 +167,7 @@ def test_the_loop_is_compiled_once(tmp_path):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(trainer.state.iteration)
 
-    settings = config(10, evaluation={"interval": 3, "final_episodes": 2}, run={"checkpoint_interval": 2})
+    settings = config(10, num_minibatches=3, evaluation={"interval": 3, "final_episodes": 2}, run={"checkpoint_interval": 2})
     trainer = PPOTrainer("mlp", settings.env, settings, run_dir=tmp_path, callbacks=[lambda state, metrics: at.append(metrics["episodes"])])
     jax.monitoring.register_event_duration_secs_listener(count)
     try:
@@ -174,6 +211,7 @@ def test_a_bad_number_inside_the_loop_is_named_and_the_last_good_weights_are_kep
             trainer.train()
     fused, apart = trainers
     assert fused.state.iteration == fused.learner.updates == apart.state.iteration > 1
+    assert fused.full_state()["learner"]["stream"] == apart.full_state()["learner"]["stream"]
     for name, value in fused.policy.get_weights().items():
         np.testing.assert_allclose(value, apart.policy.get_weights()[name], rtol=0, atol=1e-6)
         assert np.isfinite(value).all()
@@ -185,25 +223,6 @@ def test_a_loss_that_explodes_inside_the_loop_ends_the_run_with_its_minibatch(tm
     with pytest.raises(BadNumberError):
         trainer.train()
     assert all(np.isfinite(value).all() for value in trainer.policy.get_weights().values())
-
-
-def test_whole_runs_can_be_vmapped_over_seeds():
-    """What trains many seeds at once: the loop under `vmap`, where every branch is computed and selected."""
-    settings = config(2)
-    trainers = [PPOTrainer("mlp", settings.env, settings, seed=seed) for seed in (1, 2)]
-    loops = [fused_module.FusedTraining(trainer.collector, trainer.learner, settings) for trainer in trainers]
-    inputs = [(fused_module.FusedState(t.collector.state, t.learner.carry()), *loop._inputs(2)) for t, loop in zip(trainers, loops)]
-    state, orders, numbers = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *inputs)
-    program, scales, lanes = loops[0]._program, trainers[0].policy.scales, trainers[0].collector.lane_numbers
-
-    def run(state, orders, numbers):
-        return fused_module.run_iterations(program, state, scales, lanes, orders, numbers, 2)[0]
-
-    together = jax.jit(jax.vmap(run))(state, orders, numbers)
-    for index, seed in enumerate((1, 2)):
-        trainer = PPOTrainer("mlp", settings.env, settings, seed=seed)
-        trainer.train()
-        np.testing.assert_allclose(together.carry.weights[index], trainer.learner.carry().weights, rtol=0, atol=1e-5)
 
 
 def test_nothing_is_fused_where_a_part_is_replaced():

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.native import GymnaxEnv, read_space
+from inchworm.backends.jax.adapters import GymnaxEnv
+from inchworm.backends.jax.native import read_space
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
@@ -100,14 +101,14 @@ def test_what_cannot_be_honoured_is_refused_in_one_line():
 def test_without_gymnax_the_line_to_type_is_shown(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[jax-envs\]"'):
-        make_vector_env("gymnax:CartPole-v1")
+        make_vector_env("gymnax:Catch-bsuite")  # not made by another test
 
 
 def test_without_jax_the_line_to_type_is_shown(monkeypatch):
     monkeypatch.delitem(sys.modules, "inchworm.backends.jax.vector_env", raising=False)
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[jax-envs\]"'):
-        make_vector_env("gymnax:CartPole-v1")
+        make_vector_env("gymnax:Catch-bsuite")  # not made by another test
 
 
 class Params:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from inchworm.backends.jax import gae
+from inchworm.backends.jax.adapters import is_of_package
 from inchworm.backends.jax.gae import Estimates
-from inchworm.backends.jax.native import GYMNAX, why_not_native
+from inchworm.backends.jax.native import why_not_native
 from inchworm.backends.jax.network import Params, Scales
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.samples import Steps, steps_of
@@ -144,7 +145,7 @@ def checking() -> ModuleType:
 
 def native_choice(config: EnvConfig) -> tuple[bool, str]:
     """Whether the copies of a config are stepped by JAX, and the reason."""
-    if config.id.startswith(GYMNAX):
+    if is_of_package(config.id):
         return True, ""
     if config.id not in WORLDS:
         return False, ""
@@ -170,6 +171,11 @@ def make_native_collector(policy: Policy, env: VectorEnv, *, seed: int, sequence
     if not isinstance(env, JaxVectorEnv) or not isinstance(policy, JaxPolicy):
         return None
     return ScanCollector(env, policy, seed=seed, sequence_length=sequence_length)
+
+
+def prefers_one_program() -> bool:
+    """Whether `vmap` trains several seeds faster than processes: not on a CPU, where it gains nothing, and processes use all cores."""
+    return jax.default_backend() != "cpu"
 
 
 def fuse(policy: Policy, collector: Any, learner: Any, config: TrainingConfig) -> Any | str:

@@ -1,13 +1,14 @@
-"""Steps 3 to 9 of 9 as one compiled program: collect and learn, for as many iterations as are asked for.
+"""Steps 3 to 9 of 9 as one compiled program: collect and learn, for as many iterations as are asked for, of one seed or of several.
 
 The number of iterations is an argument of the program, so that one compilation serves a whole run, and how a run is divided into calls
 changes no bit of it. Whatever the iterations need from the host comes in as arrays: the orders of the samples, drawn from the learner's
-stream as in every backend, and the settings after schedules.
+stream as in every backend, and the settings after schedules. Several seeds are the same program under `vmap`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,14 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales
-from inchworm.backends.jax.scan import ScanState, scan_rollout, steps_on_device
+from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
+from inchworm.backends.learner import TARGETS
+from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.types import RECENT_EPISODES, Iteration
+from inchworm.policy.statistics import EPSILON
 from inchworm.rollout.sequences import num_sequences
 
 CALL_SECONDS = 0.5
@@ -46,11 +51,38 @@ class Report(NamedTuple):
     table: Array
     """`Metrics.table`"""
     numbers: Array
-    """The other fields of `Metrics` in order, and the explained variance. Packed, because every array is a kernel to compile."""
+    """The other fields of `Metrics` in order, `TARGETS` and `MEASURES`. Packed, because every array is a kernel to compile."""
     returns: Array
     """[T, B] f32: of the episodes that ended with this step."""
     lengths: Array
     """[T, B] i32: the same; 0 where none ended."""
+    samples: tuple[Array, ...]
+    """What normalisers are moved by: the flat observations [T, B, F] and the value targets [T, B]; `()` without any."""
+    rewards: tuple[Array, ...]
+    """What the scale of rewards is moved by: rewards and `starts` [T, B]; `()` where rewards are not scaled."""
+
+
+class RewardState(NamedTuple):
+    """What the scale of rewards depends on before a rollout, as in `RewardScaler`."""
+
+    mean: Any
+    var: Any
+    count: Any
+    running: Any
+    """[B]"""
+
+
+class Call(NamedTuple):
+    """What the host gives a call of one seed."""
+
+    state: FusedState
+    scales: Scales
+    scaled: RewardState | tuple[()]
+    """`()` where rewards are not scaled."""
+    orders: np.ndarray
+    """[M, epochs, N]: the orders of the samples, for the most iterations of a call."""
+    settings: np.ndarray
+    """[M, …]"""
 
 
 class FusedProgram(NamedTuple):
@@ -61,46 +93,90 @@ class FusedProgram(NamedTuple):
     num_steps: int
 
 
+def scale_rewards(before: RewardState, rewards: Array, starts: Array, gamma: Array) -> Array:
+    """Rewards [T, B] divided by the standard deviation of discounted returns, these included: `RewardScaler` in the types of JAX."""
+
+    def row(sums: Array, given: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, begins = given
+        sums = reward + jnp.where(begins, 0, gamma * sums)
+        return sums, sums
+
+    sums = lax.scan(row, before.running, (rewards, starts))[1]
+    share = sums.size / (before.count + sums.size)
+    delta = sums.mean() - before.mean
+    var = (1 - share) * before.var + share * (jnp.square(sums - sums.mean()).mean() + jnp.square(delta) * (1 - share))
+    return rewards / jnp.where(var > MIN_VARIANCE, jnp.sqrt(var + EPSILON), 1)
+
+
+def target_numbers(estimates: Estimates) -> tuple[Array, ...]:
+    """The metrics `TARGETS` of an update, as `target_metrics` of `backends/learner` computes them."""
+    returns, errors = estimates.returns, estimates.returns - estimates.values
+    variance, unexplained = (jnp.square(array - array.mean()).mean() for array in (returns, errors))
+    explained = jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
+    return explained, returns.mean(), jnp.sqrt(variance), jnp.sqrt(unexplained)
+
+
 def run_iteration(
-    program: FusedProgram, state: FusedState, scales: Scales, lanes: Any, permutations: Array, settings: Array
+    program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, scaled: Any, permutations: Array, settings: Array
 ) -> tuple[FusedState, Report, Array]:
     """One iteration: collect, learn. The last result tells whether all numbers are fine; else the state must not be kept."""
     learning = program.learning
     params = state.carry.params(learning)
     scan, scanned = scan_rollout(program.env, learning.spec, program.num_steps, params, scales, state.scan, lanes)
     steps = steps_on_device(learning.spec, scanned, learning.length)
+    if scaled:
+        steps = steps._replace(rewards=scale_rewards(scaled, scanned.rewards, scanned.starts, Settings._make(settings).gamma))
     carry, metrics, estimates = update(learning, state.carry, scales, steps, permutations, settings)
     finite = jnp.isfinite(carry.weights).all() & jnp.isfinite(steps.rewards).all() & jnp.isfinite(steps.flat).all()
-    errors = estimates.returns - estimates.values
-    variance, unexplained = (jnp.square(array - array.mean()).mean() for array in (estimates.returns, errors))
-    explained = jnp.where(variance > 0, 1 - unexplained / jnp.where(variance > 0, variance, 1), 0)
-    numbers = jnp.stack([jnp.asarray(number, metrics.table.dtype) for number in (*metrics[1:], explained)])
-    report = Report(metrics.table, numbers, scanned.returns, jnp.where(scanned.ended, scanned.lengths, 0))
+    numbers = (*metrics[1:], *target_numbers(estimates), *rollout_measures(learning.spec, scanned))
+    report = Report(
+        table=metrics.table,
+        numbers=jnp.stack([jnp.asarray(number, metrics.table.dtype) for number in numbers]),
+        returns=scanned.returns,
+        lengths=jnp.where(scanned.ended, scanned.lengths, 0),
+        samples=(steps.flat, estimates.returns) if learning.policy.statistics.parts else (),
+        rewards=(scanned.rewards, scanned.starts) if scaled else (),
+    )
     return FusedState(scan, carry), report, finite & ~metrics.stopped
 
 
 def run_iterations(
-    program: FusedProgram, state: FusedState, scales: Scales, lanes: Any, permutations: Array, settings: Array, count: Any
+    program: FusedProgram,
+    lanes: Any,
+    state: FusedState,
+    scales: Scales,
+    scaled: Any,
+    permutations: Array,
+    settings: Array,
+    count: Any,
+    active: Any,
 ) -> tuple[FusedState, Report, Array]:
     """The first `count` iterations for which there are permutations [M, epochs, N] and settings [M, …].
 
     Stops before an iteration whose numbers are not finite. Returns the state after the last good one, the reports of all [M, …], and the
-    number of good ones.
+    number of good ones. With `active` [S], S seeds are computed at once, those that are not active for nothing: they only keep the
+    others' places, so that the program stays the same. State and scales then have a first axis S, permutations and settings one after M.
+    Where normalisers or the scale of rewards change, which the host does between two calls, `count` must be 1.
     """
-    iterate = partial(run_iteration, program)
-    shapes = jax.eval_shape(iterate, state, scales, lanes, permutations[0], settings[0])[1]
+    iterate = partial(run_iteration, program, lanes)
+    iterate = jax.vmap(iterate) if active.ndim else iterate
+    shapes = jax.eval_shape(iterate, state, scales, scaled, permutations[0], settings[0])[1]
     nothing: Report = jax.tree.map(lambda leaf: jnp.zeros((permutations.shape[0], *leaf.shape), leaf.dtype), shapes)
 
-    def advance(loop: tuple[FusedState, Report, Array, Array]) -> tuple[FusedState, Report, Array, Array]:
-        before, reports, number, _ = loop
-        after, report, fine = iterate(before, scales, lanes, permutations[number], settings[number])
-        kept: FusedState = lax.cond(fine, lambda: after, lambda: before)
-        reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
-        return kept, reports, number + fine, fine
+    def advance(loop: tuple[FusedState, Report, Array, Array, Array]) -> tuple[FusedState, Report, Array, Array, Array]:
+        before, reports, number, fine, good = loop
+        after, report, finite = iterate(before, scales, scaled, permutations[number], settings[number])
+        fine &= finite
 
-    start = (state, nothing, jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    end, reports, number, _ = lax.while_loop(lambda loop: (loop[2] < count) & loop[3], advance, start)
-    return end, reports, number
+        def keep(new: Array, old: Array) -> Array:
+            return jnp.where(fine.reshape(*fine.shape, *(1,) * (new.ndim - fine.ndim)), new, old)
+
+        reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
+        return jax.tree.map(keep, after, before), reports, number + 1, fine, good + fine
+
+    start = (state, nothing, jnp.zeros((), jnp.int32), active, jnp.zeros(active.shape, jnp.int32))
+    end, reports, _, _, good = lax.while_loop(lambda loop: (loop[2] < count) & loop[3].any(), advance, start)
+    return end, reports, good
 
 
 _compiled = {small: jax.jit(run_iterations, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
@@ -111,8 +187,8 @@ def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
     """Why collect and learn cannot be one program, in a few words; None if they can."""
     if not isinstance(collector, ScanCollector) or not isinstance(learner, JaxOptimizer):
         return "the environments are stepped from the host"
-    if policy.statistics.parts or learner.config.scale_rewards:
-        return "normalisers and the scale of rewards are moved on the host"
+    if any(name.partition(".")[0] in policy.statistics.parts for name in learner.frozen):
+        return "ppo.freeze keeps a normaliser"
     return None
 
 
@@ -128,8 +204,11 @@ class FusedTraining:
         self._program = FusedProgram(collector.native, learner.program(ppo.rollout_steps), ppo.rollout_steps)
         self.steps_per_iteration = ppo.rollout_steps * len(collector.lane_numbers)
         self._sequences = num_sequences(ppo.rollout_steps, len(collector.lane_numbers), self._program.learning.length)
-        # Where an epoch may end an update, the next orders depend on it, and where the rate adapts, the next settings do.
-        alone = ppo.target_kl is not None or ppo.min_effective_sample_size is not None or ppo.learning_rate_schedule == "adaptive"
+        # Where an epoch may end an update, the next orders depend on it, where the rate adapts, the next settings do, and normalisers and
+        # the scale of rewards are moved on the host, in float64.
+        stops = ppo.target_kl is not None or ppo.min_effective_sample_size is not None
+        moves = ppo.learning_rate_schedule == "adaptive" or ppo.scale_rewards or learner.policy.statistics.parts
+        alone = stops or moves
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))
         self._count = 1  # of the next call
         size = self.steps_per_iteration // ppo.minibatches_for(self._sequences, self._program.learning.length)
@@ -138,30 +217,81 @@ class FusedTraining:
     def __call__(self, components: Any, most: int) -> list[Iteration]:
         """Compute at most `most` iterations: as many as take about `CALL_SECONDS`."""
         del components
-        collector, learner, policy = self._collector, self._learner, self._learner.policy
-        left = -(-(self._target - collector.env_steps) // self.steps_per_iteration)
-        count = max(1, min(most, self._count, self._most, left))
-        began, before, self._updates = time.perf_counter(), learner.copy_stream(), learner.updates
-        orders, settings = self._inputs(count)
-        state = FusedState(collector.state, learner.carry())
-        with policy.precision():
-            after, reports, done = self._run(state, policy.scales, collector.lane_numbers, orders, settings, count)
-            reports, good = jax.device_get(reports), int(done)
+        [found] = self.together([self], most)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @staticmethod
+    def together(seeds: Sequence[FusedTraining | None], most: int) -> list[list[Iteration] | Exception]:
+        """Compute at most `most` iterations of several seeds of one config at once; the result of a seed may be an error.
+
+        None keeps the place of a seed that is over. Neither its absence nor what other seeds do changes a bit of a seed.
+        """
+        running = [seed for seed in seeds if seed is not None]
+        count = max(1, min(most, *(seed._limit() for seed in running)))
+        began = time.perf_counter()
+        calls = [None if seed is None else seed._call(count) for seed in seeds]
+        outcomes = running[0]._compute(calls, count)
+        results: list[list[Iteration] | Exception] = []
+        for seed, call, outcome in zip(seeds, calls, outcomes):
+            try:
+                results.append([] if seed is None or call is None else seed._take_over(call, count, *outcome))
+            except Exception as error:
+                results.append(error)
+        for seed in running:
+            seed._count = seed._next_count(count, time.perf_counter() - began)
+        return results
+
+    def _limit(self) -> int:
+        """The most iterations of the next call: what takes about `CALL_SECONDS`, what fits into its arrays, what is left of the run."""
+        left = -(-(self._target - self._collector.env_steps) // self.steps_per_iteration)
+        return min(self._count, self._most, left)
+
+    def _compute(self, calls: Sequence[Call | None], count: int) -> list[tuple[FusedState, Any, int]]:
+        """Run the program; for each call the state after its last good iteration, the reports, and the number of good iterations."""
+        lanes, filled = self._collector.lane_numbers, [call for call in calls if call is not None]
+        with self._learner.policy.precision():
+            if len(calls) == 1:
+                after, reports, good = self._run(lanes, *filled[0], count, np.True_)
+                return [(after, jax.device_get(reports), int(good))]
+            *trees, orders, settings = zip(*(filled[0] if call is None else call for call in calls))
+            trees = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in trees]
+            active = np.array([call is not None for call in calls])
+            after, reports, good = jax.device_get(self._run(lanes, *trees, np.stack(orders, 1), np.stack(settings, 1), count, active))
+
+        def at(place: int, tree: Any, axis: int) -> Any:
+            return jax.tree.map(lambda leaf: leaf.take(place, axis), tree)
+
+        return [(at(place, after, 0), at(place, reports, 1), int(good[place])) for place in range(len(calls))]
+
+    def _take_over(self, call: Call, count: int, after: FusedState, reports: Any, good: int) -> list[Iteration]:
+        """Move the collector and the learner to the state after `good` of `count` iterations, and return what each of them did."""
+        collector, learner = self._collector, self._learner
         if not good:  # its parts, one after another, find out what is wrong, and keep nothing of it
-            learner.set_stream(before)
+            learner.set_stream(self._stream)
             return [self._apart()]
-        epochs = [int(Metrics(table, *row[:-1]).epochs) for table, row in zip(reports.table[:good], reports.numbers)]
-        learner.adopt(after.carry, before, self._sequences, epochs, self.steps_per_iteration)
-        numbers = np.asarray(state.scan.episodes)
-        iterations = [self._iteration(index, reports, settings[index], numbers) for index in range(good)]
+        updates = learner.updates
+        epochs = [int(self._metrics(reports, index).epochs) for index in range(good)]
+        learner.adopt(after.carry, self._stream, self._sequences, epochs, self.steps_per_iteration, drawn=count)
+        valid = np.ones(reports.lengths.shape[1:], bool)
+        if reports.samples:
+            learner.policy.add_to_statistics(reports.samples[0][0], reports.samples[1][0], valid)
+        if learner.reward_scaler is not None:
+            learner.reward_scaler.add(reports.rewards[0][0], reports.rewards[1][0], reports.lengths[0] > 0, valid)
+        numbers = np.asarray(call.state.scan.episodes)
+        iterations = [self._iteration(index, reports, call.settings[index], numbers, updates + index + 1) for index in range(good)]
         records = [record for iteration in iterations for record in iteration.records]
         collector.advance(after.scan, good * self.steps_per_iteration, iterations[-1].episodes - collector.episodes, records)
-        self._count = self._next_count(good, time.perf_counter() - began)
         return iterations
 
-    def _inputs(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The orders of the samples and the settings of `count` iterations, in arrays for the most that a call can have."""
-        learner, begin = self._learner, self._collector.env_steps
+    def _metrics(self, reports: Any, index: int) -> Metrics:
+        return Metrics(reports.table[index], *reports.numbers[index, : len(Metrics._fields) - 1])
+
+    def _call(self, count: int) -> Call:
+        """The state, and the orders of the samples and the settings of `count` iterations, in arrays for the most that a call can have."""
+        collector, learner = self._collector, self._learner
+        begin, self._stream = collector.env_steps, learner.copy_stream()
         orders = np.zeros((self._most, learner.config.update_epochs, self._sequences), np.int32)
         settings = []
         for index in range(count):
@@ -169,20 +299,27 @@ class FusedTraining:
             orders[index] = learner.permutations(self._sequences)
             settings.append(learner.settings())
         learner.env_steps = begin
-        return orders, np.stack(settings + settings[-1:] * (self._most - count))
+        state, scaler = FusedState(collector.state, learner.carry()), learner.reward_scaler
+        scaled: RewardState | tuple[()] = ()
+        if scaler is not None:
+            found = scaler.statistics
+            numbers = (found.mean, found.var, found.count, scaler.before(len(collector.lane_numbers)))
+            scaled = RewardState(*(np.asarray(number, np.float32) for number in numbers))
+        return Call(state, learner.policy.scales, scaled, orders, np.stack(settings + settings[-1:] * (self._most - count)))
 
-    def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray) -> Iteration:
-        """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call."""
+    def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray, updates: int) -> Iteration:
+        """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call, `updates` those after it."""
         collector, learner = self._collector, self._learner
         ended = reports.lengths[: index + 1] > 0  # [iterations, T, B]
         records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers + ended[:-1].sum((0, 1)))
-        *others, explained = reports.numbers[index].tolist()
-        found = learner.epoch_metrics(self._program.learning, Metrics(reports.table[index], *others))
+        found = learner.epoch_metrics(self._program.learning, self._metrics(reports, index))
+        targets, measures = np.split(reports.numbers[index, len(Metrics._fields) - 1 :].astype(float), [len(TARGETS)])
+        found |= dict(zip(TARGETS, targets.tolist())) | {name: value for name, value in zip(MEASURES, measures.tolist()) if value >= 0}
         found |= {
-            "explained_variance": explained,
             "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(Settings._make(settings).rate),
             "staleness": 0.0,
-            "n_updates": float(self._updates + index + 1),
+            "n_updates": float(updates),
+            **({} if learner.reward_scaler is None else {"reward_scale": learner.reward_scaler.scale}),
         }
         total = collector.episodes + int(ended.sum())
         return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:])

@@ -98,16 +98,17 @@ class JaxOptimizer(BaseLearner):
         self._moments = carry.moments
         self._published, self._vector = self.policy.host_weights, carry.weights
 
-    def adopt(self, carry: Carry, stream: np.random.Generator, total: int, epochs: Sequence[int], steps: int) -> None:
+    def adopt(self, carry: Carry, stream: np.random.Generator, total: int, epochs: Sequence[int], steps: int, *, drawn: int) -> None:
         """Take over what a compiled loop computed: an update for each of `epochs`, its number of epochs, on `steps` env steps each.
 
-        `stream` is the shuffle stream before them, from which orders of `total` sequences were drawn.
+        `stream` is the shuffle stream before the loop, for which orders of `total` sequences of `drawn` updates were drawn.
         """
         self.take_over(carry)
         self._guard.bad_steps = int(carry.bad_steps)
-        if any(count < self.config.update_epochs for count in epochs):
+        used = sum(max(1, count) for count in epochs)
+        if used < drawn * self.config.update_epochs:
             self._stream = stream
-            for _ in range(sum(max(1, count) for count in epochs)):
+            for _ in range(used):
                 stream.permutation(total)
         self._history.clear()  # a loop keeps no weights but the last
         self.policy.policy_version += len(epochs)

@@ -7,8 +7,6 @@ is made from the seed, and a step's key from that and the number of the step.
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -19,15 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from inchworm.config.sections import EnvConfig
-from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close_names
+from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.spaces import Space, build_tree, leaf, leaf_dtype, leaf_shape
 from inchworm.core.types import Array, Tree
-
-GYMNAX = "gymnax:"
-"""Prefix of the ids of environments that gymnax makes: `gymnax:CartPole-v1`."""
-
-_INTERFACE = ("step_env", "reset_env", "is_truncated", "action_space", "observation_space")
-"""What an object with gymnax's interface has."""
 
 
 class NativeEnv(Protocol):
@@ -120,19 +112,20 @@ def read_space(space: Any) -> Space:
     if isinstance(space, gym.Space):
         return space
     choices: Any = getattr(space, "n", None)
-    if choices is not None:
+    if choices is not None and not getattr(space, "shape", ()):  # navix has arrays of choices, too
         return gym.spaces.Discrete(int(choices))
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
         return gym.spaces.Dict({key: read_space(part) for key, part in inner.items()})
     if inner is not None:
         return gym.spaces.Tuple([read_space(part) for part in inner])
-    if getattr(space, "low", None) is None:
+    bounds = [getattr(space, old, getattr(space, new, None)) for old, new in (("low", "minimum"), ("high", "maximum"))]
+    if any(bound is None for bound in bounds):
         raise EnvError(f"{type(space).__name__} is not a space that a JAX-native environment can have; use Box, Discrete, Dict or Tuple")
     dtype = np.dtype(space.dtype)
     dtype = np.dtype(np.uint8) if dtype.kind == "b" else np.dtype(np.float32) if dtype.kind == "f" else dtype
     shape = tuple(space.shape)
-    low, high = (np.broadcast_to(np.asarray(bound), shape) for bound in (space.low, space.high))
+    low, high = (np.broadcast_to(np.asarray(bound), shape) for bound in bounds)
     info = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
     return gym.spaces.Box(np.clip(low, info.min, info.max).astype(dtype), np.clip(high, info.min, info.max).astype(dtype), dtype=dtype)
 
@@ -149,78 +142,6 @@ def fit_to_space(space: Space, observation: Tree) -> Tree:
 def device_dtype(space: Space) -> Any:
     """The type in which JAX holds the values of a leaf: 32 bits where Gymnasium has 64, unless the process enables 64."""
     return jax.dtypes.canonicalize_dtype(leaf_dtype(space))
-
-
-class GymnaxEnv:
-    """An object with the interface of gymnax 1.0 (`reset_env`, `step_env`, `is_truncated`, spaces by parameters) as a `NativeEnv`.
-
-    Its own `step`, which resets by itself and so hides the last observation, is not called.
-    """
-
-    def __init__(self, env: Any, params: Any) -> None:
-        missing = [name for name in _INTERFACE if not callable(getattr(env, name, None))]
-        if missing:
-            raise EnvError(f"{type(env).__name__} does not have gymnax's interface of version 1.0: it has no {', '.join(missing)}")
-        self._env, self._params = env, params
-        self.observation_space = read_space(env.observation_space(params))
-        self.action_space = read_space(env.action_space(params))
-        limit = getattr(params, "max_steps_in_episode", None)
-        self.max_episode_steps = int(limit) if limit is not None else None
-        key = jax.random.key(0)
-        _, state = jax.eval_shape(lambda: self._env.reset_env(key, params))
-        action = build_tree(self.action_space, lambda _, own: jnp.zeros(leaf_shape(own), device_dtype(own)))
-        _, after, _, _, _ = jax.eval_shape(lambda old: self._env.step_env(key, old, action, params), state)
-        self._like = after
-
-    def _with_types(self, state: Tree) -> Tree:
-        """A state whose leaves have the types that they have after a step: those of a reset may be Python's numbers."""
-        return jax.tree.map(lambda value, like: jnp.asarray(value, like.dtype).reshape(like.shape), state, self._like)
-
-    def reset(self, key: Array) -> tuple[Tree, Tree]:
-        """The first observation and state of an episode."""
-        observation, state = self._env.reset_env(key, self._params)
-        return fit_to_space(self.observation_space, observation), self._with_types(state)
-
-    def step(self, key: Array, state: Tree, action: Tree) -> tuple[Tree, Tree, Array, Array, Array]:
-        """One step; where both flags are true the episode is terminated."""
-        observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
-        truncated = jnp.asarray(self._env.is_truncated(after, self._params), bool)
-        terminated = jnp.asarray(terminated, bool).reshape(())
-        reward = jnp.asarray(reward, jnp.float32).reshape(())
-        return fit_to_space(self.observation_space, observation), self._with_types(after), reward, terminated, truncated & ~terminated
-
-
-def make_gymnax(config: EnvConfig) -> GymnaxEnv:
-    """The environment of an id such as `gymnax:CartPole-v1`.
-
-    `env.kwargs` are fields of its parameters, such as gravity, or arguments of its constructor.
-    """
-    name = config.id.removeprefix(GYMNAX)
-    try:
-        gymnax = importlib.import_module("gymnax")
-    except ImportError as error:
-        raise MissingExtraError(f'{config.id} needs gymnax; type: pip install "inchworm[jax-envs]"') from error
-    known = list(getattr(gymnax, "registered_envs", ()))
-    if name not in known:
-        near = close_names(name, known, most=3)
-        listed = f"did you mean {' or '.join(GYMNAX + each for each in near)}?" if near else f"it has {', '.join(known)}"
-        raise EnvError(f"env.id={config.id!r}: gymnax has no environment {name!r:.80}; {listed}")
-    refuse_settings(config)
-    default = gymnax.make(name)[1]
-    fields = {field.name for field in dataclasses.fields(default)}
-    own = {key: value for key, value in config.kwargs.items() if key not in fields}
-    try:
-        env, params = gymnax.make(name, **own)
-    except TypeError as error:
-        raise EnvError(
-            f"env.id={config.id!r} cannot be made with env.kwargs={own}: {error}; its parameters are {', '.join(sorted(fields))}"
-        ) from error
-    changed = {key: value for key, value in config.kwargs.items() if key in fields}
-    if config.max_episode_steps is not None:
-        if "max_steps_in_episode" not in fields:
-            raise EnvError(f"env.id={config.id!r} has no time limit that env.max_episode_steps could change; leave it null")
-        changed["max_steps_in_episode"] = config.max_episode_steps
-    return GymnaxEnv(env, params.replace(**changed) if changed else params)
 
 
 def refuse_settings(config: EnvConfig) -> None:

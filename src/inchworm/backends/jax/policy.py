@@ -187,12 +187,16 @@ class JaxPolicy(Predicts):
         self._weights, self._params = dict(weights), None
 
     def update_statistics(self, rollout: Rollout, returns: Any) -> None:
-        """Add a rollout to the normalisers, keeping values in reward units as they were (PopArt)."""
-        if not self.statistics.parts:
-            return
+        """Add a rollout to the normalisers."""
+        if self.statistics.parts:
+            layout = self.spec.observations
+            flat = encode_observations_numpy(layout, rollout.observations, 2) if layout.size else np.zeros(0)
+            self.add_to_statistics(flat, np.asarray(returns), np.asarray(rollout.valid), flat_worlds(self.spec, rollout))
+
+    def add_to_statistics(self, flat: np.ndarray, returns: np.ndarray, valid: np.ndarray, worlds: np.ndarray | None = None) -> None:
+        """Add the flat arrays of a rollout (see `PolicyStatistics.update`), keeping values in reward units as they were (PopArt)."""
         before = (self.statistics.value_mean, self.statistics.value_std)
-        flat = encode_observations_numpy(self.spec.observations, rollout.observations, 2) if self.spec.observations.size else np.zeros(0)
-        self.statistics.update(flat, np.asarray(returns), np.asarray(rollout.valid), flat_worlds(self.spec, rollout))
+        self.statistics.update(flat, returns, valid, worlds)
         changed = rescaled_value_head(self._weights, before, (self.statistics.value_mean, self.statistics.value_std))
         self._scales = None
         if changed:

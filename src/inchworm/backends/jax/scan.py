@@ -15,9 +15,19 @@ from jax import Array, lax
 from inchworm.backends.jax.distributions import env_action, log_prob, sample
 from inchworm.backends.jax.memory import Past
 from inchworm.backends.jax.native import Lanes, NativeEnv, begin_lanes, derive_seeds, most_truncations, replace_lanes, step_lanes
-from inchworm.backends.jax.network import Params, Scales, action_outputs, encode_legal, encode_observations, log_std_of, unflatten_actions
+from inchworm.backends.jax.network import (
+    Params,
+    Scales,
+    action_outputs,
+    encode_legal,
+    encode_mask,
+    encode_observations,
+    log_std_of,
+    unflatten_actions,
+)
+from inchworm.backends.jax.policy import without_mask
 from inchworm.backends.jax.samples import Cuts, Steps
-from inchworm.core.spaces import leaf
+from inchworm.core.spaces import MASK_KEY, leaf
 from inchworm.core.types import Tree
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.sequences import sequence_states
@@ -172,6 +182,33 @@ def scan_rollout(
         slots, end.last, end.memory,
     )  # fmt: skip
     return ScanState(end.lanes, end.episodes, end.returns, end.memory, state.rollouts + 1, state.seeds), scanned
+
+
+MEASURES = ("observation_scale", "truncated_share", "forced_share", "memory_spread")
+
+
+def rollout_measures(spec: PolicySpec, scanned: Scanned) -> tuple[Array, ...]:
+    """The metrics `MEASURES` of a rollout, as `rollout/measures` computes them on the host; -1 for one that has no meaning."""
+    absent, num_steps = jnp.full((), -1, jnp.float32), scanned.rewards.shape[0]
+    seen = without_mask(spec, scanned.observations)
+    numeric = [part for part in jax.tree.leaves(seen) if jnp.issubdtype(part.dtype, jnp.floating) and part.ndim <= 3 and part.size]
+    scales = [jnp.sqrt(jnp.square(part).mean((0, 1))).max() for part in numeric]
+    ended, truncated = scanned.ended.sum(), scanned.truncated.sum()
+    forced = spread = absent
+    if spec.observations.has_mask:
+        allowed = encode_mask(spec.actions, scanned.observations[MASK_KEY], 2).sum(-1)  # [T, B]
+        forced = jnp.zeros(()) if spec.actions.num_gaussians else (allowed <= len(spec.actions.groups)).mean()
+    if spec.memory is not None:  # of the cut rows, as a rollout has them
+        used = jnp.concatenate([(scanned.slots.rows < num_steps - 1).reshape(-1), jnp.ones(scanned.rewards.shape[1], bool)])  # [K]
+        spreads = []
+        for of_slots, last in zip(jax.tree.leaves(scanned.slots.memory), jax.tree.leaves(scanned.last_memory)):
+            rows = jnp.concatenate([of_slots.reshape(-1, *last.shape[1:]), last])  # [K, layers, size]
+            chosen = used.reshape(-1, *(1,) * (rows.ndim - 1))
+            mean = rows.mean(0, where=chosen)
+            spreads.append(jnp.sqrt(jnp.square(rows - mean).mean(0, where=chosen)).mean())
+        spread = jnp.where(used.sum() > 1, jnp.stack(spreads).max(), absent)
+    share = jnp.where(ended > 0, truncated / jnp.maximum(ended, 1), absent)
+    return jnp.stack(scales).max() if scales else absent, share, forced, spread
 
 
 def steps_on_device(spec: PolicySpec, scanned: Scanned, length: int) -> Steps:

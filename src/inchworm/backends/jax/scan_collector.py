@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inchworm.backends.jax.native import derive_seeds
-from inchworm.backends.jax.network import unflatten_actions
-from inchworm.backends.jax.policy import JaxPolicy
+from inchworm.backends.jax.native import NativeEnv, derive_seeds
+from inchworm.backends.jax.network import Params, Scales, unflatten_actions
+from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.scan import Scanned, ScanState, begin_scan, scan_rollout
 from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.registry import acting_policy
@@ -21,10 +21,21 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import build_tree, leaf, leaf_dtype, leaves, path_name
-from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, ProfilePoint, Tree
+from inchworm.core.types import RECENT_EPISODES, Array, EpisodeRecord, ProfilePoint, Tree
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.checks import action_dtype, bad_number, freeze
 from inchworm.rollout.rollout import Rollout
+
+_begin = jax.jit(begin_scan, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _scan(
+    env: NativeEnv, static: StaticSpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lanes: Array
+) -> tuple[ScanState, Scanned, Tree]:
+    """A rollout, and its actions as the space's tree. Like `_begin` of the module, so that equal runs of a process share it."""
+    after, scanned = scan_rollout(env, static.spec, num_steps, params, scales, state, lanes)
+    return after, scanned, unflatten_actions(static.spec.actions, scanned.choices, scanned.gaussians)
 
 
 class ScanCollector:
@@ -44,18 +55,17 @@ class ScanCollector:
         self._actor_weights = 0  # their fingerprint
         lanes = vector_env.first_copy + np.arange(vector_env.num_lanes)
         self.lane_numbers = lanes.astype(np.uint32)
-        seeds = np.array([derive_seed(seed, "episode"), derive_seed(seed, "sampling")], np.uint32)
-        memory = jax.tree.map(np.asarray, policy.initial_state(vector_env.num_lanes))
-        self._begin = jax.jit(partial(begin_scan, self.native, seeds, self.lane_numbers, memory))
-        self._scans: dict[int, Any] = {}  # number of steps -> the compiled scan
+        self._seeds = np.array([derive_seed(seed, "episode"), derive_seed(seed, "sampling")], np.uint32)
+        self._static = StaticSpec(policy.spec)
         self._state: ScanState | None = None  # until the first episodes begin
 
     @property
     def state(self) -> ScanState:
         """The state of all lanes, on the device; the first episodes begin when it is first read."""
         if self._state is None:
+            memory = jax.tree.map(np.asarray, self.follows.initial_state(len(self.lane_numbers)))
             with self.follows.precision():
-                self._state = self._begin()
+                self._state = _begin(self.native, self._seeds, self.lane_numbers, memory)
         return self._state
 
     @property
@@ -74,20 +84,14 @@ class ScanCollector:
         if num_steps < 1:
             raise ConfigError(f"collect needs 1 step or more, not {num_steps}")
         policy, before = self.follows, self.state
-        if num_steps not in self._scans:
-            self._scans[num_steps] = jax.jit(partial(self._scan, num_steps))
         with policy.precision():
-            after, scanned, actions = self._scans[num_steps](policy.params, policy.scales, before)
+            after, scanned, actions = _scan(self.native, self._static, num_steps, policy.params, policy.scales, before, self.lane_numbers)
         host: Any = jax.tree.map(np.asarray, scanned)
         self._check_finite(host)
         ended = host.terminated | host.truncated
         records = self.records(ended, host.returns, host.lengths, np.asarray(before.episodes))
         self.advance(after, num_steps * len(self.lane_numbers), len(records), records)
         return self._rollout(host, actions, records)
-
-    def _scan(self, num_steps: int, params: Any, scales: Any, state: ScanState) -> tuple[ScanState, Scanned, Tree]:
-        after, scanned = scan_rollout(self.native, self._spec, num_steps, params, scales, state, self.lane_numbers)
-        return after, scanned, unflatten_actions(self._spec.actions, scanned.choices, scanned.gaussians)
 
     def records(self, ended: np.ndarray, returns: np.ndarray, lengths: np.ndarray, numbers: np.ndarray) -> list[EpisodeRecord]:
         """The episodes that ended in [T, B] steps, in order; `numbers` [B] are those of the lanes' episodes before them."""

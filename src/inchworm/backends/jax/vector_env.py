@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inchworm.backends.jax.adapters import is_of_package, make_of_package
 from inchworm.backends.jax.native import (
-    GYMNAX,
     Lanes,
     NativeEnv,
     begin_lanes,
-    make_gymnax,
     refuse_settings,
     replace_lanes,
     seed_words,
@@ -158,15 +157,22 @@ class JaxVectorEnv(LaneVectorEnv):
         super().__init__(JaxEngine(env, num_envs), **options)
 
 
+_made: dict[tuple[Any, ...], NativeEnv] = {}
+
+
 def make_native(config: EnvConfig) -> NativeEnv:
-    """The JAX-native environment of a config: gymnax's, or the world with the dynamics of Gymnasium's."""
-    if config.id.startswith(GYMNAX):
-        return make_gymnax(config)
+    """The JAX-native environment of a config: a package's, or the world with the dynamics of Gymnasium's.
+
+    It has no state, so equal configs get the same object, for which programs are compiled once per process.
+    """
     refuse_settings(config)
-    world = make_world(config)
-    if world is None:
-        raise EnvError(f"there is no JAX-native world for env.id={config.id!r}")
-    return world
+    key = (config.id, config.max_episode_steps, repr(config.kwargs))
+    if key not in _made:
+        made = make_of_package(config) if is_of_package(config.id) else make_world(config)
+        if made is None:
+            raise EnvError(f"there is no JAX-native world for env.id={config.id!r}")
+        _made[key] = made
+    return _made[key]
 
 
 def make_jax_env(config: EnvConfig, *, global_state: bool = False, **options: Any) -> JaxVectorEnv:

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from inchworm.core.errors import WorkerError
 from inchworm.env.workers import messages
@@ -39,6 +39,22 @@ class WorkerTraceback(Exception):
         return f"\nTraceback in the worker:\n{self.args[0]}"
 
 
+def start_child(*command: str, output: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a fresh interpreter with a command such as `-m MODULE`, followed by the descriptor of its socket; return it and our socket.
+
+    It is in a separate process group, so that Ctrl-C in the terminal reaches only the parent. Call it in `deferred_signals`.
+    """
+    ours, theirs = socket.socketpair()
+    arguments = [sys.executable, "-P", *command[:2], str(theirs.fileno()), *command[2:]]
+    with theirs:
+        try:
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "process_group": 0}
+            return subprocess.Popen(arguments, pass_fds=(theirs.fileno(),), **options), ours
+        except OSError:
+            ours.close()
+            raise
+
+
 class WorkerProcess:
     """A worker process that steps the copies from `first_copy` on. When it dies, `restart` starts another in its place."""
 
@@ -51,19 +67,12 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self._reason = ""  # why it ended, where that is known better than from its exit code
+        # A worker exits with the thread that started it, so only the main thread asks for that (prctl(2)).
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
-            self.connection, theirs = socket.socketpair()
+            with deferred_signals():
+                self.process, self.connection = start_child("-m", "inchworm.env.workers.program", str(parent))
             self.connection.settimeout(self._timeout)
-            # A worker exits with the thread that started it, so only the main thread asks for that (prctl(2)).
-            parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-            command = [sys.executable, "-P", "-m", "inchworm.env.workers.program", str(theirs.fileno()), str(parent)]
-            with theirs, deferred_signals():
-                try:
-                    # In a separate process group, so that Ctrl-C in the terminal reaches only the parent.
-                    self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, process_group=0)
-                except OSError:
-                    self.connection.close()
-                    raise
         except OSError as error:
             raise WorkerError(
                 f"{self} could not be started: {error}; use fewer env.num_workers (0: none), or raise the limits of processes, "
