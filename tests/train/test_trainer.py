@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -284,8 +283,10 @@ def test_a_wrong_progress_or_rollout_of_a_callback_is_named() -> None:
         with pytest.raises(ConfigError, match="progress must be True, False or a ConsoleTracker, not 'yes'"):
             trainer.train(BATCH, progress="yes")  # type: ignore[arg-type]
         assert trainer.total_timesteps == 0
-        with pytest.raises(ConfigError, match="on_rollout of the callback Mock must return a rollout or None, not <Mock"):
-            trainer.train(BATCH, Mock())
+        callback = BaseCallback()
+        callback.on_rollout = lambda state, rollout: "rollout"  # type: ignore[method-assign, assignment, return-value, misc]
+        with pytest.raises(ConfigError, match="on_rollout of the callback BaseCallback must return a rollout or None, not 'rollout'"):
+            trainer.train(BATCH, callback)
 
 
 def test_progress_in_a_terminal_is_a_live_view_that_is_closed_whatever_happens() -> None:
