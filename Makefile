@@ -8,6 +8,7 @@
 #   make variants   settings compared seed by seed: forget bias, value scaling, JAX and NumPy (hours; an interrupted one continues)
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
+#   make doctor     the doctor's rules on another environment and other seeds (a minute)
 #   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 
 SHELL := /bin/sh
@@ -20,7 +21,7 @@ JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams learning variants presets faults docs clean
+.PHONY: help train test browser lint format bench guard teams learning variants presets faults doctor docs clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,3\}//p' Makefile
@@ -116,6 +117,9 @@ IDS ?=
 FACTOR ?=
 faults: $(VENV)/installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m faults $(IDS) $(if $(FACTOR),--factor $(FACTOR))
+
+doctor: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m by_hand tests/analysis/test_doctor.py
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

@@ -255,8 +255,6 @@ WORLDS = {
     ("world", "several", "backend"),
     [
         ("simple_speaker_listener_v4", True, "numpy"),
-        ("simple_speaker_listener_v4", False, "torch"),
-        ("simple_adversary_v3", True, "torch"),
         ("simple_adversary_v3", False, "numpy"),
     ],
 )

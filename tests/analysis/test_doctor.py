@@ -33,13 +33,13 @@ def test_a_healthy_run_is_not(name: str, tmp_path: Path) -> None:
     assert rules_of(train_patient(HEALTHY[name], tmp_path / "run")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.parametrize(("rule", "patient"), CASES)
 def test_thresholds_hold_on_an_environment_and_seed_that_did_not_set_them(rule: str, patient: Patient, tmp_path: Path) -> None:
     assert rule in rules_of(train_patient(patient, tmp_path / "run", env="Acrobot-v1", seed=11))
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_of_another_seed_are_left_alone(name: str, tmp_path: Path) -> None:
     assert rules_of(train_patient(HEALTHY[name], tmp_path / "run", seed=12)) == []

@@ -1,7 +1,6 @@
 """`load_policy`: of files, runs and checkpoints; networks and policy classes of users, which come from the caller."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,39 +97,6 @@ def test_a_run_of_several_policies_is_loaded_part_by_part(tmp_path):
     assert isinstance(load_policy(tmp_path / "policy-red.safetensors"), NumpyPolicy)
     assert isinstance(load_policy(tmp_path / "policy-blue.safetensors", policy=own_policy), OwnPolicy)
     train(several, tmp_path, 4 * BATCH)
-
-
-SCRIPT = """
-import numpy as np
-import inchworm
-from examples.custom_network import OwnPolicy, ResidualNetwork
-from inchworm import LoadedPolicy, NumpyPolicy, OpponentConfig, PolicyConfig, PPOTrainer, TorchPolicy, evaluate_policy
-
-policy = inchworm.load_policy("runs/first")
-action, memory = policy.predict(np.zeros(4, np.float32)), policy.predict_with_memory(np.zeros(4, np.float32))[1]
-score: float = evaluate_policy(policy, "CartPole-v1").mean_return
-own: OwnPolicy = inchworm.load_policy("x", policy=OwnPolicy(4, 2))
-made: OwnPolicy = inchworm.load_policy("x", policy=lambda: OwnPolicy(4, 2))
-network: LoadedPolicy = inchworm.load_policy("x", network=ResidualNetwork)
-lists = PolicyConfig(hidden_sizes=[32, 32], cnn_filters=[[8, 4, 2]]), OpponentConfig(anchors=["random"])  # where the field is a tuple
-
-
-def built_in(one: NumpyPolicy, other: TorchPolicy) -> list[LoadedPolicy]:
-    return [one, other]
-
-
-inchworm.load_policy("x").no_such_method()
-"""
-
-
-@pytest.mark.slow
-def test_a_users_program_type_checks(tmp_path):
-    root, script = Path(__file__).parents[2], tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--ignore-missing-imports", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={"MYPYPATH": f"{root / 'src'}:{root}"}, check=False)
-    (found,) = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert '"LoadedPolicy" has no attribute "no_such_method"' in found
 
 
 # ---- networks of users
