@@ -172,7 +172,7 @@ def test_returns():
     normalizer.update(np.array([[100.0, 300.0], [np.nan, 0.0]]), where=np.array([[True, True], [False, False]]))
     assert normalizer.mean == 200
     assert normalizer.std == pytest.approx(100)
-    assert normalizer.count == 2
+    assert normalizer.rms.count == 2
     # mean and scale are both undone: a normalised value of 0.5 is 250 in reward units, not 50
     assert float(normalizer.denormalize(np.array(0.5))) == pytest.approx(250)
     assert float(normalizer.normalize(np.array(250.0))) == pytest.approx(0.5)

@@ -122,6 +122,11 @@ def _moments(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
 class ReturnNormalizer(RunningMeanStd):
     """Running statistics of returns: the value head predicts normalised returns, everything else uses reward units."""
 
+    @property
+    def rms(self) -> RunningMeanStd:
+        """The statistics, which are the normaliser itself."""
+        return self
+
 
 def popart(
     old_mean: float, old_std: float, new_mean: float, new_std: float, weight: np.ndarray, bias: np.ndarray
