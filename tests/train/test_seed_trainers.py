@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ from inchworm import evaluate_policy, load_policy, train_seeds
 from inchworm.analysis.report import write_report
 from inchworm.analysis.runs import read_run
 from inchworm.backends.jax.fused import FusedTraining
-from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import ConvergenceConfig, EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import SeedEvent
 from inchworm.run.bundle import Bundle, create_bundle, open_bundle
 from inchworm.run.directory import NotExactWarning
-from inchworm.train.seed_trainers import ProcessTrainer, TogetherTrainer
-from inchworm.train.seeds import plan_seeds, train_bundle
+from inchworm.train.seed_trainers import ProcessTrainer, SeedGroup, TogetherTrainer
+from inchworm.train.seeds import plan_seeds, train_bundle, why_not_together
 from inchworm.train.trainer import PPOTrainer
 
 FILES = ("metrics.jsonl", "policy.safetensors", "best_policy.safetensors")
@@ -157,11 +159,50 @@ def test_which_seeds_are_trained_together(tmp_path: Path, monkeypatch: pytest.Mo
             plan_seeds("mlp", host.env, bundle, together=True)
 
 
+def test_a_refused_call_leaves_a_bundle_as_it_was(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "many")
+    config = config_of().replace(env=config_of().env.replace(jax_native=False))
+    with pytest.raises(ConfigError, match="cannot be trained together"):
+        train_seeds("mlp", config.env, config, seeds=SEEDS + 2, together=True, run_dir=tmp_path / "many")
+    assert len(open_bundle(tmp_path / "many").seeds) == SEEDS
+
+
+@pytest.mark.parametrize(("settings", "why"), [({"freeze": ["critic.*"]}, "ppo.freeze"), ({}, "convergence.returns=training")])
+def test_what_reads_single_iterations_is_not_trained_together(settings: dict[str, Any], why: str) -> None:
+    config = config_of(**settings)
+    config = config.replace(policy=config.policy.replace(normalize_values=True))
+    if not settings:
+        config = config.replace(convergence=ConvergenceConfig(target=9.0, returns="training"))
+    assert why in str(why_not_together("mlp", config.env, config, ()))
+
+
+def test_a_second_interruption_ends_every_seed_at_its_step() -> None:
+    class Step:
+        @staticmethod
+        def together(places: Sequence[Any], most: int) -> list[Any]:
+            group.leave.set()  # as the second press does, while the program computes
+            return [[] for _ in places]
+
+    group, ended = SeedGroup([0, 1], [0, 1]), []
+
+    def train(seed: int) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            group._step(seed, Step(), None, 1)  # type: ignore[arg-type]
+        ended.append(seed)
+
+    threads = [threading.Thread(target=group.run, args=(seed, partial(train, seed))) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(ended) == [0, 1]
+
+
 def test_seeds_that_had_begun_in_another_program_are_marked(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "many")
     with create_bundle(config_of(tmp_path), range(SEEDS)) as bundle:
         plan_seeds("mlp", bundle.config.env, bundle, jobs=1)
         train_bundle(bundle, lambda bundle, seeds: (event for event in ()))  # all are done
         shutil.rmtree(max(bundle.run_path(1).glob("checkpoints/step-*")))
-        with pytest.warns(NotExactWarning, match="seeds that have begun continue in another program"):
+        with pytest.warns(NotExactWarning, match="seeds that have begun are trained in another way now"):
             train_bundle(bundle, lambda bundle, seeds: (event for event in ()))

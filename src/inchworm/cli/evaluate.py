@@ -46,7 +46,7 @@ def progress(what: str, total: int, *, quiet: bool = False, terminal: Terminal |
 
         yield print_line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=terminal, transient=True, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)

@@ -116,9 +116,11 @@ def run_resume(arguments: Sequence[str]) -> int:
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:
     """Train several seeds, new ones or those of the bundle that --run.name names."""
-    from inchworm.train.seeds import choose_seeds
+    from inchworm.train.seeds import check_together, choose_seeds
 
     assert options.seeds is not None
+    if options.together:
+        check_together(config.policy, config.env, config, jobs=options.jobs)
     if options.profile:
         raise UsageError("--profile is for a single run; leave out --seeds")
     with create_bundle(config, choose_seeds(config, options.seeds), overwrite=options.overwrite) as bundle:

@@ -79,10 +79,11 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
             try:
                 importlib.import_module(package)
                 make: Callable[..., VectorEnv] = getattr(importlib.import_module(module), name)
-            except ModuleNotFoundError as error:
-                if error.name != package:
+            except ImportError as error:
+                if isinstance(error, ModuleNotFoundError) and error.name != package:
                     raise
-                raise MissingExtraError(f'{id} needs {package}, which is not installed; type: pip install "inchworm[{extra}]"') from error
+                install = f'pip install "inchworm[{extra}]"'
+                raise MissingExtraError(f"{id} needs {package}, which cannot be imported ({error}); type: {install}") from error
             return make
     return None
 

@@ -306,6 +306,8 @@ class SeedGroup:
         self._turn = threading.Condition()
         self._waiting: dict[int, tuple[Any, int]] = {}  # seed -> its step, and the most iterations
         self._results: dict[int, Sequence[Iteration] | Exception] = {}
+        self.leave = threading.Event()
+        """Set to end every seed at its next step, with its newest snapshot saved."""
 
     def run(self, seed: int, train: Callable[[], None]) -> None:
         """Train one seed, in its thread."""
@@ -326,6 +328,8 @@ class SeedGroup:
         self._compute()
         self._turn.wait_for(lambda: seed in self._results)
         found = self._results.pop(seed)
+        if self.leave.is_set():
+            raise KeyboardInterrupt
         if isinstance(found, Exception):
             raise found
         return found
@@ -343,6 +347,12 @@ class SeedGroup:
         self._results = {seed: result for seed, result in zip(self._places, found) if seed in self._waiting}
         self._waiting = {}
         self._turn.notify_all()
+
+
+def join(threads: Sequence[threading.Thread]) -> None:
+    """Wait until all threads have ended."""
+    for thread in threads:
+        thread.join()
 
 
 @dataclass(frozen=True)
@@ -378,4 +388,9 @@ class TogetherTrainer:
                 for thread in threads:
                     if thread.ident is None:  # interrupted before: the others wait for it
                         thread.start()
-                    thread.join()
+                try:
+                    join(threads)
+                except KeyboardInterrupt:  # a second one
+                    group.leave.set()
+                    join(threads)
+                    raise

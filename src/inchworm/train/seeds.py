@@ -59,17 +59,24 @@ def plan_seeds(
     The choice changes the last bits of results, so a bundle keeps it.
     """
     config, own = bundle.config, [*callbacks, *custom_losses]
-    why_not = None if together is False else why_not_together(policy, env, config, own)
-    if together and (why_not is not None or jobs is not None):
-        raise ConfigError(f"the seeds cannot be trained together: {why_not or f'jobs={jobs} is a number of processes'}; leave out together")
-    if together is None:
-        together = jobs is None and why_not is None and (bundle.together if bundle.continued else prefers_one_program(config.run.backend))
+    if together:
+        check_together(policy, env, config, own, jobs=jobs)
+    elif together is None and jobs is None and why_not_together(policy, env, config, own) is None:
+        together = bundle.together if bundle.continued else prefers_one_program(config.run.backend)
+    together = bool(together)
     bundle.update(config, together=together)
     if together:
         return TogetherTrainer(policy), "all seeds together, in one program"
     jobs = jobs or default_jobs(config, len(bundle.seeds))
     trainer = ProcessTrainer(policy, env, jobs, tuple(callbacks), tuple(custom_losses))
     return trainer, f"{jobs} {'process' if jobs == 1 else 'processes'} at a time"
+
+
+def check_together(policy: Any, env: Any, config: TrainingConfig, functions: Sequence[Any] = (), *, jobs: int | None) -> None:
+    """Refuse to train seeds together where that cannot be done."""
+    why_not = why_not_together(policy, env, config, functions)
+    if why_not is not None or jobs is not None:
+        raise ConfigError(f"the seeds cannot be trained together: {why_not or f'jobs={jobs} is a number of processes'}; leave out together")
 
 
 def why_not_together(policy: Any, env: Any, config: TrainingConfig, functions: Sequence[Any]) -> str | None:
@@ -80,6 +87,10 @@ def why_not_together(policy: Any, env: Any, config: TrainingConfig, functions: S
         return "only one built-in policy is trained inside a compiled program"
     if config.run.backend in ("auto", "numpy", "torch"):  # not imported for this
         return f"run.backend={config.run.backend} does not compile whole iterations; jax does, with a JAX-native environment"
+    if config.convergence.target is not None and config.convergence.returns == "training":
+        return "convergence.returns=training reads every rollout"
+    if config.ppo.freeze and (config.policy.normalize_observations or config.policy.normalize_values):
+        return "ppo.freeze may keep a normaliser"
     is_native, reason = is_native_env(env, config)
     return None if is_native else reason or f"{config.env.id} is stepped from the host: it is not JAX-native"
 
@@ -228,6 +239,8 @@ def train_seeds(
         raise ConfigError(f"jobs={jobs} must be 1 or more")
     if run_dir is not None:
         asked = asked.replace(run=asked.run.replace(name=Path(run_dir).name, directory=str(Path(run_dir).parent)))
+    if together:
+        check_together(policy, env, asked, [*callbacks, *custom_loss_fns], jobs=jobs)
     with create_bundle(asked, choose_seeds(asked, seeds), overwrite=overwrite) as bundle:
         try:
             options: dict[str, Any] = {"callbacks": callbacks, "custom_losses": custom_loss_fns}
@@ -264,7 +277,10 @@ def train_bundle(bundle: Bundle, trainer: SeedTrainer, view: SeedsView | None = 
     left = [seed for seed, row in rows.items() if row.status != "done"]
     if bundle.altered and any(rows[seed].env_steps for seed in left):
         warnings.warn(
-            f"{bundle.path}: seeds that have begun continue in another program; {NOT_BIT_IDENTICAL}", NotExactWarning, stacklevel=2
+            f"{bundle.path}: seeds that have begun are trained in another way now (together, in processes, or with more seeds); "
+            f"{NOT_BIT_IDENTICAL}",
+            NotExactWarning,
+            stacklevel=2,
         )
     ended, began = dict[int, SeedEvent](), False
     try:

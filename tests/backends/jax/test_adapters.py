@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.adapters import AdaptedEnv, BraxEnv, CraftaxEnv, NavixEnv, is_of_package
+from inchworm.backends.jax.adapters import AdaptedEnv, BraxEnv, CraftaxEnv, GymnaxEnv, NavixEnv, is_of_package
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_native
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError
@@ -138,6 +138,33 @@ def test_ends_are_told_apart_and_the_last_observation_is_kept(name: str) -> None
     ]
     assert [ended.final_observation[0] for ended in step.ended] == [2, 4]
     assert all(np.asarray(part).dtype != object for part in jax.tree.leaves(envs.state_dict()))
+
+
+class Hybrid:
+    """gymnax's interface with actions of several parts."""
+
+    def observation_space(self, params: Any) -> Any:
+        return gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def action_space(self, params: Any) -> Any:
+        return gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Tuple([gym.spaces.Box(-1, 1, (2,), np.float32)])})
+
+    def reset_env(self, key: Any, params: Any) -> Any:
+        return jnp.zeros(2), jnp.zeros(())
+
+    def step_env(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        moved = state + action["a"] + action["b"][0].sum()
+        return jnp.full(2, moved), moved, moved, False, {}
+
+    def is_truncated(self, state: Any, params: Any) -> Any:
+        return state > 100
+
+
+def test_actions_may_have_several_parts() -> None:
+    env = GymnaxEnv(Hybrid(), None)
+    state = env.reset(jax.random.key(0))[1]
+    action = {"a": jnp.ones((), jnp.int32), "b": (jnp.array([0.25, 0.5]),)}
+    assert float(env.step(jax.random.key(1), state, action)[2]) == 1.75
 
 
 def test_ids_of_packages_and_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,15 @@ def test_fused_training_equals_collecting_and_learning_apart(name):
         np.testing.assert_allclose(value, states[1]["rewards"][name], rtol=1e-6)
 
 
+def test_rewards_are_scaled_in_the_precision_of_the_weights():
+    settings = config(2, scale_rewards=True)
+    with PPOTrainer("mlp", settings.env, settings) as trainer:
+        weights = trainer.policy.get_weights()
+        trainer.policy.set_weights({name: weights[name].astype(np.float64) for name in weights})
+        assert np.isfinite(trainer.train()["loss"]).all()
+        assert trainer.policy.get_weights()["actor.head.weight"].dtype == np.float64
+
+
 def assert_same_metrics(fused: History, apart: History) -> None:
     """Both have the same metrics, apart from those of time, with the same numbers."""
     names = [{name for name in history if not name.startswith("timing/")} for history in (fused, apart)]

@@ -1,6 +1,6 @@
 """Step 1 of 9 in JAX: environments of gymnax, brax, navix and craftax as a `NativeEnv`.
 
-Each adapter takes an object with the package's interface, which never resets it by itself and tells how its episodes end. An id such as
+Each adapter wraps an object with the package's interface, keeps it from resetting by itself, and tells how episodes end. An id such as
 `navix:Navix-Empty-8x8-v0` has the package make it.
 """
 
@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inchworm.backends.jax.native import NativeEnv, fit_to_space, read_space
+from inchworm.backends.jax.native import NativeEnv, device_dtype, fit_to_space, read_space
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError, close_names
-from inchworm.core.spaces import Space
+from inchworm.core.spaces import Space, build_tree, leaf_shape
 from inchworm.core.types import Array, Tree
 
 _GYMNAX = ("step_env", "reset_env", "is_truncated", "action_space", "observation_space")
@@ -50,7 +50,7 @@ class AdaptedEnv:
         """The first observation and state of an episode; the state has the types that it has after a step."""
         data = jax.random.key_data(key)
         observation, state = self.begin(data)
-        action = jax.tree.map(jnp.asarray, self.action_space.sample() * 0)
+        action = build_tree(self.action_space, lambda _, own: jnp.zeros(leaf_shape(own), device_dtype(own)))
         after = jax.eval_shape(lambda given: self.advance(data, given, action)[1], state)
         state = jax.tree.map(lambda value, like: jnp.asarray(value, like.dtype).reshape(like.shape), state, after)
         return fit_to_space(self.observation_space, observation), state
@@ -132,7 +132,7 @@ class NavixEnv(AdaptedEnv):
 
 
 class CraftaxEnv(AdaptedEnv):
-    """An environment of craftax: gymnax's interface with one flag for every end; without the time limit it is that of the game."""
+    """An environment of craftax: gymnax's interface, with one flag for the ends of a game and the time limit alike."""
 
     def __init__(self, env: Any, params: Any) -> None:
         self._env, self._params, self.max_episode_steps = env, params, int(params.max_timesteps)

@@ -101,6 +101,7 @@ def scale_rewards(before: RewardState, rewards: Array, starts: Array, gamma: Arr
         sums = reward + jnp.where(begins, 0, gamma * sums)
         return sums, sums
 
+    rewards = rewards.astype(before.running.dtype)
     sums = lax.scan(row, before.running, (rewards, starts))[1]
     share = sums.size / (before.count + sums.size)
     delta = sums.mean() - before.mean
@@ -304,7 +305,7 @@ class FusedTraining:
         if scaler is not None:
             found = scaler.statistics
             numbers = (found.mean, found.var, found.count, scaler.before(len(collector.lane_numbers)))
-            scaled = RewardState(*(np.asarray(number, np.float32) for number in numbers))
+            scaled = RewardState(*(np.asarray(number, learner.policy.dtype) for number in numbers))
         return Call(state, learner.policy.scales, scaled, orders, np.stack(settings + settings[-1:] * (self._most - count)))
 
     def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray, updates: int) -> Iteration:

@@ -188,7 +188,7 @@ MEASURES = ("observation_scale", "truncated_share", "forced_share", "memory_spre
 
 
 def rollout_measures(spec: PolicySpec, scanned: Scanned) -> tuple[Array, ...]:
-    """The metrics `MEASURES` of a rollout, as `rollout/measures` computes them on the host; -1 for one that has no meaning."""
+    """The metrics `MEASURES` of a rollout, as `rollout_metrics` computes them on the host; -1 for one that has no meaning."""
     absent, num_steps = jnp.full((), -1, jnp.float32), scanned.rewards.shape[0]
     seen = without_mask(spec, scanned.observations)
     numeric = [part for part in jax.tree.leaves(seen) if jnp.issubdtype(part.dtype, jnp.floating) and part.ndim <= 3 and part.size]
