@@ -160,8 +160,8 @@ def rows(results: Results) -> list[list[str]]:
     made = []
     for work, sides in results.items():
         if work != PRESET:
-            count = "/".join(str(len(sides.get(side, []))) for side in SIDES)
             for name in SHOWN:
+                count = "/".join(str(len(samples(sides.get(side, []), name))) for side in SIDES)
                 cells = (figure(sides.get(side), name) for side in SIDES)
                 made.append([LEARNING[work].env_id, _steps(sides), count, name, *cells, verdict(work, sides, name, p_values)])
     return made
