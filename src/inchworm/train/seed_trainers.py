@@ -34,7 +34,6 @@ from inchworm.env.workers.auto import usable_cores
 from inchworm.env.workers.process import TEXT_LIMIT, deferred_signals, describe_exit, describe_warning, repeat_warning, start_child
 from inchworm.run.bundle import Bundle
 from inchworm.train.loop import TrainingComponents, TrainingState
-from inchworm.train.trainer import functional_training_loop
 
 REPORTED = ("mean_return", "evaluation/mean_return", "evaluation/win_rate")
 """Metrics that a report contains."""
@@ -92,6 +91,8 @@ def train_seed(
 
     `options` are those of `functional_training_loop`.
     """
+    from inchworm.train.trainer import functional_training_loop  # what plans seeds does not need it
+
     callbacks = [*options.get("callbacks", ()), ReportCallback(seed, report, stopping or threading.Event())]
     try:
         state = functional_training_loop(**{**options, "callbacks": callbacks})
