@@ -87,7 +87,12 @@ def with_interval(samples: Sequence[float]) -> str:
     """`12.3 ± 4.5`: the mean and half its 95 % interval (Student's t)."""
     if not samples:
         return "–"
-    return f"{fmean(samples):.4g}" + (f" ± {half_interval(samples):.2g}" if len(samples) > 1 else "")
+    return rounded(fmean(samples), 4) + (f" ± {rounded(half_interval(samples), 2)}" if len(samples) > 1 else "")
+
+
+def rounded(number: float, digits: int) -> str:
+    """A number with so many significant digits, without an exponent: 300, not 3e+02."""
+    return f"{float(f'{number:.{digits}g}'):g}"
 
 
 Report = Callable[[Sequence[Case], Sequence[Run]], list[str]]
