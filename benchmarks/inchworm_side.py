@@ -21,6 +21,8 @@ Compile = Literal["off", "on", "auto"]
 class Clock(BaseCallback):
     """The time that learning took; None where collecting and learning are one program."""
 
+    sees_every = 0  # it reads metrics only, so a compiled loop may compute many iterations in one call
+
     def __init__(self) -> None:
         self.learn_seconds: float | None = 0.0
 

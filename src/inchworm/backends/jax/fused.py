@@ -23,7 +23,7 @@ from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales
 from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, is_small, update
+from inchworm.backends.jax.update import Carry, Metrics, Program, Settings, compiled, is_small, update
 from inchworm.backends.learner import TARGETS
 from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
@@ -154,13 +154,14 @@ def run_iterations(
 ) -> tuple[FusedState, Report, Array]:
     """The first `count` iterations for which there are permutations [M, epochs, N] and settings [M, …].
 
-    Stops before an iteration whose numbers are not finite. Returns the state after the last good one, the reports of all [M, …], and the
-    number of good ones. With `active` [S], S seeds are computed at once, those that are not active for nothing: they only keep the
-    others' places, so that the program stays the same. State and scales then have a first axis S, permutations and settings one after M.
-    Where normalisers or the scale of rewards change, which the host does between two calls, `count` must be 1.
+    Stops after an iteration whose numbers are not finite; then the state is of no use, and a call with the number of good ones returns the
+    state after the last of them. Returns the state, the reports of all [M, …], and the number of good ones. With `active` [S], S seeds are
+    computed at once, those that are not active for nothing: they only keep the others' places, so that the program stays the same. State
+    and scales then have a first axis S, permutations and settings one after M. Where normalisers or the scale of rewards change, which the
+    host does between two calls, `count` must be 1.
     """
     iterate = partial(run_iteration, program, lanes)
-    iterate = jax.vmap(iterate) if active.ndim else iterate
+    iterate = jax.jit(jax.vmap(iterate) if active.ndim else iterate)  # traced once: for the shapes, and as the body of the loop
     shapes = jax.eval_shape(iterate, state, scales, scaled, permutations[0], settings[0])[1]
     nothing: Report = jax.tree.map(lambda leaf: jnp.zeros((permutations.shape[0], *leaf.shape), leaf.dtype), shapes)
 
@@ -168,19 +169,15 @@ def run_iterations(
         before, reports, number, fine, good = loop
         after, report, finite = iterate(before, scales, scaled, permutations[number], settings[number])
         fine &= finite
-
-        def keep(new: Array, old: Array) -> Array:
-            return jnp.where(fine.reshape(*fine.shape, *(1,) * (new.ndim - fine.ndim)), new, old)
-
         reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
-        return jax.tree.map(keep, after, before), reports, number + 1, fine, good + fine
+        return after, reports, number + 1, fine, good + fine
 
     start = (state, nothing, jnp.zeros((), jnp.int32), active, jnp.zeros(active.shape, jnp.int32))
     end, reports, _, _, good = lax.while_loop(lambda loop: (loop[2] < count) & loop[3].any(), advance, start)
     return end, reports, good
 
 
-_compiled = {small: jax.jit(run_iterations, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
+_compiled = compiled(run_iterations)
 """Of the module, so that a second training of a trainer compiles nothing."""
 
 
@@ -254,17 +251,23 @@ class FusedTraining:
         lanes, filled = self._collector.lane_numbers, [call for call in calls if call is not None]
         with self._learner.policy.precision():
             if len(calls) == 1:
-                after, reports, good = self._run(lanes, *filled[0], count, np.True_)
-                return [(after, jax.device_get(reports), int(good))]
+                after, reports, found = self._run(lanes, *filled[0], count, np.True_)
+                good = int(found)
+                if 0 < good < count:
+                    after = self._run(lanes, *filled[0], good, np.True_)[0]
+                return [(after, jax.device_get(reports), good)]
             *trees, orders, settings = zip(*(filled[0] if call is None else call for call in calls))
             trees = [jax.tree.map(lambda *leaves: np.stack(leaves), *each) for each in trees]
+            arguments = (lanes, *trees, np.stack(orders, 1), np.stack(settings, 1))
             active = np.array([call is not None for call in calls])
-            after, reports, good = jax.device_get(self._run(lanes, *trees, np.stack(orders, 1), np.stack(settings, 1), count, active))
+            after, reports, goods = jax.device_get(self._run(*arguments, count, active))
+            fewer = {*goods.tolist()} - {0, count}
+            states = {count: after} | {good: jax.device_get(self._run(*arguments, good, active)[0]) for good in fewer}
 
         def at(place: int, tree: Any, axis: int) -> Any:
             return jax.tree.map(lambda leaf: leaf.take(place, axis), tree)
 
-        return [(at(place, after, 0), at(place, reports, 1), int(good[place])) for place in range(len(calls))]
+        return [(at(place, states.get(good, after), 0), at(place, reports, 1), good) for place, good in enumerate(goods.tolist())]
 
     def _take_over(self, call: Call, count: int, after: FusedState, reports: Any, good: int) -> list[Iteration]:
         """Move the collector and the learner to the state after `good` of `count` iterations, and return what each of them did."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inchworm.backends.jax.native import NativeEnv, derive_seeds
-from inchworm.backends.jax.network import Params, Scales, unflatten_actions
+from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, unflatten_actions
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.scan import Scanned, ScanState, begin_scan, scan_rollout
 from inchworm.backends.jax.vector_env import JaxVectorEnv
@@ -26,10 +26,10 @@ from inchworm.policy.file import fingerprint
 from inchworm.rollout.checks import action_dtype, bad_number, freeze
 from inchworm.rollout.rollout import Rollout
 
-_begin = jax.jit(begin_scan, static_argnums=0)
+_begin = jax.jit(begin_scan, static_argnums=0, compiler_options=COMPILER_OPTIONS)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=COMPILER_OPTIONS)
 def _scan(
     env: NativeEnv, static: StaticSpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lanes: Array
 ) -> tuple[ScanState, Scanned, Tree]:

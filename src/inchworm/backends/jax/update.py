@@ -21,7 +21,7 @@ from inchworm.backends.jax.distributions import log_prob_and_entropy
 from inchworm.backends.jax.gae import Estimates, compute_advantages
 from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
 from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import Params, Scales, forward, log_std_of, reward_units
+from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, forward, log_std_of, reward_units
 from inchworm.backends.jax.optimizer import Moments, apply_gradient, check_kind, split_vector
 from inchworm.backends.jax.policy import JaxPolicy, Static
 from inchworm.backends.jax.samples import Batch, Samples, Steps, columns_of, make_samples, unpack
@@ -149,11 +149,19 @@ def update(
     return carry, metrics, estimates
 
 
-ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
-"""Compiler option by which XLA computes matrix products in the thread that runs the program."""
+ONE_THREAD = {**COMPILER_OPTIONS, "xla_cpu_multi_thread_eigen": False}
+"""Compiler options by which XLA computes matrix products in the thread that runs the program."""
 SMALL_PRODUCT = 2**22
 """Multiplications of a step's largest matrix product up to which one thread is used: a guess, not yet measured on a quiet machine."""
-_compiled = {small: jax.jit(update, static_argnums=0, compiler_options=ONE_THREAD if small else None) for small in (True, False)}
+
+
+def compiled(function: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
+    """A function of a program, compiled when it is first called: for small networks (True), and for others."""
+    options = {True: ONE_THREAD, False: COMPILER_OPTIONS}
+    return {small: jax.jit(function, static_argnums=0, compiler_options=chosen) for small, chosen in options.items()}
+
+
+_updates = compiled(update)
 
 
 def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tuple[Carry, Metrics, Estimates]]:
@@ -161,7 +169,7 @@ def compiled_update(program: Program, minibatch_size: int) -> Callable[..., tupl
 
     Waking another thread takes longer than a small product, most of all on a busy machine.
     """
-    return _compiled[is_small(program, minibatch_size)]
+    return _updates[is_small(program, minibatch_size)]
 
 
 def is_small(program: Program, minibatch_size: int) -> bool:
