@@ -160,8 +160,8 @@ def run_iterations(
     and scales then have a first axis S, permutations and settings one after M. Where normalisers or the scale of rewards change, which the
     host does between two calls, `count` must be 1.
     """
-    iterate = partial(run_iteration, program, lanes)
-    iterate = jax.jit(jax.vmap(iterate) if active.ndim else iterate)  # traced once: for the shapes, and as the body of the loop
+    one = partial(run_iteration, program, lanes)
+    iterate = jax.jit(jax.vmap(one) if active.ndim else one)  # traced once: for the shapes, and as the body of the loop
     shapes = jax.eval_shape(iterate, state, scales, scaled, permutations[0], settings[0])[1]
     nothing: Report = jax.tree.map(lambda leaf: jnp.zeros((permutations.shape[0], *leaf.shape), leaf.dtype), shapes)
 
@@ -169,7 +169,7 @@ def run_iterations(
         before, reports, number, fine, good = loop
         after, report, finite = iterate(before, scales, scaled, permutations[number], settings[number])
         fine &= finite
-        reports = jax.tree.map(lambda whole, one: lax.dynamic_update_index_in_dim(whole, one, number, 0), reports, report)
+        reports = jax.tree.map(lambda whole, new: lax.dynamic_update_index_in_dim(whole, new, number, 0), reports, report)
         return after, reports, number + 1, fine, good + fine
 
     start = (state, nothing, jnp.zeros((), jnp.int32), active, jnp.zeros(active.shape, jnp.int32))

@@ -263,7 +263,10 @@ def hidden_layers(spec: PolicySpec, params: Params, name: str, columns: Array) -
 def dense_stack(spec: PolicySpec, params: Params, name: str, rows: Array) -> Array:
     """The hidden layers of actor or critic, and its head: [N, in] -> [N, out]."""
     columns = hidden_layers(spec, params, name, rows.T)
-    return lax.optimization_barrier(params[f"{name}.head.weight"] @ columns + params[f"{name}.head.bias"][:, None]).T
+    outputs = params[f"{name}.head.weight"] @ columns + params[f"{name}.head.bias"][:, None]
+    # Without the barrier, XLA computes the loss's slope by an output once more for every number that reads it.
+    kept: Array = lax.optimization_barrier(outputs)  # type: ignore[no-untyped-call]
+    return kept.T
 
 
 def convolve(spec: PolicySpec, params: Params, part: ObservationPart, images: Array, dtype: Any) -> Array:
