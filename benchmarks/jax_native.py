@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import jobs
+import memory
 import results
 from figures import Run, Section, Target, geometric_mean, median_range, ratios, speed, table
 from jax_peers import OURS, JaxSide, add_options, sides
@@ -60,14 +61,34 @@ def growth(counts: list[int], seed: int = 0) -> list[dict[str, float]]:
     return found
 
 
-def buffer_bytes(name: str) -> int:
-    """Bytes of the arrays of one rollout of a work."""
+def program_bytes(name: str) -> dict[str, int]:
+    """Bytes of the arrays of a work's compiled loop by XLA's own account, of one rollout among them, and of the process around it.
+
+    The loop's parts are made as a trainer makes them, because a trainer does not show the compiled program.
+    """
+    import jax
+    import numpy as np
+
     from inchworm import PPOTrainer
+    from inchworm.backends.jax.fused import FusedTraining, run_iterations
+    from inchworm.backends.jax.scan_collector import ScanCollector
     from inchworm_side import config_of
     from scaling import rollout_bytes
 
     with PPOTrainer("mlp", NATIVE[name].env_id, config_of(NATIVE[name], 0, backend="jax")) as trainer:
-        return rollout_bytes(trainer.collect_rollouts())
+        collector: Any = trainer.collector
+        assert isinstance(collector, ScanCollector)
+        loop = FusedTraining(collector, trainer.learner, trainer.config)  # type: ignore[arg-type]
+        call, ready = loop._call(1), memory.resident()
+        program = jax.jit(run_iterations, static_argnums=0).lower(loop._program, collector.lane_numbers, *call, 1, np.True_).compile()
+        compiled, sizes = memory.resident(), program.memory_analysis()
+        return {
+            "rollout": rollout_bytes(trainer.collect_rollouts()),
+            "arguments": sizes.argument_size_in_bytes,
+            "results": sizes.output_size_in_bytes,
+            "temporary": sizes.temp_size_in_bytes,
+            "compiling": compiled - ready,
+        }
 
 
 def by_processor_time(run: Run) -> Run:
@@ -100,7 +121,7 @@ def measure(
     data: dict[str, Any] = {"sides": [side.name for side in found], "works": parts}
     if any(side.name == OURS for side in found):
         data["growth"] = [jobs.run("jax_native:growth", {"counts": list(COUNTS)}) for _ in range(repeats)]
-        data["buffer_bytes"] = {work: jobs.run("jax_native:buffer_bytes", {"name": work}) for work in works}
+        data["program_bytes"] = {work: jobs.run("jax_native:program_bytes", {"name": work}) for work in works}
     return data
 
 
@@ -185,20 +206,31 @@ def section(data: dict[str, Any]) -> Section:
         lines += ["How many times as fast inchworm is, taken within each repeat:", "", *table(["envs", *peers], rows)]
     lines += [
         "Seconds from process start until ready to train, seconds of compiling with an empty cache and with a filled one, megabytes",
-        "before training and at the peak, mean return of 100 greedy episodes afterwards (inchworm: of the last 100 training episodes):",
+        "before training and at the peak of either run, mean return of 100 greedy episodes afterwards (inchworm: of the last 100",
+        "training episodes):",
         "",
         *table(
-            ["envs", "side", "threads", "start-up", "first compile", "cached", "base MB", "peak MB", "return"],
+            ["envs", "side", "threads", "start-up", "first compile", "cached", "base MB", "peak MB", "peak MB, cached", "return"],
             ([_envs(work), name, *_side_cells(part, name)] for work, part in works.items() for name in names),
         ),
     ]
-    if "buffer_bytes" in data:
-        sizes = ", ".join(f"{size / 1e6:.1f} MB with {_envs(work)} envs" for work, size in data["buffer_bytes"].items())
+    if "program_bytes" in data:
         times = "; ".join(
             f"{one['iterations']} take {median(repeat[index]['seconds'] for repeat in data['growth']):.2f} s"
             for index, one in enumerate(data["growth"][0])
         )
-        lines += [f"One rollout of inchworm has {sizes}. Iterations with {_envs('N64')} envs, compiled before: {times}.", ""]
+        lines += [
+            f"Iterations of inchworm with {_envs('N64')} envs, compiled before: {times}.",
+            "",
+            "Megabytes of inchworm's compiled loop: the arrays of one rollout; what a call is given, returns, and holds meanwhile, by",
+            "XLA's own account (the rollout, its packed samples and those of an epoch in order are among the last); what compiling added",
+            "to the process, most of which it does not give back. Reading from the cache needs little of that: the second peak above.",
+            "",
+            *table(
+                ["envs", "rollout", "arguments", "results", "temporary", "compiling"],
+                ([_envs(work), *(f"{size / 1e6:,.1f}" for size in sizes.values())] for work, sizes in data["program_bytes"].items()),
+            ),
+        ]
     versions = {name: next(iter(works.values()))["cold"][name][0].get("versions", {}) for name in names}
     shown = (f"{name}: {', '.join(f'{package} {version}' for package, version in found.items())}" for name, found in versions.items())
     lines += [f"Versions: {'; '.join(shown)}.", ""]
@@ -222,7 +254,7 @@ def _side_cells(part: dict[str, Any], name: str) -> list[str]:
         str(part["threads"][name]),
         *seconds,
         f"{of('base_bytes') / 1e6:,.0f}",
-        f"{of('peak_bytes') / 1e6:,.0f}",
+        *(f"{median(run['peak_bytes'] for run in part[kind][name]) / 1e6:,.0f}" for kind in ("cold", "warm")),
         f"{of('last_return'):.0f}",
     ]
 

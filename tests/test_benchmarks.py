@@ -232,7 +232,7 @@ def test_compiled_loops_by_hand(module: Any) -> None:
         "sides": list(first),
         "works": {work: _compiled(values, first, cached) for work, values in zip(("N8", "N64"), speeds)},
         "growth": growth,
-        "buffer_bytes": {"N8": 1_000_000, "N64": 8_000_000},
+        "program_bytes": {"N64": {"rollout": 8_000_000, "arguments": 1, "results": 2, "temporary": 3_000_000, "compiling": 300_000_000}},
     }
     section = native.section(data)
     value = {target.what: target.value for target in section.targets}
@@ -246,7 +246,7 @@ def test_compiled_loops_by_hand(module: Any) -> None:
     assert value["JAX: time of a step, 64 envs over 8"] == pytest.approx(300 / 240)
     text = "\n".join(section.lines)
     assert "| 8 | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
-    assert "8.0 MB with 64 envs" in text
+    assert "| 64 | 8.0 | 0.0 | 0.0 | 3.0 | 300.0 |" in text
     alone = {"sides": ["rejax"], "works": {"N8": _compiled({"rejax": 100.0}, first, cached)}}
     assert native.section(alone).targets == []
 
