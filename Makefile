@@ -46,7 +46,7 @@ $(VENV)/installed: $(VENV)/made pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "installing torch and the test dependencies"
 	@$(PIP) torch
-	@$(PIP) -e '.[dev,torch,jax,box2d,mujoco,atari,marl,bench]'
+	@$(PIP) -e '.[dev,torch,jax,box2d,mujoco,atari,marl,video,bench]'
 	@$(PIP) --no-deps gymnax && $(PIP) matplotlib seaborn  # gymnax 1.0.1 asks for gymnasium below 1.4
 	@touch $@
 

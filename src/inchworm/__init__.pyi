@@ -56,6 +56,7 @@ from inchworm.evaluate.suites import Simulation as Simulation
 from inchworm.evaluate.suites import SuiteStats as SuiteStats
 from inchworm.evaluate.suites import evaluate_suites as evaluate_suites
 from inchworm.evaluate.suites import load_suites as load_suites
+from inchworm.evaluate.video import record_video as record_video
 from inchworm.policy.composite import CompositePolicy as CompositePolicy
 from inchworm.policy.composite import PolicyMap as PolicyMap
 from inchworm.policy.file import LoadedPolicy as LoadedPolicy

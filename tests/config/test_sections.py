@@ -289,3 +289,17 @@ def test_policies_by_name_take_what_differs_from_the_run() -> None:
 def test_policies_that_cannot_be_are_refused_by_name(policies: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         TrainingConfig.from_dict({"policies": policies, "run": {"backend": "numpy"}})
+
+
+def test_listed_seeds_of_evaluations_are_one_for_each_episode() -> None:
+    config = EvalConfig(seeds=[5, 6], episodes=2, final_episodes=2)
+    assert config.seeds == (5, 6)
+    assert EvalConfig(seeds=[5, 6], episodes=2, final_episodes=0).episodes == 2
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.seeds has 2 seeds, one for each episode, but evaluation\.episodes=20; set .*episodes=2$"
+    ):
+        EvalConfig(seeds=[5, 6])
+    with pytest.raises(ConfigError, match=r"but evaluation\.final_episodes=100; set evaluation\.final_episodes=2 or 0"):
+        EvalConfig(seeds=[5, 6], episodes=2)
+    with pytest.raises(ConfigError, match=r"evaluation\.seeds"):
+        EvalConfig(seeds=[-1], episodes=1, final_episodes=0)

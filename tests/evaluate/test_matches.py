@@ -11,7 +11,7 @@ from inchworm.collect.actors import RandomActor
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.seeding import derive_seed
-from inchworm.evaluate.matches import RecordedVectorEnv, evaluate_vs_heuristic, even_copies, pair_seeds, play_match
+from inchworm.evaluate.matches import evaluate_vs_heuristic, even_copies, pair_seeds, play_match
 from inchworm.policy.spec import PolicySpec
 from inchworm.worlds.replay import check_replay
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv
@@ -245,14 +245,6 @@ def test_the_replay_of_a_game_that_was_cut_off_ends_there_without_a_result() -> 
     check_replay(replay)
     assert stats.capped_episodes == 4
     assert (len(replay["frames"]), replay["meta"]["steps"], replay["result"]) == (4, 3, None)
-
-
-def test_a_game_that_is_still_running_is_no_replay() -> None:
-    recorded = RecordedVectorEnv(SkirmishVectorEnv(RULES, 2), ("a", "b"))
-    recorded.reset([1, 2])
-    recorded.step(np.zeros((recorded.num_lanes, 3), np.int64))
-    with pytest.raises(RuntimeError, match="has not ended"):
-        recorded.replay()
 
 
 def test_recording_changes_no_game_and_vs_heuristic_hands_it_out() -> None:

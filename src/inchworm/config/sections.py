@@ -29,10 +29,12 @@ Filter = Annotated[tuple[_FilterSize, _FilterSize, _FilterSize], FROM_LIST]
 if TYPE_CHECKING:  # a list is accepted where a tuple is; the field is a tuple
     Texts: TypeAlias = Sequence[str]
     Sizes: TypeAlias = Sequence[int]
+    Seeds: TypeAlias = Sequence[int]
     Filters: TypeAlias = Sequence[Sequence[int]]
 else:
     Texts = Annotated[tuple[str, ...], FROM_LIST]
     Sizes = Annotated[tuple[Size, ...], FROM_LIST]
+    Seeds = Annotated[tuple[NonNegative, ...], FROM_LIST]
     Filters = Annotated[tuple[Filter, ...], FROM_LIST]
 
 
@@ -352,12 +354,28 @@ class EvalConfig(ConfigBase):
     """Act greedily (else sample)."""
     seed: NonNegative = 1_000_003
     """Seed of the evaluation episodes, which are the same each time."""
+    seeds: Seeds = ()
+    """Seeds of the episodes, one for each of episodes and of final_episodes; by default they are derived from seed."""
     max_episode_steps: Count | None = None
     """Steps after which an episode that has not ended is cut off and counted as capped. null: the limit that the environment is
     registered with, else 100,000."""
     baseline: str | None = None
     """What the policy is compared with: random, a policy file or a run. The score is then also reported as the difference to the baseline's
     on the same seeds. Against opponents the baseline is the opponent, by default the world's heuristic, or random where it has none."""
+    save_replay: bool = False
+    """Keep the first episode of each evaluation in the run's directory: as a replay for inchworm replay where there are replays, as in
+    Skirmish, else as a video (mp4, or gif without PyAV). It needs the video extra."""
+    keep_replays: Count = 5
+    """Number of newest replays and videos of save_replay that are kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("episodes", "final_episodes"):
+            count = getattr(self, name)
+            if self.seeds and count != len(self.seeds) and (count or name == "episodes"):
+                raise ConfigError(
+                    f"evaluation.seeds has {len(self.seeds)} seeds, one for each episode, but evaluation.{name}={count}; "
+                    f"set evaluation.{name}={len(self.seeds)}{' or 0' if name == 'final_episodes' else ''}"
+                )
 
 
 @config_class("convergence.")

@@ -16,6 +16,7 @@ from inchworm.core.seeding import episode_seed
 from inchworm.env.registry import heuristic_of
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
+from inchworm.evaluate.recording import RecordedVectorEnv
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.policies import is_built_in, make_player
 
@@ -30,17 +31,26 @@ class PolicyEvaluator:
     the policy's normaliser statistics are not updated.
     """
 
-    def __init__(self, env: Any = None, config: EvalConfig | None = None, *, wrap: Callable[[VectorEnv], VectorEnv] | None = None) -> None:
+    def __init__(
+        self,
+        env: Any = None,
+        config: EvalConfig | None = None,
+        *,
+        wrap: Callable[[VectorEnv], VectorEnv] | None = None,
+        record: int = 0,
+    ) -> None:
         """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`.
 
-        `wrap` is applied to the environments when they are made, for example to add an opponent.
+        `wrap` is applied to the environments when they are made, for example to add an opponent. The actions of the first `record`
+        episodes of each evaluation are kept in its stats, for a video.
         """
         self.config = config or EvalConfig()
-        self._source = None if env is None else env_source(env)
-        self._wrap = wrap
+        self.source = None if env is None else env_source(env)
+        self._wrap, self._record = wrap, record
+        self._recorder: RecordedVectorEnv | None = None
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
-        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self._source)
+        self._baseline = None if self.config.baseline is None else load_player(self.config.baseline, self.source)
         self._baseline_returns: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}  # of episodes with these seeds, greedy or not
 
     def evaluate(
@@ -52,10 +62,11 @@ class PolicyEvaluator:
         seeds: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> EvalStats:
-        """Play `episodes` episodes (default: the config's), greedily or sampled, with the given seeds or derived ones."""
+        """Play `episodes` episodes (default: the config's), greedily or sampled, with the given seeds, the config's or derived ones."""
         greedy = self.config.deterministic if deterministic is None else deterministic
         count = self.config.episodes if episodes is None else episodes
         check_episodes(count)
+        seeds = seeds if seeds is not None else self.config.seeds or None
         if seeds is not None and len(seeds) != count:
             raise ConfigError(f"evaluation got {len(seeds)} seeds for {count} episodes; give one seed per episode, or no seeds")
         env, seed = self.vector_env, self.config.seed
@@ -63,14 +74,18 @@ class PolicyEvaluator:
         try:
             if seeds is None:  # episode i is number i // copies of copy i % copies
                 seeds = [episode_seed(seed, index % copies, index // copies) for index in range(count)]
-            limit = episode_limit(self._source, self.config.max_episode_steps)
+            limit = episode_limit(self.source, self.config.max_episode_steps)
             games = [int(one) for one in seeds]
+            if self._recorder is not None:
+                self._recorder.record(min(self._record, count))
             stats = play_games(policy, env, games, seed, deterministic=greedy, max_episode_steps=limit, progress=progress)
+            if self._recorder is not None:
+                stats = replace(stats, recorded=tuple(self._recorder.finish(stats.lengths.tolist())))
             name, key = self.config.baseline, (greedy, tuple(games))
             if name is None:
                 return stats
             if key not in self._baseline_returns:
-                self._baseline = self._baseline or load_player(name, self._source, env)
+                self._baseline = self._baseline or load_player(name, self.source, env)
                 check_spaces(self._baseline, env.observation_space, env.action_space, f"the baseline {name}")
                 played = play_games(self._baseline, env, games, seed, deterministic=greedy, max_episode_steps=limit, purpose="baseline")
                 self._baseline_returns[key] = played.returns
@@ -90,18 +105,26 @@ class PolicyEvaluator:
     @property
     def vector_env(self) -> VectorEnv:
         """The environments that are played, made at the first access."""
-        if self._source is None:
+        if self.source is None:
             raise ConfigError("this evaluator has no environment; use PolicyEvaluator(env), or call evaluate_suites")
         if self._played is None:
-            if self._source.kind != "vector":
-                self._made = make_world(self._source, self.config.num_envs, self.config.seed)
-            env = self._source.given if self._made is None else self._made
+            if self.source.kind != "vector":
+                self._made = make_world(self.source, self.config.num_envs, self.config.seed)
+            env: Any = self.source.given if self._made is None else self._made
+            if self._record:
+                env = self._recorder = RecordedVectorEnv(env)
             self._played = env if self._wrap is None else self._wrap(env)
         return self._played
 
+    @property
+    def make_replay(self) -> Callable[..., dict[str, Any]] | None:
+        """What makes a replay of a recorded game; None where games are not recorded, or cannot be replayed as files."""
+        _ = self.vector_env  # makes the environments, and with them the recorder
+        return getattr(self._recorder, "make_replay", None)
+
     def close(self) -> None:
         """Close the environments that were made here; the next evaluation makes new ones."""
-        made, self._made, self._played = self._made, None, None
+        made, self._made, self._played, self._recorder = self._made, None, None, None
         if made is not None:
             made.close()
 
@@ -137,18 +160,19 @@ def evaluate_policy(
         return evaluator.evaluate(policy, episodes, seeds=seeds)
 
 
-def make_evaluator(source: Any, config: TrainingConfig) -> PolicyEvaluator:
+def make_evaluator(source: Any, config: TrainingConfig, *, record: int = 0) -> PolicyEvaluator:
     """Make the evaluator of a run's policy; a run with opponents is scored against its `evaluation_opponent`."""
     opponent = evaluation_opponent(config)
     if opponent is None:
-        return PolicyEvaluator(source, config.evaluation)
+        return PolicyEvaluator(source, config.evaluation, record=record)
     loaded = load_player(opponent, config.env)
 
     def add_opponent(env: VectorEnv) -> VectorEnv:
         lanes = own_lanes(env, config)
         return OpponentVectorEnv(env, loaded or load_player(opponent, config.env, env), lanes, seed=config.evaluation.seed)
 
-    return PolicyEvaluator(source, config.evaluation.replace(baseline=None), wrap=add_opponent)  # it plays, and is not compared with
+    alone = config.evaluation.replace(baseline=None)  # it plays, and is not compared with
+    return PolicyEvaluator(source, alone, wrap=add_opponent, record=record)
 
 
 def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:

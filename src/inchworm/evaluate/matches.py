@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from inchworm.config.sections import EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
-from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import heuristic_env, team_worlds
-from inchworm.evaluate.games import EPISODE_LIMIT, Progress, check_episodes, episode_limit, opened, play_games
+from inchworm.evaluate.games import Progress, check_episodes, episode_limit, opened, play_games
+from inchworm.evaluate.recording import RecordedVectorEnv, replay_maker
 from inchworm.evaluate.stats import MatchStats
 from inchworm.run.policies import make_player
 
@@ -25,58 +25,6 @@ def check_made_for(actor: Actor, env: VectorEnv, who: str) -> None:
     if not isinstance(actor, Actor):
         raise ConfigError(f"{who} is of type {type(actor).__name__} and cannot act: it needs initial_state and act (see inchworm.Actor)")
     check_spaces(actor, env.observation_space, env.action_space, who)
-
-
-class RecordedVectorEnv:
-    """Records the first game of copy 0 of a vector env; everything else is forwarded to it."""
-
-    def __init__(self, inner: VectorEnv, players: tuple[str, str], max_episode_steps: int = EPISODE_LIMIT) -> None:
-        self._inner, self._players, self._max_episode_steps = inner, players, max_episode_steps
-        self._make_replay: Any = getattr(inner, "make_replay", None)
-        if self._make_replay is None:
-            raise ConfigError(
-                f"cannot make a replay of {type(inner).__name__}, which has no make_replay; only games of {team_worlds()} can be replayed, "
-                "without wrappers and without env.max_episode_steps (use max_steps in env.kwargs)"
-            )
-        self._seed = -1
-        self._actions: list[np.ndarray] = []  # [2n, 3] each
-        self._info: Mapping[str, float] | None = None  # the last info of the first game, once it has ended
-
-    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
-        """Forward; the first reset starts the recording."""
-        if self._seed < 0 and seeds is not None:
-            self._seed = int(seeds[0])
-        return self._inner.reset(seeds, indices)
-
-    def send(self, actions: Tree) -> None:
-        """Forward, and record the actions of copy 0."""
-        if self._info is None:
-            self._actions.append(np.array(actions[: self.lanes_per_copy], np.int64))
-        self._inner.send(actions)
-
-    def recv(self) -> EnvStep:
-        """Forward; stop recording when the game has ended."""
-        step = self._inner.recv()
-        if self._info is None:
-            self._info = next((ended.info for ended in step.ended if ended.lane == 0), None)
-            if self._info is None and len(self._actions) >= self._max_episode_steps:
-                self._info = {}  # cut off here
-        return step
-
-    def step(self, actions: Tree) -> EnvStep:
-        """`send`, then `recv`."""
-        self.send(actions)
-        return self.recv()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def replay(self) -> dict[str, Any]:
-        """Return the first game: its world, a frame for the start and for each step, and its result."""
-        if self._info is None:
-            raise RuntimeError("the first game has not ended")
-        replay: dict[str, Any] = self._make_replay(self._seed, self._actions, self._players, self._info)
-        return replay
 
 
 def play_match(
@@ -92,6 +40,7 @@ def play_match(
     max_episode_steps: int | None = None,
     players: tuple[str, str] | None = None,
     save_replay: bool = False,
+    record: int = 0,
     progress: Progress | None = None,
 ) -> MatchStats:
     """Play `episodes` games (default 100) between two players, half of them from either side on the same seeds.
@@ -100,7 +49,7 @@ def play_match(
     `env` is anything that `make_vector_env` accepts, with two teams in each copy. Given seeds are one for each pair of games: half as
     many as episodes. Both players act greedily, or both sample. `num_envs` is rounded up to an even number, one half for each side; it
     does not change which games are played. A game that has not ended after `max_episode_steps` is cut off and counted as a draw; by
-    default that is the limit that the environment is registered with, else 100,000.
+    default that is the limit that the environment is registered with, else 100,000. The actions of the first `record` games are kept.
     """
     pairs = pair_seeds(episodes, seeds, seed)
     with opened(env, even_copies(num_envs, 2 * len(pairs)), seed) as inner:
@@ -117,14 +66,19 @@ def play_match(
         for actor, name in zip((ours, theirs), names):
             check_made_for(actor, inner, name)
         limit = episode_limit(env, max_episode_steps)
-        recorded = RecordedVectorEnv(inner, names, limit) if save_replay else None
+        make_replay = replay_maker(inner) if save_replay else None
+        recorded = RecordedVectorEnv(inner) if save_replay or record else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner
         against = OpponentVectorEnv(played, theirs, lanes, seed=seed, deterministic=deterministic)
         games = [one for one in pairs for _ in (0, 1)]
+        if recorded is not None:
+            recorded.record(max(record, 1))
         stats = play_games(ours, against, games, seed, deterministic=deterministic, max_episode_steps=limit, progress=progress)
+        kept = [] if recorded is None else recorded.finish(stats.lengths.tolist())
+        replay = None if make_replay is None else make_replay(kept[0].seed, kept[0].actions, names, kept[0].info)
     fields = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats)}
-    return MatchStats(**fields, players=names, replay=None if recorded is None else recorded.replay())
+    return MatchStats(**{**fields, "recorded": tuple(kept[:record])}, players=names, replay=replay)
 
 
 def evaluate_vs_heuristic(

@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from inchworm.evaluate.recording import RecordedEpisode
+
 _Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
 
@@ -140,6 +142,8 @@ class EvalStats:
     """Name of the player that the policy is compared with; None without one."""
     baseline_returns: np.ndarray = field(default_factory=lambda: np.empty(0))
     """[episodes] f64, the baseline's returns in episodes with the same seeds; empty without one."""
+    recorded: tuple[RecordedEpisode, ...] = ()
+    """The first episodes with their actions, if that was asked for: what a video is made from."""
 
     def __post_init__(self) -> None:
         """Convert and check the arrays, and make them read-only."""

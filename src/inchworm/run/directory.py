@@ -3,6 +3,7 @@
 ```
 runs/CartPole-v1-20261115-214455-a1b2/
   config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  outcome.json  lock
+  replays/
 ```
 """
 
@@ -43,14 +44,16 @@ BEST_POLICY = "best_policy.safetensors"
 OUTCOME = "outcome.json"
 REPORT = "report.html"
 CHECKPOINTS = "checkpoints"
+REPLAYS = "replays"
 LOCK = "lock"
 
 FREE_FIELDS = frozenset({
     "run.name", "run.directory", "run.report", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
     "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
-    "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "env.num_workers",
-    "env.help_workers", "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target",
-    "convergence.window", "convergence.patience", "convergence.returns", "convergence.stop",
+    "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "evaluation.save_replay",
+    "evaluation.keep_replays", "env.num_workers", "env.help_workers", "env.worker_timeout", "env.worker_restarts",
+    "collect.max_replay_steps", "convergence.target", "convergence.window", "convergence.patience", "convergence.returns",
+    "convergence.stop",
 })  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""
@@ -137,6 +140,11 @@ class Run:
         """The directory of its checkpoints."""
         return self.path / CHECKPOINTS
 
+    @property
+    def replays(self) -> Path:
+        """The directory of replays and videos."""
+        return self.path / REPLAYS
+
     def policy_path(self, *, best: bool = False) -> Path:
         """The file of the latest policy, or of the best by evaluation."""
         return self.path / (BEST_POLICY if best else POLICY)
@@ -156,10 +164,11 @@ class Run:
         """Become the one process that writes to the run. The system releases the lock when the process ends, even by a kill."""
         if self._lock is not None:
             return
-        if self.checkpoints.is_symlink():
-            raise InchwormError(f"{self.checkpoints} is a symbolic link, and nothing is written through one; make it a directory")
+        for directory in (self.checkpoints, self.replays):
+            if directory.is_symlink():
+                raise InchwormError(f"{directory} is a symbolic link, and nothing is written through one; make it a directory")
         self._lock = take_lock(self.path / LOCK, f"the run {self.path}")
-        for directory in (self.path, self.checkpoints):  # no other process writes here now
+        for directory in (self.path, self.checkpoints, self.replays):  # no other process writes here now
             remove_temporaries(directory)
 
     def prepare(self) -> None:

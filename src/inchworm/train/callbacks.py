@@ -16,10 +16,11 @@ from types import FrameType
 from typing import Any
 
 from inchworm.config.sections import EvalConfig, RunConfig
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.core.protocols import Actor, Callback, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
+from inchworm.evaluate.video import KeptReplays
 from inchworm.run.saver import Saver, last_save
 from inchworm.train.loop import TrainingState, reached_limits
 
@@ -101,10 +102,11 @@ class EvaluateCallback(BaseCallback):
         config: EvalConfig,
         on_best: Callable[[], None],
         before_final: Callable[[TrainingState], None] | None = None,
+        replays: KeptReplays | None = None,
     ) -> None:
-        """`before_final` is called before the final evaluation, which may be long, to save the state first."""
+        """`before_final` is called before the final evaluation, which may be long, to save the state first; `replays` keeps episodes."""
         self._evaluator, self._actor, self._config, self._on_best = evaluator, actor, config, on_best
-        self._before_final = before_final
+        self._before_final, self._replays = before_final, replays
         self.sees_every = config.interval
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
@@ -125,6 +127,11 @@ class EvaluateCallback(BaseCallback):
         state.evaluating = True
         try:
             stats = self._evaluator.evaluate(self._actor(), episodes)
+            if self._replays is not None:
+                try:
+                    self._replays.keep(state.env_steps, stats)
+                except (InchwormError, OSError) as error:
+                    warnings.warn(f"the replay of the evaluation after iteration {state.iteration} is missing: {error}", stacklevel=2)
         except Exception as error:
             state.failures.append(f"the evaluation after iteration {state.iteration} failed: {type(error).__name__}: {error}")
             state.evaluations.append({"iteration": state.iteration, "failed": traceback.format_exc()})

@@ -22,14 +22,15 @@ from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.sb3 import VecEnv
 from inchworm.env.source import env_source
-from inchworm.evaluate.evaluator import check_baseline, evaluation_opponent, make_evaluator
+from inchworm.evaluate.evaluator import PolicyEvaluator, check_baseline, evaluation_opponent, make_evaluator
 from inchworm.evaluate.stats import EvalStats
+from inchworm.evaluate.video import KeptReplays
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
-from inchworm.run.directory import CHECKPOINTS, Run, create_run
+from inchworm.run.directory import CHECKPOINTS, REPLAYS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
@@ -183,6 +184,19 @@ def functional_training_loop(
     return trainer.state
 
 
+def keep_replays(evaluator: PolicyEvaluator, config: TrainingConfig, run_dir: Path | None) -> KeptReplays:
+    """What keeps the first episode of each evaluation in the run's directory, as `evaluation.save_replay` asks for."""
+    if run_dir is None:
+        raise ConfigError("evaluation.save_replay=true writes into the run's directory, and there is none; pass run_dir")
+    players = ("policy", evaluation_opponent(config) or "policy")
+    try:
+        in_order = players if config.opponent.sides != "second" else players[::-1]
+        return KeptReplays(evaluator, run_dir / REPLAYS, config.evaluation.keep_replays, in_order)
+    except BaseException:
+        evaluator.close()
+        raise
+
+
 def begin_learner(learner: Learner, begun: WarmStart | None) -> Learner:
     """Give a new learner the reward statistics that belong to the weights of a warm start, if there are any."""
     if begun is not None and begun.reward_statistics is not None and isinstance(learner, BaseLearner):
@@ -260,11 +274,13 @@ class PPOTrainer:
             """Whether the run has a checkpoint, which `load_checkpoint` restores."""
             self.warm_start = None if self.continues else warm_start(self.policy, self.config.run)
             """Where the initial weights are from; None for new ones, and for a run that is resumed."""
-            self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config)
+            keeps = self.config.evaluation.save_replay
+            self.evaluator = None if evaluated is None else make_evaluator(evaluated, self.config, record=int(keeps))
             if eval_env is not None and self.evaluator is not None:
                 check_eval_env(self.evaluator, self.env)
             if evaluated is not None:
                 check_baseline(self.config, evaluated, self.env)
+            self._replays = None if self.evaluator is None or not keeps else keep_replays(self.evaluator, self.config, self.run_dir)
         except BaseException:
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
@@ -511,7 +527,9 @@ class PPOTrainer:
         elif scored and self.evaluator is not None:
             flush = checkpoints.flush if saves else None
             callbacks.append(
-                EvaluateCallback(self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush)
+                EvaluateCallback(
+                    self.evaluator, lambda: self.collector.policy, config.evaluation, saver.write_best_policy, flush, self._replays
+                )
             )
         if config.convergence.stops and config.convergence.returns == "evaluation" and self.evaluator is None:
             raise ConfigError(f"convergence.target is compared with evaluations: {NO_COPY}, or set convergence.returns=training")

@@ -33,9 +33,9 @@ class UnitActions(spaces.MultiDiscrete):
         return super().sample(parts, probability)
 
 
-def make_arena(**config: Any) -> SkirmishParallelEnv:
+def make_arena(*, render_mode: str | None = None, **config: Any) -> SkirmishParallelEnv:
     """Create a copy for a vector env, in which dead units also receive their team's rewards and final infos."""
-    return SkirmishParallelEnv(SkirmishConfig.from_dict(config), after_death=True)
+    return SkirmishParallelEnv(SkirmishConfig.from_dict(config), render_mode=render_mode, after_death=True)
 
 
 class SkirmishParallelEnv(ParallelEnv):  # type: ignore[misc]

@@ -160,7 +160,7 @@ class SkirmishVectorEnv(LaneVectorEnv):
         world.begin([seed])
         frames = [world.frame(0)]
         for joint in actions:
-            by_team = joint.reshape(2, self.config.team_size, -1, 1)  # [2, n, 3, 1]
+            by_team = joint.astype(np.int64).reshape(2, self.config.team_size, -1, 1)  # [2, n, 3, 1]
             world.step(np.ascontiguousarray(by_team.transpose(2, 0, 1, 3)))
             frames.append(world.frame(0))
         meta = {"seed": seed, "players": list(players), "steps": len(actions), **({"hp_margin": info["hp_margin"]} if info else {})}
