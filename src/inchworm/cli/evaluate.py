@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,15 +17,21 @@ from inchworm.cli.main import OK
 from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
+from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.env.registry import config_for, team_worlds
+from inchworm.env.source import env_source
 from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
 from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
+from inchworm.evaluate.video import check_display, check_video, drawing_env, save_video, show_video
 from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
+
+if TYPE_CHECKING:
+    from inchworm.cli.video import VideoOptions
 
 SECONDS_BETWEEN_LINES = 10.0
 PROG_EVALUATE, PROG_MATCH = "inchworm evaluate", "inchworm match"
@@ -136,10 +142,13 @@ def _play(
             max_episode_steps=settings.max_episode_steps,
             players=None if first is None else players,
             save_replay=replay_file is not None,
+            record=int(isinstance(options, EvaluateOptions) and (options.video is not None or options.render)),
             progress=show,
         )
     if replay_file is not None and stats.replay is not None:
         save_replay(replay_file, stats.replay)
+    if isinstance(options, EvaluateOptions):
+        _show_first(stats, env, options)
     text = json.dumps(stats.to_dict()) if options.json else f"{' against '.join(stats.players)} in {env.id}: {stats}"
     make_terminal().print(text)
     return OK
@@ -182,6 +191,10 @@ class EvaluateOptions(ConfigBase):
     """The skill of --opponent heuristic, from 0 to 1; 1 by default."""
     save_replay: File = None
     """Write the first game against --opponent to this file; inchworm replay FILE shows it."""
+    video: File = None
+    """Record the first episode to this file, .mp4 or .gif; inchworm video RUN records more."""
+    render: bool = False
+    """Show the first episode in a window, once it is played."""
     suite: File = None
     """A YAML file of named groups of environments and opponents; see docs/evaluation.md."""
     json: bool = False
@@ -194,18 +207,14 @@ def run_evaluate(arguments: Sequence[str]) -> int:
     """Evaluate a policy and print the score."""
     options = parse(EvaluateOptions, arguments, PROG_EVALUATE)
     _check_flags(options)
-    policy, path, config = _policy_and_config(options)
-    env = config.env if options.env is None else config.env.replace(id=options.env)
-    env = env if options.kwargs is None else env.replace(kwargs=options.kwargs)
-    defaults = config.evaluation
-    names = ("seed", "num_envs", "episodes", "baseline", "max_episode_steps")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    settings = defaults.replace(deterministic=not options.sampled, **{"episodes": defaults.final_episodes or 100, **given})
+    policy, path, config = policy_and_config(options, PROG_EVALUATE)
+    env, settings, records = config.env, config.evaluation, options.video is not None or options.render
+    if records:
+        check_can_be_drawn(env)
     if options.opponent is not None:
         opponent = options.opponent if options.skill is None else f"{options.opponent}:{options.skill}"
-        if options.episodes is None:
-            settings = settings.replace(episodes=settings.episodes + settings.episodes % 2)
-        return _play((str(path), opponent), env, settings, options, first=policy)
+        even = settings.episodes + settings.episodes % 2 if options.episodes is None else settings.episodes
+        return _play((str(path), opponent), env, settings.replace(episodes=even, seeds=()), options, first=policy)
     stats: EvalStats | SuiteStats
     if options.suite is not None:
         suites = load_suites(options.suite, env=options.env)
@@ -216,23 +225,61 @@ def run_evaluate(arguments: Sequence[str]) -> int:
             stats = evaluator.evaluate_suites(policy, suites, progress=show)
         text = f"{path}:\n{stats}"
     else:
-        has_several_agents(env)  # an environment that cannot be made is wrong use
-        config = config.replace(env=env, evaluation=settings)
-        evaluator = make_evaluator(env, config)  # as in training, with its opponent
-        with evaluator, progress("episodes", settings.episodes, quiet=options.quiet) as show:
-            check_made_for(policy, evaluator.vector_env, str(path))
-            stats = evaluator.evaluate(policy, progress=show)
+        stats = evaluate_with(policy, path, config, record=int(records), quiet=options.quiet)
+        _show_first(stats, env, options)
         opponent_name = evaluation_opponent(config)
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
     make_terminal().print(json.dumps(stats.to_dict()) if options.json else text)
     return OK
 
 
-def _policy_and_config(options: EvaluateOptions) -> tuple[Policy, Path, TrainingConfig]:
+def evaluate_with(policy: Policy, path: Path, config: TrainingConfig, *, record: int, quiet: bool) -> EvalStats:
+    """Evaluate a policy as in training, with its opponent; the actions of the first `record` episodes are kept."""
+    has_several_agents(config.env)  # an environment that cannot be made is wrong use
+    evaluator = make_evaluator(config.env, config, record=record)
+    with evaluator, progress("episodes", config.evaluation.episodes, quiet=quiet) as show:
+        check_made_for(policy, evaluator.vector_env, str(path))
+        return evaluator.evaluate(policy, progress=show)
+
+
+def check_can_be_drawn(env: EnvConfig) -> None:
+    """Refuse an environment without images before anything is played; one that cannot be made is wrong use."""
+    try:
+        with drawing_env(env_source(env)):
+            pass
+    except EnvError as error:
+        raise UsageError(str(error)) from error
+
+
+def _show_first(stats: EvalStats, env: EnvConfig, options: EvaluateOptions) -> None:
+    """Write or show the first episode, if that was asked for."""
+    if options.video is not None:
+        save_video(options.video, env_source(env), stats.recorded)
+    if options.render:
+        show_video(env_source(env), stats.recorded)
+
+
+def policy_and_config(options: EvaluateOptions | VideoOptions, prog: str) -> tuple[Policy, Path, TrainingConfig]:
+    """Return the policy, its path, and the config of its run with what the options change; not in a run, the preset of --env."""
+    policy, path, config = _load(options, prog)
+    env = config.env if options.env is None else config.env.replace(id=options.env)
+    env = env if options.kwargs is None else env.replace(kwargs=options.kwargs)
+    defaults = config.evaluation
+    names = ("seed", "num_envs", "episodes", "baseline", "max_episode_steps")
+    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    seeds = () if options.seed is not None else defaults.seeds[: options.episodes]
+    counts = {"episodes": len(seeds) or defaults.final_episodes or 100, "final_episodes": 0, "seeds": seeds}
+    settings = defaults.replace(deterministic=not options.sampled, **{**counts, **given})
+    return policy, path, config.replace(env=env, evaluation=settings)
+
+
+def _load(options: EvaluateOptions | VideoOptions, prog: str) -> tuple[Policy, Path, TrainingConfig]:
     """Return the policy, its path, and the config of its run; for a policy that is not in a run, the preset of --env."""
+    if options.best and options.last:
+        raise UsageError("--best and --last exclude each other; give one")
     name = options.run_name
     if not is_saved_policy(name):
-        run = named_run(name, PROG_EVALUATE, env=options.env, hint="; a policy file is also accepted")
+        run = named_run(name, prog, env=options.env, hint="; a policy file is also accepted")
         return *load_run_policy(run, best=options.best), run.config
     if options.best or options.last:
         raise UsageError(f"--best and --last choose a policy of a run, and {name} is one policy; omit them")
@@ -245,8 +292,6 @@ def _policy_and_config(options: EvaluateOptions) -> tuple[Policy, Path, Training
 
 def _check_flags(options: EvaluateOptions) -> None:
     """Refuse flags that exclude each other."""
-    if options.best and options.last:
-        raise UsageError("--best and --last exclude each other; give one")
     if options.opponent is None:
         for flag, value in (("--skill", options.skill), ("--save-replay", options.save_replay)):
             if value is not None:
@@ -256,6 +301,16 @@ def _check_flags(options: EvaluateOptions) -> None:
     elif options.skill is not None and not 0.0 <= options.skill <= 1.0:
         raise UsageError(f"--skill {options.skill:g} must be from 0 to 1")
     if options.suite is not None:
-        for flag, value in (("--opponent", options.opponent), ("--episodes", options.episodes)):
+        others = {
+            "--opponent": options.opponent,
+            "--episodes": options.episodes,
+            "--video": options.video,
+            "--render": options.render or None,
+        }
+        for flag, value in others.items():
             if value is not None:
                 raise UsageError(f"{flag} and --suite exclude each other: a suite defines its own; omit one of them")
+    if options.video is not None:
+        check_video(options.video)
+    if options.render:
+        check_display()
