@@ -52,6 +52,26 @@ def test_the_page_has_every_part(tmp_path: Path) -> None:
     assert (curve[0]["y"][-1], curve[1]["y"][-1], curve[1]["low"][-1], curve[1]["high"][-1]) == (200.0, 200.0, 190.0, 210.0)
 
 
+def test_the_newest_videos_are_in_the_page_and_the_rest_is_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "replays").mkdir()
+    sizes = {"step-000000000100.mp4": 600_000, "step-000000000200.mp4": 600_000, "step-000000000300.gif": 300_000}
+    for name, size in sizes.items():
+        (path / "replays" / name).write_bytes(bytes(size))
+    (path / "replays" / "step-000000000300.json").write_text("{}")
+    written = inchworm.report(path)
+    assert written.stat().st_size < 3_000_000
+    page = Parsed(written.read_text(encoding="utf-8"))
+    sources = [str(attributes["src"])[:20] for tag, attributes in page.elements if tag in ("video", "img")]
+    assert sources == ["data:image/gif;base6", "data:video/mp4;base6"], "300,000 and 600,000 of the 1,000,000 bytes there are"
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert links == ["./replays/step-000000000300.json", "./replays/step-000000000100.mp4"]
+    assert f"replays/step-000000000300.json; inchworm replay {path}/replays/step-000000000300.json shows it" in page.text
+    assert "replays/step-000000000100.mp4 (0.6 MB, not in this page)" in page.text
+    live = Parsed(report_page([read_run(path)], live=True))
+    assert (live.count("a"), "step-000000000100.mp4 (0.6 MB" in live.text) == (0, True), "the server has the page alone"
+
+
 def test_ratings_are_a_curve_with_the_fixed_players_and_a_table(tmp_path: Path) -> None:
     path = write_run(tmp_path / "rated")
     history = [

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from doubles.browser import Browser, find_browser
+from doubles.painted import HEIGHT, WIDTH, Painted
 from doubles.run_files import HOSTILE, write_run
 from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
+from inchworm.collect.actors import RandomActor
+from inchworm.evaluate.video import record_video
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +56,20 @@ def test_it_opens_offline_and_hovering_reads_values(browser: Browser, tmp_path: 
     browser.press("ArrowRight")
     assert browser.value("document.querySelector('#tip').innerText").startswith("512 steps")
     assert browser.requests() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_videos_in_the_page_play(browser: Browser, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    for name in ("step-000000000100.mp4", "step-000000000200.gif"):
+        stats = record_video(RandomActor(Painted().action_space), "doubles.painted:Painted", path / "replays" / name, seeds=[3])
+    page = write_report([read_run(path)])
+    browser.open(page)
+    browser.wait("document.querySelector('video').readyState >= 2 && document.querySelector('figure img').complete")
+    shown = browser.value("(v => [v.videoWidth, v.videoHeight, Math.round(10 * v.duration)])(document.querySelector('video'))")
+    assert shown == [WIDTH + 1, HEIGHT + 1, stats.lengths[0] + 1]  # at 10 images per second
+    assert browser.value("document.querySelector('figure img').naturalWidth") == WIDTH
+    assert [one for one in browser.requests() if not one.startswith("data:")] == [page.as_uri()]
     assert browser.complaints() == []
 
 

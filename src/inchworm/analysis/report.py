@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -270,8 +271,8 @@ def _ratings(runs: Sequence[RunRecord]) -> str:
 
 
 def _media(run: RunRecord, links_from: Path | None) -> str:
-    """Videos and animations, in the page while they are small; replay pages and large ones as links relative to the page."""
-    parts, room = [], EMBEDDED_BYTES
+    """Videos and animations, the newest in the page while they are small; others as links relative to the page, or by name."""
+    parts, notes, room = [], [], EMBEDDED_BYTES
     kinds = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
     for path in run.media[:20]:
         size, kind, name = path.stat().st_size, kinds.get(path.suffix), e(path.relative_to(run.path))
@@ -280,10 +281,15 @@ def _media(run: RunRecord, links_from: Path | None) -> str:
             data = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
             shown = f'<img alt="{name}" src="{data}">' if path.suffix == ".gif" else f'<video controls muted loop src="{data}"></video>'
             parts.append(f"<figure><figcaption>{name}</figcaption>{shown}</figure>")
-        elif links_from is not None and path.resolve().is_relative_to(links_from.resolve()):
+            continue
+        if links_from is not None and path.resolve().is_relative_to(links_from.resolve()):
             target = quote(path.resolve().relative_to(links_from.resolve()).as_posix())
-            parts.append(f'<p><a href="./{e(target)}">{name}</a></p>')
-    return section("videos and replays", *parts)
+            name = f'<a href="./{e(target)}">{name}</a>'
+        hint = f"; inchworm replay {e(shlex.quote(str(path)))} shows it" if path.suffix == ".json" else ""
+        hint = hint or (f" ({size / 1e6:.1f} MB, not in this page)" if kind is not None else "")
+        notes.append(f"<li>{name}{hint}</li>")
+    grid = f'<div class="grid">{"".join(parts)}</div>' if parts else ""
+    return section("videos and replays", grid, f"<ul>{''.join(notes)}</ul>" if notes else "")
 
 
 def _evaluations(run: RunRecord) -> str:

@@ -25,7 +25,7 @@ from inchworm.core.spaces import in_one_line
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, sync_directory, untrusted
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
-from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPORT, VERSIONS, find_run, is_locked, take_lock
+from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPLAYS, REPORT, VERSIONS, find_run, is_locked, take_lock
 from inchworm.selfplay.ratings import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 
@@ -130,11 +130,10 @@ class RunRecord:
 
     @property
     def media(self) -> list[Path]:
-        """Videos, animations and replay pages in the directory."""
-        found = [*self.path.glob("*"), *self.path.glob("videos/*"), *self.path.glob("replays/*")]
-        return sorted(
-            path for path in found if path.suffix in MEDIA and path.name not in _OURS and path.is_file() and not path.is_symlink()
-        )
+        """Videos, animations, replays and their pages in the directory; those of later evaluations first."""
+        found = [path for path in (*self.path.glob("*"), *self.path.glob("videos/*")) if path.suffix in MEDIA and path.name not in _OURS]
+        found += [path for path in self.path.glob(f"{REPLAYS}/*") if path.suffix in (*MEDIA, ".json")]
+        return sorted((path for path in found if path.is_file() and not path.is_symlink()), reverse=True)
 
 
 _SECONDS = ("seconds", "collect_seconds", "env_seconds", "learn_seconds", "between_seconds")
