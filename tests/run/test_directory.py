@@ -183,12 +183,13 @@ def test_what_a_killed_writer_left_goes_when_the_lock_is_taken(tmp_path: Path, m
     assert sorted(entry.name for entry in path.rglob("*")) == ["checkpoints", "config.yaml", "lock", "versions.json"]
 
 
-def test_checkpoints_behind_a_link_are_refused(tmp_path: Path, mine: TrainingConfig) -> None:
+@pytest.mark.parametrize("name", ["checkpoints", "replays"])
+def test_checkpoints_and_replays_behind_a_link_are_refused(tmp_path: Path, mine: TrainingConfig, name: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / ".tmp-of-another").write_text("x")
-    (tmp_path / "runs" / "mine" / "checkpoints").symlink_to(elsewhere)
-    with pytest.raises(InchwormError, match="checkpoints is a symbolic link"):
+    (tmp_path / "runs" / "mine" / name).symlink_to(elsewhere)
+    with pytest.raises(InchwormError, match=f"{name} is a symbolic link"):
         create_run(mine)
     assert (elsewhere / ".tmp-of-another").exists()
 
