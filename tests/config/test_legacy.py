@@ -73,6 +73,7 @@ def test_the_table_of_a_trainer_of_episodes() -> None:
     messages = " ".join(str(warning.message) for warning in caught)
     changed = {*EPISODES, *EPISODES_PPO} - {"minibatch_size"}
     assert all(f"{name} is called" in messages or f"{name}=" in messages for name in changed)
+    assert messages.count("clip_epsilon") == messages.count("value_coef") == messages.count("epochs_per_update") == 1
     with pytest.warns(LegacyNameWarning):
         assert TrainingConfig.from_dict({**EPISODES_PPO, "env": {"num_envs": 4}}).ppo.rollout_steps == 16
     with pytest.warns(LegacyNameWarning):

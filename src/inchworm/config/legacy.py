@@ -146,7 +146,8 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
         if name in target:
             raise ConfigError(f"{old} and {section}.{name} are the same setting; keep {section}.{name}")
         target[name] = value
-        reports.append(f"{old} is called {section}.{name} here; accepted")
+        if section != "ppo" or name not in (*_PPO, "norm_adv", "batch_size"):  # these are reported when the section is translated
+            reports.append(f"{old} is called {section}.{name} here; accepted")
     convergence = modern.get("convergence")
     if "target_reward" in {*table, *trainer} and isinstance(convergence, dict) and "returns" not in convergence:
         convergence["returns"] = "training"
