@@ -1,4 +1,4 @@
-"""`inchworm evaluate RUN` (or a policy file) and `inchworm match A B`: the score of a policy, alone or against another player."""
+"""`inchworm evaluate RUN` (or a policy file), `match A B` and `video RUN`: scores of policies, alone or against others, and videos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -26,15 +26,13 @@ from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.evaluate.video import check_display, check_video, drawing_env, save_video, show_video
+from inchworm.run.directory import REPLAYS, find_run
 from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
-if TYPE_CHECKING:
-    from inchworm.cli.video import VideoOptions
-
 SECONDS_BETWEEN_LINES = 10.0
-PROG_EVALUATE, PROG_MATCH = "inchworm evaluate", "inchworm match"
+PROG_EVALUATE, PROG_MATCH, PROG_VIDEO = "inchworm evaluate", "inchworm match", "inchworm video"
 
 
 @contextmanager
@@ -314,3 +312,52 @@ def _check_flags(options: EvaluateOptions) -> None:
         check_video(options.video)
     if options.render:
         check_display()
+
+
+@config_class("--")
+class VideoOptions(ConfigBase):
+    """Record what a run's policy, or a policy file, does: the first episodes that inchworm evaluate scores, with greedy actions."""
+
+    run_name: RunName = ""
+    """The run's directory, or its name in runs/; or a policy file."""
+    out: File = None
+    """The file to write, .mp4 or .gif; by default an mp4 in the run's directory, where the report finds it, or here for a policy file."""
+    episodes: int = 1
+    """Number of episodes, one after another."""
+    sampled: bool = False
+    """Sample actions instead of taking the likeliest."""
+    seed: int | None = None
+    """Seed of the episodes; that of the run's own evaluations by default."""
+    fps: float | None = None
+    """Frames per second; the environment's own by default."""
+    best: bool = False
+    """Use the policy of the best evaluation."""
+    last: bool = False
+    """Use the latest policy (the default)."""
+    env: Annotated[str | None, Metavar("ENV")] = None
+    """The environment, if it is code to import (repeat what the run was trained with), or another one with the same spaces."""
+    kwargs: dict[str, Any] | None = None
+    """Keyword arguments of the environment, such as '{units: [scout, scout]}'; by default those of the run."""
+    num_envs: int | None = None
+    """Copies of the environment that are played, of which sampled actions depend; as in the run's evaluations by default."""
+    max_episode_steps: int | None = None
+    """Cut episodes off after this many steps; as in the run's evaluations by default."""
+    quiet: bool = False
+    """Show no progress."""
+
+
+def run_video(arguments: Sequence[str]) -> int:
+    """Play the episodes, write the video, and print its path and the score."""
+    options = parse(VideoOptions, arguments, PROG_VIDEO)
+    if options.out is not None:
+        check_video(options.out, options.fps)
+    policy, path, config = policy_and_config(options, PROG_VIDEO)
+    out: str | Path = options.out or f"{path.stem}.mp4"
+    if options.out is None and not is_saved_policy(options.run_name):
+        out = find_run(options.run_name) / REPLAYS / ("best_policy.mp4" if options.best else "policy.mp4")
+    check_video(out, options.fps)
+    check_can_be_drawn(config.env)
+    stats = evaluate_with(policy, path, config, record=options.episodes, quiet=options.quiet)
+    save_video(out, env_source(config.env), stats.recorded, options.fps)
+    make_terminal().print(f"{out}: {stats}")
+    return OK
