@@ -1,5 +1,7 @@
 """The public names of inchworm, each with the module it lives in: read by type checkers and by `__init__.py`, which imports lazily."""
 
+from inchworm.analysis.audit import Audit as Audit
+from inchworm.analysis.audit import audit as audit
 from inchworm.analysis.doctor import Finding as Finding
 from inchworm.analysis.doctor import diagnose as diagnose
 from inchworm.analysis.report import report as report

@@ -192,3 +192,59 @@ class SpacesEnv(gym.Env):
         # About half of the episodes are truncated instead of terminated.
         cut = over and bool(self.np_random.integers(2))
         return observation, 1.0, over and not cut, cut, info
+
+
+class PaidActions(_Toy):
+    """Reward equal to the action, for `length` steps (0: for ever). Shows the discounted number of steps to come, so that V(s) is p times
+    that for a policy that takes action 1 with probability p. A replay with other actions would show another `drift`."""
+
+    discount = 0.9
+
+    def __init__(self, length=8):
+        super().__init__()
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.length, self.steps, self.drift = length, 0, 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps, self.drift = 0, 0.0
+        return super().reset(seed=seed, options=options)
+
+    def _first(self):
+        left = self.discount ** (self.length - self.steps) if self.length else 0.0
+        return np.array([(1 - left) / (1 - self.discount), self.drift], np.float32)
+
+    def step(self, action):
+        self.steps, self.drift = self.steps + 1, self.drift + float(action)
+        return self._first(), float(action), self.steps == self.length, False, {}
+
+
+class KeptPaidActions(PaidActions):
+    """The same with `get_state` and `set_state`."""
+
+    def get_state(self):
+        return {"steps": self.steps, "drift": self.drift}
+
+    def set_state(self, state):
+        self.steps, self.drift = state["steps"], state["drift"]
+
+
+class LateReward(_Toy):
+    """Two steps; the first action is the reward, which comes after the second. Both are seen as the number of the step."""
+
+    def reset(self, *, seed=None, options=None):
+        self.first = None
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.first is None:
+            self.first = float(action)
+            return _number(1.0), 0.0, False, False, {}
+        return _number(1.0), self.first, True, False, {}
+
+
+class Unseeded(PaidActions):
+    """Rewards that no seed decides."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(np.random.default_rng().random()), *rest

@@ -1,7 +1,8 @@
-"""`inchworm report`, `watch`, `plot`, `doctor` and `runs`: commands that look at runs. All of the work is in `analysis`."""
+"""`inchworm report`, `watch`, `plot`, `doctor`, `audit` and `runs`: commands that look at runs. All of the work is in `analysis`."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from inchworm.analysis.charts import duration, group_lines, group_runs, return_l
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
 from inchworm.analysis.report import make_server, score_text, write_report
 from inchworm.analysis.runs import RunRecord, list_runs, read_run, remove_run
-from inchworm.cli.arguments import Metavar, UsageError, parse
+from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
 from inchworm.cli.main import OK
 from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
@@ -127,6 +128,50 @@ def run_doctor(arguments: Sequence[str]) -> int:
         terminal.print(f"{run.name}: {text}")
         if found:
             terminal.print(findings_text(found))
+    return OK
+
+
+@config_class("--")
+class AuditOptions(ConfigBase):
+    """Measure how wrong the critic of a run is, how good GAE's advantages are for several lambdas, and how much of the gradient is noise.
+
+    States of fresh episodes are restored many times and continued with the current policy.
+    """
+
+    run_name: RunName = ""
+    """The run: its directory, or its name in runs/."""
+    states: int = 128
+    """States to continue from, spread over the episodes."""
+    branches: int = 16
+    """Continuations of each state for V(s), and as many for Q(s, a)."""
+    seed: int = 0
+    """Seed of the episodes and of acting."""
+    max_steps: int | None = None
+    """Steps of a continuation, after which the critic's value stands in; by default until the discount is below 1 %."""
+    env: Annotated[str | None, Metavar("ENV")] = None
+    """The environment, if it is code to import (repeat what the run was trained with)."""
+    json: File = None
+    """Also write everything to this file, as JSON."""
+    quiet: bool = False
+    """Show no progress."""
+
+
+def run_audit(arguments: Sequence[str]) -> int:
+    """Audit the run and print the tables."""
+    from inchworm.analysis.audit import audit  # late: no other command here needs backends
+    from inchworm.cli.evaluate import progress
+
+    options = parse(AuditOptions, arguments, "inchworm audit")
+    if not options.run_name:
+        raise UsageError("no run is given; type: inchworm audit RUN, the run's directory or its name in runs/")
+    if options.json is not None and not Path(options.json).absolute().parent.is_dir():
+        raise UsageError(f"--json {options.json}: there is no directory {Path(options.json).parent}")
+    size: dict[str, int] = {"states": options.states, "branches": options.branches, "seed": options.seed}
+    with progress("continuations", 2 * options.states * options.branches, quiet=options.quiet) as show:
+        found = audit(options.run_name, options.env, max_steps=options.max_steps, progress=show, **size)
+    if options.json is not None:
+        Path(options.json).write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
+    make_terminal().print(str(found))
     return OK
 
 
