@@ -1,5 +1,6 @@
-"""`inchworm report`, `watch`, `plot`, `doctor` and `runs` as commands, and what `train` leaves at its end."""
+"""`inchworm report`, `watch`, `plot`, `doctor`, `audit` and `runs` as commands, and what `train` leaves at its end."""
 
+import json
 import os
 import re
 import signal
@@ -69,12 +70,32 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"seed-0 +finished +200 ± 10 +10,240", printed)
 
 
+def test_audit_prints_tables_and_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--run.name", "first", "--run.report", "false"]) == 0
+    capsys.readouterr()
+    arguments = ["audit", "first", "--states", "6", "--branches", "2", "--seed", "3", "--max-steps", "30", "--quiet"]
+    assert main([*arguments, "--json", "found.json"]) == 0
+    printed, found = capsys.readouterr().out, json.loads(Path("found.json").read_text())
+    assert printed.startswith("first: policy version 4 in CartPole-v1, gamma 0.98, lambda 0.9\n6 states of 4 fresh episodes")
+    assert f"{found['critic'][0]['true_mean']:.4g} (sd" in printed
+    assert (found["seed"], found["branches"], found["gradient"]["parts"]) == (3, 2, 32)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("report", "no run is given; type: inchworm report RUN"),
         ("report nothing", "there is no run nothing"),
         ("doctor empty", "empty is not a run: it is empty"),
+        ("audit", "no run is given; type: inchworm audit RUN"),
+        ("audit nothing", "there is no run nothing"),
+        ("audit empty", "empty is not a run: it is empty"),
+        ("audit foreign", "foreign is not a run: it has no config.yaml but notes.txt"),
+        ("audit one", "the run runs/one has no policy.safetensors yet"),
+        ("audit one --states 0", "states=0 must be 3 or more"),
+        ("audit one --json nowhere/found.json", "--json nowhere/found.json: there is no directory nowhere"),
         ("report one --out page.txt", "--out page.txt must name a file that ends in .html"),
         ("plot one --out curve.jpg", "must end in .svg, .png or .pdf"),
         ("plot one --metric entrop", "no run has the metric entrop; did you mean entropy?"),
@@ -88,6 +109,8 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_use_is_one_line(here: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:
     write_run(here / "runs" / "one")
     Path("empty").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/notes.txt").touch()
     assert main(arguments.split()) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -19,8 +19,9 @@ import numpy as np
 import optree
 
 from inchworm.analysis.branches import BranchPlayer, Samples, std_without
+from inchworm.analysis.gradient_noise import GradientNoise, gradient_noise
 from inchworm.analysis.runs import read_run
-from inchworm.backends.registry import acting_policy, compute_gae, is_builtin, make_learner, make_policy
+from inchworm.backends.registry import acting_policy, compute_gae, is_builtin
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.opponents import check_spaces
@@ -33,7 +34,6 @@ from inchworm.env.source import EnvSource, env_source, make_vector_env
 from inchworm.env.vector_env import LaneVectorEnv
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import read_policy_file
-from inchworm.rollout.rollout import Rollout, select_lanes
 from inchworm.run.directory import open_run
 from inchworm.run.policies import load_run_policy
 
@@ -49,8 +49,6 @@ LANES, GRADIENT_STEPS = 32, 1_024
 """Lanes of the rollout that the gradient is measured on, each an equal part of it, and their most steps."""
 RESAMPLES = 400
 THIRDS = ("first", "middle", "last")
-RATE = 1e4
-"""Learning rate of the step that a gradient is read from; a large one leaves nothing of it to the rounding of the weights."""
 INACCURATE, OFFSET, SMALL = 0.5, 0.25, 0.05
 """What stands out: an error, or a bias, of this share of the spread of the true values, and of their mean."""
 NOISY, EXACT = 0.5, 30.0
@@ -84,31 +82,6 @@ class LambdaFit:
     high: float
     gain_low: float
     """Lower end of the interval of what it gains over the lambda in use."""
-
-
-@dataclass(frozen=True)
-class GradientNoise:
-    """Signal and noise of the policy's gradient, from the gradients of equal parts of a rollout (McCandlish et al. 2018)."""
-
-    parts: int
-    samples: int
-    """Samples of each part."""
-    signal: float
-    """Squared norm of the true gradient; an estimate without bias, so that it may be below 0."""
-    noise: float
-    """Trace of the covariance of one sample's gradient."""
-    snr_per_sample: float
-    snr_se: float
-    """Its standard error, by leaving out each part in turn."""
-
-    @property
-    def noise_scale(self) -> float:
-        """The batch size at which signal and noise are equal; infinite where there is no signal."""
-        return 1.0 / self.snr_per_sample if self.snr_per_sample > 0 else math.inf
-
-    def snr(self, samples: float) -> float:
-        """The signal-to-noise ratio of a batch, as powers."""
-        return samples * self.snr_per_sample
 
 
 @dataclass(frozen=True)
@@ -168,7 +141,7 @@ class Audit:
         """The tables for a terminal."""
         lines = [
             f"{self.name}: policy version {self.policy_version} in {self.env}, gamma {self.gamma:g}, lambda {self.gae_lambda:g}",
-            f"{self.critic[0].states} states of {self.episodes} fresh episodes, 2 x {self.branches} continuations each, seed {self.seed}",
+            f"{self.critic[0].states:,} states of {self.episodes} fresh episodes, 2 x {self.branches} continuations each, seed {self.seed}",
             f"restored by {self.restored_by}: the environment's later randomness is that of the episode, only actions differ",
             f"{self.time_limit}; the critic has a weight of {self.critic_share:.1%} in the true values",
             "",
@@ -369,74 +342,6 @@ def _clustered_se(values: np.ndarray, episodes: np.ndarray) -> float:
     sums = np.bincount(episodes, values - values.mean())
     groups = len(np.unique(episodes))
     return math.sqrt(float(np.square(sums).sum()) * groups / max(1, groups - 1)) / len(values)
-
-
-def gradient_noise(policy: Policy, rollout: Rollout, config: TrainingConfig) -> GradientNoise:
-    """The noise of the policy's gradient, from the gradients of single lanes of a rollout that the policy has collected.
-
-    A gradient is what a learner of the policy's backend does in one step of plain gradient descent, with advantages as the config has them.
-    """
-    ppo = config.ppo
-    plain = PPOConfig(
-        optimizer="sgd",
-        learning_rate=RATE,
-        gamma=ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
-        vf_coef=0.0,
-        ent_coef=0.0,
-        max_grad_norm=None,
-        update_epochs=1,
-        num_minibatches=1,
-        rollout_steps=rollout.num_steps,
-        normalize_advantages=ppo.normalize_advantages,
-        sequence_length="auto" if ppo.sequence_length == "auto" else min(ppo.sequence_length, rollout.num_steps),
-        freeze=ppo.freeze,
-    )
-    learned, before, version = _learnable(policy), policy.get_weights(), policy.policy_version
-    run = config.run.replace(backend=getattr(learned, "backend", "torch"))
-    learner: Any = make_learner(learned, config.replace(ppo=plain, run=run))
-
-    def restore() -> None:
-        learned.set_weights(before)
-        learned.policy_version = version
-
-    def moved(lane: int, factor: float) -> dict[str, np.ndarray]:
-        """What a step on a lane takes from each weight."""
-        restore()
-        learner.learning_rate_scale = factor
-        if "warm_up" in learner.update(select_lanes(rollout, [lane])):
-            raise ConfigError("the policy's normalisers have seen no data, so it has no gradient yet; train it first")
-        return {name: before[name].astype(np.float64) - weight for name, weight in learned.get_weights().items()}
-
-    try:
-        names = [name for name, difference in moved(0, 0.0).items() if not difference.any()]  # others are statistics, not learned
-        steps = [moved(lane, 1.0) for lane in range(rollout.num_lanes)]
-    finally:
-        restore()
-    gradients = [np.concatenate([step[name].ravel() for name in names]) / RATE for step in steps]
-    parts = np.stack(gradients)  # [K, P]
-    count, samples = len(parts), rollout.num_valid // len(parts)
-    products = parts @ parts.T  # [K, K]: all that is needed of them
-
-    def estimate(kept: np.ndarray) -> tuple[float, float]:
-        """(signal, noise of one sample) of some parts."""
-        inner = products[np.ix_(kept, kept)]
-        mean_square = float(inner.mean())
-        variance = (float(np.trace(inner)) - len(kept) * mean_square) / (len(kept) - 1)
-        return mean_square - variance / len(kept), max(variance, np.finfo(np.float64).tiny) * samples
-
-    signal, noise = estimate(np.arange(count))
-    ratios = np.array([np.divide(*estimate(np.delete(np.arange(count), part))) for part in range(count)])
-    error = math.sqrt((count - 1) * float(ratios.var()))
-    return GradientNoise(count, samples, signal, noise, signal / noise, error)
-
-
-def _learnable(policy: Policy) -> Policy:
-    """A copy that a learner may change; a policy of the user's cannot be copied, and gets its weights back."""
-    if not is_builtin(policy):
-        return policy
-    spec, backend = cast(Any, policy).spec, cast(Any, policy).backend
-    return make_policy(spec, weights=policy.get_weights(), backend="torch" if backend == "numpy" and spec.memory is not None else backend)
 
 
 def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:

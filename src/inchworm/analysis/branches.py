@@ -2,7 +2,7 @@
 
 All copies of a vector env are brought to the same state: by `set_state` where the environment has it, else by replaying the episode's
 seed and actions. Half of the copies then sample the first action, which estimates V(s); the other half repeat the one that the episode
-took there, which estimates Q(s, a). Either way the environment's own later randomness is that of the episode.
+took there, which estimates Q(s, a). In both, the environment's own later randomness is that of the episode.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -121,26 +122,31 @@ class BranchPlayer:
         next_values = np.where(terminated, 0.0, np.stack(values[1:]))  # [T, E]
         for place, value in final.items():
             next_values[place] = value
-        after = np.arange(len(rows))[:, None] >= lengths  # [T, E] what the copies did after their episodes
-        arrays = (rewards, np.stack(values[:-1]), next_values)
-        return Episodes(*(np.where(after, 0.0, array) for array in arrays), terminated | after, truncated & ~after, lengths), starts
+        over = np.arange(len(rows))[:, None] >= lengths  # [T, E] what the copies did after their episodes
+        rewards, row_values, next_values = (np.where(over, 0.0, array) for array in (rewards, np.stack(values[:-1]), next_values))
+        return Episodes(rewards, row_values, next_values, terminated | over, truncated & ~over, lengths), starts
 
     def continue_from(self, start: Start, number: int) -> Continuations:
         """Continue a state in every copy to the end, or for `max_steps`; `number` decides the noise of acting."""
         env, policy, copies = self.env, self.policy, self.env.num_envs
-        rng = make_stream(self.seed, "audit continuations", number)
         half, taken = copies // 2, start.actions[-1]
+        # Both halves act with the same noise, so that the difference of their returns is the first action's doing.
+        halves = [(part, make_stream(self.seed, "audit continuations", number)) for part in (slice(half), slice(half, copies))]
         memory = optree.tree_map(lambda leaf: np.repeat(leaf, copies, 0), start.memory)
         now = self._restore(start)
         returns, weights, running = np.zeros(copies), np.zeros(copies), np.ones(copies, np.bool_)  # [E]
         discount = 1.0
         for step in range(self.max_steps):
-            acted = policy.act(now.observations, memory, now.episode_starts, rng)
-            actions = map_tree(np.array, acted.env_actions)
+            acted = []
+            for part, rng in halves:
+                shown, kept = (optree.tree_map(itemgetter(part), tree) for tree in (now.observations, memory))
+                acted.append(policy.act(shown, kept, now.episode_starts[part], rng))
+            actions: Tree = optree.tree_map(_join, *[each.env_actions for each in acted])
+            memory = optree.tree_map(_join, *[each.state for each in acted])
             if step == 0:
                 for leaf, value in zip(tree_leaves(actions), tree_leaves(taken), strict=True):
                     leaf[half:] = value
-            memory, now = acted.state, env.step(actions)
+            now = env.step(actions)
             returns[running] += discount * now.rewards[running].astype(np.float64) / self._scale
             discount *= self.gamma
             for ended in now.ended:
@@ -211,7 +217,8 @@ class Samples:
         steps, copies = np.nonzero(np.arange(len(episodes.rewards))[:, None] < episodes.lengths)  # of all rows
         order = np.argsort((steps + 0.5) / episodes.lengths[copies], kind="stable")
         rng = make_stream(player.seed, "audit states")
-        chosen = [rng.choice(stratum) for stratum in np.array_split(order, min(states, len(order)))]
+        edges = np.linspace(0, len(order), min(states, len(order)) + 1).astype(np.int64)
+        chosen = [order[rng.integers(*edge)] for edge in pairwise(edges.tolist())]  # one of each stratum
         wanted: dict[int, list[int]] = {}
         for row in chosen:
             wanted.setdefault(int(steps[row]), []).append(int(copies[row]))
@@ -241,13 +248,17 @@ class Samples:
     @property
     def advantage_std(self) -> float:
         """Spread of the true advantages."""
-        return std_without(self.advantages, (self.sampled.var(1, ddof=1) + self.repeated.var(1, ddof=1)) / self.sampled.shape[1])
+        return std_without(self.advantages, (self.repeated - self.sampled).var(1, ddof=1) / self.sampled.shape[1])
 
     @property
     def reachable(self) -> float:
         """Correlation of the true advantages with the estimated ones."""
         spread = float(self.advantages.std(ddof=1))
         return min(1.0, self.advantage_std / spread) if spread > 0 else 0.0
+
+
+def _join(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.concatenate([one, other])
 
 
 def std_without(values: np.ndarray, noise: np.ndarray) -> float:

@@ -166,9 +166,16 @@ def run_audit(arguments: Sequence[str]) -> int:
         raise UsageError("no run is given; type: inchworm audit RUN, the run's directory or its name in runs/")
     if options.json is not None and not Path(options.json).absolute().parent.is_dir():
         raise UsageError(f"--json {options.json}: there is no directory {Path(options.json).parent}")
-    size: dict[str, int] = {"states": options.states, "branches": options.branches, "seed": options.seed}
     with progress("continuations", 2 * options.states * options.branches, quiet=options.quiet) as show:
-        found = audit(options.run_name, options.env, max_steps=options.max_steps, progress=show, **size)
+        found = audit(
+            options.run_name,
+            options.env,
+            states=options.states,
+            branches=options.branches,
+            seed=options.seed,
+            max_steps=options.max_steps,
+            progress=show,
+        )
     if options.json is not None:
         Path(options.json).write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
     make_terminal().print(str(found))
