@@ -192,6 +192,8 @@ def test_what_to_try(exact: Audit) -> None:
     whole = calm.critic[0]
     wrong: tuple[CriticError, ...] = (dataclasses.replace(whole, rmse=2 * whole.true_std, rmse_se=0.01),)
     assert found(critic=wrong) == ["critic: values are inaccurate"]
+    at_the_end = dataclasses.replace(calm.critic[3], bias=0.7 * whole.true_std, bias_se=0.01)
+    assert found(critic=(*calm.critic[:3], at_the_end)) == ["critic: values are biased"]
     noisy = dataclasses.replace(calm.gradient, snr_per_sample=1e-4, snr_se=1e-4)
     assert found(gradient=noisy) == ["batch: the gradient is mostly noise"]
     still = dataclasses.replace(calm.gradient, snr_per_sample=-1e-4, snr_se=1e-5)

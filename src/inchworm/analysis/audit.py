@@ -50,7 +50,8 @@ LANES, GRADIENT_STEPS = 32, 1_024
 RESAMPLES = 400
 THIRDS = ("first", "middle", "last")
 INACCURATE, OFFSET, SMALL = 0.5, 0.25, 0.05
-"""What stands out: an error, or a bias, of this share of the spread of the true values, and of their mean."""
+"""What stands out: an rms error (or a bias in one third), or a bias, of this share of the spread of the true values; a spread below this
+share of their mean counts as that."""
 NOISY, EXACT = 0.5, 30.0
 """Signal-to-noise ratios of a batch below which, and of a minibatch above which, another size is worth trying."""
 
@@ -352,12 +353,14 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
     remedies = "raise ppo.vf_coef, ppo.learning_rate or ppo.update_epochs"
     if not config.policy.normalize_values:
         remedies = f"policy.normalize_values=true; then {remedies}"
-    if abs(whole.bias) - 2 * whole.bias_se > OFFSET * unit:
-        why = f"the critic is off by {whole.bias:+.3g} ± {whole.bias_se:.2g} on average ({by_third}), and true values spread by {unit:.3g}"
-        suggestions.append(Suggestion("critic: values are biased", why, remedies, abs(whole.bias) / (OFFSET * unit)))
+    parts = zip(found.critic, (OFFSET, *[INACCURATE] * (len(found.critic) - 1)))
+    excess = max((abs(part.bias) - 2 * part.bias_se) / (limit * unit) if unit > 0 else 0.0 for part, limit in parts)
+    if excess > 1:
+        why = f"the critic is off by {whole.bias:+.3g} ± {whole.bias_se:.2g} on average ({by_third}), and true values spread by {whole.true_std:.3g}"
+        suggestions.append(Suggestion("critic: values are biased", why, remedies, 1 + excess))
     elif whole.rmse - 2 * whole.rmse_se > INACCURATE * unit:
-        why = f"its rms error is {whole.rmse:.3g} ± {whole.rmse_se:.2g} (bias {by_third}), and true values spread by {unit:.3g}"
-        suggestions.append(Suggestion("critic: values are inaccurate", why, remedies, whole.rmse / (INACCURATE * unit)))
+        why = f"its rms error is {whole.rmse:.3g} ± {whole.rmse_se:.2g} (bias {by_third}), and true values spread by {whole.true_std:.3g}"
+        suggestions.append(Suggestion("critic: values are inaccurate", why, remedies, 1 + whole.rmse / (INACCURATE * unit)))
     used = next(fit for fit in found.lambdas if fit.gae_lambda == ppo.gae_lambda)
     best = max(found.lambdas, key=lambda fit: fit.correlation)
     if best.gain_low > 0.02:
@@ -366,7 +369,8 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
         )
         weight = 1 + 5 * (best.correlation - used.correlation)
         suggestions.append(Suggestion(f"lambda: {best.gae_lambda:g} is better", why, f"ppo.gae_lambda={best.gae_lambda:g}", weight))
-    if max(fit.high for fit in found.lambdas) < 0.3 and found.reachable > 0.6 and ppo.gamma > 0.9:
+    drowned = max(fit.high for fit in found.lambdas) < 0.3 and found.reachable > 0.6
+    if drowned and ppo.gamma > 0.9 and not suggestions:  # a wrong critic or lambda would explain it
         why = f"no lambda correlates above {best.correlation:.2f}: returns of one state vary by {found.return_std:.3g}, advantages by "
         why += f"{found.advantage_std:.3g}"
         shorter = 1 - 3 * (1 - ppo.gamma) if ppo.gamma < 1 else 0.99
