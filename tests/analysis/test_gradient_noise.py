@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from doubles.known import known_policy
-from doubles.toys import PaidActions
+from doubles.toys import ConstantReward, PaidActions
 from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, PPOConfig, RolloutCollector, TrainingConfig, make_vector_env
-from inchworm.analysis.gradient_noise import GradientNoise, gradient_noise
+from inchworm.analysis.gradient_noise import gradient_noise
 from inchworm.backends.registry import make_policy
 from inchworm.core.errors import ConfigError
 
@@ -39,9 +39,14 @@ def test_it_agrees_with_brute_force(normalize: str) -> None:
     assert 0.5 / 16 < found.snr_se / found.snr_per_sample < 4 / 16
 
 
-def test_without_a_signal_the_noise_scale_is_infinite() -> None:
-    noise = GradientNoise(parts=32, samples=8, signal=-1e-3, noise=1.0, snr_per_sample=-1e-3, snr_se=1e-3)
-    assert (noise.noise_scale, noise.snr(1000)) == (np.inf, -1.0)
+def test_where_nothing_is_to_be_learned_there_is_no_gradient() -> None:
+    """The critic knows the constant reward, so advantages are 0, and what an update moves besides (the version) is not a gradient."""
+    policy = known_policy(ConstantReward(), offset=1.0)
+    with make_vector_env(ConstantReward, 4) as env:
+        rollout = RolloutCollector(env, policy).collect(8)
+    found = gradient_noise(policy, rollout, TrainingConfig(ppo=PPOConfig(rollout_steps=8, normalize_advantages="off")))
+    assert (found.signal, found.snr_per_sample, found.snr(1000)) == (0.0, 0.0, 0.0)
+    assert found.noise_scale == np.inf
 
 
 @pytest.mark.filterwarnings("ignore:the rollout was made by weights")
