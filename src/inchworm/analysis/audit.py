@@ -349,18 +349,18 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
     """What to try, the most likely to help first; empty if nothing stands out."""
     whole, ppo, suggestions = found.critic[0], config.ppo, list[Suggestion]()
     unit = max(whole.true_std, SMALL * abs(whole.true_mean))
-    thirds = ", ".join(f"{part.bias:+.2g} in the {part.where}" for part in found.critic[1:])
-    compared = f"bias {thirds}; true values spread by {whole.true_std:.3g}"
+    thirds = ", ".join(f"{part.where} {part.bias:+.2g}" for part in found.critic[1:])
+    spread = f"true values spread by {whole.true_std:.3g}"
     remedies = "raise ppo.vf_coef, ppo.learning_rate or ppo.update_epochs"
     if not config.policy.normalize_values:
         remedies = f"policy.normalize_values=true; then {remedies}"
     parts = zip(found.critic, (OFFSET, *[INACCURATE] * (len(found.critic) - 1)))
     excess = max((abs(part.bias) - 2 * part.bias_se) / (limit * unit) if unit > 0 else 0.0 for part, limit in parts)
     if excess > 1:
-        why = f"the critic is off by {whole.bias:+.3g} ± {whole.bias_se:.2g} on average; {compared}"
+        why = f"the critic is off by {whole.bias:+.3g} ± {whole.bias_se:.2g} on average ({thirds}); {spread}"
         suggestions.append(Suggestion("critic: values are biased", why, remedies, 1 + excess))
     elif whole.rmse - 2 * whole.rmse_se > INACCURATE * unit:
-        why = f"its rms error is {whole.rmse:.3g} ± {whole.rmse_se:.2g}; {compared}"
+        why = f"its rms error is {whole.rmse:.3g} ± {whole.rmse_se:.2g} (bias {thirds}); {spread}"
         suggestions.append(Suggestion("critic: values are inaccurate", why, remedies, 1 + whole.rmse / (INACCURATE * unit)))
     used = next(fit for fit in found.lambdas if fit.gae_lambda == ppo.gae_lambda)
     best = max(found.lambdas, key=lambda fit: fit.correlation)
