@@ -55,6 +55,7 @@ def test_it_agrees_with_the_closed_form(exact: Audit) -> None:
     assert [part.where for part in exact.critic] == ["whole episode", "first third", "middle third", "last third"]
     for part in exact.critic:
         assert abs(part.bias) < 3 * part.bias_se < 0.3
+        assert 0.01 < part.rmse_se < 0.15, "also where nothing is left of the error"
         assert part.rmse < 0.15, "the noise of the estimates is subtracted: without that it is 0.27"
 
 

@@ -311,7 +311,8 @@ def critic_errors(samples: Samples, scale: float) -> tuple[CriticError, ...]:
             continue
         error, squares = errors[part], errors[part] ** 2 - noise[part]
         rmse = math.sqrt(max(0.0, squares.mean()))
-        rmse_se = _clustered_se(squares, copies[part]) / (2 * rmse) if rmse > 0 else 0.0
+        error_se = _clustered_se(squares, copies[part])  # of the mean square; where that is near 0, its root is known less well
+        rmse_se = min(math.sqrt(error_se), error_se / (2 * rmse)) if rmse > 0 else math.sqrt(error_se)
         spread = std_without(true[part], noise[part])
         bias = (float(error.mean()), _clustered_se(error, copies[part]))
         found.append(CriticError(where, count, float(true[part].mean()), spread, *bias, rmse, rmse_se))
