@@ -11,14 +11,14 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from inchworm.config.reading import field_docs
+from inchworm.config.reading import ConfigBase, field_docs
 from inchworm.config.sections import RoleConfig, TrainingConfig
 
 PAGE = Path(__file__).with_name("config.md")
 
 HEAD = """# Config
 
-A run is described by a `TrainingConfig` of eight sections and, for [several policies](several_policies.md), one for each. Every field
+A run is described by a `TrainingConfig` of nine sections and, for [several policies](several_policies.md), one for each. Every field
 has a default; `inchworm config ENV` prints all of them with the environment's preset filled in, as YAML that `inchworm train --config`
 reads. On the command line a field is a flag, `--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`. Both are
 validated, and the error for a misspelt name suggests the nearest one. Configs are frozen: `config.replace(…)` returns a changed copy.
@@ -39,9 +39,15 @@ def section(name: str, config: type[Any]) -> str:
     """Return one section: its config class and a table of its fields."""
     comments, defaults = field_docs(config), config().to_dict()
     hints = typing.get_type_hints(config)
-    rows = [f"| `{key}` | {cell(readable(hints[key]))} | {value(defaults[key])} | {cell(comments[key])} |" for key in defaults]
+    inner = {key: hints[key] for key in defaults if isinstance(hints[key], type) and issubclass(hints[key], ConfigBase)}
+    rows = [
+        f"| `{key}` | {cell(readable(hints[key]))} | {value(defaults[key])} | {cell(comments[key])} |"
+        for key in defaults
+        if key not in inner
+    ]
     title = f"\n## {name}\n\n`{config.__name__}`: {inspect.getdoc(config)}\n\n"
-    return title + "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    table = "| field | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    return title + table + "".join(section(f"{name}.{key}", hint) for key, hint in inner.items())
 
 
 def readable(hint: Any) -> str:

@@ -142,8 +142,11 @@ def test_a_setting_replaces_the_one_it_excludes() -> None:
         (("X-v0", "--rollout", "1"), r"unknown flag --rollout; did you mean --ppo.rollout-steps\?"),
         (("X-v0", "--xyzzy"), r"unknown flag --xyzzy; prog --help lists all flags"),
         (("X-v0", "--eval"), r"unknown flag --eval; prog --help lists all flags"),  # any of --evaluation.* would be a guess
-        (("X-v0", "--wandb"), r"unknown flag --wandb; metrics are in metrics.jsonl of the run; in Python, pass trackers= to PPOTrainer"),
-        (("X-v0", "--track"), r"unknown flag --track; metrics are in metrics.jsonl of the run; .*"),
+        (("X-v0", "--wandb"), r"unknown flag --wandb; it is called --tracking.wandb.project NAME here"),
+        (("X-v0", "--push-url", "x"), r"unknown flag --push-url; runs are delivered by trackers: --tracking.mlflow.uri URL or .*"),
+        (("X-v0", "--wandb-run-name", "x"), r"unknown flag --wandb-run-name; it is called --tracking.wandb.name here"),
+        (("X-v0", "--tensorboard-log", "x"), r"unknown flag --tensorboard-log; it is called --tracking.tensorboard here"),
+        (("X-v0", "--track"), r"unknown flag --track; it is called --tracking.wandb.project NAME here"),
         (("X-v0", "--eval-every", "5"), r"unknown flag --eval-every; it is called --evaluation.interval \(counted in iterations\) here"),
         (("X-v0", "--num-steps", "5"), r"unknown flag --num-steps; it is called --ppo.rollout-steps here"),
         (("X-v0", "--n_envs=5"), r"unknown flag --n-envs; it is called --env.num-envs here"),

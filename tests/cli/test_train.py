@@ -1,5 +1,6 @@
 """`inchworm train` and `inchworm resume`: what is printed, what is written, what is refused."""
 
+import json
 import re
 import shlex
 import shutil
@@ -484,3 +485,40 @@ def test_a_run_whose_checkpoints_were_deleted_starts_over_only_if_asked(cli: Any
     assert (run / "policy.safetensors").read_bytes() == policy
     assert cli("train", *flags, "--overwrite", "--ppo.gamma=0.5").code == 0  # also with other settings
     assert (run / "policy.safetensors").read_bytes() != policy
+
+
+def test_settings_of_trackers_are_flags_and_lines_of_yaml_and_may_change_on_resume(cli: Any, small: list[str], tmp_path: Path) -> None:
+    flags = ["--tracking.wandb.project", "worms", "--tracking.wandb.tags", "a", "b", "--tracking.wandb.mode", "disabled", "--tracking.csv"]
+    assert cli("train", "CartPole-v1", *small, "--run.name", "one", *flags, "--run.notes", "a try").code == 0
+    config = open_run(tmp_path / "runs" / "one").config
+    assert (config.tracking.wandb.project, config.tracking.wandb.tags, config.run.notes) == ("worms", ("a", "b"), "a try")
+    assert TrainingConfig.from_yaml(tmp_path / "runs" / "one" / "config.yaml") == config
+    lines = (tmp_path / "runs" / "one" / "tracking" / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(read_rows(tmp_path / "runs" / "one" / "metrics.jsonl"))
+    assert "report.html" in json.loads((tmp_path / "runs" / "one" / "tracking" / "csv.json").read_text())["files"]
+    assert cli("resume", "one", "--total-timesteps", "512", "--tracking.no-csv", "--tracking.wandb.entity", "me").code == 0
+    changed = open_run(tmp_path / "runs" / "one").config.tracking
+    assert (changed.csv, changed.wandb.project, changed.wandb.entity) == (False, "worms", "me")
+
+
+def test_a_run_is_shipped_later_and_nothing_twice(cli: Any, small: list[str], tmp_path: Path) -> None:
+    assert cli("train", "CartPole-v1", *small, "--run.name", "one").code == 0
+    refused = cli("ship", "one")
+    assert refused.code == 2
+    assert "turn one on: inchworm ship one --tracking.tensorboard" in refused.err
+    assert "--ppo.gamma changes nothing here" in cli("ship", "one", "--ppo.gamma", "0.5").err
+    for _ in range(2):
+        assert cli("ship", "one", "--tracking.csv").out == "runs/one is delivered to csv\n"
+    lines = (tmp_path / "runs" / "one" / "tracking" / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(read_rows(tmp_path / "runs" / "one" / "metrics.jsonl"))
+    assert open_run(tmp_path / "runs" / "one").config.tracking.sinks == []  # flags of one delivery
+
+
+def test_what_cannot_be_shipped_is_named_with_the_command_for_later(cli: Any, small: list[str], tmp_path: Path) -> None:
+    assert cli("train", "CartPole-v1", *small, "--run.name", "one").code == 0
+    (tmp_path / "runs" / "one" / "tracking" / "metrics.csv").mkdir(parents=True)  # cannot be written
+    failed = cli("ship", "one", "--tracking.csv", "--tracking.finish-seconds", "0.5")
+    assert failed.code == 1
+    assert failed.err.startswith("warning: csv: IsADirectoryError")
+    assert failed.out.startswith("not delivered yet: ")
+    assert failed.out.endswith(" to csv; type: inchworm ship one\n")

@@ -146,7 +146,8 @@ def test_an_optimizer_in_a_table_without_sections() -> None:
         ({"collect": {"groups": True}}, "collect.groups=True is not supported"),
         ({"collect": {"groups": 2}}, "collect.groups=2 is not supported: .* delete it"),
         ({"target_reward": 195.0, "convergence": 3}, "convergence must be a mapping"),
-        ({"enable_mlflow": True}, "enable_mlflow=True is not supported: .* trackers"),
+        ({"push_url": "https://x"}, "push_url='https://x' is not supported: a run is delivered by trackers; set tracking.mlflow.uri"),
+        ({"wandb": True}, "wandb=True must be a mapping .* tracking.wandb.project"),
         ({"max_episodes": "x", "max_steps_per_episode": 500}, "run.max_episodes='x'"),
         ({"gamma": 0.9, "ppo": {"gamma": 0.9}}, "gamma and ppo.gamma are the same setting; keep ppo.gamma"),
         ({"clip_epsilon": 0.1, "env": 3}, "env"),
@@ -171,3 +172,15 @@ def test_the_constructor_says_what_an_old_name_is_called():
         PPOConfig(n_epochs=4)
     with pytest.raises(ConfigError, match=r"ppo.value_coef; it is called ppo.vf_coef here, and is twice as large, because"):
         PPOConfig(value_coef=0.5)
+
+
+def test_trackers_of_an_older_config_are_in_the_section_tracking() -> None:
+    wandb = {"enabled": True, "project": "worm", "entity": "me", "run_name": "first"}
+    with pytest.warns(LegacyNameWarning, match="wandb is called tracking.wandb here"):
+        config = TrainingConfig.from_dict({"wandb": wandb, "notes": "a try", "trainer": {"enable_mlflow": True}})
+    assert config.run.notes == "a try"
+    assert (config.tracking.wandb.project, config.tracking.wandb.entity, config.tracking.wandb.name) == ("worm", "me", "first")
+    assert config.tracking.sinks == ["wandb", "mlflow"]
+    with pytest.warns(LegacyNameWarning):
+        off = TrainingConfig.from_dict({"wandb": {**wandb, "enabled": False}, "enable_mlflow": False})
+    assert off.tracking.sinks == []

@@ -3,16 +3,14 @@ import os
 import re
 import sys
 import threading
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import Mock, call
 
 import pytest
 from rich.progress import Progress
 
 from inchworm.core.types import Activity
-from inchworm.tracking.console import ConsoleTracker, Curve, StatsLogger, Terminal, detach, make_terminal
+from inchworm.tracking.console import ConsoleTracker, Curve, Terminal, detach, make_terminal
 
 
 class Clock:
@@ -368,25 +366,6 @@ def test_a_full_disk_silences_the_terminal_and_progress_bars_and_raises_nothing(
         assert terminal.quiet
     with open("/dev/full", "w") as file, Progress(console=make_terminal(file=file)) as progress:
         progress.advance(progress.add_task("steps", total=2))
-
-
-def test_everything_reaches_every_tracker_in_order() -> None:
-    trackers = Mock()
-    logger = StatsLogger([trackers.a, trackers.b])
-    logger.log({"loss": 1.0}, 5)
-    logger.log_params({"seed": 0})
-    logger.log_artifact(Path("x"))
-    logger.close()
-    each = ("log", {"loss": 1.0}, 5), ("log_params", {"seed": 0}), ("log_artifact", Path("x")), ("close",)
-    assert trackers.mock_calls == [getattr(getattr(call, name), method)(*given) for method, *given in each for name in "ab"]
-
-
-def test_all_are_closed_even_if_one_cannot_be() -> None:
-    trackers = Mock()
-    trackers.a.close.side_effect = OSError("disk full")
-    with pytest.raises(OSError, match="disk full"):
-        StatsLogger([trackers.a, trackers.b]).close()
-    trackers.b.close.assert_called_once_with()
 
 
 def test_returns_of_agents_and_teams_are_labelled_and_the_win_rate_stands_first() -> None:

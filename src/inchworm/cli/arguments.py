@@ -226,7 +226,8 @@ def _help(flags: list[_Flag], options: type[ConfigBase], prog: str) -> str:
         if flag.owner not in docs:
             docs[flag.owner] = field_docs(flag.owner)
             if flag.owner is not options:
-                lines += ["", f"{flag.path[0]}: {inspect.getdoc(RoleConfig if flag.owner is TrainingConfig else flag.owner)}"]
+                section = ".".join(flag.path[:-1]) or flag.path[0]
+                lines += ["", f"{section}: {inspect.getdoc(RoleConfig if flag.owner is TrainingConfig else flag.owner)}"]
         metavar = flag.metavar or Metavar(_metavar(flag.hint) if flag.takes != "yaml" else "YAML")
         names = "" if metavar.positional else ", ".join(flag.names) + " "
         is_empty = flag.default is False or flag.default in ("", None, (), {})
@@ -278,13 +279,20 @@ def apply_changes(config: TrainingConfig, changes: Changes) -> TrainingConfig:
     if "target" in changes.get("convergence", {}):
         data["convergence"]["stop"] = True  # a preset's target ends nothing, one that is typed does
     for section, fields in changes.items():
+        if section == "tracking":
+            _merge(data[section], fields)
+            continue
         if section != "policies":
             data[section] |= fields
             continue
         if not isinstance(fields, dict) or not all(isinstance(role, dict) for role in fields.values()):
             raise UsageError(f"--policies {fields!r:.80} must map names to settings, such as '{{scouts: {{agents: scout_*}}}}'")
         for name, role in fields.items():
-            before = data["policies"].setdefault(name, {})
-            for key, value in role.items():
-                before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
+            _merge(data["policies"].setdefault(name, {}), role)
     return TrainingConfig.from_dict(data)
+
+
+def _merge(before: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Change fields, and those of sections within."""
+    for key, value in changes.items():
+        before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from inchworm.cli.arguments import ENV, Metavar, UsageError, parse
@@ -21,7 +20,7 @@ from inchworm.env.source import make_vector_env
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy_check.checker import check_policy
 from inchworm.run.directory import open_run
-from inchworm.run.policies import load_policy, load_run_policy
+from inchworm.run.policies import is_one_policy, load_policy, load_run_policy
 from inchworm.tracking.console import make_terminal
 
 PROG_CHECK_ENV, PROG_CHECK_POLICY = "inchworm check-env", "inchworm check-policy"
@@ -111,11 +110,12 @@ def run_check_policy(arguments: Sequence[str]) -> int:
 def _policy_and_env(options: CheckPolicyOptions) -> tuple[Any, EnvConfig]:
     """Return the policy, its kind or its factory, and the environment to check it in."""
     name = options.policy
-    if Path(name).is_file() or ":" in name or name in _KINDS:
+    saved = is_one_policy(name)
+    if saved or ":" in name or name in _KINDS:
         if not options.env_id:
             raise UsageError(f"no environment is given; type: {PROG_CHECK_POLICY} {name} CartPole-v1")
         config = EnvConfig(id=options.env_id, kwargs=options.env.kwargs, wrappers=options.env.wrappers)
-        if not Path(name).is_file():
+        if not saved:
             return name if name in _KINDS else _import_factory(name), config
         return load_policy(name), config
     hint = f"; a policy is package.module:make_policy, {', '.join(_KINDS)}, a run or a policy file"

@@ -27,7 +27,7 @@ from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.evaluate.video import check_display, check_video, drawing_env, save_video, show_video
 from inchworm.run.directory import REPLAYS, find_run
-from inchworm.run.policies import is_built_in, is_saved_policy, load_policy, load_run_policy, open_player, run_of
+from inchworm.run.policies import is_built_in, is_one_policy, is_saved_policy, load_policy, load_run_policy, open_player, run_of
 from inchworm.tracking.console import Terminal, make_terminal
 from inchworm.worlds.replay import save_replay
 
@@ -95,7 +95,7 @@ def run_match(arguments: Sequence[str]) -> int:
     if not options.first or not options.second:
         raise UsageError(f"a match needs two players; type: {PROG_MATCH} RUN heuristic, or {PROG_MATCH} RUN_A RUN_B")
     players = [name for name in (options.first, options.second) if not is_built_in(name)]
-    runs = {name: run_of(name) if options.env is None else None for name in players if Path(name).is_file()}
+    runs = {name: run_of(name) if options.env is None else None for name in players if is_one_policy(name)}
     runs |= {name: open_player(name, env=options.env) for name in players if name not in runs}
     names = [name for name in players if runs[name] is not None]
     envs = [run.config.env for name in names if (run := runs[name]) is not None]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from inchworm.config.legacy import current_name
 
-_TRACKERS = "metrics are in metrics.jsonl of the run; in Python, pass trackers= to PPOTrainer"
+_PUSH = "runs are delivered by trackers: --tracking.mlflow.uri URL or --tracking.wandb.project NAME, later by inchworm ship"
+_WATCH = "gradients are not recorded one by one; grad_norm is a metric"
 _ENV = "give the environment as the first argument: inchworm train CartPole-v1"
 _RESUME = "type inchworm resume RUN to continue a run"
 _VIDEO = "make the environment in a factory of your own, with gymnasium.wrappers.RecordVideo around it"
@@ -17,7 +18,7 @@ OTHER_FLAGS = {
     "--total-timesteps": ("-n", "--n-timesteps", "--num-timesteps", "--timesteps", "--total-steps", "--max-steps", "--steps", "--frames"),
     "--run.max-iterations": ("--updates", "--num-updates", "--total-updates", "--iterations", "--num-iterations", "--n-iterations"),
     "--run.max-episodes": ("--num-episodes", "--n-episodes"),
-    "--run.name": ("--exp-name", "--experiment", "--experiment-name", "--run-name", "--wandb-run-name"),
+    "--run.name": ("--exp-name", "--experiment-name", "--run-name"),
     "--run.directory": ("-f", "--log-folder", "--log-dir", "--logdir", "--save-dir", "--output-dir", "--out-dir"),
     "--run.checkpoint-interval": ("--save-every", "--save-interval", "--save-freq", "--checkpoint-every", "--checkpoint-freq"),
     "--run.log-interval": ("--log-every", "--log-freq"),
@@ -31,6 +32,15 @@ OTHER_FLAGS = {
     "--evaluation.interval (counted in iterations)": ("--eval-every", "--eval-freq", "--eval-interval", "--evaluate-every"),
     "--evaluation.episodes": ("--n-eval-episodes", "--num-eval-episodes"),
     "--evaluation.num-envs": ("--n-eval-envs", "--num-eval-envs"),
+    "--tracking.wandb.project NAME": ("--track", "--wandb", "--use-wandb", "--wandb-project", "--wandb-project-name"),
+    "--tracking.wandb.name": ("--wandb-run-name", "--wandb-name"),
+    "--tracking.wandb.mode": ("--wandb-mode",),
+    "--tracking.wandb.entity": ("--wandb-entity",),
+    "--tracking.wandb.group": ("--wandb-group",),
+    "--tracking.wandb.tags": ("--wandb-tags",),
+    "--tracking.mlflow.experiment NAME": ("--mlflow", "--use-mlflow", "--enable-mlflow", "--mlflow-experiment"),
+    "--tracking.mlflow.uri": ("--mlflow-uri", "--tracking-uri", "--mlflow-tracking-uri"),
+    "--tracking.tensorboard": ("--tensorboard-log", "--tb", "--logger"),
     "--convergence.target": ("--reward-threshold", "--stop-reward"),
     "--ppo.rollout-steps": ("--num-steps", "--horizon", "--unroll-length", "--steps-per-env", "--n-step"),
     "--ppo.minibatch-size": ("--batch-size", "--mini-batch-size", "--sgd-minibatch-size"),
@@ -57,8 +67,9 @@ OTHER_FLAGS = {
 """The flag here, with a value or a note -> its names elsewhere."""
 
 NO_FLAG = {
-    _TRACKERS: ("--track", "--wandb", "--use-wandb", "--wandb-project", "--wandb-project-name", "--wandb-entity", "--wandb-tags",
-                "--mlflow", "--tensorboard", "--tensorboard-log", "--tb", "--logger"),
+    _PUSH: ("--push-url",),
+    _WATCH: ("--wandb-watch", "--wandb-watch-freq"),
+    "a resumed run continues its W&B run: inchworm resume RUN": ("--wandb-id", "--wandb-resume"),
     _ENV: ("--env", "--env-id", "--env-name", "--gym-id", "--task", "--game"),
     _RESUME: ("-i", "--trained-agent", "--resume", "--load", "--load-checkpoint", "--checkpoint", "--restore"),
     _VIDEO: ("--capture-video", "--record-video", "--video", "--render"),

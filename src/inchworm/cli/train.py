@@ -1,4 +1,4 @@
-"""`inchworm train ENV` and `inchworm resume RUN`.
+"""`inchworm train ENV`, `inchworm resume RUN`, and `inchworm ship RUN`, which delivers what a training could not.
 
 What trains is imported only after the first line is printed.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from inchworm.run.saver import Saver
     from inchworm.train.loop import TrainingState
 
-PROG_TRAIN, PROG_RESUME = "inchworm train", "inchworm resume"
+PROG_TRAIN, PROG_RESUME, PROG_SHIP = "inchworm train", "inchworm resume", "inchworm ship"
 
 
 @config_class("--")
@@ -112,6 +112,34 @@ def run_resume(arguments: Sequence[str]) -> int:
         if reason := why_not_alone(run):
             warnings.warn(f"{reason}: {NOT_BIT_IDENTICAL}", NotExactWarning, stacklevel=2)
         return train_run(run, open_terminal(run, quiet=options.quiet), profiled=options.profile)
+
+
+@config_class("--")
+class ShipOptions(ConfigBase):
+    """Deliver the metrics and files of a run to trackers: those of its config, changed by --tracking flags. Nothing is delivered twice."""
+
+    run_name: RunName = ""
+    """The run's directory, or its name in runs/."""
+    env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
+    """The environment, if it is code to import: repeat what the run was trained with."""
+
+
+def run_ship(arguments: Sequence[str]) -> int:
+    """Deliver what trackers have not received yet."""
+    from inchworm.tracking.shipping import check_installed, ship
+
+    options, changes = parse_with_config(ShipOptions, arguments, PROG_SHIP)
+    with named_run(options.run_name, PROG_SHIP, env=options.env) as run:
+        others = [f"--{section}.{name.replace('_', '-')}" for section in changes if section != "tracking" for name in changes[section]]
+        if others:
+            raise UsageError(f"{others[0]} changes nothing here; {PROG_SHIP} takes flags that begin with --tracking")
+        config = apply_changes(run.config, changes)
+        if not config.tracking.sinks:
+            raise UsageError(f"no tracker is on in the config of {run.path}; turn one on: {PROG_SHIP} {run.typed} --tracking.tensorboard")
+        check_installed(config.tracking)
+        left = ship(run.path, config, lambda text: warnings.warn(text, stacklevel=1))
+        make_terminal().print(left or f"{run.path} is delivered to {', '.join(config.tracking.sinks)}")
+        return FAILED if left else OK
 
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:

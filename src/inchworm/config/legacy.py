@@ -37,6 +37,9 @@ _MOVED = {
     "target_reward": ("convergence", "target"),
     "convergence_window": ("convergence", "window"),
     "early_stopping_patience": ("convergence", "patience"),
+    "notes": ("run", "notes"),
+    "enable_mlflow": ("tracking", "mlflow"),
+    "wandb": ("tracking", "wandb"),
 }
 """Settings of a trainer outside `ppo`: the section and the name that they have here."""
 
@@ -47,7 +50,7 @@ _ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")
 """Names of a trainer that has one environment, so that its batch is the steps of that one."""
 
 _NO_SETTING = {
-    "enable_mlflow": "no setting turns it on; give trackers= to PPOTrainer",
+    "push_url": "a run is delivered by trackers; set tracking.mlflow.uri or tracking.wandb.project",
 }
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
@@ -137,8 +140,8 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
     for where, settings in (("", table), ("trainer.", trainer)):
         for key, value in settings.items():
             if key in _NO_SETTING:
-                raise ConfigError(f"{where}{key}={value!r} is not supported: {_NO_SETTING[key]}, as docs/migration.md shows; remove it")
-            moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), value))
+                raise ConfigError(f"{where}{key}={value!r:.80} is not supported: {_NO_SETTING[key]}, as docs/tracking.md shows")
+            moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), _tracker(key, value)))
     for old, section, name, value in moves:
         target = modern.setdefault(section, {})
         if not isinstance(target, dict):
@@ -160,6 +163,18 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
         env = modern.get("env")
         modern["ppo"] = _ppo(modern["ppo"], reports, "ppo.", env.get("num_envs", 8) if isinstance(env, dict) else 8)
     return modern
+
+
+def _tracker(key: str, value: Any) -> Any:
+    """Translate how a trainer turns a tracker on: `enable_mlflow: true`, or `wandb` with `enabled` or `track`; others stay as they are."""
+    if key == "enable_mlflow":
+        return {"experiment": "inchworm" if value else None}
+    if key != "wandb":
+        return value
+    if not isinstance(value, dict):
+        raise ConfigError(f"wandb={value!r:.80} must be a mapping of names to values; tracking.wandb.project turns it on")
+    modern = {"name" if name == "run_name" else name: setting for name, setting in value.items() if name not in ("enabled", "track")}
+    return modern if value.get("enabled", value.get("track", True)) else {**modern, "mode": "disabled"}
 
 
 def _complete_episodes(modern: dict[str, Any], reports: list[str]) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
 
@@ -446,6 +447,8 @@ class RunConfig(ConfigBase):
     """Iterations between rows of metrics."""
     report: bool = True
     """Write report.html into the run's directory when `inchworm train` or `resume` ends."""
+    notes: str = ""
+    """Anything worth remembering about the run; trackers show it with the run."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -457,6 +460,77 @@ class RunConfig(ConfigBase):
             raise ConfigError(
                 f"run.init_weights={short(list(self.init_weights))} needs run.init_from, the policy file or run to take them from"
             )
+
+
+@config_class("tracking.wandb.")
+class WandbConfig(ConfigBase):
+    """Weights & Biases, on if a project is given. The key comes from WANDB_API_KEY or `wandb login`, never from a config."""
+
+    project: str | None = None
+    """The project; null is off."""
+    mode: Literal["online", "offline", "disabled"] = "online"
+    """online uploads while training; offline writes files to tracking/wandb of the run, for `wandb sync`; disabled is off."""
+    entity: str | None = None
+    """The user or team; null is the account's default."""
+    name: str | None = None
+    """The run's name there; null is the name of the run's directory."""
+    group: str | None = None
+    """The group of runs that it belongs to."""
+    tags: Texts = ()
+    """Tags of the run there."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it is used."""
+        return self.project is not None and self.mode != "disabled"
+
+
+@config_class("tracking.mlflow.")
+class MlflowConfig(ConfigBase):
+    """MLflow, on if an experiment or a uri is given. Credentials come from MLflow's own environment variables, never from a config."""
+
+    experiment: str | None = None
+    """The experiment; null is off, or inchworm if a uri is given."""
+    uri: str | None = None
+    """A server, such as http://127.0.0.1:5000, or another store of MLflow; null is MLFLOW_TRACKING_URI, else mlflow.db in run.directory."""
+    register: bool = True
+    """Register the best policy as a model when the run has converged or improves on the registered one; the best has the alias best."""
+    model_name: str | None = None
+    """The name of that model; null is the environment's id."""
+
+    def __post_init__(self) -> None:
+        if self.uri is not None and "@" in urlsplit(self.uri).netloc:
+            raise ConfigError(
+                "tracking.mlflow.uri has a user name or password, and configs are written to files; set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD instead"
+            )
+
+    @property
+    def on(self) -> bool:
+        """Whether it is used."""
+        return self.experiment is not None or self.uri is not None
+
+
+@config_class("tracking.")
+class TrackingConfig(ConfigBase):
+    """Where metrics go besides metrics.jsonl, from a process of their own that reads that file."""
+
+    csv: bool = False
+    """Write metrics.csv and timing.csv to tracking/ of the run."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files to tracking/tensorboard of the run."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """Weights & Biases."""
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
+    """MLflow."""
+    finish_seconds: Annotated[float, Field(ge=0, le=1e6)] = 30.0
+    """How long the end of a training waits for what is not delivered yet; `inchworm ship RUN` delivers the rest later."""
+
+    @property
+    def sinks(self) -> list[str]:
+        """The names of the trackers that are on."""
+        on = {"csv": self.csv, "tensorboard": self.tensorboard, "wandb": self.wandb.on, "mlflow": self.mlflow.on}
+        return [name for name, used in on.items() if used]
 
 
 _FROM_TEXT = BeforeValidator(lambda value: (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value)
@@ -488,6 +562,7 @@ class TrainingConfig(ConfigBase):
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     policies: dict[str, RoleConfig] = field(default_factory=dict)
     """Several policies by name, such as {scouts: {agents: scout_*}}; empty for one policy that plays all agents. Also as flags:
     --policies.scouts.agents, --policies.scouts.ppo.learning-rate."""

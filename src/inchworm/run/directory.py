@@ -29,7 +29,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from inchworm.config.sections import TrainingConfig
+from inchworm.config.sections import TrackingConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, close_names
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
 from inchworm.env.registry import names_code
@@ -47,13 +47,22 @@ CHECKPOINTS = "checkpoints"
 REPLAYS = "replays"
 LOCK = "lock"
 
+
+def flatten_config(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's plain data as field -> value, such as `ppo.gamma`."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= flatten_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 FREE_FIELDS = frozenset({
-    "run.name", "run.directory", "run.report", "run.total_timesteps", "run.max_iterations", "run.max_episodes", "run.checkpoint_interval",
-    "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "evaluation.interval", "evaluation.episodes",
-    "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps", "evaluation.baseline", "evaluation.save_replay",
-    "evaluation.keep_replays", "env.num_workers", "env.help_workers", "env.worker_timeout", "env.worker_restarts",
-    "collect.max_replay_steps", "convergence.target", "convergence.window", "convergence.patience", "convergence.returns",
-    "convergence.stop",
+    "run.name", "run.directory", "run.report", "run.notes", "run.total_timesteps", "run.max_iterations", "run.max_episodes",
+    "run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval",
+    "evaluation.interval", "evaluation.episodes", "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps",
+    "evaluation.baseline", "evaluation.save_replay", "evaluation.keep_replays", "env.num_workers", "env.help_workers",
+    "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target", "convergence.window",
+    "convergence.patience", "convergence.returns", "convergence.stop", *flatten_config(TrackingConfig().to_dict(), "tracking."),
 })  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""
@@ -384,6 +393,7 @@ def binding_fields(config: TrainingConfig) -> dict[str, Any]:
     return {
         section: {name: value for name, value in fields.items() if f"{section}.{name}" not in FREE_FIELDS}
         for section, fields in config.to_dict().items()
+        if section != "tracking"
     }
 
 
@@ -392,11 +402,3 @@ def config_changes(before: TrainingConfig, after: TrainingConfig) -> dict[str, s
     old, new = flatten_config(before.to_dict()), flatten_config(after.to_dict())
     names = [*old, *(name for name in new if name not in old)]
     return {name: f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)}
-
-
-def flatten_config(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config's plain data as field -> value, such as `ppo.gamma`."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= flatten_config(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

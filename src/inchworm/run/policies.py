@@ -18,6 +18,7 @@ from inchworm.policy.file import LoadedPolicy, PolicyDescription, read_policy_fi
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.checkpoint import MANIFEST, TrainingCheckpointer, load_checkpoint
 from inchworm.run.directory import CHECKPOINTS, CONFIG, POLICY, Run, open_run
+from inchworm.run.store import is_versioned, read_version
 
 if TYPE_CHECKING:
     from inchworm.backends.torch.network import Network
@@ -42,7 +43,8 @@ def load_policy(path: str | Path, backend: str = ..., *, network: None = ..., po
 
 
 def load_policy(path: str | Path, backend: str = "auto", *, network: Any = None, policy: Any = None) -> Any:
-    """Load a policy from a policy file, a run directory (its latest policy), a checkpoint directory, or the name of a run in runs/.
+    """Load a policy from a policy file, a run directory (its latest policy), a checkpoint directory, or the name of a run in runs/; or a
+    version of a `PolicyStore`, as `policies@best` or `models:/NAME@best`.
 
     `backend="auto"` acts in NumPy where that is possible, and imports torch only for convolutions and networks of your own. Files never
     import code: for a network of your own pass its class, what makes it from the spec, or an instance as `network`; for a policy class of
@@ -63,6 +65,8 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
     Several policies have no single description, and weights named `part/weight`.
     """
+    if is_versioned(path):
+        return *read_version(str(path)), Path(path)
     target = next((one for one in (Path(path), RUNS / path) if one.exists()), None)
     if target is None:
         raise FileNotFoundError(f"there is no {path}; {EXPECTED}")
@@ -95,7 +99,7 @@ def make_player(name: str, source: Any, env: VectorEnv | None = None) -> tuple[A
 
     A name is random, heuristic, heuristic:0.5, a policy file or a run. Built-in players are made for `env`, which was made from `source`.
     """
-    if Path(name).is_file():
+    if is_one_policy(name):
         return load_policy(name), name
     given = None if source is None else env_source(source).given
     config = EnvConfig(id=given) if isinstance(given, str) else given if isinstance(given, EnvConfig) else None
@@ -114,11 +118,16 @@ def open_player(name: str, *, env: str | None = None) -> Run:
     return open_run(name, env=env, hint="; a player is a run, a policy file, heuristic, heuristic:0.5 or random")
 
 
+def is_one_policy(name: str) -> bool:
+    """Whether a name is a policy by itself: a policy file, or a version in a `PolicyStore` or in MLflow's registry."""
+    return Path(name).is_file() or is_versioned(name)
+
+
 def is_saved_policy(name: str) -> bool:
     """Whether a name is a policy without the config of a run: a policy file, or a directory with a policy, such as a checkpoint."""
     path = Path(name)
     is_run = any((one / CONFIG).is_file() for one in (path, RUNS / path))
-    return bool(name) and path.exists() and not is_run
+    return bool(name) and (path.exists() or is_versioned(name)) and not is_run
 
 
 def run_of(name: str, *, env: str | None = None) -> Run | None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TextIO
@@ -30,7 +30,6 @@ from rich.table import Table
 from rich.text import Text
 
 from inchworm.core.errors import printable
-from inchworm.core.protocols import Tracker
 from inchworm.core.types import Activity
 
 
@@ -401,32 +400,3 @@ def _row(values: Iterable[tuple[str, str]], style: str) -> Text:
     """Names and values in one line, truncated rather than wrapped on a narrow terminal."""
     parts = [part for name, value in values for part in ((f"{name} ", "dim"), (f"{value:<8}", style), "  ")]
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-
-
-class StatsLogger:
-    """Passes everything to each tracker in turn. Exceptions propagate."""
-
-    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
-        """Trackers are called in this order."""
-        self.trackers = tuple(trackers)
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log one row at `step` env steps to all."""
-        for tracker in self.trackers:
-            tracker.log(metrics, step)
-
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log the run's config to all."""
-        for tracker in self.trackers:
-            tracker.log_params(params)
-
-    def log_artifact(self, path: Path) -> None:
-        """Log a file of the run to all."""
-        for tracker in self.trackers:
-            tracker.log_artifact(path)
-
-    def close(self) -> None:
-        """Close all, even if one fails; its exception is raised afterwards."""
-        with ExitStack() as stack:
-            for tracker in reversed(self.trackers):
-                stack.callback(tracker.close)

@@ -1,7 +1,7 @@
 """Metrics as lines of JSON in the run's directory.
 
-`metrics.jsonl` holds what is determined by config and seed, `timing.jsonl` what depends on the clock (names that begin with `timing/`),
-so that two equal runs have byte-identical metrics, interrupted or not.
+`metrics.jsonl` holds what is determined by config and seed, `timing.jsonl` what depends on the clock or the machine (names that
+begin with `timing/` or `system/`), so that two equal runs have byte-identical metrics, interrupted or not.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def read_complete_rows(path: Path) -> list[bytes]:
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
-TIMING_PREFIX = "timing/"
+TIMING_PREFIX = "timing/"  # left out in its file
 _COUNTERS = ("iteration", "env_steps")
 
 
@@ -134,7 +134,7 @@ class JsonlTracker:
         """Log one row at `step` env steps; non-finite numbers become null. The metric `iteration`, if given, numbers the row."""
         iteration = {"iteration": int(metrics["iteration"])} if "iteration" in metrics else {}
         head: dict[str, Any] = {**iteration, "env_steps": int(step)}
-        timing = {name: value for name, value in metrics.items() if name.startswith(TIMING_PREFIX)}
+        timing = {name: value for name, value in metrics.items() if name.startswith((TIMING_PREFIX, "system/"))}
         others = {name: value for name, value in metrics.items() if name not in timing and name not in _COUNTERS}
         for file, values in ((METRICS, others), (TIMING, timing)):
             if values:

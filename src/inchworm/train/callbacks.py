@@ -22,6 +22,7 @@ from inchworm.core.protocols import BaseCallback as BaseCallback  # users subcla
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.video import KeptReplays
 from inchworm.run.saver import Saver, last_save
+from inchworm.tracking.metrics import StatsLogger
 from inchworm.train.loop import TrainingState, reached_limits
 
 SNAPSHOT_SHARE = 0.0025
@@ -247,7 +248,7 @@ class TrackCallback(BaseCallback):
     profile_section, sees_every = "tracking", 0  # it reads only the metrics of each
 
     def __init__(self, trackers: Sequence[Tracker], run: RunConfig) -> None:
-        self._trackers, self._run = trackers, run
+        self._logger, self._run = StatsLogger(trackers), run
         self._logged_evaluations = 0
         self._unlogged: tuple[dict[str, float], int] | None = None  # the last iteration's row and env steps
 
@@ -267,9 +268,8 @@ class TrackCallback(BaseCallback):
         """Log the final evaluation, if there was one."""
         if len(state.evaluations) > self._logged_evaluations:
             final = {name: value for name, value in state.metrics.items() if name.startswith("evaluation/")}
-            self._unlogged = {"iteration": float(state.iteration), **final}, state.env_steps
-            self._logged_evaluations = len(state.evaluations)
-            self.log_unlogged()
+            self._unlogged, self._logged_evaluations = None, len(state.evaluations)
+            self._logger.log({"iteration": float(state.iteration), **final}, state.env_steps)
 
     def log_unlogged(self) -> None:
         """Log the last complete iteration, unless it is logged: a run that is interrupted or fails ends with any iteration.
@@ -278,8 +278,8 @@ class TrackCallback(BaseCallback):
         """
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
-            for tracker in self._trackers:
-                tracker.log(*unlogged)
+            metrics, step = unlogged
+            self._logger.log(self._logger.process(metrics), step)
 
 
 GRACE_SECONDS = 7.0

@@ -15,7 +15,7 @@ import gymnasium as gym
 from inchworm.backends.learner import BaseLearner
 from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
-from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
 from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
@@ -34,6 +34,8 @@ from inchworm.run.directory import CHECKPOINTS, REPLAYS, Run, create_run
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
+from inchworm.tracking.metrics import StatsLogger
+from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
 from inchworm.train.callbacks import (
     CheckpointCallback,
     EvaluateCallback,
@@ -124,6 +126,7 @@ def create_training_components(
         unused += changed_settings(config, [f"evaluation.{field.name}" for field in dataclasses.fields(config.evaluation)])
     if config.convergence.stops:
         unused += changed_settings(config, ["convergence.target"])
+    unused += [f"tracking.{name}" for name in config.tracking.sinks]
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} would have no effect: create_training_components makes only the parts of an iteration; "
@@ -236,7 +239,8 @@ class PPOTrainer:
     Stable-Baselines3's; `config` a `PPOConfig` or a `TrainingConfig`. Keywords override the config. With a `run_dir` the run is written
     there: config, metrics, checkpoints, policies. `train` evaluates only if a `TrainingConfig` asks for it; `evaluate` can be called at any
     time. Both use separate copies of `env`, or `eval_env`, which is anything that `env` may be, with the same spaces. The weights begin as
-    those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`.
+    those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`. `trackers` are
+    "csv", "tensorboard", "mlflow", a `MlflowConfig`, a `WandbConfig`, and objects with the methods of `Tracker`; `close` waits for them.
     """
 
     def __init__(
@@ -254,14 +258,19 @@ class PPOTrainer:
         init_from: str | Path | None = None,
         init_weights: Sequence[str] | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
-        trackers: Sequence[Tracker] = (),
+        trackers: Sequence[Tracker | str | WandbConfig | MlflowConfig] = (),
         run_dir: str | Path | Run | None = None,
     ) -> None:
         if not isinstance(callbacks, Sequence):
             raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
         self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
         given: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "seed": seed, "backend": backend, "device": device}
-        self._asked = resolve_config(policy, env, config, **given, init_from=init_from, init_weights=init_weights)
+        asked = resolve_config(policy, env, config, **given, init_from=init_from, init_weights=init_weights)
+        tracking, own_trackers = with_trackers(asked.tracking, trackers)
+        check_installed(tracking)
+        if tracking.sinks and run_dir is None:
+            raise ConfigError(f"tracking.{tracking.sinks[0]} delivers what is in the directory of a run; set run.name, or give run_dir")
+        self._asked = asked.replace(tracking=tracking)
         self.config, self.choices = resolve_choices(policy, env, self._asked)
         evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
@@ -288,13 +297,15 @@ class PPOTrainer:
         self.collector = make_collector(self.policy, self.env, self.config)
         self.state = TrainingState()
         self._in_loop, self.fuse = False, fuse
-        self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *trackers]
+        self._shipping: Shipping | None = None
+        self._has_files = False  # for trackers, since the last training has ended
+        self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *own_trackers]
         parts = TrainerParts(
             policy=self.policy,
             collector=self.collector,
             state=self.state,
             rows=[tracker for tracker in self.trackers if isinstance(tracker, JsonlTracker)],
-            trackers=trackers,
+            trackers=own_trackers,
             learner=lambda: self.learner,
             config=lambda: self.config,
             keep_compile=self._keep_compile,
@@ -392,6 +403,7 @@ class PPOTrainer:
         config = self.config
         if total_timesteps is not None:
             config = config.replace(run=config.run.replace(total_timesteps=total_timesteps))
+        self._has_files = False
         self.saver.claim_directory()
         self.saver.note_outcome(None)
         self.learner.total_timesteps = config.run.total_timesteps
@@ -409,6 +421,8 @@ class PPOTrainer:
         console = make_console(config) if progress is True else progress or None
         track = TrackCallback([*self.trackers, *([console] if console else [])], config.run)
         components = self._components(config, custom_loss_fns, own, track)
+        if self._shipping is None and self.run_dir is not None and config.tracking.sinks:
+            self._shipping = Shipping(self.run_dir, config)
         try:
             if console:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
@@ -442,7 +456,7 @@ class PPOTrainer:
         self.saver.note_outcome("interrupted" if self.state.interrupted else "finished", history.stop_reason or "")
         if self.state.interrupted:
             raise KeyboardInterrupt
-        self.state.ended = True
+        self.state.ended = self._has_files = True
         return history
 
     def activity(self) -> Activity:
@@ -480,13 +494,14 @@ class PPOTrainer:
         return save_policy(path, self.policy, reward_statistics=learner.reward_statistics if isinstance(learner, BaseLearner) else None)
 
     def close(self) -> None:
-        """Close environments and trackers; safe to call twice."""
+        """Close environments and trackers, which get the files of a training that has ended; safe to call twice."""
         with contextlib.ExitStack() as stack:  # in reverse order, all of them even if one fails
             stack.callback(self.saver.close)  # releases the run's lock last
             for tracker in reversed(self.trackers):
                 stack.callback(tracker.close)
             stack.callback(self.collector.close)
             stack.callback(self._close_evaluator)
+            stack.callback(self._deliver)
             stack.callback(self.saver.wait)
 
     def __repr__(self) -> str:
@@ -563,6 +578,17 @@ class PPOTrainer:
         if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
             self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
             self.__dict__.pop("learner", None)  # created again when it is needed
+
+    def _deliver(self) -> None:
+        """Hand the run's files to trackers, and wait for those that are served by a process of their own, if the training has ended."""
+        shipping, self._shipping = self._shipping, None
+        ended, self._has_files = self._has_files, False
+        if shipping is not None:
+            shipping.release()
+        for path in artefacts(self.run_dir) if ended and self.run_dir is not None else ():
+            StatsLogger(self.trackers).log_artifact(path)
+        if shipping is not None and ended:
+            shipping.finish()
 
     def _close_evaluator(self) -> None:
         if self.evaluator is not None:
