@@ -89,6 +89,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/images.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/steady.py
+	$(BIN)/python benchmarks/tracking_cost.py
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py

@@ -48,6 +48,7 @@ PAGES = (
             "images": "images",
             "scaling": "scaling",
             "steady": "steady",
+            "tracking_cost": "tracking_cost",
         },
     ),
     Page(
