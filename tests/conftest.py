@@ -1,10 +1,16 @@
-"""For all tests: signals as a terminal has them, one thread, and one cache of compiled graphs."""
+"""For all tests: signals as a terminal has them, one thread, one cache of compiled graphs, and where coverage is not measured."""
 
+import gc
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parent
+UNMEASURED = ("conformance", "faults", "test_bits.py", "test_docs.py", "test_examples.py", "test_learning.py")
+"""Tests of several modules at once, which take longest: the tests of each module reach the same lines, and tracing costs a third more."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,6 +22,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # Most JAX programs of the suite run once: compiling them without optimisation takes a sixth of the time.
     fast = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ.setdefault("XLA_FLAGS", fast)
-    if getattr(config, "cache", None) is not None:  # what was compiled is kept for the next run of the suite
+    os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nor does a test read the source lines of a program
+    gc.set_threshold(20_000)  # programs consist of many objects, and nearly all live on
+    if getattr(config, "cache", None) is not None:  # what was compiled is kept for all test processes and the next run of the suite
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(config.cache.mkdir("torchinductor"))
-        os.environ["INCHWORM_JAX_CACHE"] = str(config.cache.mkdir("jax"))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in UNMEASURED:
+            item.add_marker(pytest.mark.no_cover)

@@ -75,10 +75,13 @@ class _NumpyLoss:
         return numpy_loss.value_errors(evaluation, minibatch.returns, minibatch.values, coefficients)[0]
 
 
+_jax_gae = jax.jit(jax_gae.compute_gae)  # as the backend calls it; operation by operation, each would be compiled
+
+
 def _jax_gae_by_rows(*given: Any) -> Any:
     """The recursion for many lanes."""
     rewards, *others = (jnp.tile(array, (1, jax_gae.MANY_LANES)) for array in given[:5])
-    return jax_gae.compute_gae(rewards, *others, *given[5:])[:, : given[0].shape[1]]
+    return _jax_gae(rewards, *others, *given[5:])[:, : given[0].shape[1]]
 
 
 NUMPY = Backend(
@@ -105,7 +108,7 @@ JAX = Backend(
     "jax",
     jnp.asarray,
     np.asarray,
-    jax_gae.compute_gae,
+    _jax_gae,
     jax_loss,
     jax_distributions.log_prob_and_entropy,
     jax_encoding,

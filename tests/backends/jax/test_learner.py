@@ -186,7 +186,7 @@ print(jax.config.jax_compilation_cache_dir)
 
 @pytest.mark.parametrize("chosen", ["own", "off", "users"])
 def test_where_compiled_programs_are_kept(tmp_path, chosen):
-    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name not in (CACHE_VARIABLE, "JAX_COMPILATION_CACHE_DIR")}
     environment |= {"XDG_CACHE_HOME": str(tmp_path)}
     environment |= {"own": {}, "off": {CACHE_VARIABLE: "off"}, "users": {"JAX_COMPILATION_CACHE_DIR": "/somewhere"}}[chosen]
     program = PROGRAM.format(paths=[path for path in sys.path if path])
