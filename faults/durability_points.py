@@ -317,7 +317,7 @@ class Disk:
 
     def committed(self) -> list[str]:
         """Unsynced names on which a later start relies: neither temporary nor files that are appended to."""
-        appended = ("lock", "metrics.jsonl", "timing.jsonl")
+        appended = ("lock", "metrics.jsonl", "timing.jsonl", "hashes.jsonl")
         return [name for name in self.unsynced if "/.tmp-" not in name and Path(name).name not in appended]
 
 

@@ -37,7 +37,7 @@ from inchworm.run.checkpoint import TrainingCheckpointer, manifest_text
 from inchworm.run.directory import NotExactWarning
 from inchworm.run.policies import load_policy
 from inchworm.run.saver import BACKGROUND_RATIO, FORMAT, SaveThread, check_state
-from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
+from inchworm.tracking.jsonl import HASHES, METRICS, TIMING, read_rows
 from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import PPOTrainer
@@ -137,7 +137,7 @@ def test_rows_are_synced_before_the_checkpoint_that_knows_them(tmp_path: Path, m
     before = events[: events.index("rename")]
     assert before.index(METRICS) < before.index(TIMING) < min(at for at, name in enumerate(before) if "arrays.safetensors" in name)
     manifest = TrainingCheckpointer(tmp_path / "checkpoints").load().manifest
-    assert manifest["rows"] == {METRICS: 2, TIMING: 2}
+    assert manifest["rows"] == {METRICS: 2, TIMING: 2, HASHES: 2}
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "best_policy.safetensors"])

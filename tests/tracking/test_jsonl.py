@@ -74,9 +74,9 @@ def test_the_config_is_written_unless_there_is_one(tmp_path: Path) -> None:
 def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
     tracker = rows_to(tmp_path, 1, 2)
     counts = tracker.counts()
-    assert counts == {"metrics.jsonl": 2, "timing.jsonl": 2}
+    assert counts == {"metrics.jsonl": 2, "timing.jsonl": 2, "hashes.jsonl": 0}
     tracker.log({"iteration": 2.0, "evaluation/mean_return": 7.0}, 200)  # of the same iteration, and yet of the future
-    assert tracker.counts() == {"metrics.jsonl": 3, "timing.jsonl": 2}
+    assert tracker.counts() == {"metrics.jsonl": 3, "timing.jsonl": 2, "hashes.jsonl": 0}
     assert tracker.last_iteration() == 2
     assert tracker.truncate_to(counts) == []
     assert [row["loss"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.5, 1.0]
@@ -84,6 +84,20 @@ def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
     assert len(problems) == 1
     assert "metrics.jsonl has 2 rows, and had 5" in problems[0]
     assert read_rows(tmp_path / "timing.jsonl") == []
+
+
+def test_rows_of_hashes_are_written_together_and_cut_as_the_others(tmp_path: Path) -> None:
+    tracker, path = JsonlTracker(tmp_path), tmp_path / "hashes.jsonl"
+    for iteration in range(1, 18):
+        tracker.log_hashes({"iteration": iteration, "weights": f"{iteration:x}"})
+        assert len(read_rows(path)) == (0 if iteration < 16 else 16)
+    assert tracker.counts()["hashes.jsonl"] == 17
+    tracker.flush()
+    assert [row["iteration"] for row in read_rows(path)] == list(range(1, 18))
+    tracker.truncate_to({"hashes.jsonl": 3})
+    assert read_rows(path)[-1] == {"iteration": 3, "weights": "3"}
+    tracker.truncate_after(2)
+    assert tracker.counts()["hashes.jsonl"] == 2
 
 
 def test_syncing_reaches_both_files_and_a_new_name_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,16 @@ class CompositeLearner:
             learner.total_timesteps = value
 
     @property
+    def on_stage(self) -> Callable[..., object] | None:
+        """What is told of the stages of an update: those of all parts, one after another."""
+        return next(iter(self.learners.values())).on_stage
+
+    @on_stage.setter
+    def on_stage(self, value: Callable[..., object] | None) -> None:
+        for learner in self.learners.values():
+            learner.on_stage = value
+
+    @property
     def optimizer(self) -> dict[str, Any]:
         """The optimiser inside each part's learner, by name."""
         learners: dict[str, Any] = dict(self.learners)

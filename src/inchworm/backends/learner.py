@@ -48,6 +48,8 @@ MAX_BAD_STEPS = 3
 RATIO_TOLERANCE = 1e-3
 ADAPTIVE_STEP, ADAPTIVE_MARGIN = 1.5, 2.0
 """Factor by which an adaptive learning rate changes, and how far from `desired_kl` the KL may be, up or down, before it does."""
+ORDER_SAMPLE = 64
+"""Entries of an epoch's order that are told as a stage."""
 HISTORY = 1000
 """Number of most recent weights, by their fingerprints, that a learner recognises in a rollout."""
 ALL_FROZEN = "ppo.freeze matches every weight that could be trained; leave some out"
@@ -81,6 +83,8 @@ class BaseLearner(ABC):
         self.updates = 0
         self.epoch = 0
         """The epoch of the running or last update, from 1. Another thread may ask."""
+        self.on_stage: Callable[..., object] | None = None
+        """Called within an update with the name of a stage and its arrays: "order" for each epoch, and once "advantages"."""
         self.reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
         self._guard = BadNumberGuard(dump_directory)
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
@@ -114,6 +118,9 @@ class BaseLearner(ABC):
             rollout if self.reward_scaler is None else self.reward_scaler(rollout), losses, on_policy=on_policy
         )
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
+        if self.on_stage is not None:
+            all_valid = rollout.valid.all()
+            self.on_stage("advantages", *(array if all_valid else np.where(rollout.valid, array, 0) for array in (returns, values)))
         metrics |= target_metrics(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
@@ -185,6 +192,11 @@ class BaseLearner(ABC):
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, stacklevel=4)
+
+    def tell_order(self, order: np.ndarray, num_minibatches: int) -> None:
+        """Tell an epoch's order of the samples [N], by the first of them: orders that differ do so there."""
+        if self.on_stage is not None:
+            self.on_stage("order", order[:ORDER_SAMPLE].astype(np.int32), np.int32(num_minibatches))
 
     def _too_few_count(self, effective: float) -> bool:
         """Whether too small a share of the samples is effective to take steps, with a warning."""
@@ -333,7 +345,9 @@ class MinibatchLearner(BaseLearner):
         epochs: list[StepMetrics] = []
         try:
             for self.epoch in range(1, config.update_epochs + 1):
-                minibatches = self.shuffle(sequences, config.minibatches_for(total, length), self._stream.permutation(total))
+                order = self._stream.permutation(total)
+                minibatches = self.shuffle(sequences, config.minibatches_for(total, length), order)
+                self.tell_order(order, len(minibatches))
                 if not epochs:
                     first = ratio_metrics(self.ratios(minibatches[0]))
                     if on_policy and first["ratio_error"] > RATIO_TOLERANCE:

@@ -1,4 +1,4 @@
-"""`inchworm report`, `watch`, `plot`, `doctor`, `audit` and `runs`: commands that look at runs. All of the work is in `analysis`."""
+"""`inchworm report`, `watch`, `plot`, `doctor`, `audit`, `diff` and `runs`: commands that look at runs. `analysis` does the work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Annotated
 from rich.table import Column, Table
 
 from inchworm.analysis.charts import duration, group_lines, group_runs, return_lines, save_plot
+from inchworm.analysis.diff import diff_runs
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
 from inchworm.analysis.report import make_server, score_text, write_report
 from inchworm.analysis.runs import RunRecord, list_runs, read_run, remove_run
 from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
-from inchworm.cli.main import OK
+from inchworm.cli.main import FAILED, OK
 from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.core.errors import close_names
@@ -180,6 +181,29 @@ def run_audit(arguments: Sequence[str]) -> int:
         Path(options.json).write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
     make_terminal().print(str(found))
     return OK
+
+
+@config_class("--")
+class DiffOptions(ConfigBase):
+    """Say where two runs part: the first iteration and stage, and what differs in config, versions and machine.
+
+    The exit code is 0 if they are identical, and 1 if they part.
+    """
+
+    first: Annotated[str, Metavar("RUN", positional=True)] = ""
+    """A run: its directory, or its name in runs/."""
+    second: Annotated[str, Metavar("OTHER", positional=True)] = ""
+    """Another one."""
+
+
+def run_diff(arguments: Sequence[str]) -> int:
+    """Print where the runs part."""
+    options = parse(DiffOptions, arguments, "inchworm diff")
+    if not options.second:
+        raise UsageError("two runs are compared; type: inchworm diff RUN OTHER, directories or names in runs/")
+    found = diff_runs(options.first, options.second)
+    make_terminal().print(str(found))
+    return OK if found.identical else FAILED
 
 
 @config_class("--")

@@ -2,8 +2,8 @@
 
 ```
 runs/CartPole-v1-20261115-214455-a1b2/
-  config.yaml  versions.json  metrics.jsonl  timing.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors  outcome.json  lock
-  replays/
+  config.yaml  versions.json  metrics.jsonl  timing.jsonl  hashes.jsonl  checkpoints/  policy.safetensors  best_policy.safetensors
+  outcome.json  replays/  lock
 ```
 """
 

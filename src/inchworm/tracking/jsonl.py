@@ -1,7 +1,8 @@
 """Metrics as lines of JSON in the run's directory.
 
 `metrics.jsonl` holds what is determined by config and seed, `timing.jsonl` what depends on the clock or the machine (names that
-begin with `timing/` or `system/`), so that two equal runs have byte-identical metrics, interrupted or not.
+begin with `timing/` or `system/`), so that two equal runs have byte-identical metrics, interrupted or not. `hashes.jsonl` holds hashes of what
+was computed (`train/stages`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ class RowFile:
             return len(read_complete_rows(self.path)) + len(self._waiting)
         return self._written + len(self._waiting)
 
-    def append(self, row: bytes) -> None:
-        """Add a row. If it cannot be written it is kept, with one warning until writing works again."""
+    def append(self, row: bytes, *, together: int = 1) -> None:
+        """Add a row, which is written with those before it when there are `together` of them, or by `flush`.
+
+        If it cannot be written it is kept, with one warning until writing works again.
+        """
         self._waiting.append(row)
+        if len(self._waiting) < together:
+            return
         try:
             self.flush()
         except OSError as error:
@@ -114,6 +120,9 @@ def read_complete_rows(path: Path) -> list[bytes]:
 
 METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
+HASHES = "hashes.jsonl"
+HASHES_TOGETHER = 16
+"""Rows of hashes that are written at a time; a kill loses fewer, of which a resumed run needs none."""
 TIMING_PREFIX = "timing/"  # left out in its file
 _COUNTERS = ("iteration", "env_steps")
 
@@ -128,7 +137,7 @@ class JsonlTracker:
         """Append to the files in `run_dir`."""
         self.directory = Path(run_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._files = {name: RowFile(self.directory / name) for name in (METRICS, TIMING)}
+        self._files = {name: RowFile(self.directory / name) for name in (METRICS, TIMING, HASHES)}
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row at `step` env steps; non-finite numbers become null. The metric `iteration`, if given, numbers the row."""
@@ -140,6 +149,10 @@ class JsonlTracker:
             if values:
                 row = head | {name.removeprefix(TIMING_PREFIX): _plain(values[name]) for name in sorted(values)}
                 self._files[file].append(json.dumps(row).encode() + b"\n")
+
+    def log_hashes(self, row: Mapping[str, Any]) -> None:
+        """Log the hashes of an iteration. Several rows are written together, because iterations may be short."""
+        self._files[HASHES].append(json.dumps(row).encode() + b"\n", together=HASHES_TOGETHER)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Write the config as `config.yaml`, unless it exists."""

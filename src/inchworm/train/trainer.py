@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import gymnasium as gym
 
+from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
 from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
@@ -69,6 +70,7 @@ from inchworm.train.resolve import (
     resolve_policy,
     warm_start,
 )
+from inchworm.train.stages import StageCallback
 
 if TYPE_CHECKING:
     from inchworm.tracking.console import ConsoleTracker, Terminal
@@ -450,6 +452,8 @@ class PPOTrainer:
             self.saver.wait()
             self._close_evaluator()
             track.log_unlogged()
+            if isinstance(components.callbacks[0], StageCallback):
+                components.callbacks[0].log_last()
             if console:
                 console.close()
         history.stop_reason = stop_reason(self.state, config)
@@ -551,6 +555,11 @@ class PPOTrainer:
         if config.convergence.target is not None:
             callbacks.append(ConvergenceCallback(config.convergence))
         callbacks += [*self.opponents, *own, track, *([checkpoints, self._snapshot] if saves else [])]
+        if saves:
+            stages = StageCallback(self.policy, next(tracker for tracker in self.trackers if isinstance(tracker, JsonlTracker)))
+            callbacks.insert(0, stages)  # it sees a rollout before others may replace it
+            if isinstance(self.learner, BaseLearner | CompositeLearner):
+                self.learner.on_stage = stages.on_stage
         return TrainingComponents(config, self.policy, collector, learner, tuple(losses), tuple(callbacks))
 
     def _fused_step(self, components: TrainingComponents) -> FusedStep | None:

@@ -1,0 +1,184 @@
+"""A hash per stage of every iteration, in `hashes.jsonl`, from which `inchworm diff` tells where two runs part.
+
+The stages are those of the walk: what the environment returned, how the policy acted, the advantages, the order of the samples, and the
+weights after the update. Environment and acting feed each other step by step, so both also have a mark per step. Hashes are only read to
+compare runs; nothing of a training depends on them.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inchworm.core.protocols import BaseCallback, Policy
+from inchworm.core.seeding import make_stream
+from inchworm.core.spaces import tree_leaves
+from inchworm.core.types import Array
+from inchworm.policy.file import fingerprint
+from inchworm.rollout.rollout import Rollout
+from inchworm.tracking.jsonl import JsonlTracker, read_rows
+from inchworm.train.loop import TrainingState
+
+STAGES = {
+    "environment": "environment",
+    "acting": "acting",
+    "advantages": "advantages",
+    "order": "minibatch order",
+    "weights": "weights",
+}
+"""The stages of an iteration in their order, with their names in texts."""
+
+BEFORE = "weights_before"
+"""The name of the hash of the weights that acted."""
+UPPER = np.uint64(32)
+BLOCK = 2**16
+"""Words that are multiplied at a time, so that they stay in the processor's cache."""
+
+
+@lru_cache(maxsize=32)
+def _keys(size: int) -> np.ndarray:
+    """[size] u64: random numbers, the first of which are the same for every size."""
+    return make_stream(0, "stages").integers(0, 2**64, size, np.uint64)
+
+
+def hash_rows(leaves: Sequence[Array]) -> np.ndarray:
+    """A 32-bit hash [T] of each row over all arrays [T, …].
+
+    It is the upper half of the sum of the row's 32-bit words, each times a random 64-bit number: rows that differ have the same one with
+    probability 2^-32 (Lemire & Kaser 2014, "Strongly universal string hashing is fast", section 3). For short rows a product of matrices
+    is many times faster than a checksum of each.
+    """
+    sums, offset = list[np.ndarray](), 0  # [T] u64 each
+    for leaf in leaves:
+        array = np.ascontiguousarray(leaf)
+        content = array.reshape(len(array), array.size // max(1, len(array))).view(np.uint8)  # [T, bytes]
+        if missing := -content.shape[1] % 4:
+            content = np.concatenate([content, np.zeros((len(content), missing), np.uint8)], 1)
+        words: np.ndarray = content.view(np.uint32)  # [T, W]
+        if words.shape[1] > BLOCK and array.ndim > 2:  # wide rows, such as images of many lanes: each lane first
+            words = hash_rows([array.reshape(-1, *array.shape[2:])]).reshape(array.shape[:2])
+        width = words.shape[1]
+        keys, rows = _keys(1 << (offset + width).bit_length())[offset : offset + width], max(1, BLOCK // max(1, width))
+        products = [words[start : start + rows] @ keys for start in range(0, len(words), rows)]
+        sums.append(products[0] if len(products) == 1 else np.concatenate(products))
+        offset += width
+    hashes: np.ndarray = (sum(sums[1:], sums[0]) >> UPPER).astype(np.uint32)
+    return hashes
+
+
+def rollout_hashes(rollout: Rollout) -> dict[str, str]:
+    """The hashes of a rollout: environment and acting, each with its marks per step.
+
+    An observation shows what the environment did before it, so that the environment's marks are those of the observations. Of rows
+    without an agent, which hold anything, only that they are invalid counts.
+    """
+    all_valid = bool(rollout.valid.all())
+
+    def known(*trees: Any) -> list[Array]:
+        found = [leaf for tree in trees for leaf in tree_leaves(tree)]
+        if all_valid:
+            return found
+        return [np.where(rollout.valid.reshape(*rollout.valid.shape, *(1,) * (leaf.ndim - 2)), leaf, 0) for leaf in found]
+
+    seen, done = hash_rows(known(rollout.observations)), hash_rows(known(rollout.actions, rollout.log_probs))  # [T] each
+    results = known(rollout.rewards, rollout.terminated, rollout.truncated, rollout.episode_starts)
+    cuts = (rollout.cut_rows, rollout.cut_observations, rollout.cut_valid, rollout.global_state, rollout.cut_global_state)
+    environment = checksum(seen, *results, rollout.valid, *(leaf for tree in cuts for leaf in tree_leaves(tree)))
+    marks = {f"{stage}_steps": pack_marks(hashes) for stage, hashes in (("environment", seen), ("acting", done))}
+    return {"environment": f"{environment:08x}", "acting": f"{checksum(done):08x}", **marks}
+
+
+def checksum(*arrays: Array, start: int = 0) -> int:
+    """CRC-32 of the bytes of some arrays, continued from `start`."""
+    result = start
+    for array in arrays:
+        content: Any = np.ascontiguousarray(array)
+        result = zlib.crc32(content, result)
+    return result
+
+
+def pack_marks(hashes: np.ndarray) -> str:
+    """The upper 16 bits of each row's hash, in base64."""
+    return base64.b64encode((hashes >> np.uint32(16)).astype("<u2").tobytes()).decode()
+
+
+def unpack_marks(text: Any) -> np.ndarray:
+    """The marks [n] of `pack_marks`; none if the text is not one."""
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<u2")
+    except (ValueError, TypeError):
+        return np.zeros(0, np.uint16)
+
+
+class StageCallback(BaseCallback):
+    """Writes a row of hashes per iteration into the run's directory.
+
+    It sees the rollout as it was collected, with the fingerprint of the weights that acted, which are those after the iteration before;
+    and the learner tells it of advantages and orders (`on_stage`). Of iterations that were computed in one call it has only the weights
+    after the last.
+    """
+
+    profile_section, sees_every, reads_rollouts = "tracking", 0, False  # it does not keep iterations from being computed together
+
+    def __init__(self, policy: Policy, tracker: JsonlTracker) -> None:
+        self._policy, self._tracker = policy, tracker
+        self._row: dict[str, Any] = {}  # of the running iteration, or of the end until it is written
+        self._sums: dict[str, int] = {}
+
+    def on_train_start(self, state: TrainingState) -> None:
+        """Forget what is left of an earlier call, and hash the weights that the run begins with."""
+        self._row, self._sums = {}, {}
+        if state.iteration == 0:
+            self._row[BEFORE] = f"{fingerprint(self._policy.get_weights()):016x}"
+
+    def on_rollout(self, state: TrainingState, rollout: Rollout) -> None:
+        """Hash the two stages of collecting."""
+        del state
+        acted = int(rollout.weights_fingerprint[0]) or fingerprint(self._policy.get_weights())  # 0: a collector that does not know
+        self._row = {BEFORE: f"{acted:016x}", **rollout_hashes(rollout)}
+
+    def on_stage(self, stage: str, *arrays: Array) -> None:
+        """Hash what the learner tells of a stage; called again, it goes into the same hash."""
+        self._sums[stage] = checksum(*arrays, start=self._sums.get(stage, 0))
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        """Write the row."""
+        del metrics
+        row = self._row | {stage: f"{found:08x}" for stage, found in self._sums.items()}
+        if state.settled and "environment" not in row:  # not by the next rollout either
+            row["weights"] = f"{fingerprint(self._policy.get_weights()):016x}"
+        if row:
+            self._tracker.log_hashes({"iteration": state.iteration, "env_steps": state.env_steps, **row})
+        self._row, self._sums = {}, {}
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """Hash the final weights, for `log_last`."""
+        weights = f"{fingerprint(self._policy.get_weights()):016x}"
+        self._row = {"iteration": state.iteration, "env_steps": state.env_steps, "weights": weights}
+
+    def log_last(self) -> None:
+        """Write the hash of the final weights, if training has come to its end.
+
+        `train` calls this after the last save, so that a resumed run removes the row and has those of an undisturbed one.
+        """
+        if "iteration" in self._row:
+            self._tracker.log_hashes(self._row)
+        self._row = {}
+
+
+def read_hashes(path: Path) -> dict[int, dict[str, Any]]:
+    """The hashes of a run's iterations by their numbers; those of iteration 0 are of the weights that it began with."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in read_rows(path):
+        if "iteration" in row:
+            found.setdefault(row["iteration"], {}).update(row)
+    for number, row in list(found.items()):
+        if row.get(BEFORE) and (number == 1 or number - 1 in found):
+            found.setdefault(number - 1, {}).setdefault("weights", row[BEFORE])
+    return found
