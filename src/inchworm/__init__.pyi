@@ -2,6 +2,8 @@
 
 from inchworm.analysis.audit import Audit as Audit
 from inchworm.analysis.audit import audit as audit
+from inchworm.analysis.compare import Comparison as Comparison
+from inchworm.analysis.compare import compare_settings as compare_settings
 from inchworm.analysis.diff import RunDiff as RunDiff
 from inchworm.analysis.diff import diff_runs as diff_runs
 from inchworm.analysis.doctor import Finding as Finding

@@ -44,10 +44,11 @@ class UsageError(ConfigError):
 
 @dataclass(frozen=True)
 class Metavar:
-    """The name of a field's value in help texts; a positional field is given without a flag."""
+    """The name of a field's value in help texts; a positional field is given without a flag, a repeated one as often as one likes."""
 
     name: str
     positional: bool = False
+    repeated: bool = False
 
 
 ENV = Metavar("ENV", positional=True)
@@ -151,7 +152,9 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
         target: dict[str, Any] = own if flag.owner is options else sections
         for part in flag.path[:-1]:
             target = target.setdefault(part, {})
-        target[flag.path[-1]] = _value(flag, name, given, prog)
+        kept = target.get(flag.path[-1], ()) if flag.metavar is not None and flag.metavar.repeated else ()
+        value = _value(flag, name, given, prog)
+        target[flag.path[-1]] = [*kept, *value] if kept else value
     return own, sections
 
 

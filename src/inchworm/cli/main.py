@@ -47,6 +47,7 @@ COMMANDS = {
     "plot": Command("analysis", "draw learning curves for a paper", "inchworm plot RUN RUN --out curve.svg"),
     "doctor": Command("analysis", "say what is likely wrong with a run", "inchworm doctor RUN"),
     "audit": Command("analysis", "measure the critic and the noise", "inchworm audit RUN"),
+    "compare": Command("compare", "compare two settings", "inchworm compare ENV --change ppo.gae_lambda=0.9"),
     "diff": Command("analysis", "say where two runs part", "inchworm diff RUN OTHER"),
     "runs": Command("analysis", "list runs, delete or archive some", "inchworm runs"),
     "config": Command("show", "print a complete config", "inchworm config CartPole-v1 > my.yaml"),

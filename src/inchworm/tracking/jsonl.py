@@ -1,8 +1,8 @@
 """Metrics as lines of JSON in the run's directory.
 
 `metrics.jsonl` holds what is determined by config and seed, `timing.jsonl` what depends on the clock or the machine (names that
-begin with `timing/` or `system/`), so that two equal runs have byte-identical metrics, interrupted or not. `hashes.jsonl` holds hashes of what
-was computed (`train/stages`).
+begin with `timing/` or `system/`), so that two equal runs have byte-identical metrics, interrupted or not. `hashes.jsonl` holds hashes
+of what was computed (`train/stages`).
 """
 
 from __future__ import annotations
