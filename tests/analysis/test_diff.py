@@ -1,5 +1,7 @@
 """Where two runs part: faults put in on purpose, identical runs, and files that cannot be compared."""
 
+import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -77,17 +79,23 @@ def other_order(trainer: PPOTrainer) -> None:
     learner._stream = make_stream(99, "shuffle")
 
 
-def noise_in_the_policy(trainer: PPOTrainer) -> None:
-    """From the fourth step of the second iteration on, log-probs are off by a bit."""
-    act, calls = trainer.collector._policy.act, []
+def from_the_twelfth_step(trainer: PPOTrainer, change: Callable[[Any], Any]) -> None:
+    """Change what the policy does from the fourth step of the second iteration on."""
+    act, steps = trainer.collector._policy.act, itertools.count(1)
 
-    def noisy(*arguments: Any, **options: Any) -> Any:
-        calls.append(act(*arguments, **options))
-        if len(calls) >= 12:
-            calls[-1].log_probs[:] = np.nextafter(calls[-1].log_probs, np.float32(1))
-        return calls[-1]
+    def changed(*arguments: Any, **options: Any) -> Any:
+        acted = act(*arguments, **options)
+        return change(acted) if next(steps) >= 12 else acted
 
-    trainer.collector._policy.act = noisy  # type: ignore[method-assign]
+    trainer.collector._policy.act = changed  # type: ignore[method-assign]
+
+
+def log_probs_of_other_bits(trainer: PPOTrainer) -> None:
+    from_the_twelfth_step(trainer, lambda acted: dataclasses.replace(acted, log_probs=np.nextafter(acted.log_probs, np.float32(1))))
+
+
+def other_actions(trainer: PPOTrainer) -> None:
+    from_the_twelfth_step(trainer, lambda acted: dataclasses.replace(acted, actions=1 - acted.actions, env_actions=1 - acted.env_actions))
 
 
 PPO = CONFIG.ppo
@@ -99,7 +107,8 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[int, str, int | None]]] = {
     "learning rate": ({"config": CONFIG.replace(ppo=PPO.replace(learning_rate=1e-3))}, (1, "weights", None)),
     # The third iteration begins after 16 steps of each lane: the 19th is its third.
     "environment that is not deterministic": ({"env": lambda: Drift(breaks=19)}, (3, "environment", 3)),
-    "acting in the middle of a rollout": ({"fault": noise_in_the_policy}, (2, "acting", 3)),
+    "log-probs": ({"fault": log_probs_of_other_bits}, (2, "acting", None)),
+    "actions in the middle of a rollout": ({"fault": other_actions}, (2, "acting", 3)),
     "seed of the run": ({"config": CONFIG.replace(run=CONFIG.run.replace(seed=1))}, (0, "weights", None)),
     "number of minibatches": ({"config": CONFIG.replace(ppo=PPO.replace(num_minibatches=4))}, (1, "order", None)),
 }

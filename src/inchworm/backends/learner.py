@@ -196,7 +196,7 @@ class BaseLearner(ABC):
     def tell_order(self, order: np.ndarray, num_minibatches: int) -> None:
         """Tell an epoch's order of the samples [N], by the first of them: orders that differ do so there."""
         if self.on_stage is not None:
-            self.on_stage("order", order[:ORDER_SAMPLE].astype(np.int32), np.int32(num_minibatches))
+            self.on_stage("order", order[:ORDER_SAMPLE], num_minibatches)
 
     def _too_few_count(self, effective: float) -> bool:
         """Whether too small a share of the samples is effective to take steps, with a warning."""

@@ -75,8 +75,8 @@ def hash_rows(leaves: Sequence[Array]) -> np.ndarray:
 def rollout_hashes(rollout: Rollout) -> dict[str, str]:
     """The hashes of a rollout: environment and acting, each with its marks per step.
 
-    An observation shows what the environment did before it, so that the environment's marks are those of the observations. Of rows
-    without an agent, which hold anything, only that they are invalid counts.
+    The environment acts on the policy by observations, and the policy on the environment by actions, so that marks of these tell which of
+    the two differed first. Of rows without an agent, which hold anything, only that they are invalid counts.
     """
     all_valid = bool(rollout.valid.all())
 
@@ -86,12 +86,12 @@ def rollout_hashes(rollout: Rollout) -> dict[str, str]:
             return found
         return [np.where(rollout.valid.reshape(*rollout.valid.shape, *(1,) * (leaf.ndim - 2)), leaf, 0) for leaf in found]
 
-    seen, done = hash_rows(known(rollout.observations)), hash_rows(known(rollout.actions, rollout.log_probs))  # [T] each
+    seen, done = hash_rows(known(rollout.observations)), hash_rows(known(rollout.actions))  # [T] each
     results = known(rollout.rewards, rollout.terminated, rollout.truncated, rollout.episode_starts)
     cuts = (rollout.cut_rows, rollout.cut_observations, rollout.cut_valid, rollout.global_state, rollout.cut_global_state)
     environment = checksum(seen, *results, rollout.valid, *(leaf for tree in cuts for leaf in tree_leaves(tree)))
     marks = {f"{stage}_steps": pack_marks(hashes) for stage, hashes in (("environment", seen), ("acting", done))}
-    return {"environment": f"{environment:08x}", "acting": f"{checksum(done):08x}", **marks}
+    return {"environment": f"{environment:08x}", "acting": f"{checksum(done, *known(rollout.log_probs)):08x}", **marks}
 
 
 def checksum(*arrays: Array, start: int = 0) -> int:

@@ -148,7 +148,7 @@ class JaxOptimizer(BaseLearner):
         self.take_over(carry)
         self._restore_stream(before, total, max(1, int(metrics.epochs)))
         for order in permutations[: max(1, int(metrics.epochs))]:
-            self.tell_order(order, self.config.minibatches_for(total, program.length))
+            self.tell_order(order.astype(np.int64), self.config.minibatches_for(total, program.length))
         return self._report(program, metrics, filled, advantages, permutations, on_policy), advantages
 
     def _restore_stream(self, before: Mapping[str, Any], total: int, epochs: int) -> None:
