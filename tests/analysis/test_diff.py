@@ -212,6 +212,11 @@ def test_what_cannot_be_compared_is_one_line(
     assert len(printed.splitlines()) == 1
 
 
+def test_runs_of_one_name_are_told_by_their_paths(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "plain")
+    assert str(diff_runs(plain, tmp_path / "plain")).startswith(f"{plain} and {tmp_path / 'plain'} are identical in all 5 iterations")
+
+
 def test_one_run_is_not_enough(capsys: pytest.CaptureFixture[str], plain: Path) -> None:
     assert main(["diff", str(plain)]) == 2
     assert "two runs are compared; type: inchworm diff RUN OTHER" in capsys.readouterr().err

@@ -78,12 +78,20 @@ class RunDiff:
     machine: tuple[str, ...]
 
     @property
+    def names(self) -> tuple[str, str]:
+        """The names of the runs, or their paths where these are the same."""
+        runs = self.first, self.second
+        one, other = (run.name for run in runs) if self.first.name != self.second.name else (str(run.path) for run in runs)
+        return one, other
+
+    @property
     def identical(self) -> bool:
         """Whether no hash differs."""
         return self.parting is None
 
     def __str__(self) -> str:
-        names, shared = f"{self.first.name} and {self.second.name}", min(self.iterations)
+        one, other = self.names
+        names, shared = f"{one} and {other}", min(self.iterations)
         lines = []
         if self.parting is None:
             lines.append(f"{names} are identical in all {shared:,} iterations{self._longer()}")
@@ -98,7 +106,8 @@ class RunDiff:
         }
         for title, differences in sections.items():
             if differences or title != "no effect on training:":
-                lines += [f"{title:<14} {line}" for line in differences or ("equal",)]
+                titles = [title, *[""] * len(differences)]
+                lines += [f"{label:<14} {line}" for label, line in zip(titles, differences or ("equal",))]
         if self.begins > 0:
             lines.append(f"not recorded:  iterations before {self.begins:,}, by an earlier version of inchworm; they may have parted there")
         lines += [
@@ -114,7 +123,7 @@ class RunDiff:
         first, second = self.iterations
         if first == second:
             return ""
-        return f" that both have; {(self.first if first > second else self.second).name} has {abs(first - second):,} more"
+        return f" that both have; {self.names[0 if first > second else 1]} has {abs(first - second):,} more"
 
 
 def diff_runs(first: str | Path, second: str | Path, *, directory: str | Path = "runs") -> RunDiff:
