@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("train", "train a policy", "inchworm train CartPole-v1 --ppo.clip-coef 0.1"),
-    "evaluate": Command("evaluate", "evaluate a run's policy, or a policy file", "inchworm evaluate RUN --episodes 100"),
+    "evaluate": Command("evaluate", "evaluate a run, or a policy file", "inchworm evaluate RUN --episodes 100"),
     "video": Command("evaluate", "record what a policy does", "inchworm video RUN --out video.mp4"),
     "match": Command("evaluate", "play two players against each other", "inchworm match RUN heuristic"),
     "resume": Command("train", "continue a run", "inchworm resume RUN --total-timesteps 200000"),
