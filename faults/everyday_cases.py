@@ -129,6 +129,8 @@ FIELDS: dict[str, Field] = {
     "evaluation.seed": _int(0, 0, 7),
     "evaluation.max_episode_steps": _int(1, None, 5, 50, empty=True),
     "evaluation.baseline": Field("text", empty=True, usual=(None, "random")),
+    "evaluation.save_replay": Field("bool", usual=(False,)),
+    "evaluation.keep_replays": _int(1, 1, 5),
     "convergence.target": Field("float", empty=True, usual=(None,)),
     "convergence.window": _int(1, 1, 100),
     "convergence.patience": _int(1, 1, 3),
@@ -149,10 +151,14 @@ FIELDS: dict[str, Field] = {
     "run.keep_best": _FLAG,
     "run.log_interval": _int(1, 1, 2),
     "run.init_from": Field("text", empty=True, usual=(None,)),
+    "run.notes": Field("text", usual=("", "why: to see")),
+    "tracking.csv": Field("bool", usual=(False,)),  # one that is on starts a process
+    "tracking.tensorboard": Field("bool", usual=(False,)),
+    "tracking.finish_seconds": _float(0, 0.0, 30.0, high=1_000_000),
 }
 OTHERS = (
     *("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies"),
-    *("ppo.freeze", "run.init_weights"),
+    *("ppo.freeze", "run.init_weights", "evaluation.seeds", "tracking.wandb", "tracking.mlflow"),
 )
 """Fields of nested data or of lists of text, which have separate cases or tests."""
 
