@@ -229,6 +229,8 @@ def test_a_bad_number_inside_the_loop_is_named_and_the_last_good_weights_are_kep
     fused, apart = trainers
     assert fused.state.iteration == fused.learner.updates == apart.state.iteration > 1
     assert fused.full_state()["learner"]["stream"] == apart.full_state()["learner"]["stream"]
+    for left, right in zip(jax.tree.leaves(fused.collector.state), jax.tree.leaves(apart.collector.state)):
+        np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)  # of the episodes before the bad iteration
     for name, value in fused.policy.get_weights().items():
         np.testing.assert_allclose(value, apart.policy.get_weights()[name], rtol=0, atol=1e-6)
         assert np.isfinite(value).all()
