@@ -236,6 +236,26 @@ def test_a_bad_number_inside_the_loop_is_named_and_the_last_good_weights_are_kep
         assert np.isfinite(value).all()
 
 
+def test_a_bad_number_of_one_of_several_seeds_leaves_its_last_good_state(monkeypatch):
+    """The seed whose numbers are bad in the middle of a call is where it is if it is computed alone, iteration by iteration."""
+    monkeypatch.setattr(fused_module.FusedTraining, "_next_count", lambda self, count, seconds: 8)
+
+    def trainer(seed):
+        return PPOTrainer("mlp", JaxVectorEnv(Exploding("reward"), LANES), config(60), seed=seed)
+
+    seeds, stopped = [trainer(5), trainer(6)], []
+    loops = [fused_module.FusedTraining(one.collector, one.learner, one.config) for one in seeds]
+    while not stopped:
+        calls = fused_module.FusedTraining.together(loops, 100)
+        stopped = [one for one, found in zip(seeds, calls) if one.learner.updates > 1 and len(found) < 8]
+    for one in stopped:
+        alone = trainer(one.config.run.seed)
+        for _ in range(one.learner.updates):
+            alone.learn(alone.collect_rollouts())
+        for left, right in zip(jax.tree.leaves(one.collector.state), jax.tree.leaves(alone.collector.state)):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-5)
+
+
 def test_a_loss_that_explodes_inside_the_loop_ends_the_run_with_its_minibatch(tmp_path):
     settings = config(4, learning_rate=1e30, max_grad_norm=None)
     trainer = PPOTrainer("mlp", settings.env, settings, run_dir=tmp_path)
