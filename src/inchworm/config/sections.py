@@ -429,7 +429,7 @@ class RunConfig(ConfigBase):
     max_episodes: Count | None = None
     """Stop after this many finished episodes, if that is sooner."""
     backend: Annotated[str, BeforeValidator(_known_backend)] = "auto"
-    """What trains the policy: numpy (MLP policies only), which is the fastest for small networks and needs no torch, or torch. auto
+    """What trains the policy: numpy (MLP policies only), which is fast for small networks and needs no torch, or torch. auto
     chooses numpy where it can train the policy, and writes the choice into the run; it depends only on the config."""
     device: str = "auto"
     """Device of torch: auto is cuda if available, else cpu."""
