@@ -213,7 +213,7 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
         return "torch", f"it alone has run.device={run.device}"
     if widest >= WIDE:
         return "torch", f"layers of {widest} are as fast there, and faster with more threads or a GPU"
-    return "numpy", "it is the fastest for small networks"
+    return "numpy", "it is fast for small networks"
 
 
 def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
