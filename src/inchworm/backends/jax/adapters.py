@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from inchworm.backends.jax.native import NativeEnv, device_dtype, fit_to_space, read_space
+from inchworm.backends.jax.threefry import typed_keys
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError, close_names
 from inchworm.core.spaces import Space, build_tree, leaf_shape
@@ -80,12 +81,12 @@ class GymnaxEnv(AdaptedEnv):
 
     def begin(self, key: Array) -> tuple[Tree, Tree]:
         """The first observation and state."""
-        observation, state = self._env.reset_env(key, self._params)
+        observation, state = self._env.reset_env(typed_keys(key), self._params)
         return observation, state
 
     def advance(self, key: Array, state: Tree, action: Tree) -> tuple[Tree, Tree, Array, Array, Array]:
         """gymnax tells both ends apart."""
-        observation, after, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
+        observation, after, reward, terminated, _ = self._env.step_env(typed_keys(key), state, action, self._params)
         return observation, after, reward, terminated, self._env.is_truncated(after, self._params)
 
 

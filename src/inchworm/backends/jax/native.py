@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inchworm.backends.jax.threefry import typed_keys
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.spaces import Space, build_tree, leaf, leaf_dtype, leaf_shape
@@ -46,7 +48,7 @@ class Lanes(NamedTuple):
     keys: Array
     """[B, 2] u32: the keys of the running episodes, that is, their seeds in two words."""
     lengths: Array
-    """[B] i32: steps of the running episodes."""
+    """[B] i32: steps of the running episodes; -1 where one is over, and the next has not begun."""
 
 
 class Outcome(NamedTuple):
@@ -60,10 +62,6 @@ class Outcome(NamedTuple):
     """[B] bool; never true where `terminated` is."""
     observations: Tree
     """[B, *obs] the true successors, before any reset."""
-
-
-def _typed(keys: Array) -> Array:
-    return jax.random.wrap_key_data(keys, impl="threefry2x32")
 
 
 def seed_words(seeds: np.ndarray) -> np.ndarray:
@@ -83,16 +81,17 @@ def derive_seeds(run: Any, lanes: Any, episodes: Any) -> Any:
     return mixed >> np.uint32(1)
 
 
+@partial(jax.jit, static_argnums=0, inline=True)
 def begin_lanes(env: NativeEnv, keys: Array) -> Lanes:
-    """Begin an episode in every lane; `keys` is [B, 2] u32."""
-    observations, state = jax.vmap(env.reset)(_typed(keys))
+    """Begin an episode in every lane; `keys` is [B, 2] u32. Traced once for its shapes and for the programs that it is a part of."""
+    observations, state = jax.vmap(env.reset)(typed_keys(keys))
     return Lanes(observations, state, keys, jnp.zeros(keys.shape[0], jnp.int32))
 
 
 def step_lanes(env: NativeEnv, lanes: Lanes, actions: Tree) -> tuple[Lanes, Outcome]:
     """Move every lane by one step, without resets. An environment that ignores its key costs nothing for it."""
     lengths = lanes.lengths + 1
-    keys = jax.vmap(jax.random.fold_in)(_typed(lanes.keys), lengths.astype(jnp.uint32))
+    keys = jax.vmap(jax.random.fold_in)(typed_keys(lanes.keys), lengths.astype(jnp.uint32))
     observations, state, rewards, terminated, truncated = jax.vmap(env.step)(keys, lanes.state, actions)
     return Lanes(observations, state, lanes.keys, lengths), Outcome(rewards, terminated, truncated, observations)
 

@@ -1,15 +1,17 @@
 """Steps 3 to 5 of 9 in JAX: T steps of B lanes as one `lax.scan`, a pure function of weights and state.
 
 What does not depend on the step before is outside of the scan: all random numbers are drawn before it, log-probs are computed after it, and
-the critic is not run at all. New episodes are computed only in steps in which one ended.
+the critic is not run at all. New episodes are computed only in steps before which one ended.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from inchworm.backends.jax.distributions import env_action, log_prob, sample
@@ -27,6 +29,7 @@ from inchworm.backends.jax.network import (
 )
 from inchworm.backends.jax.policy import without_mask
 from inchworm.backends.jax.samples import Cuts, Steps
+from inchworm.backends.jax.threefry import typed_keys
 from inchworm.core.spaces import MASK_KEY, leaf
 from inchworm.core.types import Tree
 from inchworm.policy.spec import PolicySpec
@@ -41,7 +44,7 @@ class ScanState(NamedTuple):
 
     lanes: Lanes
     episodes: Array
-    """[B] u32: the numbers of the running episodes."""
+    """[B] u32: the numbers of the running episodes, or of those that begin next."""
     returns: Array
     """[B] f32: of the running episodes."""
     memory: Tree
@@ -99,11 +102,12 @@ def episode_keys(seeds: Array, lanes: Array, episodes: Array) -> Array:
     return jnp.stack([jnp.zeros_like(derived), derived], -1)
 
 
-def begin_scan(env: NativeEnv, seeds: Any, lanes: Any, memory: Tree) -> ScanState:
-    """The state at the start of a run: the first episode of every lane; `lanes` [B] u32 are their numbers, `memory` is empty."""
-    first = jnp.zeros_like(lanes)
-    begun = begin_lanes(env, episode_keys(seeds, lanes, first))
-    return ScanState(begun, first, jnp.zeros(lanes.shape, jnp.float32), memory, jnp.zeros((), jnp.uint32), seeds)
+def first_state(env: NativeEnv, seeds: np.ndarray, lanes: np.ndarray, memory: Tree) -> ScanState:
+    """The state at the start of a run, in NumPy: no episode has begun; `lanes` [B] u32 are their numbers, `memory` is empty."""
+    shapes = jax.eval_shape(partial(begin_lanes, env), np.zeros((len(lanes), 2), np.uint32))
+    nowhere: Lanes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    nowhere = nowhere._replace(lengths=np.full(lanes.shape, -1, np.int32))
+    return ScanState(nowhere, np.zeros_like(lanes), np.zeros(lanes.shape, np.float32), memory, np.zeros((), np.uint32), seeds)
 
 
 class _Carry(NamedTuple):
@@ -117,6 +121,9 @@ class _Carry(NamedTuple):
     filled: Array
     """[B] i32: slots in use."""
     last: Tree
+    """What the last step showed, before any reset."""
+    truncated: Array
+    """[B] bool: by the last step of this rollout."""
 
 
 def scan_rollout(
@@ -124,57 +131,57 @@ def scan_rollout(
 ) -> tuple[ScanState, Scanned]:
     """Act and step `num_steps` times; `lane_numbers` [B] u32 are those of the run."""
     layout, num_lanes = spec.actions, lane_numbers.shape[0]
-    key = jax.random.wrap_key_data(jnp.stack([state.seeds[1], state.rollouts]), impl="threefry2x32")
+    key = typed_keys(jnp.stack([state.seeds[1], state.rollouts]))
     uniform_key, normal_key = jax.random.split(key)
     uniforms = jax.random.uniform(uniform_key, (num_steps, num_lanes, len(layout.groups)), jnp.float32)
     normals = jax.random.normal(normal_key, (num_steps, num_lanes, layout.num_gaussians), jnp.float32)
     log_std, most = log_std_of(spec, params), most_truncations(env, num_steps)
     keeps_all = most > MOST_SLOTS
 
-    def end_episodes(moved: _Carry, row: Array, terminated: Array, truncated: Array) -> _Carry:
+    def begin_episodes(before: _Carry, row: Array) -> tuple[Lanes, Slots, Array]:
         """Keep the successors of truncated rows, and begin the next episodes."""
-        ended, slots, filled = terminated | truncated, moved.slots, moved.filled
+        slots, filled = before.slots, before.filled
         if not keeps_all:
-            here = truncated & (jnp.arange(most)[:, None] == filled)  # [S, B]
+            here = before.truncated & (jnp.arange(most)[:, None] == filled)  # [S, B]
 
             def put(old: Array, new: Array) -> Array:
                 return jnp.where(here.reshape(*here.shape, *(1,) * (new.ndim - 1)), new, old)
 
-            seen = jax.tree.map(put, slots.observations, moved.last)
-            slots = Slots(seen, jax.tree.map(put, slots.memory, moved.memory), jnp.where(here, row, slots.rows))
-            filled = filled + truncated
-        episodes = moved.episodes + ended
-        fresh = begin_lanes(env, episode_keys(state.seeds, lane_numbers, episodes))
-        returns = jnp.where(ended, 0, moved.returns)
-        return _Carry(replace_lanes(ended, fresh, moved.lanes), episodes, returns, moved.memory, slots, filled, moved.last)
+            seen = jax.tree.map(put, slots.observations, before.last)
+            slots = Slots(seen, jax.tree.map(put, slots.memory, before.memory), jnp.where(here, row - 1, slots.rows))
+            filled = filled + before.truncated
+        fresh = begin_lanes(env, episode_keys(state.seeds, lane_numbers, before.episodes))
+        return replace_lanes(before.lanes.lengths < 0, fresh, before.lanes), slots, filled
 
-    def step(carry: _Carry, given: tuple[Array, Array, Array]) -> tuple[_Carry, Any]:
+    def step(before: _Carry, given: tuple[Array, Array, Array]) -> tuple[_Carry, Any]:
         row, uniform, normal = given
-        lanes = carry.lanes
+        over = (before.lanes.lengths < 0).any()
+        lanes, slots, filled = lax.cond(over, begin_episodes, lambda same, _: (same.lanes, same.slots, same.filled), before, row)
         starts = lanes.lengths == 0
-        past = None if spec.memory is None else Past(carry.memory, starts[None])
+        past = None if spec.memory is None else Past(before.memory, starts[None])
         outputs, memory = action_outputs(spec, params, scales, lanes.observations, past)
         legal = encode_legal(spec, lanes.observations, 1)
         choices, gaussians, _ = sample(layout, outputs, log_std, legal, uniform, normal)
         moved, outcome = step_lanes(env, lanes, unflatten_actions(layout, choices, env_action(layout, gaussians)))
-        returns = carry.returns + outcome.rewards
-        after = _Carry(moved, carry.episodes, returns, memory, carry.slots, carry.filled, outcome.observations)
-        ended = (outcome.terminated | outcome.truncated).any()
-        following = lax.cond(ended, end_episodes, lambda moved, *_: moved, after, row, outcome.terminated, outcome.truncated)
+        returns = before.returns + outcome.rewards
+        ended = outcome.terminated | outcome.truncated
+        after = _Carry(
+            moved._replace(lengths=jnp.where(ended, -1, moved.lengths)), before.episodes + ended, jnp.where(ended, 0, returns), memory,
+            slots, filled, outcome.observations, outcome.truncated,
+        )  # fmt: skip
         shown = (lanes.observations, outputs, choices, gaussians, outcome.rewards, outcome.terminated, outcome.truncated)
         kept = (outcome.observations, memory) if keeps_all else ()
-        return following, (*shown, carry.memory, returns, moved.lengths, kept)
+        return after, (*shown, starts, before.memory, returns, moved.lengths, kept)
 
     def slots_like(tree: Tree) -> Tree:
         return jax.tree.map(lambda array: jnp.zeros((0 if keeps_all else most, *array.shape), array.dtype), tree)
 
     seen = state.lanes.observations
     slots = Slots(slots_like(seen), slots_like(state.memory), jnp.full((0 if keeps_all else most, num_lanes), num_steps, jnp.int32))
-    begin = _Carry(*state[:4], slots, jnp.zeros(num_lanes, jnp.int32), seen)
+    begin = _Carry(*state[:4], slots, jnp.zeros(num_lanes, jnp.int32), seen, jnp.zeros(num_lanes, bool))
     numbers = jnp.arange(num_steps, dtype=jnp.int32)
     end, columns = lax.scan(step, begin, (numbers, uniforms, normals))
-    observations, outputs, choices, gaussians, rewards, terminated, truncated, memory, returns, lengths, kept = columns
-    starts = jnp.concatenate([state.lanes.lengths[None] == 0, (terminated | truncated)[:-1]])
+    observations, outputs, choices, gaussians, rewards, terminated, truncated, starts, memory, returns, lengths, kept = columns
     log_probs = log_prob(layout, outputs, log_std, encode_legal(spec, observations, 2), choices, gaussians)
     slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, numbers[:, None], num_steps))
     scanned = Scanned(
@@ -193,7 +200,7 @@ def rollout_measures(spec: PolicySpec, scanned: Scanned) -> tuple[Array, ...]:
     seen = without_mask(spec, scanned.observations)
     numeric = [part for part in jax.tree.leaves(seen) if jnp.issubdtype(part.dtype, jnp.floating) and part.ndim <= 3 and part.size]
     scales = [jnp.sqrt(jnp.square(part).mean((0, 1))).max() for part in numeric]
-    ended, truncated = scanned.ended.sum(), scanned.truncated.sum()
+    ended, truncated = jnp.stack([scanned.ended, scanned.truncated]).sum((1, 2), dtype=jnp.float32)
     forced = spread = absent
     if spec.observations.has_mask:
         allowed = encode_mask(spec.actions, scanned.observations[MASK_KEY], 2).sum(-1)  # [T, B]

@@ -14,7 +14,7 @@ import numpy as np
 from inchworm.backends.jax.native import NativeEnv, derive_seeds
 from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, unflatten_actions
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
-from inchworm.backends.jax.scan import Scanned, ScanState, begin_scan, scan_rollout
+from inchworm.backends.jax.scan import Scanned, ScanState, first_state, scan_rollout
 from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.registry import acting_policy
 from inchworm.core.errors import ConfigError
@@ -26,14 +26,12 @@ from inchworm.policy.file import fingerprint
 from inchworm.rollout.checks import action_dtype, bad_number, freeze
 from inchworm.rollout.rollout import Rollout
 
-_begin = jax.jit(begin_scan, static_argnums=0, compiler_options=COMPILER_OPTIONS)
-
 
 @partial(jax.jit, static_argnums=(0, 1, 2), compiler_options=COMPILER_OPTIONS)
 def _scan(
     env: NativeEnv, static: StaticSpec, num_steps: int, params: Params, scales: Scales, state: ScanState, lanes: Array
 ) -> tuple[ScanState, Scanned, Tree]:
-    """A rollout, and its actions as the space's tree. Like `_begin` of the module, so that equal runs of a process share it."""
+    """A rollout, and its actions as the space's tree. Of the module, so that equal runs of a process share it."""
     after, scanned = scan_rollout(env, static.spec, num_steps, params, scales, state, lanes)
     return after, scanned, unflatten_actions(static.spec.actions, scanned.choices, scanned.gaussians)
 
@@ -57,15 +55,15 @@ class ScanCollector:
         self.lane_numbers = lanes.astype(np.uint32)
         self._seeds = np.array([derive_seed(seed, "episode"), derive_seed(seed, "sampling")], np.uint32)
         self._static = StaticSpec(policy.spec)
-        self._state: ScanState | None = None  # until the first episodes begin
+        self._state: ScanState | None = None  # until it is first read
 
     @property
     def state(self) -> ScanState:
-        """The state of all lanes, on the device; the first episodes begin when it is first read."""
+        """The state of all lanes; on the device, except before the first rollout."""
         if self._state is None:
             memory = jax.tree.map(np.asarray, self.follows.initial_state(len(self.lane_numbers)))
             with self.follows.precision():
-                self._state = _begin(self.native, self._seeds, self.lane_numbers, memory)
+                self._state = first_state(self.native, self._seeds, self.lane_numbers, memory)
         return self._state
 
     @property
