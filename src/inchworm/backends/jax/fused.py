@@ -7,8 +7,10 @@ stream as in every backend, and the settings after schedules. Several seeds are 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales
 from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.update import Carry, Metrics, Program, Settings, compiled, is_small, update
+from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, compiled, is_small, update
 from inchworm.backends.learner import TARGETS
 from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
@@ -129,7 +131,7 @@ def run_iteration(
     if scaled:
         steps = steps._replace(rewards=scale_rewards(scaled, scanned.rewards, scanned.starts, Settings._make(settings).gamma))
     carry, metrics, estimates = update(learning, state.carry, scales, steps, permutations, settings)
-    sums = jnp.stack([carry.weights.sum(), steps.rewards.sum(), steps.flat.sum()])  # finite only if every number is
+    sums = jnp.stack([carry.state.rows[0].sum(), steps.rewards.sum(), steps.flat.sum()])  # finite only if every number is
     numbers = (*metrics[1:], *target_numbers(estimates), *rollout_measures(learning.spec, scanned))
     report = Report(
         table=metrics.table,
@@ -178,8 +180,9 @@ def run_iterations(
     return end, reports, good
 
 
-_compiled = compiled(run_iterations)
-"""Of the module, so that a second training of a trainer compiles nothing."""
+_compiled = compiled(run_iterations, {**ONE_THREAD, "xla_cpu_use_fusion_emitters": False})
+"""Of the module, so that a second training of a trainer compiles nothing. Without XLA's fusion emitters, which use MLIR, the loop takes
+half the time to compile, and at most a tenth more to run."""
 
 
 def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
@@ -189,6 +192,18 @@ def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
     if any(name.partition(".")[0] in policy.statistics.parts for name in learner.frozen):
         return "ppo.freeze keeps a normaliser"
     return None
+
+
+@contextlib.contextmanager
+def paused_garbage_collection() -> Iterator[None]:
+    """Collect no cycles inside: tracing a program makes so many objects that looking through all of them took a sixth of the time."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 class FusedTraining:
@@ -250,7 +265,7 @@ class FusedTraining:
     def _compute(self, calls: Sequence[Call | None], count: int) -> list[tuple[FusedState, Any, int]]:
         """Run the program; for each call the state after its last good iteration, the reports, and the number of good iterations."""
         lanes, filled = self._collector.lane_numbers, [call for call in calls if call is not None]
-        with self._learner.policy.precision():
+        with self._learner.policy.precision(), paused_garbage_collection():
             if len(calls) == 1:
                 after, reports, found = self._run(lanes, *filled[0], count, np.True_)
                 good = int(found)

@@ -17,7 +17,7 @@ import numpy as np
 from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.jax import backend
 from inchworm.backends.jax.loss import normalize
-from inchworm.backends.jax.optimizer import check_kind, first_moments, join_vector, moments_from_dict, moments_to_dict, split_vector
+from inchworm.backends.jax.optimizer import State, check_kind, first_state, join_vector, moments_to_dict, split_vector, state_from_dict
 from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.samples import steps_of
 from inchworm.backends.jax.update import Carry, Metrics, Program, compiled_update, settings_array
@@ -65,9 +65,8 @@ class JaxOptimizer(BaseLearner):
         self.optimizer = self.config.optimizer
         """The name of the optimiser; its state is in `moments()`."""
         size = sum(int(np.prod(shape)) for shape in self.shapes.values())
-        self._moments = first_moments(self.optimizer, size, policy.dtype)
-        self._vector: Any = None  # [P] the weights that learn, on the device
-        self._published: Mapping[str, np.ndarray] | None = None  # the policy's weights that it was made from, or became
+        self._state = first_state(self.optimizer, size, policy.dtype)  # on the device from the second update on
+        self._published: Mapping[str, np.ndarray] | None = None  # the policy's weights that its first row was made from, or became
         self._programs: dict[Any, Program] = {}
 
     @property
@@ -84,19 +83,20 @@ class JaxOptimizer(BaseLearner):
         return self._programs[key]
 
     def carry(self) -> Carry:
-        """Weights, moments and counters as `update` takes them; on the device from the second update on."""
+        """Weights, the optimiser's state and counters as `update` takes them."""
         weights = self.policy.host_weights
         if weights is not self._published:
-            self._published, self._vector = weights, join_vector(weights, self.shapes)
+            rows = np.array(self._state.rows)
+            rows[0] = join_vector(weights, self.shapes)
+            self._published, self._state = weights, State(rows, self._state.steps)
         frozen = {name: weights[name] for name in self.frozen if name in weights}
-        return Carry(self._vector, self._moments, np.asarray(self._guard.bad_steps, np.int32), frozen)
+        return Carry(self._state, np.asarray(self._guard.bad_steps, np.int32), frozen)
 
     def take_over(self, carry: Carry) -> None:
-        """Adopt the weights and moments after an update: the one transfer of weights to the host."""
-        trained = split_vector(np.asarray(carry.weights), self.shapes)
+        """Adopt the weights and the optimiser's state after an update: the one transfer of weights to the host."""
+        trained = split_vector(np.asarray(carry.state.rows)[0], self.shapes)
         self.policy.adopt({**self.policy.host_weights, **trained})
-        self._moments = carry.moments
-        self._published, self._vector = self.policy.host_weights, carry.weights
+        self._published, self._state = self.policy.host_weights, carry.state
 
     def adopt(self, carry: Carry, stream: np.random.Generator, total: int, epochs: Sequence[int], steps: int, *, drawn: int) -> None:
         """Take over what a compiled loop computed: an update for each of `epochs`, its number of epochs, on `steps` env steps each.
@@ -214,11 +214,12 @@ class JaxOptimizer(BaseLearner):
 
     def moments(self) -> dict[str, Any]:
         """The optimiser's state by the names of the weights that are trained."""
-        return moments_to_dict(self.optimizer, self._moments, self.shapes)
+        return moments_to_dict(self.optimizer, self._state, self.shapes)
 
     def load_moments(self, moments: Mapping[str, Any]) -> None:
         """Restore the optimiser's state."""
-        self._moments = moments_from_dict(self.optimizer, moments, self.shapes, self.policy.dtype)
+        self._state = state_from_dict(self.optimizer, moments, self.shapes, self.policy.dtype)
+        self._published = None
 
 
 def check_settings(config: PPOConfig, device: str | None) -> None:

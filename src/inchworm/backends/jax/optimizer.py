@@ -21,15 +21,14 @@ KINDS = ("adam", "adamw", "rmsprop", "sgd")
 """The optimisers of this backend. AdamW is Adam with weight decay."""
 
 
-class Moments(NamedTuple):
-    """The state of an optimiser; what a kind does not need is empty."""
+class State(NamedTuple):
+    """All weights that learn, and the state of their optimiser."""
 
-    mean: Any
-    """[P] running mean of the gradient, of Adam."""
-    square: Any
-    """[P] running mean of its square, of Adam and RMSprop."""
+    rows: Any
+    """[R, P] the weights, then what the kind keeps: of Adam the running means of the gradient and of its square, of RMSprop the latter.
+    One array, because XLA overwrites arrays in place, and its loop emitters make scalar code of loops that write where they read."""
     steps: Any
-    """Steps taken so far: a skipped one does not count."""
+    """Steps taken so far, i32: a skipped one does not count."""
 
 
 def check_kind(kind: str) -> None:
@@ -38,34 +37,31 @@ def check_kind(kind: str) -> None:
         raise ConfigError(f"the jax backend has no ppo.optimizer={kind}: use --backend torch, or one of {', '.join(KINDS)}")
 
 
-def first_moments(kind: str, size: int, dtype: Any) -> Moments:
-    """The state before the first step, as NumPy arrays."""
-    widths = {"rmsprop": (0, size), "sgd": (0, 0)}.get(kind, (size, size))
-    return Moments(np.zeros(widths[0], dtype), np.zeros(widths[1], dtype), np.zeros((), np.int32))
+def first_state(kind: str, size: int, dtype: Any) -> State:
+    """The state before the first step, as NumPy arrays; its weights are zeros."""
+    return State(np.zeros(({"rmsprop": 2, "sgd": 1}.get(kind, 3), size), dtype), np.zeros((), np.int32))
 
 
-def apply_gradient(
-    kind: str, weights: Array, moments: Moments, gradient: Array, rate: Any, eps: Any, weight_decay: Any = None
-) -> tuple[Array, Moments]:
-    """The weights [P] and the state after one step against a gradient [P].
+def apply_gradient(kind: str, state: State, gradient: Array, rate: Any, eps: Any, weight_decay: Any = None) -> State:
+    """The state after one step against a gradient [P].
 
     With `weight_decay` the weights also shrink by that share of the rate, apart from the gradient.
     """
-    mean, square, steps = moments
+    weights, *means = state.rows
     kept = weights if weight_decay is None else weights * (1 - rate * weight_decay)
-    steps = steps + 1
+    steps = state.steps + 1
     if kind == "sgd":
-        return kept - rate * gradient, Moments(mean, square, steps)
+        return State((kept - rate * gradient)[None], steps)
     if kind == "rmsprop":
-        square = RMS_DECAY * square + (1 - RMS_DECAY) * gradient * gradient
-        return kept - rate * gradient / (jnp.sqrt(square) + eps), Moments(mean, square, steps)
+        square = RMS_DECAY * means[0] + (1 - RMS_DECAY) * gradient * gradient
+        return State(jnp.stack([kept - rate * gradient / (jnp.sqrt(square) + eps), square]), steps)
     # Adam (Kingma & Ba 2015): both means begin at 0 and are too small by 1 - betaᵗ; expm1, because for t = 1 little is left of 1 - 0.999.
-    mean = BETA_MEAN * mean + (1 - BETA_MEAN) * gradient
-    square = BETA_SQUARE * square + (1 - BETA_SQUARE) * gradient * gradient
+    mean = BETA_MEAN * means[0] + (1 - BETA_MEAN) * gradient
+    square = BETA_SQUARE * means[1] + (1 - BETA_SQUARE) * gradient * gradient
     count = steps.astype(weights.dtype)
     mean_share, square_share = (-jnp.expm1(count * math.log(beta)) for beta in (BETA_MEAN, BETA_SQUARE))
     root = jnp.sqrt(square_share)
-    return kept - (rate * root / mean_share) * mean / (jnp.sqrt(square) + eps * root), Moments(mean, square, steps)
+    return State(jnp.stack([kept - (rate * root / mean_share) * mean / (jnp.sqrt(square) + eps * root), mean, square]), steps)
 
 
 def split_vector(vector: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -83,27 +79,27 @@ def join_vector(parts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]])
     return np.concatenate([np.asarray(parts[name]).reshape(-1) for name in shapes] or [np.zeros(0, np.float32)])
 
 
-def moments_to_dict(kind: str, moments: Moments, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The state as plain data and arrays by the names of the weights: the form that every backend reads."""
-    mean, square, steps = (np.array(part) for part in moments)
+def moments_to_dict(kind: str, state: State, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The optimiser's state as plain data and arrays by the names of the weights: the form that every backend reads."""
+    rows, steps = np.array(state.rows), np.array(state.steps)
     if kind == "sgd":
         return {"optimizer": "sgd", "weights": {}}
     if kind == "rmsprop":
         taken = np.asarray(steps, np.float32)
-        return {"optimizer": kind, "weights": {n: {"step": taken, "square_avg": p} for n, p in split_vector(square, shapes).items()}}
-    return {"step": int(steps), "mean": split_vector(mean, shapes), "square": split_vector(square, shapes)}
+        return {"optimizer": kind, "weights": {n: {"step": taken, "square_avg": p} for n, p in split_vector(rows[1], shapes).items()}}
+    return {"step": int(steps), "mean": split_vector(rows[1], shapes), "square": split_vector(rows[2], shapes)}
 
 
-def moments_from_dict(kind: str, state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> Moments:
-    """What `moments_to_dict` returned, of this or another backend, as arrays; names and shapes must be those of the weights."""
-    fresh = first_moments(kind, sum(math.prod(shape) for shape in shapes.values()), dtype)
+def state_from_dict(kind: str, state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], dtype: Any) -> State:
+    """What `moments_to_dict` returned, of this or another backend, with weights of 0; names and shapes must be those of the weights."""
+    fresh = first_state(kind, sum(math.prod(shape) for shape in shapes.values()), dtype)
     if kind in ("sgd", "rmsprop"):
         found = check_optimizer_state(state, kind, shapes)
         if kind == "sgd" or not found:  # a weight that has had no gradient has no state
             return fresh
         squares = {name: found[name]["square_avg"] if name in found else np.zeros(shape, dtype) for name, shape in shapes.items()}
-        steps = next(iter(found.values()))["step"]
-        return Moments(fresh.mean, join_vector(squares, shapes).astype(dtype), np.asarray(steps, np.int32))
+        fresh.rows[1] = join_vector(squares, shapes)
+        return State(fresh.rows, np.asarray(next(iter(found.values()))["step"], np.int32))
     check_moments(state, shapes)
-    mean, square = (join_vector(state[name], shapes).astype(dtype) for name in ("mean", "square"))
-    return Moments(mean, square, np.asarray(state["step"], np.int32))
+    fresh.rows[1:] = [join_vector(state[name], shapes) for name in ("mean", "square")]
+    return State(fresh.rows, np.asarray(state["step"], np.int32))

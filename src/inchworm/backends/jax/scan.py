@@ -43,15 +43,15 @@ class ScanState(NamedTuple):
     """What the next rollout of B lanes depends on besides the weights: arrays only, so that it can be saved, and vmapped over seeds."""
 
     lanes: Lanes
-    episodes: Array
+    episodes: Any
     """[B] u32: the numbers of the running episodes, or of those that begin next."""
-    returns: Array
+    returns: Any
     """[B] f32: of the running episodes."""
     memory: Tree
     """[B, layers, size] each; `()` without memory."""
-    rollouts: Array
+    rollouts: Any
     """u32: how many rollouts were collected; with `seeds`, what the random numbers of the next one are drawn from."""
-    seeds: Array
+    seeds: Any
     """[2] u32: of episodes, and of sampling."""
 
 

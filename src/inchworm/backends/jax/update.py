@@ -7,7 +7,7 @@ the program is in `Program`; what may change during a run (rates, coefficients, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from inchworm.backends.jax.gae import Estimates, compute_advantages
 from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
 from inchworm.backends.jax.memory import Past
 from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, forward, log_std_of, reward_units
-from inchworm.backends.jax.optimizer import Moments, apply_gradient, check_kind, split_vector
+from inchworm.backends.jax.optimizer import State, apply_gradient, check_kind, split_vector
 from inchworm.backends.jax.policy import JaxPolicy, Static
 from inchworm.backends.jax.samples import Batch, Samples, Steps, columns_of, make_samples, unpack
 from inchworm.backends.learner import ADAPTIVE_MARGIN, ADAPTIVE_STEP, MAX_BAD_STEPS
@@ -105,9 +105,7 @@ class Program(Static):
 class Carry(NamedTuple):
     """What an update changes, and what it needs unchanged."""
 
-    weights: Any
-    """[P] all weights that learn."""
-    moments: Moments
+    state: State
     bad_steps: Any
     """Bad minibatches in a row, i32, across epochs and updates."""
     frozen: Any = ()
@@ -115,7 +113,7 @@ class Carry(NamedTuple):
 
     def params(self, program: Program) -> Params:
         """All weights by the spec's names."""
-        return {**split_vector(self.weights, program.shapes), **dict(self.frozen or {})}
+        return {**split_vector(self.state.rows[0], program.shapes), **dict(self.frozen or {})}
 
 
 class Metrics(NamedTuple):
@@ -155,9 +153,9 @@ SMALL_PRODUCT = 2**22
 """Multiplications of a step's largest matrix product up to which one thread is used: a guess, not yet measured on a quiet machine."""
 
 
-def compiled(function: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
+def compiled(function: Callable[..., Any], small_options: Mapping[str, Any] = ONE_THREAD) -> dict[bool, Callable[..., Any]]:
     """A function of a program, compiled when it is first called: for small networks (True), and for others."""
-    options = {True: ONE_THREAD, False: COMPILER_OPTIONS}
+    options = {True: dict(small_options), False: COMPILER_OPTIONS}
     return {small: jax.jit(function, static_argnums=0, compiler_options=chosen) for small, chosen in options.items()}
 
 
@@ -234,7 +232,7 @@ def learn(
         epoch=jnp.zeros((), jnp.int32),
         carry=carry,
         rate=settings.rate,
-        table=jnp.zeros((count, len(places), len(program.columns)), carry.weights.dtype),
+        table=jnp.zeros((count, len(places), len(program.columns)), carry.state.rows.dtype),
         go=effective >= settings.min_effective_sample_size,
         stopped=jnp.zeros((), bool),
     )
@@ -309,19 +307,19 @@ def take_step(
         gradient = gradient * jnp.minimum(1, settings.max_grad_norm / (norm + 1e-6))
     bad, empty = ~jnp.isfinite(terms["loss"] + norm), count == 0
     decay = settings.weight_decay if config.weight_decay else None
-    moved = apply_gradient(config.optimizer, carry.weights, carry.moments, gradient, rate, settings.eps, decay)
-    weights, moments = jax.tree.map(lambda new, old: jnp.where(bad | empty, old, new), moved, (carry.weights, carry.moments))
+    moved = apply_gradient(config.optimizer, carry.state, gradient, rate, settings.eps, decay)
+    learned: State = jax.tree.map(lambda new, old: jnp.where(bad | empty, old, new), moved, carry.state)
     bad_steps = jnp.where(bad, carry.bad_steps + 1, 0)
     terms |= {"grad_norm": norm, "bad": bad, "empty": empty}
-    row = jnp.stack([jnp.asarray(terms[name]).astype(weights.dtype) for name in program.columns])
-    return (Carry(weights, moments, bad_steps, carry.frozen), jnp.maximum(worst, bad_steps)), row
+    row = jnp.stack([jnp.asarray(terms[name]).astype(gradient.dtype) for name in program.columns])
+    return (Carry(learned, bad_steps, carry.frozen), jnp.maximum(worst, bad_steps)), row
 
 
 def loss_and_gradient(
     program: Program, carry: Carry, scales: Scales, rows: Samples, settings: Settings, count: Array
 ) -> tuple[dict[str, Array], Array]:
     """The loss terms of a minibatch, and the gradient [P] by all weights that learn; summed over its parts and over custom losses."""
-    config, trained = program.config, split_vector(carry.weights, program.shapes)
+    config, trained = program.config, split_vector(carry.state.rows[0], program.shapes)
     entropy = settings.ent_coef if config.ent_coef else 0.0
     coefficients = LossCoefficients(settings.clip_coef, settings.vf_coef, entropy, config.clip_vloss, settings.vf_clip_coef)
 
