@@ -42,10 +42,7 @@ from inchworm.train.callbacks import (
     EvaluateCallback,
     SnapshotCallback,
     TrackCallback,
-    as_callback,
     interruptible,
-    reads_rollouts,
-    stateful_parts,
 )
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
@@ -54,9 +51,12 @@ from inchworm.train.loop import (
     StepFunction,
     TrainingComponents,
     TrainingState,
+    as_callback,
     default_training_step,
     give_weights,
+    reads_rollouts,
     run_training_loop,
+    stateful_parts,
 )
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import (
