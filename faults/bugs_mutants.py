@@ -31,7 +31,7 @@ _TESTS = {
         "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py"
     ),
     "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
-    "env/action_masks.py": "env/test_action_masks.py",
+    "env/values.py": "env/test_values.py",
     "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py conformance/test_learner.py train/test_profile.py",
     "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",

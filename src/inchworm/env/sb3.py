@@ -16,10 +16,9 @@ from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import MASK_KEY, Space, map_tree, mask_sizes, mask_space, with_mask, zeros
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.foreign import BatchedVectorEnv, Moved
 from inchworm.env.restore import StateKeeper, find_state_keeper
-from inchworm.env.values import Refusal
+from inchworm.env.values import Masks, Refusal, allow_all
 
 FINAL, CUT = "terminal_observation", "TimeLimit.truncated"
 """Where a copy's info holds its last observation, and whether its episode was cut off."""
