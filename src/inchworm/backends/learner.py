@@ -33,7 +33,7 @@ from inchworm.core.types import Advantages, LossCoefficients, Minibatch, Profile
 from inchworm.policy.file import VALUE_HEAD, fingerprint, match_names
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
 from inchworm.policy.statistics import GLOBAL_STATE, OBSERVATIONS, VALUES, PolicyStatistics
-from inchworm.rollout.checks import check_space
+from inchworm.rollout.fields import check_space
 from inchworm.rollout.rollout import Rollout
 
 StepMetrics = Mapping[str, np.ndarray]

@@ -22,7 +22,7 @@ from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
 from inchworm.env.registry import team_worlds
 from inchworm.env.values import make_put
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.turns import hold_memory
+from inchworm.rollout.buffer import hold_memory
 
 __all__ = ["OneOpponent", "OpponentSource", "OpponentVectorEnv", "own_lanes", "team_lanes"]
 

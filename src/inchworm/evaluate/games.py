@@ -21,7 +21,7 @@ from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
 from inchworm.evaluate.stats import UNDECIDED, EvalStats
 from inchworm.policy.composite import CompositePolicy
-from inchworm.rollout.turns import hold_memory
+from inchworm.rollout.buffer import hold_memory
 
 Progress = Callable[[int], None]
 """Called with the number of finished episodes whenever one ends."""
