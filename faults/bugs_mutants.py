@@ -47,7 +47,7 @@ _TESTS = {
     ),
     "backends/composite.py": "backends/test_composite.py policy/test_composite.py",
     "env/pettingzoo_copy.py": "env/test_pettingzoo_copy.py collect/test_teams.py env/workers/test_pool.py",
-    "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py collect/test_actors.py",
+    "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py",
     "collect/collector.py": "collect/test_collector.py collect/test_teams.py",
     "run/checkpoint.py": "run/test_checkpoint.py run/test_saver.py",
     "run/saver.py": "run/test_saver.py train/test_trainer.py cli/test_train.py",

@@ -7,7 +7,7 @@ import pytest
 
 from doubles.duel import DuelVectorEnv, OfAnotherWorld, Plays, length_of
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.seeding import derive_seed

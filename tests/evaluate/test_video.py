@@ -12,7 +12,7 @@ import pytest
 
 from doubles.painted import HEIGHT, LIGHT, WIDTH, Blind, Forgetful, Grey, Growing, Painted, images
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.source import env_source, make_vector_env

@@ -27,8 +27,7 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.core.tensor_file import write_tensor_file
-from inchworm.core.trees import flatten_tree
+from inchworm.core.tensor_file import flatten_tree, write_tensor_file
 from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats, Weights
 from inchworm.policy.file import VALUE_HEAD, fingerprint, match_names
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec

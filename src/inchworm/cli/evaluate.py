@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
+from inchworm.cli.arguments import File, Metavar, RunName, UsageError, has_several_agents, named_run, parse
 from inchworm.cli.main import OK
-from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
 from inchworm.core.errors import EnvError

@@ -15,8 +15,7 @@ from gymnasium import spaces
 
 from inchworm.core.errors import BadNumberError, RolloutError
 from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves, value_range
-from inchworm.core.tensor_file import read_tensor_file, untrusted, write_tensor_file
-from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.core.tensor_file import flatten_tree, read_tensor_file, unflatten_tree, untrusted, write_tensor_file
 from inchworm.core.types import EpisodeRecord, Tree
 
 FLAT_DTYPES: dict[str, Any] = {
