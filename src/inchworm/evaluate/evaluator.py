@@ -15,8 +15,7 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed
 from inchworm.env.registry import heuristic_of
 from inchworm.env.source import EnvSource, env_source
-from inchworm.evaluate.games import Progress, check_episodes, episode_limit, make_world, play_games
-from inchworm.evaluate.recording import RecordedVectorEnv
+from inchworm.evaluate.games import Progress, RecordedVectorEnv, check_episodes, episode_limit, make_world, play_games
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.policies import is_built_in, make_player
 

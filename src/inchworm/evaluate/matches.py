@@ -14,8 +14,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.env.registry import heuristic_env, team_worlds
-from inchworm.evaluate.games import Progress, check_episodes, episode_limit, opened, play_games
-from inchworm.evaluate.recording import RecordedVectorEnv, replay_maker
+from inchworm.evaluate.games import Progress, RecordedVectorEnv, check_episodes, episode_limit, opened, play_games
 from inchworm.evaluate.stats import MatchStats
 from inchworm.run.policies import make_player
 
@@ -66,7 +65,12 @@ def play_match(
         for actor, name in zip((ours, theirs), names):
             check_made_for(actor, inner, name)
         limit = episode_limit(env, max_episode_steps)
-        make_replay = replay_maker(inner) if save_replay else None
+        make_replay = getattr(inner, "make_replay", None) if save_replay else None
+        if save_replay and make_replay is None:
+            raise ConfigError(
+                f"cannot make a replay of {type(inner).__name__}, which has no make_replay; only games of {team_worlds()} can be replayed, "
+                "without wrappers and without env.max_episode_steps (use max_steps in env.kwargs)"
+            )
         recorded = RecordedVectorEnv(inner) if save_replay or record else None
         lanes = team_lanes(copies, width, np.arange(copies) % 2)  # game i is played from side i % 2
         played: Any = recorded or inner

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from inchworm.evaluate.recording import RecordedEpisode
+from inchworm.core.types import Array, Tree
 
 _Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
@@ -114,6 +114,20 @@ UNDECIDED = {"win": 0.5, **dict.fromkeys(_SUCCESS, 0.0)}
 _RETURNS = ("mean_return", "std_return", "min_return", "max_return", "median_return")
 _SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin", "difference")
 """Properties that are reported under their own names."""
+
+
+@dataclass
+class RecordedEpisode:
+    """One episode of a copy with k lanes, from its reset to its end, or to where it was cut off."""
+
+    seed: int
+    actions: list[Tree] = field(default_factory=list)
+    """[k, *act] for each step."""
+    rewards: list[Array] = field(default_factory=list)
+    """[k] for each step."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """The last info of the first lane; empty if the episode was cut off."""
+    ended: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
