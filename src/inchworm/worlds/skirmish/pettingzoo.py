@@ -12,8 +12,7 @@ from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.spaces import MASK_KEY, Space
 from inchworm.core.types import Array
 from inchworm.worlds.replay import make_replay
-from inchworm.worlds.skirmish.config import SkirmishConfig
-from inchworm.worlds.skirmish.state import TIME, Layout, observation_space, state_space
+from inchworm.worlds.skirmish.state import TIME, Layout, SkirmishConfig, observation_space, state_space
 from inchworm.worlds.skirmish.world import TEAMS, SkirmishWorld, agent_names
 
 try:
