@@ -18,8 +18,7 @@ from typing import Any, cast
 import numpy as np
 import optree
 
-from inchworm.analysis.branches import BranchPlayer, Samples, std_without
-from inchworm.analysis.gradient_noise import GradientNoise, gradient_noise
+from inchworm.analysis.estimates import BranchPlayer, GradientNoise, Samples, gradient_noise, std_without
 from inchworm.analysis.runs import read_run
 from inchworm.backends.registry import acting_policy, compute_gae, is_builtin
 from inchworm.backends.reward_scaling import RewardScaler
