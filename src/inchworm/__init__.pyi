@@ -57,8 +57,8 @@ from inchworm.env.registry import config_for as config_for
 from inchworm.env.source import make_vector_env as make_vector_env
 from inchworm.evaluate.evaluator import PolicyEvaluator as PolicyEvaluator
 from inchworm.evaluate.evaluator import evaluate_policy as evaluate_policy
-from inchworm.evaluate.matches import evaluate_vs_heuristic as evaluate_vs_heuristic
-from inchworm.evaluate.matches import play_match as play_match
+from inchworm.evaluate.evaluator import evaluate_vs_heuristic as evaluate_vs_heuristic
+from inchworm.evaluate.evaluator import play_match as play_match
 from inchworm.evaluate.stats import EvalStats as EvalStats
 from inchworm.evaluate.stats import MatchStats as MatchStats
 from inchworm.evaluate.suites import Simulation as Simulation

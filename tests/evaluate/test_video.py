@@ -17,8 +17,7 @@ from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, Wrappe
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.source import env_source, make_vector_env
 from inchworm.evaluate import video as module
-from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
-from inchworm.evaluate.matches import play_match
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy, play_match
 from inchworm.evaluate.video import record_video, save_video, show_video
 from inchworm.policy.spec import PolicySpec
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig
