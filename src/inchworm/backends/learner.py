@@ -285,11 +285,6 @@ class BaseLearner(ABC):
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
         return 1.0 - self.progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * self.progress))
 
-    def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
-        """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
-        if self.reward_scaler is not None:
-            self.reward_scaler.statistics.load_state_dict(statistics)
-
     @property
     def reward_statistics(self) -> dict[str, np.ndarray] | None:
         """Mean, var and count of the discounted returns that rewards are scaled by; None without `ppo.scale_rewards`."""

@@ -178,7 +178,7 @@ class TeamCopy:
         self._valid[:] = self._joined[:] = False
         for place in range(self.num_lanes):
             if place not in self._alive or self.spaces.padded:
-                self._show_nothing(place, self._rows.observations)
+                self.spaces.write_nothing(place, self._rows.observations, self.lane + place)
             if place in self._alive:
                 self._show(place, observations, infos, self._rows.observations, mask="required")
                 self._valid[place] = True
@@ -223,7 +223,7 @@ class TeamCopy:
         seen = self._rows.observations
         self._terminated[:] = self._truncated[:] = self._joined[:] = False
         for place in self._just_left:
-            self._show_nothing(place, seen)
+            self.spaces.write_nothing(place, seen, self.lane + place)
         self._just_left = [place for place in flags if any(flags[place])]
         for place in self._just_left:  # the last observation is shown once, as the true successor of the agent's last row
             self._show(place, observations, infos, seen, mask="none")
@@ -283,7 +283,7 @@ class TeamCopy:
             self._terminated[place], self._truncated[place] = terminated, truncated
             self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
             if place not in flags or self.spaces.padded:
-                self._show_nothing(place, final)
+                self.spaces.write_nothing(place, final, self.lane + place)
             if place in flags:
                 # Terminal states often have no legal action.
                 self._show(place, observations, infos, final, mask="optional" if truncated else "none")
@@ -318,10 +318,6 @@ class TeamCopy:
                 self.spaces.write_mask(place, given, rows, lane, acted_on=mask == "required")
         except Refusal as refusal:
             raise EnvError(f"{self.where(place)}: {refusal}") from None
-
-    def _show_nothing(self, place: int, rows: Tree) -> None:
-        """Write a legal observation for a lane without a living agent."""
-        self.spaces.write_nothing(place, rows, self.lane + place)
 
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
         numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))
@@ -375,7 +371,7 @@ class TurnCopy(TeamCopy):
         self._returns = [0.0] * self.num_lanes  # of this episode
         self._waits_for_first = set(range(self.num_lanes))  # agents that have not had a turn
         for place in range(self.num_lanes):
-            self._show_nothing(place, self._rows.observations)
+            self.spaces.write_nothing(place, self._rows.observations, self.lane + place)
         self._begin_turn(observations, infos)
         self._joined[:] = False  # the episode begins for all lanes
 
@@ -405,7 +401,11 @@ class TurnCopy(TeamCopy):
                     f"{self.where(place)}: step(None) of an agent that is terminated or truncated must remove it from env.agents"
                 )
             observations[agent], reward, terminated, truncated, infos[agent] = env.last()
-            self._add_reward(place, reward)
+            value = reward if type(reward) is float else self._named(place, real_scalar, reward)  # since its last move
+            if not math.isfinite(value):
+                raise EnvError(f"{self.where(place)}: reward is {value}")
+            self._rewards[place] = value
+            self._returns[place] += value
             flags = self._named(place, flag, terminated, "terminations"), self._named(place, flag, truncated, "truncations")
             if not any(flags):
                 break
@@ -423,14 +423,6 @@ class TurnCopy(TeamCopy):
             self._show(place, observations, infos, self._rows.observations, mask="none")  # the true successor of its last move
         self._begin_turn(observations, infos)
         return None
-
-    def _add_reward(self, place: int, reward: Any) -> None:
-        """Write what an agent got since its last move."""
-        value = reward if type(reward) is float else self._named(place, real_scalar, reward)
-        if not math.isfinite(value):
-            raise EnvError(f"{self.where(place)}: reward is {value}")
-        self._rewards[place] = value
-        self._returns[place] += value
 
     def _end(self, observations: Mapping[Agent, Any], flags: Flags, infos: Mapping[Agent, Any]) -> list[Ended]:
         returns = self._returns

@@ -87,7 +87,10 @@ def _run_checks(policy: Any, env: VectorEnv, steps: int, seed: int, findings: Fi
     subject = Subject(policy, acting_policy(policy), env, observation_pool(env, seed), seed, can_be_copied, checking)
 
     acting.check_step(subject, findings)
-    check_weights_form(subject, findings)
+    weights: Any = findings.attempt("weights", "get_weights", subject.policy.get_weights)
+    named = isinstance(weights, dict) and all(isinstance(key, str) and isinstance(part, np.ndarray) for key, part in weights.items())
+    if weights is not None and not named:
+        findings.problem("weights", "get_weights must return a dict of names and NumPy arrays")
     if not findings.passed("shapes", "weights"):
         return
     findings.attempt("acting", "act", lambda: _check_acting(subject, findings))
@@ -321,14 +324,6 @@ def _check_gradient_through_time(subject: Subject, rollout: Rollout, findings: F
     gap = max(float(np.abs(gradient - other).max()) for gradient, other in pairs)
     if gap <= 1e-5 * max(float(np.abs(gradient).max()) for gradient, _ in pairs):
         findings.problem("memory", "no gradient flows through time: a row's loss does not reach earlier rows; detach nothing between rows")
-
-
-def check_weights_form(subject: Subject, findings: Findings) -> None:
-    """Check that `get_weights` returns named arrays."""
-    weights: Any = findings.attempt("weights", "get_weights", subject.policy.get_weights)
-    named = isinstance(weights, dict) and all(isinstance(key, str) and isinstance(part, np.ndarray) for key, part in weights.items())
-    if weights is not None and not named:
-        findings.problem("weights", "get_weights must return a dict of names and NumPy arrays")
 
 
 def check_weights(subject: Subject, rollout: Rollout, findings: Findings) -> None:

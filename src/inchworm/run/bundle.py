@@ -23,17 +23,7 @@ from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import NonNegative, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.tensor_file import remove_temporaries, write_atomically
-from inchworm.run.directory import (
-    BUNDLE,
-    CONFIG,
-    LOCK,
-    Run,
-    check_config,
-    keep_choices,
-    make_run_directory,
-    refuse_code,
-    take_lock,
-)
+from inchworm.run.directory import BUNDLE, CONFIG, LOCK, Run, check_config, keep_choices, make_run_directory, refuse_code, take_lock
 
 SUMMARY_JSON, SUMMARY_PAGE = "summary.json", "summary.md"
 

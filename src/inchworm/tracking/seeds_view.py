@@ -92,7 +92,9 @@ class SeedsView:
     def view(self) -> RenderableType:
         """The state as the live view: one line for all seeds, one for each that runs, one with the scores of those that are done."""
         head: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
-        head += [ProgressBar(total=1.0, completed=self._share_of_all()), Text(self._counts()), Text(self._times(), style="cyan")]
+        over = len({*self.done, *self.failed})
+        share = (over + sum(map(self._share, self.running.values()))) / len(self.seeds)
+        head += [ProgressBar(total=1.0, completed=share), Text(self._counts()), Text(self._times(), style="cyan")]
         rows: list[RenderableType] = [grid(head)]
         for seed, event in sorted(self.running.items()):
             steps = f"{event.env_steps or 0:,}/{self.total:,} steps"
@@ -110,10 +112,6 @@ class SeedsView:
 
     def _share(self, event: SeedEvent) -> float:
         return min(1.0, (event.env_steps or 0) / self.total)
-
-    def _share_of_all(self) -> float:
-        over = len({*self.done, *self.failed})
-        return (over + sum(self._share(event) for event in self.running.values())) / len(self.seeds)
 
     def _counts(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""

@@ -240,7 +240,10 @@ def finish_iteration(
         if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
             state.should_stop = True
     if state.keep_history:
-        append_to_history(state)
+        row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
+        length = len(state.history.get("timesteps", ()))
+        for name in {**state.history, **row}:  # NaN for a metric that this iteration lacks
+            state.history.setdefault(name, [math.nan] * length).append(row.get(name, math.nan))
 
 
 def default_training_step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
@@ -306,11 +309,3 @@ def episode_metrics(state: TrainingState, rollout: Rollout | None = None) -> dic
         values = [episode.info[name] for episode in episodes if name in episode.info]
         metrics[f"episode/{name}"] = float(np.mean(values))
     return metrics
-
-
-def append_to_history(state: TrainingState) -> None:
-    """Add the iteration to every list of the history; NaN for a metric that this iteration lacks."""
-    row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
-    length = len(state.history.get("timesteps", ()))
-    for name in {**state.history, **row}:
-        state.history.setdefault(name, [math.nan] * length).append(row.get(name, math.nan))

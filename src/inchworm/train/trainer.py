@@ -37,13 +37,7 @@ from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
-from inchworm.train.callbacks import (
-    CheckpointCallback,
-    EvaluateCallback,
-    SnapshotCallback,
-    TrackCallback,
-    interruptible,
-)
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, interruptible
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
     FusedStep,
@@ -204,8 +198,9 @@ def keep_replays(evaluator: PolicyEvaluator, config: TrainingConfig, run_dir: Pa
 
 def begin_learner(learner: Learner, begun: WarmStart | None) -> Learner:
     """Give a new learner the reward statistics that belong to the weights of a warm start, if there are any."""
-    if begun is not None and begun.reward_statistics is not None and isinstance(learner, BaseLearner):
-        learner.begin_reward_scale(begun.reward_statistics)
+    scaler = learner.reward_scaler if isinstance(learner, BaseLearner) else None
+    if begun is not None and begun.reward_statistics is not None and scaler is not None:
+        scaler.statistics.load_state_dict(begun.reward_statistics)
     return learner
 
 

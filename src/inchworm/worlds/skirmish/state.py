@@ -113,7 +113,8 @@ class SkirmishConfig(ConfigBase):
         for name in ("width", "height"):
             if getattr(self, name) * LATTICE % 2:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a multiple of 1/8")
-        for name, most in (("wall_pairs", self.most_wall_pairs), ("zone_radius", min(self.width, self.height) / 2)):
+        # So many blocks leave room to pass between them.
+        for name, most in (("wall_pairs", int(self.height // 3)), ("zone_radius", min(self.width, self.height) / 2)):
             if getattr(self, name) > most:
                 raise ConfigError(f"{name}={short(getattr(self, name))} must be {most:g} or less in an arena of this size")
 
@@ -126,16 +127,6 @@ class SkirmishConfig(ConfigBase):
     def classes(self) -> tuple[UnitClass, ...]:
         """The classes of a team's units."""
         return tuple(CLASSES[name] for name in self.units)
-
-    @property
-    def most_wall_pairs(self) -> int:
-        """The most blocks that leave room to pass between them."""
-        return int(self.height // 3)
-
-    @property
-    def wall_columns(self) -> tuple[float, float]:
-        """(left, right) of where walls may stand in the left half."""
-        return -self.width / 2 + _SPAWN_DEPTH, -0.75
 
 
 DIRECTIONS = ((1, 0), (0, 1), (1, 1), (-1, 1), (-1, 0), (0, -1), (-1, -1), (1, -1))
@@ -273,7 +264,7 @@ def draw_walls(config: SkirmishConfig, rng: np.random.Generator) -> Array:
     """
     pairs = config.wall_pairs
     drawn = rng.random((4, pairs))
-    left, right = config.wall_columns
+    left, right = -config.width / 2 + _SPAWN_DEPTH, -0.75  # where walls may stand in the left half
     band = config.height / max(pairs, 1)
     widths = _on_lattice(_SMALLEST + drawn[0] * (min(_WIDEST, right - left) - _SMALLEST), 2)
     heights = _on_lattice(_SMALLEST + drawn[1] * (min(_LONGEST, band - _PASSAGE) - _SMALLEST), 2)
