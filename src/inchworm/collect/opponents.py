@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import optree
@@ -17,7 +17,7 @@ from inchworm.backends.numpy.policy import encode_mask
 from inchworm.config.sections import TrainingConfig, read_opponent
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.padding import AgentSpaces
-from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
+from inchworm.core.protocols import Actor, Closes, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.spaces import MASK_KEY, Space, check_same_form, map_tree, tree_leaves, zeros
 from inchworm.core.types import Array, EndedEpisode, EnvStep, PolicyStep, Tree
@@ -222,7 +222,7 @@ def own_lanes(env: VectorEnv, config: TrainingConfig) -> np.ndarray:
     return team_lanes(env.num_envs, agents, sides)
 
 
-class OpponentVectorEnv:
+class OpponentVectorEnv(Closes):
     """A vector env of our lanes; the others are played by an actor, or by the opponents that a source draws for each episode.
 
     `reset` with seeds for all copies also restarts the opponents' random streams: the same seeds then give the same games.
@@ -391,12 +391,6 @@ class OpponentVectorEnv:
     def close(self) -> None:
         """Close the inner env; safe to call twice."""
         self.inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _check_lanes(inner: VectorEnv, lanes: Sequence[int] | Array) -> np.ndarray:

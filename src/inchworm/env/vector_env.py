@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from inchworm.core.errors import EnvError
 from inchworm.core.padding import AgentSpaces
-from inchworm.core.protocols import default_agents
+from inchworm.core.protocols import Closes, default_agents
 from inchworm.core.spaces import Space, map_tree
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
@@ -91,7 +91,7 @@ class Engine(Protocol):
         """Release everything."""
 
 
-class LaneVectorEnv:
+class LaneVectorEnv(Closes):
     """The `VectorEnv` contract over an engine."""
 
     needs_trial = True
@@ -331,12 +331,6 @@ class LaneVectorEnv:
             self._phase = _CLOSED
             if not self.is_borrowed:
                 self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # a constructor that failed, or an interpreter that is shutting down

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, own_lanes, team_lanes
 from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Actor, VectorEnv
+from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed, episode_seed
 from inchworm.env.registry import heuristic_env, heuristic_of, team_worlds
 from inchworm.env.source import EnvSource, env_source
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inchworm.evaluate.suites import SuiteStats
 
 
-class PolicyEvaluator:
+class PolicyEvaluator(Closes):
     """Plays evaluation episodes. The environments are made at the first evaluation and kept until `close`.
 
     Results are reproducible: episodes and sampled actions depend on `config.seed` only. Nothing is shared with training, and
@@ -127,12 +127,6 @@ class PolicyEvaluator:
         made, self._made, self._played, self._recorder = self._made, None, None, None
         if made is not None:
             made.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def evaluate_policy(

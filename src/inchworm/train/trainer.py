@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import gymnasium as gym
 
@@ -18,7 +18,7 @@ from inchworm.backends.registry import acting_policy, fuse, learning_threads, ma
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
-from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
+from inchworm.core.protocols import Actor, Callback, Closes, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.sb3 import VecEnv
@@ -228,7 +228,7 @@ class Override:
             setattr(self._part, name, value)
 
 
-class PPOTrainer:
+class PPOTrainer(Closes):
     """Trains a policy in an environment: collect, learn, repeat.
 
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
@@ -515,12 +515,6 @@ class PPOTrainer:
             *([f"run {self.run_dir}"] if self.run_dir else []),
         ]
         return f"PPOTrainer({', '.join(parts)})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _components(
         self, config: TrainingConfig, losses: Sequence[Callable[..., Any]], own: Sequence[Callback], track: TrackCallback
