@@ -1,6 +1,6 @@
 """The critic's audit: how wrong the critic is, how good GAE's advantages are, and how much of the policy's gradient is noise.
 
-Training sees one continuation of each state. Episodes can be replayed, so an audit plays many (see `branches`) and knows V(s) and
+Training sees one continuation of each state. Episodes can be replayed, so an audit plays many (see `estimates`) and knows V(s) and
 Q(s, a) up to an error that it states. Continuations run on past a time limit where that can be lifted: training bootstraps there, so the
 true value is that of an episode that goes on.
 """

@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Self, TypeAlias
 
@@ -28,6 +29,7 @@ from inchworm.core.spaces import (
     leaf_dtype,
     leaf_shape,
     leaves,
+    map_tree,
     mask_sizes,
     mask_space,
     path_name,
@@ -383,3 +385,42 @@ def is_legal(action_space: Space, action: Any, mask: Tree) -> bool:
             if not np.asarray(leaf(mask, path))[firsts + chosen].all():
                 return False
     return True
+
+
+_DIFFERENT = 16
+"""Number of different actions drawn where all lanes could share one."""
+
+
+def legal_action(space: Space, observation: Tree, rng: np.random.Generator) -> Any:
+    """A random action that the observation's mask allows, if it has one."""
+    masks = observation.get(MASK_KEY) if isinstance(observation, dict) else None
+
+    def one(path: tuple[str | int, ...], part: Space) -> Any:
+        sizes = mask_sizes(part)
+        if not sizes:
+            part.seed(int(rng.integers(2**31)))
+            return part.sample()
+        mask = np.ones(sum(sizes)) if masks is None else np.reshape(leaf(masks, path), -1)
+        pieces = np.split(mask, np.cumsum(sizes)[:-1])
+        chosen = np.array([rng.choice(np.flatnonzero(piece)) for piece in pieces])
+        start = part.start if isinstance(part, spaces.Discrete | spaces.MultiDiscrete) else 0
+        if isinstance(part, spaces.Discrete):
+            return int(chosen[0] + start)
+        return (chosen.reshape(part.shape or ()) + start).astype(part.dtype)
+
+    return build_tree(space, one)
+
+
+def put_legal_actions(space: Space, observations: Tree, rng: np.random.Generator, rows: Tree, lanes: Sequence[int]) -> None:
+    """Write random legal actions of some lanes into the rows [B, *act]; all lanes see `observations` [B, *obs].
+
+    Without masks what is legal for one lane is legal for all, and many lanes share a few actions, because drawing one is slow.
+    """
+    masked = isinstance(observations, dict) and MASK_KEY in observations
+    drawn = []
+    for place, lane in enumerate(lanes):
+        if masked or place < _DIFFERENT:
+            seen = map_tree(operator.itemgetter(lane), observations)
+            drawn.append(tree_leaves(legal_action(space, seen, rng)))
+        for row, part in zip(tree_leaves(rows), drawn[place % len(drawn)]):
+            row[lane] = part

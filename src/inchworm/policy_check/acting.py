@@ -16,8 +16,7 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import make_stream, stream_state
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, path_name, zeros
 from inchworm.core.types import PolicyStep, Tree
-from inchworm.env.trial import put_legal_actions
-from inchworm.env.values import is_legal, random_mask
+from inchworm.env.values import is_legal, put_legal_actions, random_mask
 from inchworm.rollout.fake import create_fake_rollout
 
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from inchworm.env.make import make_env
 from inchworm.env.registry import ENVPOOL, is_vector_only, vectorised
 from inchworm.env.restore import Env
 from inchworm.env.source import InProcessVectorEnv, env_source
-from inchworm.env.trial import random_actions
+from inchworm.env.vector_env import random_actions
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
