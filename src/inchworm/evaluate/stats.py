@@ -88,7 +88,7 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(_middle(ordered).mean())
 
 
-def bootstrap_interval95(values: ArrayLike, resamples: int = RESAMPLES) -> tuple[float, float]:
+def bootstrap_interval95(values: ArrayLike) -> tuple[float, float]:
     """Return the 95 % percentile interval of the interquartile mean over resampled scores; NaN for a single one.
 
     It is always the same for the same scores.
@@ -96,7 +96,7 @@ def bootstrap_interval95(values: ArrayLike, resamples: int = RESAMPLES) -> tuple
     scores = np.asarray(values, np.float64)
     if len(scores) < 2:
         return math.nan, math.nan
-    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
+    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
     low, high = np.quantile(_middle(np.sort(drawn, axis=1)).mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
