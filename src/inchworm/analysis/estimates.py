@@ -145,8 +145,8 @@ class BranchPlayer:
             for part, rng in halves:
                 shown, kept = (optree.tree_map(itemgetter(part), tree) for tree in (now.observations, memory))
                 acted.append(policy.act(shown, kept, now.episode_starts[part], rng))
-            actions: Tree = optree.tree_map(_join, *[each.env_actions for each in acted])
-            memory = optree.tree_map(_join, *[each.state for each in acted])
+            actions: Tree = optree.tree_map(lambda *parts: np.concatenate(parts), *[each.env_actions for each in acted])
+            memory = optree.tree_map(lambda *parts: np.concatenate(parts), *[each.state for each in acted])
             if step == 0:
                 for leaf, value in zip(tree_leaves(actions), tree_leaves(taken), strict=True):
                     leaf[half:] = value
@@ -259,10 +259,6 @@ class Samples:
         """Correlation of the true advantages with the estimated ones."""
         spread = float(self.advantages.std(ddof=1))
         return min(1.0, self.advantage_std / spread) if spread > 0 else 0.0
-
-
-def _join(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.concatenate([one, other])
 
 
 def std_without(values: np.ndarray, noise: np.ndarray) -> float:

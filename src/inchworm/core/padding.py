@@ -153,7 +153,9 @@ class OwnPart:
 
     def __init__(self, whole: tuple[Space, Space], own: tuple[Space, Space]) -> None:
         self.whole, self.own = whole, own
-        self._seen = _without_added(own[0])
+        self._seen = own[0]  # without the masks of choices and dimensions
+        if isinstance(own[0], spaces.Dict):
+            self._seen = spaces.Dict({key: inner for key, inner in own[0].spaces.items() if key not in (MASK_KEY, DIMENSIONS_KEY)})
         self._wrapped = isinstance(whole[0], spaces.Dict) and not isinstance(own[0], spaces.Dict)
         self._mask = split_mask(own[0])[1]
         self._own_leaves = dict(leaves(own[1]))
@@ -225,13 +227,6 @@ class OwnPart:
             return padded
 
         return build_tree(self.whole[1], one)
-
-
-def _without_added(space: Space) -> Space:
-    """An observation space without its masks of choices and dimensions."""
-    if not isinstance(space, spaces.Dict):
-        return space
-    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key not in (MASK_KEY, DIMENSIONS_KEY)})
 
 
 def _positions(whole: Any, own: Any) -> np.ndarray:

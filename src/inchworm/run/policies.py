@@ -83,8 +83,12 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
     Several policies have no single description, and weights named `part/weight`.
     """
+    if str(path).startswith(MODEL_URI):
+        with downloaded_model(str(path)) as file:
+            return *read_policy_file(file), Path(path)
     if is_versioned(path):
-        return *read_version(str(path)), Path(path)
+        where, _, version = str(path).rpartition("@")
+        return *PolicyStore(where).read(version), Path(path)
     target = next((one for one in (Path(path), RUNS / path) if one.exists()), None)
     if target is None:
         raise FileNotFoundError(f"there is no {path}; {EXPECTED}")
@@ -291,12 +295,3 @@ def is_versioned(name: str | Path) -> bool:
     with suppress(OSError):
         return bool(at) and any(_VERSION.fullmatch(path.name) for path in Path(where).iterdir())
     return False
-
-
-def read_version(name: str) -> tuple[PolicyDescription, Weights]:
-    """The description and weights of a version by its name, verified."""
-    if name.startswith(MODEL_URI):
-        with downloaded_model(name) as file:
-            return read_policy_file(file)
-    where, _, which = name.rpartition("@")
-    return PolicyStore(where).read(which)
