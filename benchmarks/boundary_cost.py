@@ -23,7 +23,7 @@ from inchworm import PPOTrainer
 from inchworm.config.sections import EnvConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.spaces import zeros
 from inchworm.env.values import make_writer
-from inchworm.rollout.checks import check_finite
+from inchworm.rollout.fields import check_finite
 
 
 class Fake(gym.Env[Any, Any]):

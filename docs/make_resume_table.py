@@ -20,10 +20,11 @@ import numpy as np
 
 from inchworm.config.sections import EnvConfig
 from inchworm.core.protocols import VectorEnv
+from inchworm.core.spaces import map_tree, tree_leaves
 from inchworm.core.types import EnvStep
 from inchworm.env.source import make_vector_env
-from inchworm.env.step_arrays import allocate_rows, map_tree, tree_leaves
-from inchworm.env.trial import put_legal_actions
+from inchworm.env.step_arrays import allocate_rows
+from inchworm.env.values import put_legal_actions
 
 PAGE = Path(__file__).parent / "environments.md"
 BEGIN, END = "<!-- written by docs/make_resume_table.py -->\n", "<!-- end of what it wrote -->\n"

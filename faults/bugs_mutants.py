@@ -31,7 +31,7 @@ _TESTS = {
         "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py"
     ),
     "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
-    "env/action_masks.py": "env/test_action_masks.py",
+    "env/values.py": "env/test_values.py",
     "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py conformance/test_learner.py train/test_profile.py",
     "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",
@@ -47,7 +47,7 @@ _TESTS = {
     ),
     "backends/composite.py": "backends/test_composite.py policy/test_composite.py",
     "env/pettingzoo_copy.py": "env/test_pettingzoo_copy.py collect/test_teams.py env/workers/test_pool.py",
-    "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py collect/test_actors.py",
+    "collect/opponents.py": "collect/test_opponents.py collect/test_teams.py",
     "collect/collector.py": "collect/test_collector.py collect/test_teams.py",
     "run/checkpoint.py": "run/test_checkpoint.py run/test_saver.py",
     "run/saver.py": "run/test_saver.py train/test_trainer.py cli/test_train.py",

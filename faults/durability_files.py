@@ -30,13 +30,12 @@ from faults.programme import Outcome, Work, procedure
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import CorruptFileError
-from inchworm.core.tensor_file import read_tensor_file
-from inchworm.core.trees import unflatten_tree
+from inchworm.core.tensor_file import read_tensor_file, unflatten_tree
 from inchworm.policy.file import FILE_VERSION as POLICY_VERSION
 from inchworm.policy.file import read_policy, save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.file import VERSION as ROLLOUT_VERSION
+from inchworm.rollout.fields import VERSION as ROLLOUT_VERSION
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.train.trainer import PPOTrainer

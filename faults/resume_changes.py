@@ -21,7 +21,7 @@ from faults.resume import Rule, flags, settings, train
 from faults.runs import RUN, differences, fingerprint
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import InchwormError
-from inchworm.core.trees import flatten_tree
+from inchworm.core.tensor_file import flatten_tree
 from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer, manifest_text, read_manifest
 from inchworm.run.directory import BIT_FIELDS, FREE_FIELDS, NotExactWarning
 from inchworm.train.trainer import PPOTrainer

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from inchworm.backends.numpy.policy import NumpyPolicy, fresh_weights
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.env.action_masks import random_mask
+from inchworm.env.values import random_mask
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout

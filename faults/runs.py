@@ -25,7 +25,7 @@ import numpy as np
 from faults.programme import Work, child_environment
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import CorruptFileError
-from inchworm.core.trees import flatten_tree
+from inchworm.core.tensor_file import flatten_tree
 from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
 
 LIMIT = 120.0

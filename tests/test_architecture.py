@@ -207,7 +207,7 @@ def test_cloudpickle_reads_only_what_a_socket_brought() -> None:
 
 # The walk of one data point (docs/index.md): which files are each step's room.
 ROOMS = {
-    1: r"env/(workers/program|local|gymnasium_copy|pettingzoo_copy|values|action_masks|make)",
+    1: r"env/(workers/program|local|gymnasium_copy|pettingzoo_copy|values|make)",
     2: r"env/(vector_env|source|episodes|workers/pool)",
     3: r"collect/\w+",
     4: r"backends/\w+/(policy|network|encoding|distributions)|policy/\w+",

@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from doubles.toys import ActionReward, ConstantReward, ContextualReward, Corridor, DelayedReward, ObservedReward, TruncatedForever
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.spaces import MASK_KEY
 from inchworm.env.registry import config_for

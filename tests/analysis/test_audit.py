@@ -25,7 +25,7 @@ from inchworm import (
     make_vector_env,
 )
 from inchworm.analysis.audit import CriticError, suggest
-from inchworm.analysis.branches import BranchPlayer, Samples
+from inchworm.analysis.estimates import BranchPlayer, Samples
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.worlds.toys import MemoryCorridor, comings
 

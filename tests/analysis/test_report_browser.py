@@ -15,7 +15,7 @@ from doubles.painted import HEIGHT, WIDTH, Painted
 from doubles.run_files import HOSTILE, write_run
 from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.evaluate.video import record_video
 
 pytestmark = pytest.mark.slow

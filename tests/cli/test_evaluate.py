@@ -11,8 +11,7 @@ from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.cli import evaluate as module
 from inchworm.cli.evaluate import progress
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, RunConfig, TrainingConfig
-from inchworm.evaluate.evaluator import evaluate_policy
-from inchworm.evaluate.matches import evaluate_vs_heuristic, play_match
+from inchworm.evaluate.evaluator import evaluate_policy, evaluate_vs_heuristic, play_match
 from inchworm.policy.file import save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import create_run

@@ -9,9 +9,8 @@ pytest.importorskip("pettingzoo")
 from doubles.stepping import assert_equal_rollouts
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
 from inchworm.collect.collector import RolloutCollector
-from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.collect.opponents import OpponentVectorEnv, RandomActor
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.types import PolicyStep

@@ -10,9 +10,8 @@ from doubles.runs import finish
 from doubles.stepping import assert_equal_rollouts
 from doubles.turns import Stones, TakesOne
 from inchworm import EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig, play_match
-from inchworm.collect.actors import RandomActor
 from inchworm.collect.collector import RolloutCollector
-from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
+from inchworm.collect.opponents import OpponentVectorEnv, RandomActor, team_lanes
 from inchworm.env.source import make_vector_env
 
 GAME = functools.partial(Stones, 6, seeded=True)

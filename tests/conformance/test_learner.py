@@ -20,8 +20,7 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.core.tensor_file import read_tensor_file
-from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.core.tensor_file import flatten_tree, read_tensor_file, unflatten_tree
 from inchworm.policy.file import fingerprint
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout

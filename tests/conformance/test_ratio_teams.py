@@ -27,8 +27,8 @@ from inchworm.collect.opponents import OpponentVectorEnv, team_lanes
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import MASK_KEY, mask_space, with_mask
-from inchworm.env.action_masks import is_legal
 from inchworm.env.source import make_vector_env
+from inchworm.env.values import is_legal
 from inchworm.policy.composite import CompositePolicy, own_spaces
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout

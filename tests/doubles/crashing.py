@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from doubles.stepping import frozen, random_actions
 from inchworm.core.spaces import MASK_KEY
-from inchworm.env.action_masks import random_mask
+from inchworm.env.values import random_mask
 from inchworm.worlds.toys import DEATHS, JOINS, Comings
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import optree
 
 from inchworm.core.spaces import map_tree, tree_leaves
-from inchworm.env.trial import legal_action
+from inchworm.env.values import legal_action
 from inchworm.rollout.rollout import ARRAY_FIELDS
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm.core.spaces import MASK_KEY, mask_space, with_mask
-from inchworm.env.action_masks import is_legal, random_mask
+from inchworm.env.values import is_legal, random_mask
 
 
 def _number(value):

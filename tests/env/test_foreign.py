@@ -19,7 +19,7 @@ from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.protocols import VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.core.tensor_file import flatten_tree, unflatten_tree
 from inchworm.env.foreign import BatchedVectorEnv, EnvPoolWorld, Moved, lane_numbers, write_outcome
 from inchworm.env.source import make_vector_env
 from inchworm.env.step_arrays import allocate_rows

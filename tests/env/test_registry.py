@@ -9,7 +9,7 @@ import pytest
 
 from doubles.duel import DuelVectorEnv
 from inchworm import EvalConfig, PPOConfig, PPOTrainer, TrainingConfig, evaluate_policy, evaluate_vs_heuristic
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, OpponentConfig, RunConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.env import registry

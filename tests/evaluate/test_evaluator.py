@@ -9,7 +9,7 @@ import pytest
 
 from doubles.toys import Counter
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.seeding import episode_seed

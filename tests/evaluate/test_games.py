@@ -15,9 +15,8 @@ from inchworm.config.sections import EnvConfig, EvalConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.core.seeding import episode_seed
 from inchworm.evaluate import games
-from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy, play_match
 from inchworm.evaluate.games import mean_info
-from inchworm.evaluate.matches import play_match
 
 
 def test_an_episode_is_a_game_of_a_copy() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from doubles.duel import DuelVectorEnv, OfAnotherWorld, Plays, length_of
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import ConfigError, SpaceError
 from inchworm.core.seeding import derive_seed
-from inchworm.evaluate.matches import evaluate_vs_heuristic, even_copies, pair_seeds, play_match
+from inchworm.evaluate.evaluator import evaluate_vs_heuristic, even_copies, pair_seeds, play_match
 from inchworm.policy.spec import PolicySpec
 from inchworm.worlds.replay import check_replay
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv

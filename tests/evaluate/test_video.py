@@ -12,13 +12,12 @@ import pytest
 
 from doubles.painted import HEIGHT, LIGHT, WIDTH, Blind, Forgetful, Grey, Growing, Painted, images
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.source import env_source, make_vector_env
 from inchworm.evaluate import video as module
-from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy
-from inchworm.evaluate.matches import play_match
+from inchworm.evaluate.evaluator import PolicyEvaluator, evaluate_policy, play_match
 from inchworm.evaluate.video import record_video, save_video, show_video
 from inchworm.policy.spec import PolicySpec
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig

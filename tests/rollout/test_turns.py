@@ -9,8 +9,8 @@ pytest.importorskip("pettingzoo")
 from doubles.turns import Stones, TakesOne
 from inchworm.collect.collector import RolloutCollector
 from inchworm.env.source import make_vector_env
+from inchworm.rollout.buffer import hold_memory
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.turns import hold_memory
 
 
 def collected(pile: int, moves: int, *, players: int = 2, out: int = 0, before: int = 0) -> Rollout:

@@ -10,8 +10,7 @@ import pytest
 from doubles.teams import SPEC, Always, Teams
 from inchworm.analysis.report import report
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.collect.actors import RandomActor
-from inchworm.collect.opponents import OpponentVectorEnv
+from inchworm.collect.opponents import OpponentVectorEnv, RandomActor
 from inchworm.config.sections import EvalConfig, OpponentConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, SpaceError
 from inchworm.evaluate.evaluator import make_evaluator
@@ -25,8 +24,7 @@ from inchworm.selfplay.callback import (
     opponent_callbacks,
     with_opponents,
 )
-from inchworm.selfplay.pool import OpponentPool
-from inchworm.selfplay.ratings import Rating, RatingEntry
+from inchworm.selfplay.opponent_pool import OpponentPool, Rating, RatingEntry
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
 

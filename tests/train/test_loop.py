@@ -24,10 +24,12 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout, select_lanes
 from inchworm.run.policies import load_policy
 from inchworm.tracking.jsonl import read_rows
-from inchworm.train.callbacks import BaseCallback, FunctionCallback, as_callback
+from inchworm.train.callbacks import BaseCallback
 from inchworm.train.loop import (
+    FunctionCallback,
     TrainingComponents,
     TrainingState,
+    as_callback,
     default_training_step,
     episode_metrics,
     is_done,

@@ -1,6 +1,6 @@
 """The critic's audit: how wrong the critic is, how good GAE's advantages are, and how much of the policy's gradient is noise.
 
-Training sees one continuation of each state. Episodes can be replayed, so an audit plays many (see `branches`) and knows V(s) and
+Training sees one continuation of each state. Episodes can be replayed, so an audit plays many (see `estimates`) and knows V(s) and
 Q(s, a) up to an error that it states. Continuations run on past a time limit where that can be lifted: training bootstraps there, so the
 true value is that of an episode that goes on.
 """
@@ -18,8 +18,7 @@ from typing import Any, cast
 import numpy as np
 import optree
 
-from inchworm.analysis.branches import BranchPlayer, Samples, std_without
-from inchworm.analysis.gradient_noise import GradientNoise, gradient_noise
+from inchworm.analysis.estimates import BranchPlayer, GradientNoise, Samples, gradient_noise, std_without
 from inchworm.analysis.runs import read_run
 from inchworm.backends.registry import acting_policy, compute_gae, is_builtin
 from inchworm.backends.reward_scaling import RewardScaler

@@ -117,7 +117,7 @@ def seeds_line(group: Group, name: str, **options: Any) -> Line | None:
     if not len(steps):
         return None
     table = np.stack([np.interp(steps, line.x, line.y) for line in lines])  # [seeds, n]
-    low, high = np.apply_along_axis(bootstrap_interval95, 0, table, RESAMPLES)
+    low, high = np.apply_along_axis(bootstrap_interval95, 0, table)
     return Line(options.pop("label", group.label), steps, np.apply_along_axis(interquartile_mean, 0, table), low, high, **options)
 
 

@@ -26,7 +26,7 @@ from inchworm.core.tensor_file import make_directory, read_bytes, read_json, syn
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPLAYS, REPORT, VERSIONS, find_run, is_locked, take_lock
-from inchworm.selfplay.ratings import RatingBook
+from inchworm.selfplay.opponent_pool import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 
 State = Literal["running", "finished", "interrupted", "failed"]

@@ -27,13 +27,12 @@ from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.core.tensor_file import write_tensor_file
-from inchworm.core.trees import flatten_tree
+from inchworm.core.tensor_file import flatten_tree, write_tensor_file
 from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats, Weights
 from inchworm.policy.file import VALUE_HEAD, fingerprint, match_names
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
 from inchworm.policy.statistics import GLOBAL_STATE, OBSERVATIONS, VALUES, PolicyStatistics
-from inchworm.rollout.checks import check_space
+from inchworm.rollout.fields import check_space
 from inchworm.rollout.rollout import Rollout
 
 StepMetrics = Mapping[str, np.ndarray]
@@ -285,11 +284,6 @@ class BaseLearner(ABC):
         if self.total_timesteps is None:
             raise ConfigError(f'ppo.{name}="{kind}" needs the run\'s length: {type(self).__name__}(…, total_timesteps=…)')
         return 1.0 - self.progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * self.progress))
-
-    def begin_reward_scale(self, statistics: Mapping[str, Any]) -> None:
-        """Begin with the reward statistics of the training that the weights are from, if rewards are scaled here."""
-        if self.reward_scaler is not None:
-            self.reward_scaler.statistics.load_state_dict(statistics)
 
     @property
     def reward_statistics(self) -> dict[str, np.ndarray] | None:

@@ -1,4 +1,1 @@
-"""The `inchworm` command: one module per group of commands, each a thin layer over the library.
-
-May import everything.
-"""
+"""The `inchworm` command: one module per group of commands, each a thin layer over the library."""

@@ -1,10 +1,12 @@
 """Command-line arguments: one flag for each field of a command's options and, where a command has one, of its config.
 
-A flag's type, default and help come from its field; values are validated by the class that the field belongs to.
+A flag's type, default and help come from its field; values are validated by the class that the field belongs to. A flag of another trainer
+(CleanRL, Stable-Baselines3 and its zoo, …) is answered with what it is called here, or why there is none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import shlex
@@ -13,7 +15,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +23,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
-from inchworm.cli.other_trainers import explain_other_flag
+from inchworm.config.legacy import current_name
 from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
-from inchworm.config.sections import RoleConfig, TrainingConfig
-from inchworm.core.errors import ConfigError, close_names
-from inchworm.env.registry import config_for
-from inchworm.run.directory import load_config
+from inchworm.config.sections import EnvConfig, RoleConfig, TrainingConfig
+from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, MissingExtraError, close_names, env_errors
+from inchworm.env.make import make_env
+from inchworm.env.pettingzoo_copy import is_team_env
+from inchworm.env.registry import config_for, is_vector_only, team_worlds, vectorised
+from inchworm.env.restore import Env
+from inchworm.policy.file import read_policy_file
+from inchworm.run.directory import Run, load_config, open_run
 
 OptionsT = TypeVar("OptionsT", bound=ConfigBase)
 Changes = dict[str, dict[str, Any]]
@@ -140,7 +146,8 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
             same_word = [known for known in by_name if known.rpartition(".")[2] == name.lstrip("-")]  # `--run.threads` for `--threads`
             in_run = [known for known in same_word if known.startswith("--run.")]
             elsewhere = None if same_word else explain_other_flag(name, set(by_name))
-            near = in_run or same_word or close_names(name, by_name) or _close_fields(name, by_name)
+            fields = {known.rpartition(".")[2].lstrip("-"): known for known in by_name}  # `--ppo.clip-coef` for `--clip-cof`
+            near = in_run or same_word or close_names(name, by_name) or [fields[one] for one in close_names(name.lstrip("-"), fields)]
             help_text = f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"
             raise UsageError(f"unknown flag {name}; {elsewhere or help_text}")
         flag = role_flag or by_name[name]
@@ -156,12 +163,6 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
         value = _value(flag, name, given, prog)
         target[flag.path[-1]] = [*kept, *value] if kept else value
     return own, sections
-
-
-def _close_fields(name: str, flags: Iterable[str]) -> list[str]:
-    """Flags whose field is close to a name that was typed without the section: `--ppo.clip-coef` for `--clip-cof`."""
-    fields = {flag.rpartition(".")[2].lstrip("-"): flag for flag in flags}
-    return [fields[field] for field in close_names(name.lstrip("-"), fields)]
 
 
 def _role_flag(name: str, by_name: Mapping[str, _Flag]) -> _Flag | None:
@@ -299,3 +300,158 @@ def _merge(before: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Change fields, and those of sections within."""
     for key, value in changes.items():
         before[key] = {**before.get(key, {}), **value} if isinstance(value, dict) else value
+
+
+def named_run(name: str, prog: str, *, env: str | None = None, hint: str = "") -> Run:
+    """Open the run that a command names; `hint` ends the message that there is none."""
+    if not name:
+        raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
+    return open_run(name, env=env, hint=hint)
+
+
+def check_policy_of_config(run: Run) -> None:
+    """Refuse to train a run whose policies are not made from its config, but in Python: several by lanes, or a network of the user's."""
+    what, policy, names = "", "policy", run.policy_names
+    if names and not run.config.policies:
+        what, policy = f"several policies ({', '.join(names)}) that are not in its config", "PolicyMap(…)"
+    elif not names and run.policy_path().is_file():
+        with contextlib.suppress(CorruptFileError):  # a damaged file is written again, from the checkpoint
+            description, _ = read_policy_file(run.policy_path())
+            what = f"the {description.own} {description.class_path}, which a config cannot name" if description.own else ""
+    if what:
+        raise UsageError(
+            f"the run {run.path} trains {what}; continue in Python: "
+            f'PPOTrainer({policy}, …, run_dir="{run.path}"), then load_checkpoint() and train()'
+        )
+
+
+def make_named_env(config: EnvConfig, *, where: str = "", make: Callable[[EnvConfig], Env] = make_env) -> Env:
+    """Make an environment; an error is wrong use, and its message begins with `where`."""
+    try:
+        return make(config)
+    except (ConfigError, EnvError, MissingExtraError) as error:
+        raise UsageError(f"{where}{error}") from error
+
+
+def check_can_be_trained_in(config: TrainingConfig) -> None:
+    """Make the run's environment once; refuse settings for several agents if it has one."""
+    if has_several_agents(config.env):
+        return
+    if config.opponent.mode != "none":
+        raise UsageError(
+            f"opponent.mode={config.opponent.mode} needs an environment with two teams, such as {team_worlds()}; "
+            f"{config.env.id} has one agent"
+        )
+    if config.policy.central_critic:
+        raise UsageError(f"policy.central_critic needs an environment with several agents; {config.env.id} has one")
+
+
+def has_several_agents(config: EnvConfig, *, where: str = "") -> bool:
+    """Make the environment once, and return whether it has several agents. An error's message begins with `where`."""
+    if is_vector_only(config.id):
+        return False
+    world = vectorised(config)
+    if world is not None and world.has_teams:  # made without PettingZoo
+        try:
+            world.check_kwargs(config.kwargs)
+        except ConfigError as error:
+            raise UsageError(f"{where}{error}") from error
+        return True
+    env = make_named_env(config, where=where)
+    with env_errors(f"{where}{config.id}", "close"):
+        env.close()
+    return is_team_env(env)
+
+
+OTHER_FLAGS = {
+    "--total-timesteps": ("-n", "--n-timesteps", "--num-timesteps", "--timesteps", "--total-steps", "--max-steps", "--steps", "--frames"),
+    "--run.max-iterations": ("--updates", "--num-updates", "--total-updates", "--iterations", "--num-iterations", "--n-iterations"),
+    "--run.max-episodes": ("--num-episodes", "--n-episodes"),
+    "--run.name": ("--exp-name", "--experiment-name", "--run-name"),
+    "--run.directory": ("-f", "--log-folder", "--log-dir", "--logdir", "--save-dir", "--output-dir", "--out-dir"),
+    "--run.checkpoint-interval": ("--save-every", "--save-interval", "--save-freq", "--checkpoint-every", "--checkpoint-freq"),
+    "--run.log-interval": ("--log-every", "--log-freq"),
+    "--run.threads": ("--num-threads", "--n-threads", "--torch-threads"),
+    "--run.device cuda": ("--cuda", "--gpu", "--use-cuda"),
+    "--run.device cpu": ("--cpu", "--no-cuda"),
+    "--env.num-envs": ("--n-envs", "--num-env", "--envs"),
+    "--env.num-workers": ("--n-workers", "--workers", "--num-processes", "--num-cpu", "--vec-env", "--num-env-runners"),
+    "--env.kwargs": ("--env-kwargs", "--env-args"),
+    "--env.frame-stack": ("--framestack", "--n-stack", "--num-stack"),
+    "--evaluation.interval (counted in iterations)": ("--eval-every", "--eval-freq", "--eval-interval", "--evaluate-every"),
+    "--evaluation.episodes": ("--n-eval-episodes", "--num-eval-episodes"),
+    "--evaluation.num-envs": ("--n-eval-envs", "--num-eval-envs"),
+    "--tracking.wandb.project NAME": ("--track", "--wandb", "--use-wandb", "--wandb-project", "--wandb-project-name"),
+    "--tracking.wandb.name": ("--wandb-run-name", "--wandb-name"),
+    "--tracking.wandb.mode": ("--wandb-mode",),
+    "--tracking.wandb.entity": ("--wandb-entity",),
+    "--tracking.wandb.group": ("--wandb-group",),
+    "--tracking.wandb.tags": ("--wandb-tags",),
+    "--tracking.mlflow.experiment NAME": ("--mlflow", "--use-mlflow", "--enable-mlflow", "--mlflow-experiment"),
+    "--tracking.mlflow.uri": ("--mlflow-uri", "--tracking-uri", "--mlflow-tracking-uri"),
+    "--tracking.tensorboard": ("--tensorboard-log", "--tb", "--logger"),
+    "--convergence.target": ("--reward-threshold", "--stop-reward"),
+    "--ppo.rollout-steps": ("--num-steps", "--horizon", "--unroll-length", "--steps-per-env", "--n-step"),
+    "--ppo.minibatch-size": ("--batch-size", "--mini-batch-size", "--sgd-minibatch-size"),
+    "--ppo.num-minibatches": ("--n-minibatches", "--nminibatches", "--num-mini-batch", "--minibatches"),
+    "--ppo.update-epochs": ("--epochs", "--ppo-epochs", "--ppo-epoch", "--num-epochs", "--k-epochs", "--num-sgd-iter", "--noptepochs"),
+    "--ppo.learning-rate-schedule linear": ("--anneal-lr", "--lr-decay", "--use-linear-lr-decay", "--lr-schedule"),
+    "--ppo.gae-lambda": ("--lam", "--lambda", "--gae-lam", "--tau"),
+    "--ppo.clip-coef": ("--clip", "--clip-param", "--clip-ratio", "--clip-eps", "--eps-clip"),
+    "--ppo.clip-vloss": ("--clip-range-vf", "--vf-clip-param", "--clip-value"),
+    "--ppo.vf-coef (twice theirs if their value loss has no factor 1/2)": ("--value-coef", "--value-loss-coef", "--vf-coeff"),
+    "--ppo.ent-coef": ("--entropy-coeff", "--ent-coeff", "--entropy", "--entropy-bonus"),
+    "--ppo.max-grad-norm": ("--grad-clip", "--clip-grad", "--grad-norm"),
+    "--ppo.target-kl": ("--kl-target", "--max-kl"),
+    "--ppo.normalize-advantages": ("--norm-adv", "--normalize-advantage", "--adv-norm"),
+    "--ppo.scale-rewards": ("--norm-reward", "--norm-rewards", "--normalize-reward", "--reward-norm", "--norm-rew"),
+    "--policy.normalize-observations": ("--norm-obs", "--normalize", "--normalize-obs", "--obs-norm"),
+    "--policy.hidden-sizes": ("--hidden-size", "--hidden-dim", "--net-arch", "--hidden-units", "--hiddens"),
+    "--policy.kind lstm": ("--lstm", "--use-lstm", "--recurrent", "--recurrent-policy"),
+    "--policy.kind": ("--policy", "--network", "--model", "--arch"),
+    "--opponent.mode": ("--train-mode", "--self-play", "--selfplay"),
+    "--env.kwargs '{width: 20, height: 20}'": ("--size",),
+    "--config": ("-conf", "--conf-file", "--config-file", "--hyperparams", "--yaml", "--cfg"),
+}
+"""The flag here, with a value or a note -> its names elsewhere; fields of a config and names that configs accept need no entry."""
+
+NO_FLAG = {
+    "runs are delivered by trackers: --tracking.mlflow.uri URL or --tracking.wandb.project NAME, later by inchworm ship": ("--push-url",),
+    "gradients are not recorded one by one; grad_norm is a metric": ("--wandb-watch", "--wandb-watch-freq"),
+    "a resumed run continues its W&B run: inchworm resume RUN": ("--wandb-id", "--wandb-resume"),
+    "give the environment as the first argument: inchworm train CartPole-v1": (
+        "--env", "--env-id", "--env-name", "--gym-id", "--task", "--game",
+    ),
+    "type inchworm resume RUN to continue a run": (
+        "-i", "--trained-agent", "--resume", "--load", "--load-checkpoint", "--checkpoint", "--restore",
+    ),
+    "make the environment in a factory of your own, with gymnasium.wrappers.RecordVideo around it": (
+        "--capture-video", "--record-video", "--video", "--render",
+    ),
+    "progress is shown unless --quiet is given": ("-P", "--progress", "--progress-bar", "--verbose", "-v"),
+    "PPO is the only algorithm, so leave it out": ("--algo", "--algorithm", "--agent"),
+    "runs are deterministic without it": ("--torch-deterministic", "--cudnn-deterministic"),
+    "the policy is always saved in the directory of the run": ("--save-model", "--save-policy"),
+    "name the package with the environment: inchworm train package:Id": ("--gym-packages", "--env-package"),
+    "a run optimises no hyperparameters; start one run for each setting": ("--optimize", "-optimize", "--n-trials", "--sweep"),
+}  # fmt: skip
+"""What to do instead -> names of flags that do not exist here."""
+
+
+def explain_other_flag(name: str, known: set[str]) -> str | None:
+    """What to type instead of a flag of another trainer; None if it is not known. `known` are the flags of the command."""
+    if "." in name:  # a word of theirs in a section of ours, as --ppo.value-coef
+        name = f"--{name.rpartition('.')[2]}"
+    for text, names in NO_FLAG.items():
+        if name in names:
+            return text
+    legacy = current_name(name.lstrip("-").replace("-", "_"))
+    here = next((flag for flag, names in OTHER_FLAGS.items() if name in names), None)
+    here = here or (None if legacy is None else "--" + legacy.replace("_", "-"))
+    if here is None:
+        return None
+    flag, space, note = here.partition(" ")
+    short = "--" + flag.lstrip("-").rpartition(".")[2]
+    if flag not in known and short not in known:
+        return f"it is called {here} in inchworm train"
+    return f"it is called {flag if flag in known else short}{space}{note} here"  # --num-envs of evaluate has no section

@@ -8,9 +8,8 @@ from contextlib import closing
 from dataclasses import field
 from typing import Annotated, Any, get_args, get_type_hints
 
-from inchworm.cli.arguments import ENV, Metavar, UsageError, parse
+from inchworm.cli.arguments import ENV, Metavar, UsageError, has_several_agents, make_named_env, parse
 from inchworm.cli.main import FAILED, OK
-from inchworm.cli.names import has_several_agents, make_named_env
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, PolicyConfig, WrapperConfig
 from inchworm.core.errors import InchwormError, describe_error

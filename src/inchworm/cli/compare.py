@@ -8,9 +8,17 @@ from typing import Annotated
 from rich.table import Column, Table
 
 from inchworm.analysis.compare import Comparison, check_settings, compare_settings, find_comparison, read_comparison
-from inchworm.cli.arguments import Changes, File, Metavar, UsageError, apply_changes, parse_with_config, resolve_config
+from inchworm.cli.arguments import (
+    Changes,
+    File,
+    Metavar,
+    UsageError,
+    apply_changes,
+    check_can_be_trained_in,
+    parse_with_config,
+    resolve_config,
+)
 from inchworm.cli.main import FAILED, OK
-from inchworm.cli.names import check_can_be_trained_in
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.run.directory import make_run_directory

@@ -12,17 +12,15 @@ from typing import Annotated, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
+from inchworm.cli.arguments import File, Metavar, RunName, UsageError, has_several_agents, named_run, parse
 from inchworm.cli.main import OK
-from inchworm.cli.names import has_several_agents, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import EnvConfig, EvalConfig, TrainingConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Actor, Policy
 from inchworm.env.registry import config_for, team_worlds
 from inchworm.env.source import env_source
-from inchworm.evaluate.evaluator import PolicyEvaluator, evaluation_opponent, make_evaluator
-from inchworm.evaluate.matches import check_made_for, play_match
+from inchworm.evaluate.evaluator import PolicyEvaluator, check_made_for, evaluation_opponent, make_evaluator, play_match
 from inchworm.evaluate.stats import EvalStats
 from inchworm.evaluate.suites import SuiteStats, count_episodes, load_suites
 from inchworm.evaluate.video import check_display, check_video, drawing_env, save_video, show_video

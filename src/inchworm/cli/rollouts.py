@@ -10,9 +10,8 @@ from typing import Annotated
 
 import numpy as np
 
-from inchworm.cli.arguments import Metavar, RunName, UsageError, parse
+from inchworm.cli.arguments import Metavar, RunName, UsageError, check_policy_of_config, named_run, parse
 from inchworm.cli.main import OK
-from inchworm.cli.names import check_policy_of_config, named_run
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig

@@ -14,9 +14,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
 
-from inchworm.cli.arguments import ENV, Changes, File, Metavar, RunName, UsageError, apply_changes, parse_with_config, resolve_config
+from inchworm.cli.arguments import (
+    ENV,
+    Changes,
+    File,
+    Metavar,
+    RunName,
+    UsageError,
+    apply_changes,
+    check_can_be_trained_in,
+    check_policy_of_config,
+    named_run,
+    parse_with_config,
+    resolve_config,
+)
 from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_received
-from inchworm.cli.names import check_can_be_trained_in, check_policy_of_config, named_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, error_text

@@ -1,4 +1,1 @@
-"""Collecting rollouts: the collector, opponents that play the other lanes, and actors by name.
-
-May import `core`, `config`, `env`, `rollout`, `policy` and `backends`.
-"""
+"""Collecting rollouts: the collector, opponents that play the other lanes, and actors by name."""

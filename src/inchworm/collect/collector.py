@@ -18,10 +18,9 @@ from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name, tree_leave
 from inchworm.core.types import RECENT_EPISODES, EnvStep, EpisodeRecord, ProfilePoint, Tree
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.buffer import RolloutBuffer
-from inchworm.rollout.checks import bad_number
+from inchworm.rollout.buffer import RolloutBuffer, hold_memory, own_turns
+from inchworm.rollout.fields import bad_number
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.turns import hold_memory, own_turns
 
 
 class RolloutCollector:

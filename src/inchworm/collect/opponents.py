@@ -1,4 +1,4 @@
-"""Around step 2 of 9: a vector env whose other team is played by opponents, so that later steps see only our lanes."""
+"""Around step 2 of 9: a vector env whose other team is played by opponents, so that later steps see only our lanes; random actors."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import dataclasses
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import optree
 from gymnasium import spaces
 
-from inchworm.config.sections import TrainingConfig
+from inchworm.backends.numpy import distributions
+from inchworm.backends.numpy.policy import encode_mask
+from inchworm.config.sections import TrainingConfig, read_opponent
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.padding import AgentSpaces
-from inchworm.core.protocols import Actor, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
+from inchworm.core.protocols import Actor, Closes, Policy, Stateful, VectorEnv, complete_vector_env, default_agents
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
-from inchworm.core.spaces import Space, check_same_form, map_tree, tree_leaves, zeros
-from inchworm.core.types import Array, EndedEpisode, EnvStep, Tree
-from inchworm.env.registry import team_worlds
+from inchworm.core.spaces import MASK_KEY, Space, check_same_form, map_tree, tree_leaves, zeros
+from inchworm.core.types import Array, EndedEpisode, EnvStep, PolicyStep, Tree
+from inchworm.env.registry import heuristic_of, team_worlds
 from inchworm.env.values import make_put
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.turns import hold_memory
+from inchworm.policy.layout import action_layout
+from inchworm.rollout.buffer import hold_memory
 
 __all__ = ["OneOpponent", "OpponentSource", "OpponentVectorEnv", "own_lanes", "team_lanes"]
 
@@ -219,7 +222,7 @@ def own_lanes(env: VectorEnv, config: TrainingConfig) -> np.ndarray:
     return team_lanes(env.num_envs, agents, sides)
 
 
-class OpponentVectorEnv:
+class OpponentVectorEnv(Closes):
     """A vector env of our lanes; the others are played by an actor, or by the opponents that a source draws for each episode.
 
     `reset` with seeds for all copies also restarts the opponents' random streams: the same seeds then give the same games.
@@ -389,12 +392,6 @@ class OpponentVectorEnv:
         """Close the inner env; safe to call twice."""
         self.inner.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _check_lanes(inner: VectorEnv, lanes: Sequence[int] | Array) -> np.ndarray:
     """Check that our lanes [B] are equally many in each copy, and leave some to the opponent."""
@@ -407,3 +404,56 @@ def _check_lanes(inner: VectorEnv, lanes: Sequence[int] | Array) -> np.ndarray:
             f"{inner.lanes_per_copy} lanes, with some left for the opponent; got {ours.tolist()!s:.100} (see team_lanes)"
         )
     return ours
+
+
+class RandomActor:
+    """Draws legal choices and bounded numbers uniformly, unbounded numbers from a standard normal."""
+
+    def __init__(self, action_space: Space) -> None:
+        self.action_space = action_space
+        self._layout = action_layout(action_space, "clip")
+        low, high = self._layout.low.astype(np.float64), self._layout.high.astype(np.float64)
+        self._bounded = np.isfinite(low) & np.isfinite(high)  # [D]
+        self._low, self._width = np.where(self._bounded, low, 0.0), np.subtract(high, low, where=self._bounded, out=np.ones_like(low))
+        self._log_width = np.log(np.maximum(self._width, np.finfo(np.float64).tiny))
+
+    def initial_state(self, num_lanes: int) -> Tree:  # noqa: ARG002 - the protocol's
+        """Return the empty state: there is no memory."""
+        return ()
+
+    def act(
+        self,
+        observations: Tree,
+        state: Tree,
+        episode_starts: Array,
+        rng: np.random.Generator,
+        *,
+        deterministic: bool = False,  # noqa: ARG002 - the protocol's
+    ) -> PolicyStep:
+        """Draw one legal action per lane."""
+        layout, lanes = self._layout, len(episode_starts)
+        masked = layout.num_logits and isinstance(observations, dict) and MASK_KEY in observations
+        mask = encode_mask(layout, observations[MASK_KEY]) if masked else None
+        flat = np.zeros((lanes, layout.num_outputs), np.float32)
+        choices, normal, _ = distributions.sample(layout, flat, flat[:1, layout.num_logits :].reshape(-1), mask, rng)
+        numbers = np.where(self._bounded, self._low + self._width * rng.random(normal.shape), normal).astype(layout.low.dtype)
+        legal = np.ones((lanes, layout.num_logits), bool) if mask is None else mask
+        choice_log_probs = np.zeros(lanes)  # [B] minus the log of the number of legal choices, over all groups
+        for group in layout.groups:
+            choice_log_probs -= np.log(legal[:, group].sum(-1))
+        normal_log_probs = -0.5 * normal * normal - distributions.HALF_LOG_2PI  # [B, D]
+        log_probs = choice_log_probs + np.where(self._bounded, -self._log_width, normal_log_probs).sum(-1)
+        actions = layout.unflatten(choices, numbers, sampled=True)
+        env_actions = layout.unflatten(choices, distributions.to_env(layout, numbers))
+        return PolicyStep(actions, env_actions, log_probs.astype(np.float32), state)
+
+
+def make_actor(name: str, action_space: Space, env_id: str, kwargs: Mapping[str, Any] | None = None) -> Actor:
+    """Make the actor of that name in a world: random, heuristic, or heuristic:0.5 for one of that skill."""
+    kind, skill = read_opponent(name)
+    if kind == "random":
+        return RandomActor(action_space)
+    make_heuristic = heuristic_of(env_id)
+    if make_heuristic is None:
+        raise ConfigError(f"{env_id} has no heuristic to play against; use {team_worlds()}, or random, a pool of policies, or self_play")
+    return make_heuristic(kwargs or {}, skill)

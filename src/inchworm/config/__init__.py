@@ -1,4 +1,1 @@
-"""Typed, immutable configs of a run: their sections, reading them from YAML, names of other trainers, presets.
-
-May import `core`.
-"""
+"""Typed, immutable configs of a run: their sections, reading them from YAML, names of other trainers, presets."""

@@ -1,4 +1,1 @@
-"""Types, protocols, spaces, trees, errors, seeding and verified files, which everything else builds on.
-
-May import nothing else of inchworm.
-"""
+"""Types, protocols, spaces, trees, errors, seeding and verified files, which everything else builds on."""

@@ -94,18 +94,14 @@ def error_text(error: BaseException, limit: int = 2_000) -> str:
         return "(its __str__ raised an error)"
 
 
-def user_frames(error: BaseException, most: int = 3) -> list[str]:
-    """The deepest frames of the user's own code in a traceback, as `file:line in function`; of other libraries if there are none."""
+def describe_error(error: BaseException) -> str:
+    """An error's type and text on one line, then a line for each of the three deepest frames of the user's code, or else of libraries."""
+    text = error_text(error)
     places = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [place for place in places if not place[0].startswith(_OURS)]
     own = [place for place in outside if not place[0].startswith(_LIBRARIES)]
-    return [f"{file}:{line} in {function}" for file, line, function in (own or outside)[-most:]]
-
-
-def describe_error(error: BaseException) -> str:
-    """An error's type and text on one line, then a line for each of the user's frames."""
-    text = error_text(error)
-    return "\n  at ".join([f"{type(error).__name__}{': ' if text else ''}{text}", *user_frames(error)])
+    frames = [f"{file}:{line} in {function}" for file, line, function in (own or outside)[-3:]]
+    return "\n  at ".join([f"{type(error).__name__}{': ' if text else ''}{text}", *frames])
 
 
 @contextmanager

@@ -90,7 +90,10 @@ def unite_spaces(found: Mapping[Any, Space], what: str, path: Path = ()) -> Spac
         return first
     kind = next((kind for kind in _KINDS if isinstance(first, kind)), type(first))
     for name, space in others:
-        alike = isinstance(space, kind) and (isinstance(space, spaces.Dict | spaces.Tuple) or _same_rank(space, first))
+        alike = isinstance(space, kind) and (
+            isinstance(space, spaces.Dict | spaces.Tuple)
+            or (len(leaf_shape(space)), leaf_dtype(space).kind) == (len(leaf_shape(first)), leaf_dtype(first).kind)
+        )
         if not alike:
             where = f" at {path_name(path)}" if path else ""
             raise SpaceError(
@@ -111,10 +114,6 @@ def _having(trees: Mapping[Any, Any], key: str | int) -> dict[Any, Space]:
     """The parts at a key, of those that have it."""
     keys = {name: space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces)) for name, space in trees.items()}
     return {name: space.spaces[key] for name, space in trees.items() if key in keys[name]}
-
-
-def _same_rank(one: Space, other: Space) -> bool:
-    return len(leaf_shape(one)) == len(leaf_shape(other)) and leaf_dtype(one).kind == leaf_dtype(other).kind
 
 
 def _unite_leaves(found: Sequence[Any]) -> Space:
@@ -154,7 +153,9 @@ class OwnPart:
 
     def __init__(self, whole: tuple[Space, Space], own: tuple[Space, Space]) -> None:
         self.whole, self.own = whole, own
-        self._seen = _without_added(own[0])
+        self._seen = own[0]  # without the masks of choices and dimensions
+        if isinstance(own[0], spaces.Dict):
+            self._seen = spaces.Dict({key: inner for key, inner in own[0].spaces.items() if key not in (MASK_KEY, DIMENSIONS_KEY)})
         self._wrapped = isinstance(whole[0], spaces.Dict) and not isinstance(own[0], spaces.Dict)
         self._mask = split_mask(own[0])[1]
         self._own_leaves = dict(leaves(own[1]))
@@ -226,13 +227,6 @@ class OwnPart:
             return padded
 
         return build_tree(self.whole[1], one)
-
-
-def _without_added(space: Space) -> Space:
-    """An observation space without its masks of choices and dimensions."""
-    if not isinstance(space, spaces.Dict):
-        return space
-    return spaces.Dict({key: inner for key, inner in space.spaces.items() if key not in (MASK_KEY, DIMENSIONS_KEY)})
 
 
 def _positions(whole: Any, own: Any) -> np.ndarray:

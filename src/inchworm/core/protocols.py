@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -200,6 +200,19 @@ class Callback(Protocol):
 
     def on_train_end(self, state: TrainingState) -> None:
         """After the last iteration, also when the run was stopped."""
+
+
+class Closes:
+    """A context manager that ends with `close`."""
+
+    def close(self) -> None:
+        """Release everything that is held; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class BaseCallback:

@@ -36,7 +36,7 @@ from inchworm.core.spaces import (
 from inchworm.core.types import Array, EnvStep, Tree
 from inchworm.env.foreign import GymVectorEnv, adapt_vector_env, is_envpool
 from inchworm.env.sb3 import adapt_vec_env, is_vec_env
-from inchworm.env.trial import put_legal_actions
+from inchworm.env.values import put_legal_actions
 from inchworm.env.vector_env import LaneVectorEnv
 
 _CHANGED = 4

@@ -23,8 +23,7 @@ from inchworm.env.episodes import Ended, Replay
 from inchworm.env.registry import ENVPOOL
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows
-from inchworm.env.trial import put_legal_actions
-from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer
+from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer, put_legal_actions
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]

@@ -16,11 +16,21 @@ from gymnasium import spaces
 from inchworm.core.errors import EnvError
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import MASK_KEY, Space, leaf_dtype, leaves, mask_space, with_mask
-from inchworm.env.action_masks import MASKS_UNKNOWN, Masks, allow_all
 from inchworm.env.episodes import Ended
 from inchworm.env.restore import Env, find_state_keeper, refuse_stateful_wrappers
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar, returns_five
+from inchworm.env.values import (
+    MASKS_UNKNOWN,
+    Masks,
+    Refusal,
+    allow_all,
+    call_reset,
+    flag,
+    info_numbers,
+    make_writer,
+    real_scalar,
+    returns_five,
+)
 
 STEP_VALUES = "step must return the 5 values (observation, reward, terminated, truncated, info)"
 

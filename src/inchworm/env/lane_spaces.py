@@ -32,8 +32,7 @@ from inchworm.core.spaces import (
     zeros,
 )
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import Masks, allow_all
-from inchworm.env.values import Write, accepts, make_writer, refusal
+from inchworm.env.values import Masks, Write, accepts, allow_all, make_writer, refusal
 
 Agent = Any
 """PettingZoo's name of an agent: mostly text."""

@@ -13,10 +13,9 @@ from inchworm.core.spaces import map_tree
 from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
-from inchworm.env.pettingzoo_copy import TeamCopy, as_team, check_one_env, is_team_env
+from inchworm.env.pettingzoo_copy import TeamCopy, TurnCopy, as_team, check_one_env, is_team_env
 from inchworm.env.restore import Env, Restore
 from inchworm.env.step_arrays import StepRows, allocate_rows
-from inchworm.env.turn_copy import TurnCopy
 from inchworm.env.values import make_split
 
 Copy: TypeAlias = GymnasiumCopy | TeamCopy

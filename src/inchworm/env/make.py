@@ -7,22 +7,20 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
 from gymnasium.vector.utils import batch_space, create_empty_array
 
+from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError, close_names, env_errors
 from inchworm.env import atari
 from inchworm.env.pettingzoo_copy import as_team, check_one_env, is_team_env
 from inchworm.env.registry import find_world, is_vector_only, package_hint
 from inchworm.env.restore import REFUSED_WRAPPERS, Env, refuse_stateful_wrappers
 from inchworm.env.values import brief
-
-if TYPE_CHECKING:
-    from inchworm.config.sections import EnvConfig, WrapperConfig
 
 
 class RecreatedWorld(gym.Wrapper[Any, Any, Any, Any]):

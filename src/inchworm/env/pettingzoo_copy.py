@@ -2,6 +2,10 @@
 
 Agents may die, join and return. `valid` marks the lanes with a living agent; any other lane shows a legal observation, and its action
 is ignored. The copy's episode ends for all lanes at once, when no agent is left or the time is up, and the next begins in the same step.
+
+Where agents take turns (`TurnCopy`), a step is one move. A lane is valid when it is its agent's turn; until then it shows what the agent
+saw at its last turn, and its action is ignored. An agent gets the reward that it has accumulated since its last move when its turn comes or
+its game ends, as `env.last()` reports it.
 """
 
 from __future__ import annotations
@@ -19,11 +23,10 @@ from gymnasium import spaces
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import MASK_KEY, Space, leaves
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import MASKS_UNKNOWN
 from inchworm.env.episodes import Ended
 from inchworm.env.lane_spaces import Agent, LaneSpaces
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import MASKS_UNKNOWN, Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class TeamCopy:
         self._valid[:] = self._joined[:] = False
         for place in range(self.num_lanes):
             if place not in self._alive or self.spaces.padded:
-                self._show_nothing(place, self._rows.observations)
+                self.spaces.write_nothing(place, self._rows.observations, self.lane + place)
             if place in self._alive:
                 self._show(place, observations, infos, self._rows.observations, mask="required")
                 self._valid[place] = True
@@ -220,7 +223,7 @@ class TeamCopy:
         seen = self._rows.observations
         self._terminated[:] = self._truncated[:] = self._joined[:] = False
         for place in self._just_left:
-            self._show_nothing(place, seen)
+            self.spaces.write_nothing(place, seen, self.lane + place)
         self._just_left = [place for place in flags if any(flags[place])]
         for place in self._just_left:  # the last observation is shown once, as the true successor of the agent's last row
             self._show(place, observations, infos, seen, mask="none")
@@ -280,7 +283,7 @@ class TeamCopy:
             self._terminated[place], self._truncated[place] = terminated, truncated
             self._final_valid[place] = self.num_lanes == 1 or ends.get(place, (True, False))[1]
             if place not in flags or self.spaces.padded:
-                self._show_nothing(place, final)
+                self.spaces.write_nothing(place, final, self.lane + place)
             if place in flags:
                 # Terminal states often have no legal action.
                 self._show(place, observations, infos, final, mask="optional" if truncated else "none")
@@ -316,10 +319,6 @@ class TeamCopy:
         except Refusal as refusal:
             raise EnvError(f"{self.where(place)}: {refusal}") from None
 
-    def _show_nothing(self, place: int, rows: Tree) -> None:
-        """Write a legal observation for a lane without a living agent."""
-        self.spaces.write_nothing(place, rows, self.lane + place)
-
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
         numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))
         return numbers
@@ -349,3 +348,86 @@ class TeamCopy:
         if self.seed < 0:
             return f"{who}, before the first episode"
         return f"{who}, step {self.steps} of {self._rows.describe_episode(self.copy, self.seed)}"
+
+
+class TurnCopy(TeamCopy):
+    """One AEC environment as `num_lanes` lanes; in games of two the numbers of an ended episode include `win`, by the returns."""
+
+    turn_based = True
+
+    def __init__(self, team: Team, copy: int, *, global_state: bool = False, is_given: bool = False) -> None:
+        if global_state:
+            raise EnvError(f"the agents of {team.env} take turns, which a central critic does not support; set policy.central_critic=false")
+        super().__init__(team, copy, is_given=is_given)
+
+    def _reset_env(self, seed: int, options: Any) -> tuple[Mapping[Agent, Any], Mapping[Agent, Any]]:
+        call_reset(self.env, seed, options, self.where)
+        agent = self.env.agent_selection
+        return {agent: self.env.observe(agent)}, self.env.infos
+
+    def reset(self, seed: int, options: Any) -> None:
+        """Begin an episode and show the first agent what it acts on."""
+        observations, infos = self._begin_episode(seed, options)
+        self._returns = [0.0] * self.num_lanes  # of this episode
+        self._waits_for_first = set(range(self.num_lanes))  # agents that have not had a turn
+        for place in range(self.num_lanes):
+            self.spaces.write_nothing(place, self._rows.observations, self.lane + place)
+        self._begin_turn(observations, infos)
+        self._joined[:] = False  # the episode begins for all lanes
+
+    def _begin_turn(self, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
+        """Show the agent whose turn it is what it sees; its first turn opens the episode for its lane."""
+        place = self._turn = self._place[self.env.agent_selection]
+        self._show(place, observations, infos, self._rows.observations, mask="required")
+        self._valid[:] = self._joined[:] = False
+        self._valid[place] = True
+        self._joined[place] = place in self._waits_for_first
+        self._waits_for_first.discard(place)
+
+    def step(self, actions: Sequence[Any]) -> list[Ended] | None:
+        """Take one move and write the rows; where the episode ended, begin the next and return the last infos' numbers."""
+        self.steps += 1
+        env, turn = self.env, self._turn
+        env.step(self._named(turn, self.spaces.own_action, turn, actions[turn]))
+        self._rewards[:] = 0.0
+        self._terminated[:] = self._truncated[:] = False
+        observations: dict[Agent, Any] = {}
+        infos: dict[Agent, Any] = {}
+        left: dict[int, tuple[bool, bool]] = {}  # the places whose agents' games are over, with their flags
+        while env.agents:
+            agent, place = env.agent_selection, self._place[env.agent_selection]
+            if place in left:
+                raise EnvError(
+                    f"{self.where(place)}: step(None) of an agent that is terminated or truncated must remove it from env.agents"
+                )
+            observations[agent], reward, terminated, truncated, infos[agent] = env.last()
+            value = reward if type(reward) is float else self._named(place, real_scalar, reward)  # since its last move
+            if not math.isfinite(value):
+                raise EnvError(f"{self.where(place)}: reward is {value}")
+            self._rewards[place] = value
+            self._returns[place] += value
+            flags = self._named(place, flag, terminated, "terminations"), self._named(place, flag, truncated, "truncations")
+            if not any(flags):
+                break
+            left[place] = flags[0], not flags[0]
+            env.step(None)
+        self._alive = self._alive_now()
+        if not self._alive:
+            return self._end(observations, left, infos)
+        if self.steps >= self._limit:
+            seen = {self.agents[place]: env.observe(self.agents[place]) for place in self._alive}
+            return self._end(observations | seen, left | dict.fromkeys(self._alive, (False, False)), env.infos)
+        for place, flags in left.items():
+            self._last_infos[place] = self._numbers(place, infos)
+            self._terminated[place], self._truncated[place] = flags
+            self._show(place, observations, infos, self._rows.observations, mask="none")  # the true successor of its last move
+        self._begin_turn(observations, infos)
+        return None
+
+    def _end(self, observations: Mapping[Agent, Any], flags: Flags, infos: Mapping[Agent, Any]) -> list[Ended]:
+        returns = self._returns
+        ended = super()._end(observations, flags, infos)
+        if self.num_lanes != 2:
+            return ended
+        wins = [0.5 + 0.5 * ((own > other) - (own < other)) for own, other in (returns, returns[::-1])]
+        return [(lane, {"win": win, **numbers}) for (lane, numbers), win in zip(ended, wins)]

@@ -76,7 +76,7 @@ class StateKeeper:
 
     def get(self) -> dict[str, Any]:
         """{"state": a copy of it}, or {"why": why it cannot be saved}."""
-        from inchworm.core.trees import flatten_tree, unflatten_tree  # late: most workers do not need it, and start sooner
+        from inchworm.core.tensor_file import flatten_tree, unflatten_tree  # late: most workers do not need it, and start sooner
 
         try:
             arrays, structure = flatten_tree({"env": self._env.get_state(), "elapsed": [limit._elapsed_steps for limit in self._limits]})
@@ -125,7 +125,7 @@ def find_state_keeper(env: Any) -> StateKeeper | None:
 
 def pack_tree(tree: Any) -> tuple[dict[str, Any], bytes]:
     """A tree of plain data and arrays as header and raw bytes of a message."""
-    from inchworm.core.trees import flatten_tree
+    from inchworm.core.tensor_file import flatten_tree
 
     arrays, structure = flatten_tree(tree)
     listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
@@ -134,7 +134,7 @@ def pack_tree(tree: Any) -> tuple[dict[str, Any], bytes]:
 
 def unpack_tree(header: Mapping[str, Any], raw: bytes) -> Any:
     """The tree that `pack_tree` packed."""
-    from inchworm.core.trees import unflatten_tree
+    from inchworm.core.tensor_file import unflatten_tree
 
     arrays, start = {}, 0
     for name, dtype, shape in header["arrays"]:

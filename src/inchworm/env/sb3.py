@@ -7,7 +7,7 @@ Stable-Baselines3 is never imported here: who has a `VecEnv` has imported it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,10 +16,9 @@ from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import MASK_KEY, Space, map_tree, mask_sizes, mask_space, with_mask, zeros
 from inchworm.core.types import Tree
-from inchworm.env.action_masks import Masks, allow_all
 from inchworm.env.foreign import BatchedVectorEnv, Moved
 from inchworm.env.restore import StateKeeper, find_state_keeper
-from inchworm.env.values import Refusal
+from inchworm.env.values import Masks, Refusal, allow_all
 
 FINAL, CUT = "terminal_observation", "TimeLimit.truncated"
 """Where a copy's info holds its last observation, and whether its episode was cut off."""
@@ -61,13 +60,6 @@ def adapt_vec_env(env: VecEnv, *, seed: int = 0, first_copy: int = 0, max_replay
     return BatchedVectorEnv(VecEnvWorld(env, seed), seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
 
 
-def vec_env_layers(env: Any) -> Iterator[Any]:
-    """A `VecEnv` with its wrappers, outermost first."""
-    while env is not None:
-        yield env
-        env = vars(env).get("venv")
-
-
 class VecEnvWorld:
     """A `VecEnv`. Each copy has its own random stream, seeded once: copy i with `derive_seed(seed, "vector env") + i`."""
 
@@ -75,18 +67,22 @@ class VecEnvWorld:
     resets_itself = True
 
     def __init__(self, env: VecEnv, seed: int) -> None:
-        for layer in vec_env_layers(env):
+        layer: Any = env
+        while layer is not None:  # from the outermost wrapper inwards
             if any(base.__name__ == "VecNormalize" for base in type(layer).__mro__):
                 raise EnvError(
                     f"the wrapper {type(layer).__name__} is refused: its statistics would change within a rollout, and normalisers are "
                     "part of the policy here; pass the VecEnv inside it (env.venv) and set policy.normalize_observations=true and, for "
                     "rewards, ppo.scale_rewards=true"
                 )
+            layer = vars(layer).get("venv")
         self._env, self._name, self._is_new = env, type(env).__name__, True
         self._seed = derive_seed(seed, "vector env")
         self.num_lanes, self.action_space = int(env.num_envs), env.action_space
         self.observation_space: Space = env.observation_space
-        self._masks = self._find_masks()
+        has_attribute = getattr(env, "has_attr", None)
+        has_masks = bool(mask_sizes(env.action_space)) and has_attribute is not None and has_attribute("action_masks")
+        self._masks = Masks("action_masks", env.action_space) if has_masks else None  # as sb3-contrib's MaskablePPO reads them
         if self._masks is not None:
             masks = mask_space(env.action_space)
             self.observation_space = with_mask(env.observation_space, masks)
@@ -98,13 +94,6 @@ class VecEnvWorld:
             if self.state_keeper is not None
             else [f"{self._name} resets itself, so that its episodes cannot be given seeds or replayed: a resumed run starts new episodes"]
         )
-
-    def _find_masks(self) -> Masks | None:
-        """The masks of environments with a method `action_masks`, as sb3-contrib's MaskablePPO reads them."""
-        has_attribute = getattr(self._env, "has_attr", None)
-        if not mask_sizes(self.action_space) or has_attribute is None or not has_attribute("action_masks"):
-            return None
-        return Masks("action_masks", self.action_space)
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int] | None, options: Mapping[str, Any] | None) -> Tree:  # noqa: ARG002
         """Begin episodes in all lanes: their first observations [B, *obs]."""

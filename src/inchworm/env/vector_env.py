@@ -1,27 +1,30 @@
 """Step 2 of 9: the one implementation of the `VectorEnv` contract. Rows of all copies become one `EnvStep`.
 
 An engine moves the copies, in this process, in workers, or through another library. Everything else is decided here: the order of calls,
-the seeds of episodes, what a checkpoint holds, and how copies are restored.
+the seeds of episodes, what a checkpoint holds, and how copies are restored. `try_resume` plays a few random legal steps at the start of a
+run to find out whether an environment restores exactly.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from inchworm.core.errors import EnvError
 from inchworm.core.padding import AgentSpaces
-from inchworm.core.protocols import default_agents
-from inchworm.core.spaces import Space, map_tree
+from inchworm.core.protocols import Closes, default_agents
+from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
 from inchworm.env.restore import Restore, observation_hash, shown_arrays, why_not_restored
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import make_put
+from inchworm.env.values import make_put, put_legal_actions
 
 NO_SEED = -1
 """The seed of an episode in an environment that cannot be given seeds."""
@@ -91,7 +94,7 @@ class Engine(Protocol):
         """Release everything."""
 
 
-class LaneVectorEnv:
+class LaneVectorEnv(Closes):
     """The `VectorEnv` contract over an engine."""
 
     needs_trial = True
@@ -332,12 +335,6 @@ class LaneVectorEnv:
             if not self.is_borrowed:
                 self._engine.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # a constructor that failed, or an interpreter that is shutting down
             self.close()
@@ -346,3 +343,71 @@ class LaneVectorEnv:
 def copy_row(rows: Tree, lane: int) -> Tree:
     """A copy of one lane's row, [*leaf]."""
     return map_tree(lambda array: array[lane].copy(), rows)
+
+
+def random_actions(env: LaneVectorEnv, rng: np.random.Generator, seconds: float) -> Iterator[Tree]:
+    """Random legal actions of all lanes [B, *act] for what they show now, for some seconds; one at least."""
+    actions, lanes = zeros(env.action_space, (env.num_lanes,)), range(env.num_lanes)
+    until = time.perf_counter() + seconds
+    while True:
+        put_legal_actions(env.action_space, env.reset(indices=()).observations, rng, actions, lanes)
+        yield map_tree(np.copy, actions)
+        if time.perf_counter() > until:
+            return
+
+
+_BEFORE, _SAVED, _AFTER = 8, 16, 32
+"""Steps of each earlier episode, of the restored episode, and after restoring it."""
+
+_SECONDS = 0.08
+"""Time limit of each part; slow environments take fewer steps."""
+
+_QUICK_TO_MAKE = 0.05
+"""An environment that is made faster than this is made twice; else the same copy is restored."""
+
+
+def try_resume(make: Callable[[], LaneVectorEnv], name: str, *, once: bool = False) -> str | None:
+    """Why an environment cannot be resumed exactly, in a sentence, or None if the trial found no difference. Never raises.
+
+    `make` makes a vector env of one copy; with `once` it is called only once, however quick it is.
+    """
+    try:
+        with warnings.catch_warnings(), contextlib.ExitStack() as made:
+            warnings.simplefilter("ignore")  # the copies that train give these warnings
+            why = _try(lambda: made.enter_context(make()), once)
+    except Exception as error:  # an environment may raise anything, and then nothing is promised
+        return f"whether {name} is exactly resumable could not be tested: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    return None if why is None else f"{name} is not exactly resumable, because it is not a function of seed and actions: {why}"
+
+
+def _try(make: Callable[[], LaneVectorEnv], once: bool) -> str | None:
+    began = time.perf_counter()
+    env = make()
+    once = once or time.perf_counter() - began > _QUICK_TO_MAKE
+    rng = np.random.default_rng(0)
+    for _ in range(0 if once else 2):  # earlier episodes must not leave traces
+        env.reset()
+        _play(env, random_actions(env, rng, _SECONDS), _BEFORE)
+    env.reset()
+    _play(env, random_actions(env, rng, _SECONDS), _SAVED)
+    state = env.state_dict()
+    actions, first = _play(env, random_actions(env, rng, _SECONDS), _AFTER)
+    other = env if once else make()
+    other.load_state_dict(state)
+    if not other.exact:
+        return "replaying an episode gave a different result"
+    _, second = _play(other, iter(actions), len(actions))
+    differs = [step for step, (one, two) in enumerate(zip(first, second), 1) if one != two]
+    return f"a restored episode differs {differs[0]} steps later" if differs else None
+
+
+def _play(env: LaneVectorEnv, actions: Iterator[Tree], steps: int) -> tuple[list[Tree], list[list[bytes]]]:
+    """(the actions taken, what each step showed, bit for bit)."""
+    taken, seen = [], []
+    for action in itertools.islice(actions, steps):
+        step = env.step(action)
+        ends = tuple((end.final_observation, end.final_global_state) for end in step.ended)
+        shown = (step.observations, step.rewards, step.terminated, step.truncated, step.valid, step.episode_starts, step.global_state, ends)
+        taken.append(action)
+        seen.append([np.asarray(array).tobytes() for array in tree_leaves(shown)])
+    return taken, seen

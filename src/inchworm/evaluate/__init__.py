@@ -1,4 +1,1 @@
-"""Evaluating policies: seeded episodes, matches between two players, suites, and statistics with confidence intervals.
-
-May import `run`, `collect`, `backends` and everything below them.
-"""
+"""Evaluating policies: seeded episodes, matches between two players, suites, and statistics with confidence intervals."""

@@ -1,4 +1,4 @@
-"""Seeded evaluation episodes, and the environments they are played in.
+"""Seeded evaluation episodes, the environments they are played in, and a record of the first of them.
 
 An episode is one game of one copy of the environment, however many lanes the copy has. Episode i belongs to copy i % n and has its
 own seed, and every copy plays a fixed share of the episodes: if the next free copy took the next episode, short games would be
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import BadNumberError, ConfigError, EnvError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
+from inchworm.core.spaces import map_tree
+from inchworm.core.types import Array, EnvStep, Tree
 from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
-from inchworm.evaluate.stats import UNDECIDED, EvalStats
+from inchworm.evaluate.stats import UNDECIDED, EvalStats, RecordedEpisode
 from inchworm.policy.composite import CompositePolicy
-from inchworm.rollout.turns import hold_memory
+from inchworm.rollout.buffer import hold_memory
 
 Progress = Callable[[int], None]
 """Called with the number of finished episodes whenever one ends."""
@@ -184,3 +187,73 @@ def for_evaluation(config: EnvConfig, num_envs: int) -> EnvConfig:
         *config.wrappers,
     )
     return config.replace(atari=False, max_episode_steps=None, kwargs={**config.kwargs, "frameskip": 1}, wrappers=wrappers)
+
+
+class RecordedVectorEnv:
+    """Records the first episodes that are played in a vector env, when asked to; everything else is forwarded to it."""
+
+    def __init__(self, inner: VectorEnv) -> None:
+        self._inner = inner
+        self._episodes: dict[int, RecordedEpisode] = {}  # by number
+        self._running: dict[int, RecordedEpisode] = {}  # by copy
+        self._count = 0
+        self._next: list[int] = []  # the number of the next episode of each copy
+
+    def record(self, count: int) -> None:
+        """Record the first `count` episodes that begin from now on; episode i is played by copy i % n, as in every evaluation."""
+        self._episodes, self._running, self._count = {}, {}, count
+        self._next = list(range(self._inner.num_envs))
+
+    def finish(self, lengths: Sequence[int]) -> list[RecordedEpisode]:
+        """Stop recording; return the recorded episodes, which have these lengths."""
+        episodes = [episode for _, episode in sorted(self._episodes.items())]
+        for episode, length in zip(episodes, lengths):
+            if len(episode.actions) > length or not episode.ended:  # cut off: the copy was stepped on until all others had ended
+                episode.info = {}
+            del episode.actions[length:], episode.rewards[length:]
+        self._episodes, self._running, self._count = {}, {}, 0
+        return episodes
+
+    def reset(self, seeds: Sequence[int] | None = None, indices: Sequence[int] | None = None) -> EnvStep:
+        """Forward; the episodes that begin are recorded if they are among the first."""
+        for copy, seed in zip(indices if indices is not None else range(self._inner.num_envs), seeds or ()):
+            self._running.pop(copy, None)
+            if self._count and self._next[copy] < self._count:
+                self._running[copy] = self._episodes[self._next[copy]] = RecordedEpisode(int(seed))
+                self._next[copy] += self._inner.num_envs
+        return self._inner.reset(seeds, indices)
+
+    def send(self, actions: Tree) -> None:
+        """Forward, and record the actions."""
+        for copy, episode in self._running.items():
+            episode.actions.append(map_tree(partial(_copy_lanes, self._lanes(copy)), actions))
+        self._inner.send(actions)
+
+    def recv(self) -> EnvStep:
+        """Forward, and record the rewards; an episode that has ended is complete."""
+        step = self._inner.recv()
+        if self._running:
+            for copy, episode in self._running.items():
+                episode.rewards.append(step.rewards[self._lanes(copy)].copy())
+            for ended in step.ended:
+                if ended.lane % self._inner.lanes_per_copy == 0:
+                    complete = self._running.pop(ended.lane // self._inner.lanes_per_copy, None)
+                    if complete is not None:
+                        complete.info, complete.ended = ended.info, True
+        return step
+
+    def step(self, actions: Tree) -> EnvStep:
+        """`send`, then `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def _lanes(self, copy: int) -> slice:
+        width = self._inner.lanes_per_copy
+        return slice(copy * width, (copy + 1) * width)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _copy_lanes(lanes: slice, array: Array) -> Array:
+    return np.array(array[lanes])

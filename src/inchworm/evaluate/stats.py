@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from inchworm.evaluate.recording import RecordedEpisode
+from inchworm.core.types import Array, Tree
 
 _Z = 1.959963984540054
 """The normal distribution's 97.5 % quantile."""
@@ -88,7 +88,7 @@ def interquartile_mean(values: ArrayLike) -> float:
     return float(_middle(ordered).mean())
 
 
-def bootstrap_interval95(values: ArrayLike, resamples: int = RESAMPLES) -> tuple[float, float]:
+def bootstrap_interval95(values: ArrayLike) -> tuple[float, float]:
     """Return the 95 % percentile interval of the interquartile mean over resampled scores; NaN for a single one.
 
     It is always the same for the same scores.
@@ -96,7 +96,7 @@ def bootstrap_interval95(values: ArrayLike, resamples: int = RESAMPLES) -> tuple
     scores = np.asarray(values, np.float64)
     if len(scores) < 2:
         return math.nan, math.nan
-    drawn = np.random.default_rng(0).choice(scores, (resamples, len(scores)))
+    drawn = np.random.default_rng(0).choice(scores, (RESAMPLES, len(scores)))
     low, high = np.quantile(_middle(np.sort(drawn, axis=1)).mean(axis=1), (0.025, 0.975))
     return float(low), float(high)
 
@@ -114,6 +114,20 @@ UNDECIDED = {"win": 0.5, **dict.fromkeys(_SUCCESS, 0.0)}
 _RETURNS = ("mean_return", "std_return", "min_return", "max_return", "median_return")
 _SUMMARIES = (*_RETURNS, "mean_episode_length", "success_rate", "mean_hp_margin", "difference")
 """Properties that are reported under their own names."""
+
+
+@dataclass
+class RecordedEpisode:
+    """One episode of a copy with k lanes, from its reset to its end, or to where it was cut off."""
+
+    seed: int
+    actions: list[Tree] = field(default_factory=list)
+    """[k, *act] for each step."""
+    rewards: list[Array] = field(default_factory=list)
+    """[k] for each step."""
+    info: Mapping[str, float] = field(default_factory=dict)
+    """The last info of the first lane; empty if the episode was cut off."""
+    ended: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -23,8 +23,8 @@ from inchworm.core.protocols import Actor
 from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import read_bytes
 from inchworm.env.registry import names_code
+from inchworm.evaluate.evaluator import check_made_for, play_match
 from inchworm.evaluate.games import Progress, episode_limit, opened, play_games
-from inchworm.evaluate.matches import check_made_for, play_match
 from inchworm.evaluate.stats import EvalStats
 
 SCORE, OVERALL = "score", "overall"

@@ -36,8 +36,7 @@ from inchworm.env.source import EnvSource, env_source
 from inchworm.env.values import make_put
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.games import for_evaluation
-from inchworm.evaluate.recording import RecordedEpisode
-from inchworm.evaluate.stats import EvalStats
+from inchworm.evaluate.stats import EvalStats, RecordedEpisode
 from inchworm.worlds.replay import save_replay
 
 MODULES = {".mp4": ("av", "PyAV"), ".gif": ("PIL", "Pillow")}

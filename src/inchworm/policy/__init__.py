@@ -1,4 +1,1 @@
-"""A policy as data: architecture, layout of observations and actions, memory, statistics, and the policy file.
-
-May import `core` and `config`.
-"""
+"""A policy as data: architecture, layout of observations and actions, memory, statistics, and the policy file."""

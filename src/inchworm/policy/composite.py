@@ -22,7 +22,7 @@ from inchworm.core.padding import OwnPart, unite_agents
 from inchworm.core.protocols import Actor, Policy, VectorEnv
 from inchworm.core.spaces import Space, form_of, space_from_dict, space_to_dict
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION
+from inchworm.policy.spec import VERSION
 
 if TYPE_CHECKING:
     from inchworm.rollout.rollout import Rollout

@@ -21,10 +21,9 @@ from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
 from inchworm.core.protocols import Policy
 from inchworm.core.tensor_file import read_tensor_file, untrusted, write_tensor_file
 from inchworm.core.types import PolicyStep, Tree, Weights
-from inchworm.policy.spec import PolicySpec
+from inchworm.policy.spec import VERSION, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics, popart
 
-VERSION = "policy_version"
 FILE_KIND, FILE_VERSION = "policy", 2
 """Version 2 also describes networks of users; built-in policies are still written as version 1."""
 VALUE_HEAD = ("critic.head.weight", "critic.head.bias")

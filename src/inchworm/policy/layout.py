@@ -228,15 +228,12 @@ def observation_layout(space: Space, smallest: int | None = None) -> Observation
     parts: list[ObservationPart] = []
     offset = 0
     for path, leaf_space in leaves(seen):
-        part = _observation_part(path, leaf_space, offset, smallest is not None and _is_image(leaf_space, smallest))
+        shape, is_box = leaf_shape(leaf_space), isinstance(leaf_space, spaces.Box)
+        is_image = smallest is not None and is_box and len(shape) == 3 and min(height_and_width(shape)) >= smallest
+        part = _observation_part(path, leaf_space, offset, is_image)
         parts.append(part)
         offset += part.size
     return ObservationLayout(tuple(parts), mask is not None)
-
-
-def _is_image(space: Space, smallest: int) -> bool:
-    shape = leaf_shape(space)
-    return isinstance(space, spaces.Box) and len(shape) == 3 and min(height_and_width(shape)) >= smallest
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:

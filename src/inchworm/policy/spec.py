@@ -43,6 +43,8 @@ from inchworm.policy.layout import (
     smallest_image,
 )
 
+VERSION = "policy_version"
+"""The name under which weights hold the number of the update that they are from."""
 LOG_STD = "log_std"
 TANH_LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the log standard deviation under tanh, where a wider Gaussian only piles up at the bounds."""

@@ -1,4 +1,1 @@
-"""`check_policy`: tests whether a policy acts and learns as the `Policy` protocol requires.
-
-May import everything but `cli`.
-"""
+"""`check_policy`: tests whether a policy acts and learns as the `Policy` protocol requires."""

@@ -16,8 +16,7 @@ from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import make_stream, stream_state
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, mask_sizes, mask_space, path_name, zeros
 from inchworm.core.types import PolicyStep, Tree
-from inchworm.env.action_masks import is_legal, random_mask
-from inchworm.env.trial import put_legal_actions
+from inchworm.env.values import is_legal, put_legal_actions, random_mask
 from inchworm.rollout.fake import create_fake_rollout
 
 Result = TypeVar("Result")
@@ -26,6 +25,7 @@ CLOSE = 1e-4
 """Tolerance for numbers that are computed in another order."""
 LANES, ROWS = 6, 5
 """Size of the batches for the checks of acting."""
+_POOL_STEPS = 24
 _ENOUGH = 2 * LANES
 """With fewer distinct observations from the environment, random legal ones are used instead."""
 
@@ -118,15 +118,15 @@ class Subject:
         return state
 
 
-def observation_pool(env: VectorEnv, seed: int, steps: int = 24) -> Tree:
+def observation_pool(env: VectorEnv, seed: int) -> Tree:
     """Collect distinct observations [R, *obs] by random legal actions, or make up legal ones if there are too few. Masks are all true."""
     rng = make_stream(seed, "check play")
     seen = [optree.tree_map(np.array, env.reset().observations)]
-    for _ in range(steps):
+    for _ in range(_POOL_STEPS):
         actions = zeros(env.action_space, (env.num_lanes,))
         put_legal_actions(env.action_space, seen[-1], rng, actions, range(env.num_lanes))
         seen.append(optree.tree_map(np.array, env.step(actions).observations))
-    rows: Any = optree.tree_map(lambda *parts: np.concatenate(parts), *seen)  # [steps * B, *obs]
+    rows: Any = optree.tree_map(lambda *parts: np.concatenate(parts), *seen)  # [R, *obs]
     if isinstance(rows, dict) and MASK_KEY in rows:
         rows = {**rows, MASK_KEY: optree.tree_map(np.ones_like, rows[MASK_KEY])}
     parts = [np.ascontiguousarray(leaf) for leaf in optree.tree_leaves(rows)]

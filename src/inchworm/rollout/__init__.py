@@ -1,4 +1,1 @@
-"""The rollout, which collect returns and learn reads: the type, its writer, its checks, its file, and its split into sequences.
-
-May import `core` and `config`.
-"""
+"""The rollout, which collect returns and learn reads: the type, its writer, its checks, its file, and its split into sequences."""

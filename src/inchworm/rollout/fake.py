@@ -11,7 +11,7 @@ from gymnasium import spaces
 from inchworm.core.seeding import derive_seed, make_stream
 from inchworm.core.spaces import MASK_KEY, Space, build_tree, leaf_dtype, leaf_shape, leaves, mask_sizes
 from inchworm.core.types import EpisodeRecord, Tree
-from inchworm.rollout.checks import action_dtype
+from inchworm.rollout.fields import action_dtype
 from inchworm.rollout.rollout import Rollout
 
 _WIDE = 1e6  # a Box with a bound beyond this counts as unbounded

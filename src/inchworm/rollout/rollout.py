@@ -15,9 +15,23 @@ import optree
 from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import MASK_KEY, Space
 from inchworm.core.types import Array, EpisodeRecord, Tree
-from inchworm.rollout import checks
-from inchworm.rollout.file import load_fields, save_fields
-from inchworm.rollout.from_dict import LEARNER_FIELDS, complete_fields
+from inchworm.rollout.fields import (
+    FLAT_DTYPES,
+    LEARNER_FIELDS,
+    PLAIN,
+    check_choices,
+    check_fields,
+    check_finite,
+    check_space,
+    check_structure,
+    complete_fields,
+    freeze,
+    lane_numbers,
+    load_fields,
+    named_leaves,
+    save_fields,
+    sort_cut_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,7 +158,7 @@ class Rollout:
 
         as_tensor = get_backend("torch").from_array
         whole = {name: getattr(self, name) for name in (*FIELDS, *DERIVED)}
-        arrays: Tree = {name: value for name, value in whole.items() if name not in checks.PLAIN}
+        arrays: Tree = {name: value for name, value in whole.items() if name not in PLAIN}
         return {**whole, **optree.tree_map(lambda array: as_tensor(array).to(device), arrays)}
 
     @classmethod
@@ -169,13 +183,13 @@ class Rollout:
 
     def validate(self, observation_space: Space | None = None, action_space: Space | None = None) -> None:
         """Raise `RolloutError` or `BadNumberError` naming what is wrong, also against these spaces if they are given."""
-        checks.check_fields(self.to_dict())
+        check_fields(self.to_dict())
         if observation_space is not None:
-            checks.check_space(self.observations, observation_space, "observations")
+            check_space(self.observations, observation_space, "observations")
         if action_space is not None:
-            checks.check_space(self.actions, action_space, "actions")
-            checks.check_choices(self.actions, action_space, self.valid)
-        checks.check_finite(self.to_dict())
+            check_space(self.actions, action_space, "actions")
+            check_choices(self.actions, action_space, self.valid)
+        check_finite(self.to_dict())
 
     def save(self, path: str | Path) -> Path:
         """Write the rollout to one file atomically."""
@@ -190,7 +204,7 @@ class Rollout:
 FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
 DERIVED = ("dones", "next_observations")
 """What is made from the fields and can be read like them."""
-ARRAY_FIELDS = tuple(name for name in FIELDS if name not in checks.PLAIN)
+ARRAY_FIELDS = tuple(name for name in FIELDS if name not in PLAIN)
 _CUTS = ("cut_observations", "cut_state", "cut_valid", "cut_global_state")  # each [K, …]
 
 
@@ -204,11 +218,11 @@ def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
     _check_combinable(rollouts)
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]
-    order = checks.sort_cut_rows(cut_rows)
+    order = sort_cut_rows(cut_rows)
 
     def join(name: str, axis: int) -> Tree:
         trees = [rollout[name] for rollout in rollouts]
-        return checks.freeze(optree.tree_map(lambda *leaves: np.concatenate(leaves, axis), *trees))
+        return freeze(optree.tree_map(lambda *leaves: np.concatenate(leaves, axis), *trees))
 
     context: Tree = ()
     if rollouts[0].context != ():
@@ -216,12 +230,12 @@ def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
         first_row = np.cumsum([0, *(optree.tree_leaves(table)[0].shape[0] for table in tables)])
         table = optree.tree_map(lambda *leaves: np.concatenate(leaves), *tables)  # [sum C, …]
         index = np.concatenate([rollout.context[1] + row for rollout, row in zip(rollouts, first_row)], 1)  # [T, B]
-        context = checks.freeze((table, index.astype(rollouts[0].context[1].dtype)))
+        context = freeze((table, index.astype(rollouts[0].context[1].dtype)))
     return Rollout(
-        **{name: join(name, axis=1) for name in ("observations", "actions", *checks.FLAT_DTYPES, "policy_state", "global_state")},
+        **{name: join(name, axis=1) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state", "global_state")},
         **{name: _take(join(name, axis=0), order) for name in _CUTS},
         state_every=min(rollout.state_every for rollout in rollouts),
-        cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
+        cut_rows=freeze(cut_rows[order].astype(np.int32)),
         context=context,
         policy_version=join("policy_version", axis=0),
         weights_fingerprint=join("weights_fingerprint", axis=0),
@@ -245,15 +259,15 @@ def _check_combinable(rollouts: Sequence[Rollout]) -> None:
             )
         for name in ("observations", "actions", "policy_state", "global_state", "cut_state", "cut_global_state"):
             where = f"rollout {number}: {name}"
-            checks.check_structure(other[name], first[name], where, "rollout 0")
+            check_structure(other[name], first[name], where, "rollout 0")
             lane_axis = 0 if name.startswith("cut_") else 1
-            for (leaf_name, leaf), model in zip(checks.named_leaves(other[name], where), optree.tree_leaves(first[name])):
+            for (leaf_name, leaf), model in zip(named_leaves(other[name], where), optree.tree_leaves(first[name])):
                 shapes = [[size for axis, size in enumerate(array.shape) if axis != lane_axis] for array in (leaf, model)]
                 if shapes[0] != shapes[1] or leaf.dtype != model.dtype:
                     raise RolloutError(
                         f"{leaf_name}: {leaf.dtype}{list(leaf.shape)} does not fit {model.dtype}{list(model.shape)} of rollout 0"
                     )
-        checks.check_structure(other.context, first.context, f"rollout {number}: context", "rollout 0")
+        check_structure(other.context, first.context, f"rollout {number}: context", "rollout 0")
         if other.lanes_per_copy != first.lanes_per_copy:
             raise RolloutError(
                 f"rollout {number}: global_state has {other.lanes_per_copy} lanes per env copy, rollout 0 {first.lanes_per_copy}"
@@ -264,30 +278,30 @@ def _check_combinable(rollouts: Sequence[Rollout]) -> None:
 
 
 def _take(tree: Tree, rows: np.ndarray) -> Tree:
-    return checks.freeze(optree.tree_map(lambda leaf: leaf[rows], tree))
+    return freeze(optree.tree_map(lambda leaf: leaf[rows], tree))
 
 
 def select_lanes(rollout: Rollout, lanes: Sequence[int] | np.ndarray) -> Rollout:
     """Return the rollout of some lanes (numbers in any order, or a bool per lane), with their cut rows and episodes renumbered."""
-    chosen = checks.lane_numbers(lanes, rollout.num_lanes)  # [n]
+    chosen = lane_numbers(lanes, rollout.num_lanes)  # [n]
     new_lane = np.full(rollout.num_lanes, -1)  # [B] the lane's new number, -1 where it is not chosen
     new_lane[chosen] = np.arange(len(chosen))
     kept = np.flatnonzero(new_lane[rollout.cut_rows[:, 1]] >= 0)
     cut_rows = np.stack([rollout.cut_rows[kept, 0], new_lane[rollout.cut_rows[kept, 1]]], 1)
-    order = checks.sort_cut_rows(cut_rows)
+    order = sort_cut_rows(cut_rows)
 
     def columns(tree: Tree, chosen: np.ndarray = chosen) -> Tree:
-        return checks.freeze(optree.tree_map(lambda leaf: leaf[:, chosen], tree))
+        return freeze(optree.tree_map(lambda leaf: leaf[:, chosen], tree))
 
     # A row of global_state per env copy if every copy keeps equally many adjacent lanes, else one per lane.
     copies = chosen // max(1, rollout.lanes_per_copy)  # [n] the env copy of each chosen lane
     starts = np.flatnonzero(np.diff(copies, prepend=-1))
     lengths = np.diff(starts, append=len(copies))
     return Rollout(
-        **{name: columns(rollout[name]) for name in ("observations", "actions", *checks.FLAT_DTYPES, "policy_state")},
+        **{name: columns(rollout[name]) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state")},
         **{name: _take(rollout[name], kept[order]) for name in _CUTS},
         state_every=rollout.state_every,
-        cut_rows=checks.freeze(cut_rows[order].astype(np.int32)),
+        cut_rows=freeze(cut_rows[order].astype(np.int32)),
         global_state=columns(rollout.global_state, copies[starts] if len(set(lengths.tolist())) == 1 else copies),
         context=rollout.context if rollout.context == () else (rollout.context[0], columns(rollout.context[1])),
         policy_version=_take(rollout.policy_version, chosen),

@@ -1,4 +1,1 @@
-"""A run on disk: its directory, its checkpoints, and saving and restoring the exact state of a training.
-
-May import `tracking`, `collect`, `backends` and everything below them.
-"""
+"""A run on disk: its directory, its checkpoints, and saving and restoring the exact state of a training."""

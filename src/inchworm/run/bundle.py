@@ -17,23 +17,14 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import NonNegative, TrainingConfig
 from inchworm.core.errors import ConfigError
+from inchworm.core.protocols import Closes
 from inchworm.core.tensor_file import remove_temporaries, write_atomically
-from inchworm.run.directory import (
-    BUNDLE,
-    CONFIG,
-    LOCK,
-    Run,
-    check_config,
-    keep_choices,
-    make_run_directory,
-    refuse_code,
-    take_lock,
-)
+from inchworm.run.directory import BUNDLE, CONFIG, LOCK, Run, check_config, keep_choices, make_run_directory, refuse_code, take_lock
 
 SUMMARY_JSON, SUMMARY_PAGE = "summary.json", "summary.md"
 
@@ -50,7 +41,7 @@ class BundleConfig(ConfigBase):
     """The config that the runs share; `run.seed` is the first seed that was asked for."""
 
 
-class Bundle:
+class Bundle(Closes):
     """A directory of runs that differ only in their seed. Training it needs its lock; reading does not."""
 
     def __init__(self, path: Path, content: BundleConfig, *, continued: bool) -> None:
@@ -139,12 +130,6 @@ class Bundle:
         descriptor, self._lock = self._lock, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, overwrite: bool = False) -> Bundle:

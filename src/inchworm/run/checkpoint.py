@@ -34,6 +34,7 @@ from inchworm.core.spaces import check_same_form
 from inchworm.core.tensor_file import (
     JSON_PIECES,
     TEMPORARY,
+    flatten_tree,
     json_pieces,
     make_directory,
     read_bytes,
@@ -41,11 +42,11 @@ from inchworm.core.tensor_file import (
     read_tensor_file,
     remove_temporaries,
     sync_directory,
+    unflatten_tree,
     untrusted,
     write_synced,
     write_tensor_file,
 )
-from inchworm.core.trees import flatten_tree, unflatten_tree
 from inchworm.core.types import Weights
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.run.directory import versions

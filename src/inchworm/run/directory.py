@@ -25,12 +25,13 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from inchworm.config.sections import TrackingConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, InchwormError, close_names
+from inchworm.core.protocols import Closes
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, remove_temporaries, sync_directory, untrusted, write_atomically
 from inchworm.env.registry import names_code
 
@@ -122,7 +123,7 @@ def take_lock(path: Path, what: str) -> int:
     return descriptor
 
 
-class Run:
+class Run(Closes):
     """A run's directory. Writing to it needs its lock; reading does not."""
 
     def __init__(self, path: Path, config: TrainingConfig, *, continued: bool) -> None:
@@ -247,12 +248,6 @@ class Run:
         descriptor, self._lock = self._lock, None
         if descriptor is not None:
             os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def create_run(config: TrainingConfig, *, overwrite: bool = False) -> Run:

@@ -1,4 +1,1 @@
-"""Self-play: a pool of past versions of the policy, ratings, and the callback that updates them.
-
-May import `evaluate`, `collect`, `backends` and everything below them.
-"""
+"""Self-play: a pool of past versions of the policy, ratings, and the callback that updates them."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from inchworm.collect.actors import make_actor
-from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, own_lanes, team_lanes
+from inchworm.collect.opponents import OpponentSource, OpponentVectorEnv, check_spaces, make_actor, own_lanes, team_lanes
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, BaseCallback, Callback, Policy, VectorEnv, complete_vector_env
@@ -25,8 +24,7 @@ from inchworm.evaluate.games import EPISODE_LIMIT, episode_limit, make_world, pl
 from inchworm.policy.file import fingerprint
 from inchworm.run.directory import RATINGS
 from inchworm.run.policies import load_policy
-from inchworm.selfplay.pool import OpponentPool, SkillLadder
-from inchworm.selfplay.ratings import Rating, RatingEntry, calibrate, rate, rating_model
+from inchworm.selfplay.opponent_pool import OpponentPool, Rating, RatingEntry, SkillLadder, calibrate, rate, rating_model
 
 if TYPE_CHECKING:
     from inchworm.train.loop import TrainingState

@@ -1,4 +1,1 @@
-"""Trackers, which record metrics: the JSONL files of a run and the terminal.
-
-May import `core` and `config`.
-"""
+"""Trackers, which record metrics: the JSONL files of a run and the terminal."""

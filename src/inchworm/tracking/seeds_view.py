@@ -15,6 +15,9 @@ from inchworm.tracking.console import Terminal, TerminalScreen, format_time, gri
 
 _LABELS = {"mean_return": "return", "evaluation/win_rate": "win rate", "evaluation/mean_return": "evaluation"}
 
+SECONDS_BETWEEN_LINES = 10.0
+"""Where there is no terminal to draw on."""
+
 
 class SeedsView:
     """Shows how far all seeds are, each running one with its latest scores, and the scores of those that are done."""
@@ -27,7 +30,6 @@ class SeedsView:
         title: str = "",
         terminal: Terminal | None = None,
         seconds_between_draws: float = 0.2,
-        seconds_between_lines: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`total_timesteps` are those of one seed; tests replace the clock."""
@@ -37,7 +39,7 @@ class SeedsView:
         self.running: dict[int, SeedEvent] = {}
         self._terminal = terminal or make_terminal()
         self._clock, self._began = clock, clock()
-        self._between_draws, self._between_lines = seconds_between_draws, seconds_between_lines
+        self._between_draws = seconds_between_draws
         self._steps_at_start: dict[int, int] = {}
         self._last_steps: dict[int, int] = {}
         self._screen: TerminalScreen | None = None
@@ -72,7 +74,7 @@ class SeedsView:
             if self._screen is None:
                 self._terminal.print(f"{text} ({len(self.done)} of {len(self.seeds)} seeds done)")
         now = self._clock()
-        if now - self._shown_at >= (self._between_lines if self._screen is None else self._between_draws):
+        if now - self._shown_at >= (SECONDS_BETWEEN_LINES if self._screen is None else self._between_draws):
             self._shown_at = now
             self._terminal.print(self.line()) if self._screen is None else self._screen.draw(self.view())
 
@@ -92,7 +94,9 @@ class SeedsView:
     def view(self) -> RenderableType:
         """The state as the live view: one line for all seeds, one for each that runs, one with the scores of those that are done."""
         head: list[RenderableType] = [Text(printable(self.title), style="bold")] if self.title else []
-        head += [ProgressBar(total=1.0, completed=self._share_of_all()), Text(self._counts()), Text(self._times(), style="cyan")]
+        over = len({*self.done, *self.failed})
+        share = (over + sum(map(self._share, self.running.values()))) / len(self.seeds)
+        head += [ProgressBar(total=1.0, completed=share), Text(self._counts()), Text(self._times(), style="cyan")]
         rows: list[RenderableType] = [grid(head)]
         for seed, event in sorted(self.running.items()):
             steps = f"{event.env_steps or 0:,}/{self.total:,} steps"
@@ -110,10 +114,6 @@ class SeedsView:
 
     def _share(self, event: SeedEvent) -> float:
         return min(1.0, (event.env_steps or 0) / self.total)
-
-    def _share_of_all(self) -> float:
-        over = len({*self.done, *self.failed})
-        return (over + sum(self._share(event) for event in self.running.values())) / len(self.seeds)
 
     def _counts(self) -> str:
         failed = f", {len(self.failed)} failed" if self.failed else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import signal
 import sys
@@ -16,8 +15,8 @@ from types import FrameType
 from typing import Any
 
 from inchworm.config.sections import EvalConfig, RunConfig
-from inchworm.core.errors import ConfigError, InchwormError
-from inchworm.core.protocols import Actor, Callback, Tracker
+from inchworm.core.errors import InchwormError
+from inchworm.core.protocols import Actor, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.video import KeptReplays
@@ -30,62 +29,6 @@ SNAPSHOT_SHARE = 0.0025
 
 MAX_AGE_SECONDS = 10.0
 """How old a snapshot may become, whatever it costs, unless the last iteration is older."""
-
-
-class FunctionCallback(BaseCallback):
-    """A plain function as an `on_iteration` callback: `function(state, metrics)`, False stops the run."""
-
-    def __init__(self, function: Callable[[TrainingState, Mapping[str, float]], bool | None]) -> None:
-        self.function = function
-
-    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
-        """Call the function."""
-        return self.function(state, metrics)
-
-
-_CALLS = {
-    "on_train_start": ("state",),
-    "on_rollout": ("state", "rollout"),
-    "on_iteration": ("state", "metrics"),
-    "on_train_end": ("state",),
-}
-"""The methods of a callback, and their arguments."""
-
-
-def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
-    """Wrap a plain function as a callback; return a callback unchanged. Anything else is refused before training begins."""
-    given: Any = callback
-    name = getattr(given, "__name__", type(given).__name__)
-    if isinstance(given, type):
-        raise ConfigError(f"the callback {name} is a class; give an instance of it: {name}()")
-    if getattr(given, "not_a_method_of_a_callback", None) is not None:
-        raise ConfigError(f"the callback {name} has every attribute that it is asked for, as a mock; give a function or a BaseCallback")
-    has = [method for method in _CALLS if callable(getattr(given, method, None))]
-    if not has and not callable(given):
-        raise ConfigError(f"a callback must be a function of (state, metrics) or a BaseCallback; got {type(given).__name__}")
-    if has and len(has) < len(_CALLS):
-        missing = ", ".join(method for method in _CALLS if method not in has)
-        raise ConfigError(f"the callback {name} has no {missing}; derive it from inchworm.train.callbacks.BaseCallback, which has all")
-    calls = {f"{name}.{method}": (getattr(given, method), _CALLS[method]) for method in has} or {name: (given, _CALLS["on_iteration"])}
-    for call, (function, arguments) in calls.items():
-        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
-            signature = inspect.signature(function)
-            try:
-                signature.bind(*arguments)
-            except TypeError:
-                raise ConfigError(f"the callback {call} is called with ({', '.join(arguments)}), but takes {signature}") from None
-    return given if has else FunctionCallback(given)
-
-
-def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
-    """The objects that may hold state: a callback itself, or the function inside a `FunctionCallback`."""
-    return [callback.function if isinstance(callback, FunctionCallback) else callback for callback in callbacks]
-
-
-def reads_rollouts(callback: Callback) -> bool:
-    """Whether a callback does something in `on_rollout`: it has its own, and does not tell otherwise by an attribute of this name."""
-    own = getattr(type(callback), "on_rollout", None) is not BaseCallback.on_rollout
-    return own and bool(getattr(callback, "reads_rollouts", True))
 
 
 class EvaluateCallback(BaseCallback):

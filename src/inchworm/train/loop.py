@@ -5,6 +5,8 @@ The loop knows its parts only by their protocols. `train/trainer.py` puts them t
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import time
 from collections import deque
@@ -16,7 +18,7 @@ import numpy as np
 
 from inchworm.config.sections import RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Callback, Collector, Learner, Policy
+from inchworm.core.protocols import BaseCallback, Callback, Collector, Learner, Policy
 from inchworm.core.types import RECENT_EPISODES, EpisodeRecord, Iteration
 from inchworm.rollout.rollout import Rollout, rollout_metrics
 
@@ -97,6 +99,62 @@ class TrainingState:
     def follow(self, collector: Collector) -> None:
         """Take over the collector's counters: what it has taken in the loop and outside, without rows from elsewhere."""
         self.env_steps, self.episodes, self.recent = collector.env_steps, collector.episodes, collector.recent.copy()
+
+
+class FunctionCallback(BaseCallback):
+    """A plain function as an `on_iteration` callback: `function(state, metrics)`, False stops the run."""
+
+    def __init__(self, function: Callable[[TrainingState, Mapping[str, float]], bool | None]) -> None:
+        self.function = function
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> bool | None:
+        """Call the function."""
+        return self.function(state, metrics)
+
+
+_CALLS = {
+    "on_train_start": ("state",),
+    "on_rollout": ("state", "rollout"),
+    "on_iteration": ("state", "metrics"),
+    "on_train_end": ("state",),
+}
+"""The methods of a callback, and their arguments."""
+
+
+def as_callback(callback: Callback | Callable[..., Any]) -> Callback:
+    """Wrap a plain function as a callback; return a callback unchanged. Anything else is refused before training begins."""
+    given: Any = callback
+    name = getattr(given, "__name__", type(given).__name__)
+    if isinstance(given, type):
+        raise ConfigError(f"the callback {name} is a class; give an instance of it: {name}()")
+    if getattr(given, "not_a_method_of_a_callback", None) is not None:
+        raise ConfigError(f"the callback {name} has every attribute that it is asked for, as a mock; give a function or a BaseCallback")
+    has = [method for method in _CALLS if callable(getattr(given, method, None))]
+    if not has and not callable(given):
+        raise ConfigError(f"a callback must be a function of (state, metrics) or a BaseCallback; got {type(given).__name__}")
+    if has and len(has) < len(_CALLS):
+        missing = ", ".join(method for method in _CALLS if method not in has)
+        raise ConfigError(f"the callback {name} has no {missing}; derive it from inchworm.train.callbacks.BaseCallback, which has all")
+    calls = {f"{name}.{method}": (getattr(given, method), _CALLS[method]) for method in has} or {name: (given, _CALLS["on_iteration"])}
+    for call, (function, arguments) in calls.items():
+        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
+            signature = inspect.signature(function)
+            try:
+                signature.bind(*arguments)
+            except TypeError:
+                raise ConfigError(f"the callback {call} is called with ({', '.join(arguments)}), but takes {signature}") from None
+    return given if has else FunctionCallback(given)
+
+
+def stateful_parts(callbacks: Sequence[Callback]) -> list[object]:
+    """The objects that may hold state: a callback itself, or the function inside a `FunctionCallback`."""
+    return [callback.function if isinstance(callback, FunctionCallback) else callback for callback in callbacks]
+
+
+def reads_rollouts(callback: Callback) -> bool:
+    """Whether a callback does something in `on_rollout`: it has its own, and does not tell otherwise by an attribute of this name."""
+    own = getattr(type(callback), "on_rollout", None) is not BaseCallback.on_rollout
+    return own and bool(getattr(callback, "reads_rollouts", True))
 
 
 @dataclass(frozen=True)
@@ -182,7 +240,10 @@ def finish_iteration(
         if isinstance(answer, bool | np.bool_) and not answer:  # NumPy's comparisons return their own False
             state.should_stop = True
     if state.keep_history:
-        append_to_history(state)
+        row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
+        length = len(state.history.get("timesteps", ()))
+        for name in {**state.history, **row}:  # NaN for a metric that this iteration lacks
+            state.history.setdefault(name, [math.nan] * length).append(row.get(name, math.nan))
 
 
 def default_training_step(state: TrainingState, components: TrainingComponents) -> dict[str, float]:
@@ -248,11 +309,3 @@ def episode_metrics(state: TrainingState, rollout: Rollout | None = None) -> dic
         values = [episode.info[name] for episode in episodes if name in episode.info]
         metrics[f"episode/{name}"] = float(np.mean(values))
     return metrics
-
-
-def append_to_history(state: TrainingState) -> None:
-    """Add the iteration to every list of the history; NaN for a metric that this iteration lacks."""
-    row = {"timesteps": float(state.env_steps), "mean_reward": state.metrics.get("mean_return", math.nan), **state.metrics}
-    length = len(state.history.get("timesteps", ()))
-    for name in {**state.history, **row}:
-        state.history.setdefault(name, [math.nan] * length).append(row.get(name, math.nan))

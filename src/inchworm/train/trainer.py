@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import gymnasium as gym
 
@@ -18,7 +18,7 @@ from inchworm.backends.registry import acting_policy, fuse, learning_threads, ma
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
-from inchworm.core.protocols import Actor, Callback, Learner, Policy, Tracker, VectorEnv
+from inchworm.core.protocols import Actor, Callback, Closes, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
 from inchworm.env.foreign import GymVectorEnv
 from inchworm.env.sb3 import VecEnv
@@ -37,16 +37,7 @@ from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
-from inchworm.train.callbacks import (
-    CheckpointCallback,
-    EvaluateCallback,
-    SnapshotCallback,
-    TrackCallback,
-    as_callback,
-    interruptible,
-    reads_rollouts,
-    stateful_parts,
-)
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, interruptible
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
     FusedStep,
@@ -54,9 +45,12 @@ from inchworm.train.loop import (
     StepFunction,
     TrainingComponents,
     TrainingState,
+    as_callback,
     default_training_step,
     give_weights,
+    reads_rollouts,
     run_training_loop,
+    stateful_parts,
 )
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import (
@@ -204,8 +198,9 @@ def keep_replays(evaluator: PolicyEvaluator, config: TrainingConfig, run_dir: Pa
 
 def begin_learner(learner: Learner, begun: WarmStart | None) -> Learner:
     """Give a new learner the reward statistics that belong to the weights of a warm start, if there are any."""
-    if begun is not None and begun.reward_statistics is not None and isinstance(learner, BaseLearner):
-        learner.begin_reward_scale(begun.reward_statistics)
+    scaler = learner.reward_scaler if isinstance(learner, BaseLearner) else None
+    if begun is not None and begun.reward_statistics is not None and scaler is not None:
+        scaler.statistics.load_state_dict(begun.reward_statistics)
     return learner
 
 
@@ -233,7 +228,7 @@ class Override:
             setattr(self._part, name, value)
 
 
-class PPOTrainer:
+class PPOTrainer(Closes):
     """Trains a policy in an environment: collect, learn, repeat.
 
     `policy` is "mlp", "cnn", "lstm", "gru", a `PolicyConfig`, a `PolicySpec`, a policy, or a `PolicyMap` of several; `env` an id, an
@@ -520,12 +515,6 @@ class PPOTrainer:
             *([f"run {self.run_dir}"] if self.run_dir else []),
         ]
         return f"PPOTrainer({', '.join(parts)})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _components(
         self, config: TrainingConfig, losses: Sequence[Callable[..., Any]], own: Sequence[Callback], track: TrackCallback

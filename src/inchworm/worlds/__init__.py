@@ -1,4 +1,1 @@
-"""Environments that come with inchworm: native CartPole, toy environments with known optima, a game of two teams, replays.
-
-May import `core`, `config` and `env`.
-"""
+"""Environments that come with inchworm: native CartPole, toy environments with known optima, a game of two teams, replays."""

@@ -16,7 +16,7 @@ from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.types import Minibatch
 from inchworm.policy.spec import PolicySpec
-from inchworm.rollout.checks import check_fields
+from inchworm.rollout.fields import check_fields
 
 LANES = 4
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}  # another program rounds differently

@@ -15,7 +15,7 @@ from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PolicyConfig, PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError
 from inchworm.core.spaces import mask_space, with_mask
-from inchworm.core.trees import flatten_tree, unflatten_tree
+from inchworm.core.tensor_file import flatten_tree, unflatten_tree
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 

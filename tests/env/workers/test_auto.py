@@ -95,21 +95,24 @@ def test_step_seconds_counts_steps_and_their_part_of_the_resets(clock):
 
 def test_answers_that_need_no_measuring(monkeypatch):
     monkeypatch.setattr(auto, "step_seconds", lambda make: pytest.fail("measured"))
-    for config, env, cores, workers, words in (
-        (EnvConfig(num_workers=3), None, 8, 3, "3 worker processes (env.num_workers=3)"),
-        (EnvConfig(num_workers=0), None, 8, 0, "no worker processes (env.num_workers=0)"),
-        (EnvConfig(), None, 8, 0, "no worker processes: all 8 copies of CartPole-v1 are stepped together"),
-        (EnvConfig(), Counter(), 8, 0, "no worker processes: an environment instance stays in this process"),
-        (EnvConfig(id="envpool:Pong-v5"), None, 8, 0, "no worker processes: EnvPool steps its copies in threads"),
-        (EnvConfig(id="Acrobot-v1"), None, 1, 0, "no worker processes: there is only one core"),
-        (EnvConfig(id="Acrobot-v1", num_envs=1), None, 8, 0, "no worker processes: there is only one copy"),
+    for config, cores, workers, words in (
+        (EnvConfig(num_workers=3), 8, 3, "3 worker processes (env.num_workers=3)"),
+        (EnvConfig(num_workers=0), 8, 0, "no worker processes (env.num_workers=0)"),
+        (EnvConfig(), 8, 0, "no worker processes: all 8 copies of CartPole-v1 are stepped together"),
+        (EnvConfig(id="envpool:Pong-v5"), 8, 0, "no worker processes: EnvPool steps its copies in threads"),
+        (EnvConfig(id="Acrobot-v1"), 1, 0, "no worker processes: there is only one core"),
+        (EnvConfig(id="Acrobot-v1", num_envs=1), 8, 0, "no worker processes: there is only one copy"),
     ):
-        assert choose_num_workers(config, env, cores=cores) == WorkerChoice(workers, words)
+        assert choose_num_workers(config, cores=cores) == WorkerChoice(workers, words)
 
 
-def test_configs_and_factories_are_measured(clock):
-    assert choose_num_workers(EnvConfig(num_envs=4), Slow, cores=2).num_workers == 1
-    assert choose_num_workers(EnvConfig(num_envs=4), Counter, cores=2).num_workers == 0  # takes no time by this clock
+@pytest.mark.parametrize(("made", "workers"), [(Slow, 1), (Counter, 0)])  # the second takes no time by this clock
+def test_what_a_config_makes_is_measured(clock, monkeypatch, made, workers):
+    monkeypatch.setattr(auto, "make_env", lambda config: made())
+    assert choose_num_workers(EnvConfig(id="Acrobot-v1", num_envs=4), cores=2).num_workers == workers
+
+
+def test_a_quick_environment_stays_in_this_process(clock):
     quick = choose_num_workers(EnvConfig(id="CartPole-v1", num_envs=2, native=False), cores=2)
     assert (quick.num_workers, quick.reason[:25]) == (0, "no worker processes: 0 µs")
 

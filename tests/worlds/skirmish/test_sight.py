@@ -5,9 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from inchworm.worlds.skirmish.config import LATTICE
 from inchworm.worlds.skirmish.sight import free_distances, has_line_of_sight
-from inchworm.worlds.skirmish.state import DIRECTIONS
+from inchworm.worlds.skirmish.state import DIRECTIONS, LATTICE
 
 EDGE = np.array([8.0, 6.0], np.float32)
 ARENAS, UNITS, WALLS = 40, 3, 4

@@ -11,8 +11,7 @@ import pytest
 from doubles.skirmish import BLUE, EAST, LEFT, NORTH, NORTH_EAST, RED, RIGHT, WEST, Arena
 from inchworm.core.errors import EnvError
 from inchworm.worlds.skirmish import SkirmishConfig, SkirmishWorld
-from inchworm.worlds.skirmish.config import CLASSES, HEADINGS, LATTICE
-from inchworm.worlds.skirmish.state import ALLY, NO_TEAM, REASONS, Layout
+from inchworm.worlds.skirmish.state import ALLY, CLASSES, HEADINGS, LATTICE, NO_TEAM, REASONS, Layout
 from inchworm.worlds.skirmish.world import DAMAGE, DEATH, HURT, KILL, WIN, ZONE
 
 

@@ -23,8 +23,8 @@ from inchworm.backends.numpy.policy import encode_observations as encode_observa
 from inchworm.core.errors import RolloutError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_shapes, rescaled_value_head, weight_shapes
-from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
+from inchworm.policy.file import Predicts, check_shapes, rescaled_value_head, weight_shapes
+from inchworm.policy.spec import NO_GLOBAL_STATE, VERSION, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
 

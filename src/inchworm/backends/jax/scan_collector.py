@@ -23,7 +23,7 @@ from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import build_tree, leaf, leaf_dtype, leaves, path_name
 from inchworm.core.types import RECENT_EPISODES, Array, EpisodeRecord, ProfilePoint, Tree
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.checks import action_dtype, bad_number, freeze
+from inchworm.rollout.fields import action_dtype, bad_number, freeze
 from inchworm.rollout.rollout import Rollout
 
 

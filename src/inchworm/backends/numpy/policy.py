@@ -23,9 +23,9 @@ from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.seeding import make_stream
 from inchworm.core.spaces import MASK_KEY, PLACE, WORLD
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_shapes, rescaled_value_head, weight_shapes
+from inchworm.policy.file import Predicts, check_shapes, rescaled_value_head, weight_shapes
 from inchworm.policy.layout import ActionLayout, ObservationLayout
-from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, PolicySpec, initial_weights
+from inchworm.policy.spec import LOG_STD, NO_GLOBAL_STATE, TANH_LOG_STD_RANGE, VERSION, PolicySpec, initial_weights
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
 

@@ -27,8 +27,8 @@ from inchworm.backends.torch.network import (
 from inchworm.core.errors import ConfigError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array, Evaluation, Minibatch, PolicyStep, Tree, Weights
-from inchworm.policy.file import VERSION, Predicts, check_shapes, rescaled_value_head, weight_shapes
-from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, PolicySpec
+from inchworm.policy.file import Predicts, check_shapes, rescaled_value_head, weight_shapes
+from inchworm.policy.spec import LOG_STD, TANH_LOG_STD_RANGE, VERSION, PolicySpec
 from inchworm.policy.statistics import PolicyStatistics
 from inchworm.rollout.rollout import Rollout
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,8 @@ from inchworm.config.sections import EnvConfig
 from inchworm.env.make import make_env
 from inchworm.env.registry import ENVPOOL, is_vector_only, vectorised
 from inchworm.env.restore import Env
-from inchworm.env.source import InProcessVectorEnv, env_source
-from inchworm.env.trial import random_actions
+from inchworm.env.source import InProcessVectorEnv
+from inchworm.env.vector_env import random_actions
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -75,24 +74,21 @@ class WorkerChoice:
     help_workers: bool = False
 
 
-def choose_num_workers(config: EnvConfig, env: Env | Callable[[], Env] | None = None, *, cores: int | None = None) -> WorkerChoice:
+def choose_num_workers(config: EnvConfig, *, cores: int | None = None) -> WorkerChoice:
     """Resolve `env.num_workers: auto`, measuring the environment for about 0.3 s where the answer depends on its speed.
 
-    `env` is an environment or a factory that was given in addition to the config; `cores` overrides the machine's number.
+    `cores` overrides the machine's number.
     """
     if config.num_workers != "auto":
         return WorkerChoice(config.num_workers, f"{_workers(config.num_workers)} (env.num_workers={config.num_workers})")
-    if env is not None and env_source(env).is_instance:
-        return WorkerChoice(0, "no worker processes: an environment instance stays in this process")
-    if env is None and config.id.startswith(ENVPOOL):
+    if config.id.startswith(ENVPOOL):
         return WorkerChoice(0, "no worker processes: EnvPool steps its copies in threads")
-    if env is None and (is_vector_only(config.id) or vectorised(config) is not None):
+    if is_vector_only(config.id) or vectorised(config) is not None:
         return WorkerChoice(0, f"no worker processes: all {config.num_envs} copies of {config.id} are stepped together")
     cores = usable_cores() if cores is None else cores
     if config.num_envs == 1 or cores == 1:
         return WorkerChoice(0, f"no worker processes: there is only one {'copy' if config.num_envs == 1 else 'core'}")
-    make: Any = env or (lambda: make_env(config))
-    return choose_by_step(step_seconds(make), config.num_envs, cores)
+    return choose_by_step(step_seconds(lambda: make_env(config)), config.num_envs, cores)
 
 
 def choose_by_step(seconds: float, num_envs: int, cores: int) -> WorkerChoice:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from inchworm.config.presets import Preset
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.env.registry import World
-from inchworm.worlds.skirmish.config import SkirmishConfig
 from inchworm.worlds.skirmish.heuristic import HeuristicPolicy
+from inchworm.worlds.skirmish.state import SkirmishConfig
 from inchworm.worlds.skirmish.vector import SkirmishVectorEnv
 from inchworm.worlds.skirmish.world import SkirmishWorld
 

@@ -15,8 +15,7 @@ import numpy as np
 from inchworm.core.errors import ConfigError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import Array, PolicyStep, Tree
-from inchworm.worlds.skirmish.config import CLASSES, SkirmishConfig
-from inchworm.worlds.skirmish.state import DIRECTIONS, ENEMY, MOVES, OWN, TURNS, Layout
+from inchworm.worlds.skirmish.state import CLASSES, DIRECTIONS, ENEMY, MOVES, OWN, TURNS, Layout, SkirmishConfig
 
 _HEALTH, _COOLDOWN, _HOLDER = map(OWN.index, ("health", "cooldown", "holder"))
 _VISIBLE, _DX, _DISTANCE, _FOE_HEALTH = map(ENEMY.index, ("visible", "dx", "distance", "health"))

@@ -12,8 +12,8 @@ from inchworm.core.errors import EnvError, MissingExtraError
 from inchworm.core.spaces import MASK_KEY, Space
 from inchworm.core.types import Array
 from inchworm.worlds.replay import make_replay
-from inchworm.worlds.skirmish.config import SkirmishConfig
-from inchworm.worlds.skirmish.state import TIME, Layout, observation_space, state_space
+from inchworm.worlds.skirmish.render import render_frame
+from inchworm.worlds.skirmish.state import TIME, Layout, SkirmishConfig, observation_space, state_space
 from inchworm.worlds.skirmish.world import TEAMS, SkirmishWorld, agent_names
 
 try:
@@ -138,8 +138,6 @@ class SkirmishParallelEnv(ParallelEnv):  # type: ignore[misc]
         if self.render_mode == "replay":
             meta = {"seed": self._seed, "players": list(TEAMS)}
             return make_replay(self.world.describe(0), self._frames, meta, self._last_info)
-        from inchworm.worlds.skirmish.render import render_frame
-
         return render_frame(self.world.describe(0), self.world.frame(0))
 
     def close(self) -> None:

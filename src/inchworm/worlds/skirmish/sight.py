@@ -8,8 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from inchworm.core.types import Array
-from inchworm.worlds.skirmish.config import CLASSES, SkirmishConfig
-from inchworm.worlds.skirmish.state import ALLY, DIRECTIONS, ENEMY, MOVES, OWN, RAY_LENGTH, TURNS, ArenaState, Layout
+from inchworm.worlds.skirmish.state import (
+    ALLY,
+    CLASSES,
+    DIRECTIONS,
+    ENEMY,
+    MOVES,
+    OWN,
+    RAY_LENGTH,
+    TURNS,
+    ArenaState,
+    Layout,
+    SkirmishConfig,
+)
 
 _CLOSE = np.float32(1.0 / 64.0)
 """The minimum of what a distance is divided by; smaller than the lattice."""

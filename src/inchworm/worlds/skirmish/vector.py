@@ -13,8 +13,7 @@ from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 from inchworm.worlds.replay import make_replay
-from inchworm.worlds.skirmish.config import SkirmishConfig
-from inchworm.worlds.skirmish.state import TIME, action_space, observation_space, state_space
+from inchworm.worlds.skirmish.state import TIME, SkirmishConfig, action_space, observation_space, state_space
 from inchworm.worlds.skirmish.world import SkirmishWorld, agent_names
 
 

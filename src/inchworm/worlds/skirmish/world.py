@@ -14,12 +14,12 @@ import numpy as np
 
 from inchworm.core.errors import EnvError
 from inchworm.core.types import Array
-from inchworm.worlds.skirmish.config import HEADINGS, SkirmishConfig
 from inchworm.worlds.skirmish.sight import Observer, Sightings
 from inchworm.worlds.skirmish.state import (
     COMPONENTS,
     DIRECTIONS,
     ELIMINATION,
+    HEADINGS,
     HELD,
     NO_TEAM,
     REASONS,
@@ -27,6 +27,7 @@ from inchworm.worlds.skirmish.state import (
     UNIT_STATE,
     ArenaState,
     Layout,
+    SkirmishConfig,
     draw_spawns,
     draw_walls,
     empty_state,

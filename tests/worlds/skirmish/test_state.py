@@ -7,8 +7,18 @@ import pytest
 
 from inchworm.core.errors import ConfigError
 from inchworm.worlds.skirmish import SkirmishConfig, SkirmishVectorEnv
-from inchworm.worlds.skirmish.config import CLASSES, HEADINGS, LATTICE
-from inchworm.worlds.skirmish.state import ALLY, ENEMY, OWN, Layout, action_space, observation_space, state_space
+from inchworm.worlds.skirmish.state import (
+    ALLY,
+    CLASSES,
+    ENEMY,
+    HEADINGS,
+    LATTICE,
+    OWN,
+    Layout,
+    action_space,
+    observation_space,
+    state_space,
+)
 
 
 @pytest.mark.parametrize(

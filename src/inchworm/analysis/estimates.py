@@ -1,12 +1,14 @@
-"""States of fresh episodes, each restored many times and continued with the current policy: Monte-Carlo estimates of V and Q.
+"""What the audit of a critic measures: Monte-Carlo estimates of V and Q, and how much of the policy's gradient is noise.
 
-All copies of a vector env are brought to the same state: by `set_state` where the environment has it, else by replaying the episode's
-seed and actions. Half of the copies then sample the first action, which estimates V(s); the other half repeat the one that the episode
-took there, which estimates Q(s, a). In both, the environment's own later randomness is that of the episode.
+States of fresh episodes are each restored many times and continued with the current policy. All copies of a vector env are brought to the
+same state: by `set_state` where the environment has it, else by replaying the episode's seed and actions. Half of the copies then sample
+the first action, which estimates V(s); the other half repeat the one that the episode took there, which estimates Q(s, a). In both, the
+environment's own later randomness is that of the episode.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import optree
 
-from inchworm.backends.registry import backend_of
-from inchworm.core.errors import BadNumberError, EnvError
+from inchworm.backends.registry import backend_of, compute_advantages, is_builtin, make_learner, make_policy
+from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.core.errors import BadNumberError, ConfigError, EnvError
 from inchworm.core.protocols import Policy
 from inchworm.core.seeding import derive_seed, make_stream
 from inchworm.core.spaces import map_tree, tree_leaves
 from inchworm.core.types import EnvStep, Tree
 from inchworm.env.vector_env import LaneVectorEnv
+from inchworm.rollout.rollout import Rollout, select_lanes
 
 NOT_REPLAYABLE = (
     "the environment cannot be replayed: the same seed and actions led to {what}. Its randomness must come from the seed of reset() "
@@ -141,8 +145,8 @@ class BranchPlayer:
             for part, rng in halves:
                 shown, kept = (optree.tree_map(itemgetter(part), tree) for tree in (now.observations, memory))
                 acted.append(policy.act(shown, kept, now.episode_starts[part], rng))
-            actions: Tree = optree.tree_map(_join, *[each.env_actions for each in acted])
-            memory = optree.tree_map(_join, *[each.state for each in acted])
+            actions: Tree = optree.tree_map(lambda *parts: np.concatenate(parts), *[each.env_actions for each in acted])
+            memory = optree.tree_map(lambda *parts: np.concatenate(parts), *[each.state for each in acted])
             if step == 0:
                 for leaf, value in zip(tree_leaves(actions), tree_leaves(taken), strict=True):
                     leaf[half:] = value
@@ -257,10 +261,108 @@ class Samples:
         return min(1.0, self.advantage_std / spread) if spread > 0 else 0.0
 
 
-def _join(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.concatenate([one, other])
-
-
 def std_without(values: np.ndarray, noise: np.ndarray) -> float:
     """The standard deviation of values [S] without the variance of their estimates [S]."""
     return math.sqrt(max(0.0, float(values.var(ddof=1) - noise.mean())))
+
+
+RATE = 1e4
+"""Learning rate of the step that a gradient is read from; a large one leaves nothing of it to the rounding of the weights."""
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    """Signal and noise of the policy's gradient, from the gradients of equal parts of a rollout (McCandlish et al. 2018)."""
+
+    parts: int
+    samples: int
+    """Samples of each part."""
+    signal: float
+    """Squared norm of the true gradient; an estimate without bias, so that it may be below 0."""
+    noise: float
+    """Trace of the covariance of one sample's gradient."""
+    snr_per_sample: float
+    snr_se: float
+    """Its standard error, by leaving out each part in turn."""
+
+    @property
+    def noise_scale(self) -> float:
+        """The batch size at which signal and noise are equal; infinite where there is no signal."""
+        return 1.0 / self.snr_per_sample if self.snr_per_sample > 0 else math.inf
+
+    def snr(self, samples: float) -> float:
+        """The signal-to-noise ratio of a batch, as powers."""
+        return samples * self.snr_per_sample
+
+
+def gradient_noise(policy: Policy, rollout: Rollout, config: TrainingConfig) -> GradientNoise:
+    """The noise of the policy's gradient, from the gradients of single lanes of a rollout that the policy has collected.
+
+    A gradient is read from what the learner of the policy's backend does in one step of plain gradient descent, so that any policy that can
+    be trained can be measured. Advantages are those of the config, normalised over the whole rollout.
+    """
+    ppo = config.ppo
+    plain = PPOConfig(
+        optimizer="sgd",
+        learning_rate=RATE,
+        gamma=0.0,
+        vf_coef=0.0,
+        ent_coef=0.0,
+        max_grad_norm=None,
+        update_epochs=1,
+        num_minibatches=1,
+        rollout_steps=rollout.num_steps,
+        normalize_advantages="off",
+        sequence_length="auto" if ppo.sequence_length == "auto" else min(ppo.sequence_length, rollout.num_steps),
+        freeze=ppo.freeze,
+    )
+    learned, before, version = _learnable(policy), policy.get_weights(), policy.policy_version
+    estimates = compute_advantages(learned, rollout, ppo)
+    advantages = estimates.advantages.astype(np.float64)  # [T, K]
+    if ppo.normalize_advantages != "off":
+        advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + 1e-8)
+    # Without discount an advantage is the reward less the value, so these rewards make a learner find these advantages in any part.
+    rollout = dataclasses.replace(rollout, rewards=(estimates.values + advantages).astype(rollout.rewards.dtype))
+    run = config.run.replace(backend=getattr(learned, "backend", "torch"))
+    learner: Any = make_learner(learned, config.replace(ppo=plain, run=run))
+
+    def restore() -> None:
+        learned.set_weights(before)
+        learned.policy_version = version
+
+    def moved(lane: int, factor: float) -> dict[str, np.ndarray]:
+        """What a step on a lane takes from each weight."""
+        restore()
+        learner.learning_rate_scale = factor
+        if "warm_up" in learner.update(select_lanes(rollout, [lane])):
+            raise ConfigError("the policy's normalisers have seen no data, so it has no gradient yet; train it first")
+        return {name: before[name].astype(np.float64) - weight for name, weight in learned.get_weights().items()}
+
+    try:
+        names = [name for name, difference in moved(0, 0.0).items() if not difference.any()]  # others are statistics, not learned
+        steps = [moved(lane, 1.0) for lane in range(rollout.num_lanes)]
+    finally:
+        restore()
+    parts = np.stack([np.concatenate([step[name].ravel() for name in names]) for step in steps]) / RATE  # [K, P]
+    count, samples = len(parts), rollout.num_valid // len(parts)
+    products = parts @ parts.T  # [K, K]: all that is needed of them
+
+    def estimate(kept: np.ndarray) -> tuple[float, float]:
+        """(signal, noise of one sample) of some parts."""
+        inner = products[np.ix_(kept, kept)]
+        mean_square = float(inner.mean())
+        variance = (float(np.trace(inner)) - len(kept) * mean_square) / (len(kept) - 1)
+        return mean_square - variance / len(kept), max(variance, np.finfo(np.float64).tiny) * samples
+
+    signal, noise = estimate(np.arange(count))
+    ratios = np.array([np.divide(*estimate(np.delete(np.arange(count), part))) for part in range(count)])
+    error = math.sqrt((count - 1) * float(ratios.var()))
+    return GradientNoise(count, samples, signal, noise, signal / noise, error)
+
+
+def _learnable(policy: Policy) -> Policy:
+    """A copy that a learner may change; a policy of the user's cannot be copied, and gets its weights back."""
+    if not is_builtin(policy):
+        return policy
+    spec, backend = cast(Any, policy).spec, cast(Any, policy).backend
+    return make_policy(spec, weights=policy.get_weights(), backend="torch" if backend == "numpy" and spec.memory is not None else backend)

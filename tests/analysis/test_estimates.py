@@ -6,7 +6,7 @@ import pytest
 from doubles.known import known_policy
 from doubles.toys import ConstantReward, PaidActions
 from inchworm import NumpyPolicy, PolicyConfig, PolicySpec, PPOConfig, RolloutCollector, TrainingConfig, make_vector_env
-from inchworm.analysis.gradient_noise import gradient_noise
+from inchworm.analysis.estimates import gradient_noise
 from inchworm.backends.registry import make_policy
 from inchworm.core.errors import ConfigError
 
