@@ -26,6 +26,7 @@ from inchworm.backends.jax.network import (
     encode_observations,
     log_std_of,
     unflatten_actions,
+    with_reversed_layers,
 )
 from inchworm.backends.jax.policy import without_mask
 from inchworm.backends.jax.samples import Cuts, Steps
@@ -135,7 +136,7 @@ def scan_rollout(
     uniform_key, normal_key = jax.random.split(key)
     uniforms = jax.random.uniform(uniform_key, (num_steps, num_lanes, len(layout.groups)), jnp.float32)
     normals = jax.random.normal(normal_key, (num_steps, num_lanes, layout.num_gaussians), jnp.float32)
-    log_std, most = log_std_of(spec, params), most_truncations(env, num_steps)
+    params, log_std, most = with_reversed_layers(spec, params), log_std_of(spec, params), most_truncations(env, num_steps)
     keeps_all = most > MOST_SLOTS
 
     def begin_episodes(before: _Carry, row: Array) -> tuple[Lanes, Slots, Array]:
@@ -169,9 +170,10 @@ def scan_rollout(
             moved._replace(lengths=jnp.where(ended, -1, moved.lengths)), before.episodes + ended, jnp.where(ended, 0, returns), memory,
             slots, filled, outcome.observations, outcome.truncated,
         )  # fmt: skip
-        shown = (lanes.observations, outputs, choices, gaussians, outcome.rewards, outcome.terminated, outcome.truncated)
+        told = (outcome.rewards, returns, moved.lengths, outcome.terminated, outcome.truncated)  # as one array: fewer kernels in a step
+        numbers = jnp.stack([jnp.asarray(number, outcome.rewards.dtype) for number in told], -1)  # [B, 5]
         kept = (outcome.observations, memory) if keeps_all else ()
-        return after, (*shown, starts, before.memory, returns, moved.lengths, kept)
+        return after, (lanes.observations, outputs, choices, gaussians, numbers, before.memory, kept)
 
     def slots_like(tree: Tree) -> Tree:
         return jax.tree.map(lambda array: jnp.zeros((0 if keeps_all else most, *array.shape), array.dtype), tree)
@@ -179,14 +181,16 @@ def scan_rollout(
     seen = state.lanes.observations
     slots = Slots(slots_like(seen), slots_like(state.memory), jnp.full((0 if keeps_all else most, num_lanes), num_steps, jnp.int32))
     begin = _Carry(*state[:4], slots, jnp.zeros(num_lanes, jnp.int32), seen, jnp.zeros(num_lanes, bool))
-    numbers = jnp.arange(num_steps, dtype=jnp.int32)
-    end, columns = lax.scan(step, begin, (numbers, uniforms, normals))
-    observations, outputs, choices, gaussians, rewards, terminated, truncated, starts, memory, returns, lengths, kept = columns
+    rows = jnp.arange(num_steps, dtype=jnp.int32)
+    end, columns = lax.scan(step, begin, (rows, uniforms, normals))
+    observations, outputs, choices, gaussians, numbers, memory, kept = columns
+    rewards, returns, lengths, *ends = (numbers[..., index] for index in range(numbers.shape[-1]))
+    terminated, truncated = (flag != 0 for flag in ends)
     log_probs = log_prob(layout, outputs, log_std, encode_legal(spec, observations, 2), choices, gaussians)
-    slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, numbers[:, None], num_steps))
+    slots = end.slots if not keeps_all else Slots(kept[0], kept[1], jnp.where(truncated, rows[:, None], num_steps))
     scanned = Scanned(
-        observations, choices, gaussians, log_probs.astype(jnp.float32), rewards, terminated, truncated, starts, memory, returns, lengths,
-        slots, end.last, end.memory,
+        observations, choices, gaussians, log_probs.astype(jnp.float32), rewards, terminated, truncated, lengths == 1, memory, returns,
+        lengths.astype(jnp.int32), slots, end.last, end.memory,
     )  # fmt: skip
     return ScanState(end.lanes, end.episodes, end.returns, end.memory, state.rollouts + 1, state.seeds), scanned
 
