@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from inchworm.backends.learner import BETA_MEAN, BETA_SQUARE, RMS_DECAY, check_moments, check_optimizer_state
 from inchworm.core.errors import ConfigError
@@ -66,12 +66,10 @@ def apply_gradient(kind: str, state: State, gradient: Array, rate: Any, eps: Any
 
 def split_vector(vector: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """A vector of all trained parameters by their names."""
-    parts, start = {}, 0
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape)
-        parts[name] = vector[start:stop].reshape(shape)
-        start = stop
-    return parts
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    # In JAX one operation, because each slice of its own takes half a millisecond to trace.
+    parts = lax.split(vector, sizes) if isinstance(vector, Array) else np.split(vector, np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for part, (name, shape) in zip(parts, shapes.items())}
 
 
 def join_vector(parts: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:

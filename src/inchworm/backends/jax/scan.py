@@ -134,8 +134,11 @@ def scan_rollout(
     layout, num_lanes = spec.actions, lane_numbers.shape[0]
     key = typed_keys(jnp.stack([state.seeds[1], state.rollouts]))
     uniform_key, normal_key = jax.random.split(key)
-    uniforms = jax.random.uniform(uniform_key, (num_steps, num_lanes, len(layout.groups)), jnp.float32)
-    normals = jax.random.normal(normal_key, (num_steps, num_lanes, layout.num_gaussians), jnp.float32)
+    uniforms = normals = jnp.zeros((num_steps, num_lanes, 0))
+    if layout.groups:
+        uniforms = jax.random.uniform(uniform_key, (num_steps, num_lanes, len(layout.groups)), jnp.float32)
+    if layout.num_gaussians:
+        normals = jax.random.normal(normal_key, (num_steps, num_lanes, layout.num_gaussians), jnp.float32)
     params, log_std, most = with_reversed_layers(spec, params), log_std_of(spec, params), most_truncations(env, num_steps)
     keeps_all = most > MOST_SLOTS
 

@@ -322,9 +322,10 @@ def loss_and_gradient(
     config, trained = program.config, split_vector(carry.state.rows[0], program.shapes)
     entropy = settings.ent_coef if config.ent_coef else 0.0
     coefficients = LossCoefficients(settings.clip_coef, settings.vf_coef, entropy, config.clip_vloss, settings.vf_clip_coef)
+    names = [*TERMS, *(f"loss/{loss.name}" for loss in program.losses)]
 
-    def of_part(part: Samples) -> tuple[dict[str, Array], list[Params]]:
-        """The terms of a part of the minibatch, and the gradients of PPO's loss and of each custom one."""
+    def of_part(part: Samples) -> tuple[Array, list[Array]]:
+        """The terms of a part of the minibatch in order, and the gradients [P] of PPO's loss and of each custom one."""
         batch = unpack(program.spec, part)
 
         def evaluated(trained: Params) -> Outputs:
@@ -346,9 +347,11 @@ def loss_and_gradient(
             value, (direct, by_outputs) = jax.value_and_grad(custom, argnums=(0, 1))(trained, outputs)
             gradients.append(jax.tree.map(jnp.add, direct, pull(by_outputs)[0]))
             terms |= {f"loss/{loss.name}": value, "loss": terms["loss"] + value}
-        return terms, gradients
+        # Each as one array, because parts are added up array by array.
+        vectors = [jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes]) for gradient in gradients]
+        return jnp.stack([terms[name] for name in names]), vectors
 
-    def of_group(group: Samples) -> tuple[dict[str, Array], list[Params]]:
+    def of_group(group: Samples) -> tuple[Array, list[Array]]:
         """The sums over equal parts [parts, n, …], one after another."""
         first: Samples = jax.tree.map(lambda leaf: leaf[0], group)
         if len(group.packed) == 1:
@@ -358,8 +361,8 @@ def loss_and_gradient(
         return total  # type: ignore[no-any-return]
 
     found = [of_group(group) for group in equal_parts(rows, num_parts(program, rows))]
-    terms, gradients = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
-    vectors = [jnp.concatenate([gradient[name].reshape(-1) for name in program.shapes]) for gradient in gradients]
+    summed, vectors = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
+    terms = dict(zip(names, summed))
     for loss, vector in zip(program.losses, vectors[1:]):
         terms[f"grad_norm/{loss.name}"] = jnp.sqrt(jnp.vdot(vector, vector))
     return terms, sum(vectors[1:], vectors[0])
