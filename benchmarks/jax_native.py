@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import itertools
 import os
 import tempfile
@@ -40,6 +41,7 @@ def train(group: str, name: str, seed: int, scale: float = 1.0, *, threads: int 
     from inchworm_side import train as train_host
     from jax_measures import CompileClock, installed
 
+    importlib.import_module("gymnax")  # which computes arrays; the peers' clocks start after it, too
     compiling = CompileClock()
     found = train_host(group, name, seed, scale, threads=threads, warmup=2, backend="jax")
     return {**found, "compile_seconds": compiling.seconds(), "versions": installed(("gymnax", "jax", "optax"))}

@@ -7,7 +7,7 @@ be converted for the other backends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def split_vector(vector: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     """A vector of all trained parameters by their names."""
     sizes = [math.prod(shape) for shape in shapes.values()]
     # In JAX one operation, because each slice of its own takes half a millisecond to trace.
-    parts = lax.split(vector, sizes) if isinstance(vector, Array) else np.split(vector, np.cumsum(sizes)[:-1])
+    parts: Sequence[Any] = lax.split(vector, sizes) if isinstance(vector, Array) else np.split(vector, np.cumsum(sizes)[:-1])
     return {name: part.reshape(shape) for part, (name, shape) in zip(parts, shapes.items())}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.extend.random import define_prng_impl
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -20,15 +20,19 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def threefry(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds: two words of any shape from a key [2] u32 and a counter of two words."""
-    words = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
-    high, low = high + words[0], low + words[1]
+    """Threefry-2x32 with 20 rounds: two words of any shape from a key [2] u32 and a counter of two words of that shape.
+
+    The operations are those of `lax`: operators such as `+` are traced as functions of their own, which takes longer.
+    """
+    words = [lax.broadcast(word, low.shape) for word in (key[0], key[1], key[0] ^ key[1] ^ _PARITY)]
+    high, low = lax.add(high, words[0]), lax.add(low, words[1])
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
-            high = high + low
-            low = ((low << np.uint32(distance)) | (low >> np.uint32(32 - distance))) ^ high
-        high = high + words[(group + 1) % 3]
-        low = low + words[(group + 2) % 3] + np.uint32(group + 1)
+            high = lax.add(high, low)
+            rotated = lax.shift_left(low, np.uint32(distance)), lax.shift_right_logical(low, np.uint32(32 - distance))
+            low = lax.bitwise_xor(lax.bitwise_or(*rotated), high)
+        high = lax.add(high, words[(group + 1) % 3])
+        low = lax.add(lax.add(low, words[(group + 2) % 3]), np.uint32(group + 1))
     return high, low
 
 

@@ -356,9 +356,10 @@ def loss_and_gradient(
         first: Samples = jax.tree.map(lambda leaf: leaf[0], group)
         if len(group.packed) == 1:
             return of_part(first)
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_part, first))
+        weights = carry.state.rows[0]
+        nothing = jnp.zeros(len(names), weights.dtype), [jnp.zeros_like(weights)] * (1 + len(program.losses))
         total, _ = lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(part)), None), nothing, group)
-        return total  # type: ignore[no-any-return]
+        return total
 
     found = [of_group(group) for group in equal_parts(rows, num_parts(program, rows))]
     summed, vectors = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *found)
