@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import math
 import os
 import random
 import shutil
@@ -76,6 +77,7 @@ class FullDisk:
 def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, code: int
 ) -> None:
+    monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", math.inf)
     disk = FullDisk(monkeypatch, code, checkpoint_module, point, 4, 5, 6)
     there: list[tuple[int, list[int]]] = []
 
@@ -100,7 +102,7 @@ def test_a_failed_save_is_reported_once_and_retried_after_each_iteration(
     assert whole[METRICS] == (tmp_path / METRICS).read_bytes()
 
 
-@pytest.mark.parametrize("ratio", [BACKGROUND_RATIO, 0], ids=["in this thread", "in the background"])
+@pytest.mark.parametrize("ratio", [math.inf, 0], ids=["in this thread", "in the background"])
 def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", ratio)
     disk = FullDisk(monkeypatch, errno.ENOSPC, checkpoint_module, "write_synced", 5, 6)
@@ -116,6 +118,7 @@ def test_old_checkpoints_stay_and_a_last_save_that_fails_is_an_error(tmp_path: P
 
 
 def test_rows_wait_and_no_checkpoint_is_newer_than_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "BACKGROUND_RATIO", math.inf)  # every save in this thread, however slow the iterations are
     disk = FullDisk(monkeypatch, errno.ENOSPC, os, "write", 3, 4, 5)
     there: list[tuple[int, list[int], int]] = []
 
