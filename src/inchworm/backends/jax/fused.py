@@ -7,10 +7,8 @@ stream as in every backend, and the settings after schedules. Several seeds are 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from jax import Array, lax
 from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
-from inchworm.backends.jax.network import Scales
+from inchworm.backends.jax.network import Scales, paused_garbage_collection
 from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, compiled, is_small, update
@@ -192,18 +190,6 @@ def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
     if any(name.partition(".")[0] in policy.statistics.parts for name in learner.frozen):
         return "ppo.freeze keeps a normaliser"
     return None
-
-
-@contextlib.contextmanager
-def paused_garbage_collection() -> Iterator[None]:
-    """Collect no cycles inside: tracing a program makes so many objects that looking through all of them took a sixth of the time."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 class FusedTraining:

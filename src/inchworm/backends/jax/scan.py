@@ -25,6 +25,7 @@ from inchworm.backends.jax.network import (
     encode_mask,
     encode_observations,
     log_std_of,
+    paused_garbage_collection,
     unflatten_actions,
     with_reversed_layers,
 )
@@ -105,7 +106,8 @@ def episode_keys(seeds: Array, lanes: Array, episodes: Array) -> Array:
 
 def first_state(env: NativeEnv, seeds: np.ndarray, lanes: np.ndarray, memory: Tree) -> ScanState:
     """The state at the start of a run, in NumPy: no episode has begun; `lanes` [B] u32 are their numbers, `memory` is empty."""
-    shapes = jax.eval_shape(partial(begin_lanes, env), np.zeros((len(lanes), 2), np.uint32))
+    with paused_garbage_collection():
+        shapes = jax.eval_shape(partial(begin_lanes, env), np.zeros((len(lanes), 2), np.uint32))
     nowhere: Lanes = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     nowhere = nowhere._replace(lengths=np.full(lanes.shape, -1, np.int32))
     return ScanState(nowhere, np.zeros_like(lanes), np.zeros(lanes.shape, np.float32), memory, np.zeros((), np.uint32), seeds)
