@@ -42,7 +42,7 @@ class Line:
     high: np.ndarray | None = None
     colour: int = 0
     style: str = "line"
-    """`line`, `dots` (with a line), `faint` or `dashed`."""
+    """`line`, `dots` (with a line), `points` (without), `faint` or `dashed`."""
 
 
 @dataclass
@@ -181,8 +181,10 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False) -> str:
-    """Draw lines over env steps. `label` is the name for screen readers; with `zero` the range of y includes 0."""
+def chart_svg(
+    lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False, over: str = "env steps"
+) -> str:
+    """Draw lines over env steps, or what `over` says. `label` is the name for screen readers; with `zero` the range of y includes 0."""
     lines = [shorten(line) for line in lines]
     low, high = _bounds(lines)
     if zero:
@@ -218,13 +220,16 @@ def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height
             if len(line.x) == 1:  # an interval of one point has no area
                 parts.append(f'<line class="line {colour}" x1="{x(line.x[0]):.1f}" x2="{x(line.x[0]):.1f}" '
                              f'y1="{y(line.low[0]):.1f}" y2="{y(line.high[0]):.1f}"/>')  # fmt: skip
-        parts.append(f'<polyline class="line {html.escape(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
-        if line.style == "dots" or len(line.x) == 1:
+        if line.style != "points":
+            parts.append(f'<polyline class="line {html.escape(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
+        if line.style in ("dots", "points") or len(line.x) == 1:
             parts += [f'<circle class="dot {colour}" cx="{x(one):.1f}" cy="{y(two):.1f}" r="3"/>' for one, two in zip(line.x, line.y)]
     parts.append(f'<line class="cross" x1="0" x2="0" y1="{TOP:g}" y2="{bottom:g}"/>')
-    data = html.escape(json.dumps({"area": [LEFT, width - RIGHT], "range": [first, last], "lines": [_numbers(line) for line in lines]}))
+    numbers = {"area": [LEFT, width - RIGHT], "range": [first, last], "over": over.removeprefix("env "), "lines": [*map(_numbers, lines)]}
+    data = html.escape(json.dumps(numbers))
     return (
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" aria-label="{html.escape(label)} over env steps" '
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" '
+        f'aria-label="{html.escape(f"{label} over {over}")}" '
         f'data-chart="{data}">{"".join(parts)}</svg>'
     )
 
@@ -237,6 +242,36 @@ def _numbers(line: Line) -> dict[str, object]:
 
     bands = {} if line.low is None or line.high is None else {"low": rounded(line.low), "high": rounded(line.high)}
     return {"name": line.name, "colour": line.colour % len(PALETTE), "x": [int(value) for value in line.x], "y": rounded(line.y), **bands}
+
+
+def scatter_svg(
+    places: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, str]], names: Sequence[str], label: str, *, best: int = -1
+) -> str:
+    """Draw values over places from 0 to 1, with texts at some places below. Each point has a name to read; `best` stands out."""
+    width, height = 380.0, 190.0
+    low, high = min(values), max(values)
+    low, high = (low - 0.06 * (high - low), high + 0.06 * (high - low)) if high > low else (low - 1.0, high + 1.0)
+    bottom, inner = height - BOTTOM, (LEFT + 10.0, width - RIGHT - 10.0)
+
+    def x(place: float) -> float:
+        return inner[0] + (inner[1] - inner[0]) * place
+
+    def y(value: float) -> float:
+        return TOP + (bottom - TOP) * (high - value) / (high - low)
+
+    parts = [
+        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
+        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
+        for level in ticks(low, high, 3)
+    ]
+    parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{html.escape(text)}</text>' for place, text in ends]
+    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
+    for index, (place, value, name) in enumerate(zip(places, values, names)):
+        looks = ("dot c1", 5) if index == best else ("dot c0", 3)
+        parts.append(
+            f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{html.escape(name)}</title></circle>'
+        )
+    return f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
 
 
 def legend(lines: Sequence[Line]) -> str:

@@ -433,7 +433,7 @@ NO_FLAG = {
     "runs are deterministic without it": ("--torch-deterministic", "--cudnn-deterministic"),
     "the policy is always saved in the directory of the run": ("--save-model", "--save-policy"),
     "name the package with the environment: inchworm train package:Id": ("--gym-packages", "--env-package"),
-    "a run optimises no hyperparameters; start one run for each setting": ("--optimize", "-optimize", "--n-trials", "--sweep"),
+    "a search is a command of its own: inchworm sweep ENV --trials 20": ("--optimize", "-optimize", "--n-trials", "--sweep"),
 }  # fmt: skip
 """What to do instead -> names of flags that do not exist here."""
 

@@ -48,6 +48,7 @@ COMMANDS = {
     "doctor": Command("analysis", "say what is likely wrong with a run", "inchworm doctor RUN"),
     "audit": Command("analysis", "measure the critic and the noise", "inchworm audit RUN"),
     "compare": Command("compare", "compare two settings", "inchworm compare ENV --change ppo.gae_lambda=0.9"),
+    "sweep": Command("sweep", "search hyperparameters", "inchworm sweep CartPole-v1 --trials 20"),
     "diff": Command("analysis", "say where two runs part", "inchworm diff RUN OTHER"),
     "runs": Command("analysis", "list runs, delete or archive some", "inchworm runs"),
     "config": Command("show", "print a complete config", "inchworm config CartPole-v1 > my.yaml"),

@@ -172,6 +172,7 @@ class ProcessTrainer:
     """Trains the runs of a bundle in processes of their own, `jobs` at a time: a `SeedTrainer`."""
 
     policy: Any
+    """None is the one of each run's config."""
     env: Any
     jobs: int
     callbacks: tuple[Any, ...] = ()
@@ -179,26 +180,39 @@ class ProcessTrainer:
 
     def __call__(self, bundle: Bundle, seeds: Sequence[int]) -> Generator[SeedEvent, None, None]:
         """Yield what the runs report. If the caller stops early, by Ctrl-C too, every run is saved first."""
-        waiting, running = deque(seeds), dict[int, SeedProcess]()
+        waiting = deque((bundle, seed) for seed in seeds)
+        with contextlib.closing(self.train(lambda: waiting.popleft() if waiting else None)) as events:
+            for _, event in events:
+                yield event
+
+    def train(self, next_run: Callable[[], tuple[Bundle, int] | None]) -> Generator[tuple[Bundle, SeedEvent], None, None]:
+        """Train runs of any bundles, and yield what each reports; closing it early saves every run.
+
+        `next_run` is called whenever a process is free, and returns a bundle and a seed, or None if there is nothing to train before
+        another report. It ends when there is nothing to train and no run is left.
+        """
+        running: dict[int, tuple[Bundle, SeedProcess]] = {}
         poll = select.poll()
         try:
-            while waiting or running:
-                while waiting and len(running) < self.jobs:
-                    seed = waiting.popleft()
+            while True:
+                while len(running) < self.jobs and (found := next_run()) is not None:
+                    bundle, seed = found
                     child = SeedProcess(bundle, seed, self._pack(bundle.run_config(seed)))
-                    running[child.connection.fileno()] = child
+                    running[child.connection.fileno()] = bundle, child
                     poll.register(child.connection.fileno(), select.POLLIN)
+                if not running:
+                    return
                 ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
                 for descriptor in ready or list(running):
-                    child = running[descriptor]
+                    bundle, child = running[descriptor]
                     event = child.receive() if ready else child.check()
                     if event is not None and event.kind != "progress":
                         del running[descriptor]
                         poll.unregister(descriptor)
                     if event is not None:
-                        yield event
+                        yield bundle, event
         finally:
-            stop(list(running.values()))
+            stop([child for _, child in running.values()])
 
     def _pack(self, config: TrainingConfig) -> bytes:
         """What the process of a seed is sent. Several processes fill the cores, so that none needs workers unless they are asked for."""
@@ -207,7 +221,8 @@ class ProcessTrainer:
         spec = gym.registry.get(config.env.id)
         known = spec is None or str(spec.entry_point).startswith(("gymnasium.", "ale_py."))
         env = None if env_source(self.env).is_config else self.env  # the config has it
-        options = {"config": config, "policy": self.policy, "env": env, "callbacks": self.callbacks, "custom_losses": self.custom_losses}
+        policy = config.policy if self.policy is None else self.policy
+        options = {"config": config, "policy": policy, "env": env, "callbacks": self.callbacks, "custom_losses": self.custom_losses}
         try:
             return cloudpickle.dumps((options, None if known else spec))  # type: ignore[no-any-return]
         except Exception as error:  # pickling runs the user's code, which may raise anything
