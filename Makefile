@@ -90,6 +90,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/tracking_cost.py
+	$(BIN)/python benchmarks/sweep.py
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py

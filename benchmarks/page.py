@@ -49,6 +49,7 @@ PAGES = (
             "scaling": "scaling",
             "steady": "steady",
             "tracking_cost": "tracking_cost",
+            "sweep": "sweep",
         },
     ),
     Page(

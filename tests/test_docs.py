@@ -102,7 +102,7 @@ def try_command(line: str) -> None:
     assert command in COMMANDS, line
     if command == "train":  # `config` reads the same flags and stops before training
         output_of(["config", *arguments])
-    elif command in ("resume", "watch", "compare"):  # which would train, or serve until Ctrl-C
+    elif command in ("resume", "watch", "compare", "sweep"):  # which would train, or serve until Ctrl-C
         page = output_of([command, "--help"])
         assert all(flag in page for flag in arguments if flag.startswith("--")), line
     else:

@@ -35,8 +35,8 @@ Values: TypeAlias = dict[str, Any]
 
 SECTIONS = ("env", "policy", "ppo", "opponent")
 """Sections whose fields can be searched. Those of others do not alter training, or would change what trials are compared by."""
-CHECKED_COMBINATIONS = 200
-"""Random combinations of values that the config must accept, besides the extreme ones."""
+CHECKED_COMBINATIONS = 64
+"""Combinations of extreme values that the config must accept, and as many of others: all, or at random if there are more."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Range:
     def at(self, share: float) -> float:
         """The number at a share of the range, from 0 to 1."""
         if self.log:
-            found = self.low * (self.high / self.low) ** share
+            found = self.low * math.exp(math.log(self.high / self.low) * share)
         else:
             found = self.low + (self.high - self.low) * share
         if self.step is not None:
@@ -170,9 +170,10 @@ def check_space(base: TrainingConfig, given: Mapping[str, Any], lanes_per_copy: 
     if {"ppo.minibatch_size", "ppo.num_minibatches"} <= space.keys():
         raise ConfigError("ppo.minibatch_size and ppo.num_minibatches exclude each other; search one of them")
     stream = make_stream(0, "search space")
-    extremes = itertools.islice(itertools.product((0.0, 1.0), repeat=len(space)), 2 * CHECKED_COMBINATIONS)
-    for shares in (*extremes, *stream.random((CHECKED_COMBINATIONS, len(space))).tolist()):
-        values = {name: entry.at(share) for (name, entry), share in zip(space.items(), shares)}
+    many = 2 ** len(space) > CHECKED_COMBINATIONS
+    corners = stream.integers(0, 2, (CHECKED_COMBINATIONS, len(space))) if many else itertools.product((0, 1), repeat=len(space))
+    for shares in (*corners, *stream.random((CHECKED_COMBINATIONS, len(space)))):
+        values = {name: entry.at(float(share)) for (name, entry), share in zip(space.items(), shares)}
         try:
             config = with_values(base, values)
             check_minibatches(config.ppo, config.env.num_envs * lanes_per_copy)

@@ -33,7 +33,7 @@ def _history(found: Sweep) -> str:
     what = OBJECTIVES[found.config.objective]
     better = "less is better" if found.config.objective == "steps" else "more is better"
     hint = f'<p class="hint">{e(what)}, mean over {found.config.seeds} seeds; {better}; the horizontal axis is the number of the trial</p>'
-    return section("history", large_chart(lines, what, over="as trial"), legend(lines), hint)
+    return section("history", large_chart(lines, what, over="trial"), legend(lines), hint)
 
 
 def _importance(found: Sweep) -> str:

@@ -27,7 +27,8 @@
     hide();
     tip.replaceChildren();
     const head = document.createElement("b");
-    head.textContent = `${step.toLocaleString("en")} ${data.over}`;
+    const place = step.toLocaleString("en");
+    head.textContent = data.over === "steps" ? `${place} steps` : `${data.over} ${place}`;
     tip.append(head);
     for (const line of all.slice(0, 12)) {
       const index = nearest(line.x, step), row = document.createElement("div"), key = document.createElement("i");
