@@ -1,12 +1,23 @@
 """Series, groups of seeds and their statistics."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from doubles.run_files import write_run
-from inchworm.analysis.charts import Line, evaluation_line, group_lines, group_runs, metric_line, seeds_line, shorten
+from doubles.run_files import HOSTILE, write_run
+from inchworm.analysis.charts import (
+    Line,
+    chart_svg,
+    evaluation_line,
+    group_lines,
+    group_runs,
+    metric_line,
+    scatter_svg,
+    seeds_line,
+    shorten,
+)
 from inchworm.analysis.runs import read_run
 
 
@@ -50,3 +61,20 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
     assert scores.low is not None
     assert scores.high is not None
     assert (len(scores.x), scores.y[-1], scores.low[-1], scores.high[-1]) == (8, 200.0, 190.0, 210.0)
+
+
+def test_points_have_no_line_and_places_are_linear() -> None:
+    """The axis of a scatter begins 10 right of 58 and ends 10 left of 380 - 14: the middle is 212; higher values are further up."""
+    svg = chart_svg([Line("each", np.array([0.0, 1.0]), np.array([2.0, 3.0]), style="points")], "score", over="trial")
+    assert "polyline" not in svg
+    assert svg.count("<circle") == 2
+    assert "score over trial" in svg
+    scatter = ElementTree.fromstring(scatter_svg([0.0, 0.5, 1.0], [1.0, 3.0, 2.0], [(0.5, "a")], ["x", "y", HOSTILE], HOSTILE, best=1))
+    dots = scatter.findall("circle")
+    assert [float(dot.attrib["cx"]) for dot in dots] == [68.0, 212.0, 356.0]
+    heights = [float(dot.attrib["cy"]) for dot in dots]
+    assert heights[1] < heights[2] < heights[0]
+    assert [dot.attrib["r"] for dot in dots] == ["3", "5", "3"]
+    assert scatter.attrib["aria-label"] == HOSTILE
+    assert [dot.findtext("title") for dot in dots] == ["x", "y", HOSTILE]
+    assert scatter.findall("script") == []

@@ -15,7 +15,11 @@ from doubles.painted import HEIGHT, WIDTH, Painted
 from doubles.run_files import HOSTILE, write_run
 from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
+from inchworm.analysis.search_space import Choice, Range
+from inchworm.analysis.sweep import Sweep, SweepConfig, TrialResult
+from inchworm.analysis.sweep_report import sweep_page
 from inchworm.collect.opponents import RandomActor
+from inchworm.config.sections import TrainingConfig
 from inchworm.evaluate.video import record_video
 
 pytestmark = pytest.mark.slow
@@ -94,6 +98,26 @@ def test_hostile_names_run_nothing(browser: Browser, tmp_path: Path) -> None:
     page = write_report([read_run(path), read_run(write_run(tmp_path / "plain"))], tmp_path / "page.html")
     browser.open(page)
     hover(browser, ".wide svg.chart", 0.5)
+    assert browser.value("window.pwned") is None
+    assert browser.value("document.scripts.length") == 1
+    assert browser.requests() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_the_page_of_a_sweep_reads_trials_and_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    """Scores of 10, 30 and 20: the best after the last trial is 30. Texts of a sweep come from its files, so they may be hostile."""
+    config = SweepConfig(base=TrainingConfig(), space={"ppo.gamma": "0.9..1.0"}, trials=4)
+    space = {"ppo.gamma": Range(0.9, 1.0), "run.notes": Choice((HOSTILE, "plain"))}
+    values = [{"ppo.gamma": 0.9 + 0.02 * number, "run.notes": HOSTILE} for number in range(4)]
+    trials = [TrialResult(number, "complete", values[number], score) for number, score in enumerate((10.0, 30.0, 20.0))]
+    trials.append(TrialResult(3, "failed", values[3], rungs={1: 5.0}, error=HOSTILE))
+    found = Sweep(tmp_path / HOSTILE.replace("/", "|"), config, space, tuple(trials), {HOSTILE: 0.75, "ppo.gamma": 0.25})
+    page = tmp_path / "page.html"
+    page.write_text(sweep_page(found), encoding="utf-8")
+    browser.open(page)
+    assert hover(browser, ".wide svg.chart", 0.995).splitlines() == ["trial 2", "best so far 30", "each trial 20"]
+    assert browser.value("document.querySelectorAll('figure svg.chart circle').length") == 6
+    assert "ppo.gamma: 0.99 → 0.92" in browser.value("document.body.innerText")
     assert browser.value("window.pwned") is None
     assert browser.value("document.scripts.length") == 1
     assert browser.requests() == [page.as_uri()]

@@ -110,7 +110,7 @@ def test_files_and_assignments(tmp_path: Path) -> None:
     assert read_space([str(file), "ppo.gamma=0.5,0.6"]) == {"ppo.gamma": "0.5,0.6", "ppo.learning_rate": "1e-4..1e-2:log"}
     for content in ("[1, 2]", "a: [", "\0"):
         file.write_text(content)
-        with pytest.raises(ConfigError, match="space.yaml"):
+        with pytest.raises(ConfigError, match=r"space.yaml"):
             read_space([str(file)])
-    with pytest.raises(ConfigError, match="--space ppo.gamma is neither FIELD=VALUES, such as .*, nor a readable file"):
+    with pytest.raises(ConfigError, match=r"--space ppo.gamma is neither FIELD=VALUES, such as .*, nor a readable file"):
         read_space(["ppo.gamma"])

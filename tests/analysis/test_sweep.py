@@ -202,8 +202,8 @@ def test_the_other_objectives() -> None:
     """Every episode of CartPole has a return of at least 8, so a target of 5 is reached at the first evaluation, after 16 steps, and one of
     600 never: twice the budget of 64. Fewer steps are better."""
     for target, steps in ((5.0, 16.0), (600.0, 128.0)):
-        config = base(f"steps-{target:g}", convergence=ConvergenceConfig(target=target, window=1))
-        found = run_sweep(small_sweep(config.replace(evaluation=EvalConfig(episodes=1)), objective="steps", trials=1, seeds=2))
+        config = base(f"steps-{target:g}", convergence=ConvergenceConfig(target=target, window=1), evaluation=EvalConfig(episodes=1))
+        found = run_sweep(small_sweep(config, objective="steps", trials=1, seeds=2))
         assert (found.trials[0].score, set(found.trials[0].seeds.values())) == (steps, {steps})
     area = run_sweep(small_sweep(base("area"), objective="area", trials=1))
     assert area.trials[0].score is not None
@@ -234,7 +234,7 @@ def test_a_run_that_fails_is_tried_once_more_then_its_trial_fails(trained: list[
     assert "it broke" in found.trials[2].error
     assert "it broke" in sweep_page(found)
     broken["trial-0/0"] = 2
-    with pytest.raises(InchwormError, match="trial 0 failed, and none before it has ended: .*it broke"):
+    with pytest.raises(InchwormError, match=r"trial 0 failed, and none before it has ended: .*it broke"):
         run_sweep(small_sweep(base("at once")), jobs=1)
     assert len(run_sweep(small_sweep(base("at once")), jobs=1).ended) == 3, "it is tried again"
 
@@ -312,9 +312,9 @@ def test_from_python(trained: list[str]) -> None:
     assert (ended, found.finished, len(trained)) == ([0, 1], True, 2)
     with pytest.raises(ConfigError, match="jobs=0 must be 1 or more"):
         inchworm.sweep(base(), space=space, jobs=0)
-    with pytest.raises(ConfigError, match="sweep.sampler"):
+    with pytest.raises(ConfigError, match=r"sweep.sampler"):
         inchworm.sweep(base(), space=space, sampler="grid")
-    with pytest.raises(ConfigError, match="unknown config key sweep.steps"):
+    with pytest.raises(ConfigError, match=r"unknown config key sweep.steps"):
         inchworm.sweep(base(), space=space, steps=3)
 
 
@@ -388,10 +388,8 @@ def test_a_sweep_that_is_killed_by_the_system_is_continued(tmp_path: Path, monke
     script = "from inchworm.analysis.sweep import *; run_sweep(SweepConfig.from_yaml('config.yaml'), jobs=2)"
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
-        deadline = time.monotonic() + 300
         while not any((tmp_path / "runs/killed/trial-1").glob("seed-*/metrics.jsonl")):
             assert process.poll() is None
-            assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
         process.send_signal(signal.SIGKILL)

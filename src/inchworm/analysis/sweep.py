@@ -229,10 +229,7 @@ def run_sweep(
     config: SweepConfig, *, jobs: int | None = None, overwrite: bool = False, on_trial: Callable[[TrialResult], None] | None = None
 ) -> Sweep:
     """Begin or continue the sweep that is described, in the directory that `config.base` names."""
-    import_optuna()
-    with contextlib.closing(make_vector_env(config.base.env, 1, 0)) as probe:
-        lanes = probe.lanes_per_copy
-    space = check_space(config.base, config.space, lanes)
+    space, lanes = check_sweep(config)
     config = config.replace(space={name: entry.plain for name, entry in space.items()})
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs={jobs} must be 1 or more")
@@ -252,6 +249,14 @@ def run_sweep(
             raise
     finally:
         os.close(descriptor)
+
+
+def check_sweep(config: SweepConfig) -> tuple[Space, int]:
+    """Return the space of a sweep and the lanes of a copy of its environment; refuse what cannot be searched or made."""
+    import_optuna()
+    with contextlib.closing(make_vector_env(config.base.env, 1, 0)) as probe:
+        lanes = probe.lanes_per_copy
+    return check_space(config.base, config.space, lanes), lanes
 
 
 def import_optuna() -> Any:

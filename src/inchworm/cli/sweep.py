@@ -75,6 +75,7 @@ def run_sweep(arguments: Sequence[str]) -> int:
         config = config.replace(trials=options.trials or config.trials)
     else:
         config = new_sweep(options, changes)
+        analysis.check_sweep(config)  # before there is a directory
         path = make_run_directory(config.base)
     base = config.base.replace(run=config.base.run.replace(name=path.name, directory=str(path.parent)))
     terminal = make_terminal(quiet=options.quiet)
