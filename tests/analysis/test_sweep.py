@@ -102,15 +102,16 @@ def test_the_first_trial_has_the_settings_that_it_starts_from(trained: list[str]
     assert trained == ["trial-0/0 to the end"]
 
 
-def test_equal_sweeps_have_equal_trials_and_others_differ() -> None:
+def test_equal_sweeps_have_equal_trials_and_others_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last two of four trials are suggested by what the first two scored."""
+    monkeypatch.setattr(module, "STARTUP_TRIALS", 2)
     names = ("one", "two")
-    one, two = (run_sweep(small_sweep(base(name, 1), seeds=1, rungs=1, trials=8), jobs=1) for name in names)
+    one, two = (run_sweep(small_sweep(base(name, 1), seeds=1, rungs=1, trials=4), jobs=1) for name in names)
     assert facts(one) == facts(two)
-    assert len({trial.values["ppo.learning_rate"] for trial in one.trials}) == 8
+    assert len({trial.values["ppo.learning_rate"] for trial in one.trials}) == 4
     other = base("three", 1)
     other = other.replace(run=other.run.replace(seed=1))
-    three = run_sweep(small_sweep(other, seeds=1, rungs=1, trials=8), jobs=1)
-    assert one.trials[0].values == three.trials[0].values, "those it starts from"
+    three = run_sweep(small_sweep(other, seeds=1, rungs=1, trials=2), jobs=1)
     assert all(before.values != after.values for before, after in zip(one.trials[1:], three.trials[1:]))
     assert one.config.all_seeds != three.config.all_seeds
 
@@ -138,7 +139,7 @@ def test_a_sweep_that_is_killed_anywhere_ends_as_one_that_was_not(monkeypatch: p
         return write
 
     lost = set()
-    for place in range(1, 10):
+    for place in (2, 4, 6, 9):
         config = small_sweep(base(f"killed-{place}", 2), **settings)
         with monkeypatch.context() as patched:
             writes[:] = 0, place
@@ -318,12 +319,20 @@ def test_from_python(trained: list[str]) -> None:
         inchworm.sweep(base(), space=space, steps=3)
 
 
-def test_importance_needs_ten_trials() -> None:
-    start = base(iterations=1)
-    assert not run_sweep(small_sweep(start, trials=3, seeds=1, rungs=1)).importance
-    found = run_sweep(small_sweep(start, trials=10, seeds=1, rungs=1))
-    assert set(found.importance) == set(SPACE)
-    assert "PED-ANOVA" in sweep_page(found)
+def test_importance_by_hand() -> None:
+    """One field decides the score alone, the other not at all; nine trials are too few to say so."""
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    with module.quiet_optuna():
+        for number in range(30):
+            trial = study.ask()
+            study.tell(trial, trial.suggest_float("ppo.gamma", 0.0, 1.0) + 0 * trial.suggest_float("ppo.gae_lambda", 0.0, 1.0))
+            if number == 8:
+                assert module.importances(study) == {}
+        found = module.importances(study)
+    assert found["ppo.gamma"] > 0.8
+    assert sum(found.values()) == pytest.approx(1.0)
+    config = small_sweep(space=dict.fromkeys(found, "0.0..1.0"), trials=30)
+    assert "PED-ANOVA" in sweep_page(Sweep(Path("x"), config, {}, (), found))
 
 
 SMALL = ["--ppo.rollout-steps=8", "--env.num-envs=2", "--total-timesteps=32", "--evaluation.final-episodes=1", "--backend=numpy"]
@@ -380,12 +389,13 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_sweep_that_is_killed_by_the_system_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 in the second trial, in processes: the trial is continued, and the sweep has the trials of one that was not killed."""
+    settings: dict[str, Any] = {"trials": 2, "seeds": 1, "rungs": 1}
+    whole = run_sweep(small_sweep(base("whole", iterations=60), **settings), jobs=1)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    config = small_sweep(base("killed", iterations=40), trials=2, seeds=2)
-    whole = small_sweep(base("whole", iterations=40), trials=2, seeds=2)
+    config = small_sweep(base("killed", iterations=60), **settings)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    script = "from inchworm.analysis.sweep import *; run_sweep(SweepConfig.from_yaml('config.yaml'), jobs=2)"
+    script = "from inchworm.analysis.sweep import *; run_sweep(SweepConfig.from_yaml('config.yaml'), jobs=1)"
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         while not any((tmp_path / "runs/killed/trial-1").glob("seed-*/metrics.jsonl")):
@@ -395,7 +405,6 @@ def test_a_sweep_that_is_killed_by_the_system_is_continued(tmp_path: Path, monke
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert read_sweep_config(tmp_path / "runs/killed").trials == 2
-    found = run_sweep(config, jobs=2)
+    found = run_sweep(config, jobs=1)
     assert [trial.number for trial in found.trials] == [0, 1]
-    assert found.finished
-    assert facts(found) == facts(run_sweep(whole, jobs=2))
+    assert facts(found) == facts(whole)

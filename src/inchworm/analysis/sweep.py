@@ -594,7 +594,7 @@ class Searcher:
         """Record how a trial ended."""
         trial, bundle = active.trial, active.bundle
         values = values or {}
-        rows = [score_seed(bundle, seed, None) for seed in bundle.seeds]
+        rows = [active.scores[seed] for seed in bundle.seeds]
         shown = {str(seed): self.config.shown(value) if state.name == "COMPLETE" else value for seed, value in values.items()}
         trial.set_user_attr("seeds", shown)
         trial.set_user_attr("env_steps", sum(row.env_steps for row in rows))
