@@ -46,7 +46,7 @@ from inchworm.train.seed_trainers import STOP_SECONDS, ProcessTrainer, default_j
 from inchworm.train.seeds import SeedScore, SeedsSummary, score_of, score_seed
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna import Study, Trial
 
 SWEEP, STUDY, BEST, RESULT = "sweep.yaml", "study.db", "best.yaml", "sweep.json"
 OBJECTIVES = {"score": "final score", "area": "area under curve", "steps": "env steps to the target"}
@@ -334,7 +334,7 @@ def remove_trials(path: Path, config: SweepConfig) -> None:
         (path / name).unlink(missing_ok=True)
 
 
-def open_study(path: Path, space: Space) -> optuna.Study:
+def open_study(path: Path, space: Space) -> Study:
     """Open the storage of a sweep, or make it; one that is damaged, or that holds something else, is one `ConfigError`."""
     optuna = import_optuna()
     file = path / STUDY
@@ -348,8 +348,8 @@ def open_study(path: Path, space: Space) -> optuna.Study:
     try:
         storage = optuna.storages.RDBStorage("sqlite:///study.db", engine_kwargs=options)
         if new:
-            return cast("optuna.Study", optuna.create_study(study_name=_STUDY_NAME, storage=storage, direction="maximize"))
-        study = cast("optuna.Study", optuna.load_study(study_name=_STUDY_NAME, storage=storage))
+            return cast("Study", optuna.create_study(study_name=_STUDY_NAME, storage=storage, direction="maximize"))
+        study = cast("Study", optuna.load_study(study_name=_STUDY_NAME, storage=storage))
         found = study.get_trials(deepcopy=False)
     except KeyError:
         raise ConfigError(f"{file} is Optuna's, but not of a sweep of inchworm; move it away") from None
@@ -408,7 +408,7 @@ def _values(space: Space, params: Mapping[str, Any]) -> Values:
     return found
 
 
-def read_trials(study: optuna.Study, space: Space, config: SweepConfig) -> tuple[TrialResult, ...]:
+def read_trials(study: Study, space: Space, config: SweepConfig) -> tuple[TrialResult, ...]:
     """The trials of a study. One that was killed while it was suggested has no values and is left out: it is suggested again."""
     states: dict[str, Any] = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
     found = []
@@ -438,7 +438,7 @@ def read_trials(study: optuna.Study, space: Space, config: SweepConfig) -> tuple
 class ActiveTrial:
     """A trial that is being trained: its runs up to the current rung."""
 
-    def __init__(self, trial: optuna.trial.Trial, values: Values, bundle: Bundle, rung: int) -> None:
+    def __init__(self, trial: Trial, values: Values, bundle: Bundle, rung: int) -> None:
         self.trial, self.values, self.bundle, self.rung = trial, values, bundle, rung
         self.waiting: deque[int] = deque()
         self.running: set[int] = set()
@@ -509,7 +509,7 @@ class Searcher:
             self.study.enqueue_trial({name: _label(value) for name, value in start.items()})
         return self._open(self.study.ask(self._distributions))
 
-    def _open(self, trial: optuna.trial.Trial, rung: int = 0) -> ActiveTrial:
+    def _open(self, trial: Trial, rung: int = 0) -> ActiveTrial:
         """Open the directory of a trial that has come to a rung."""
         values = _values(self.space, trial.params)
         bundle = create_bundle(self._config(values, trial.number, max(1, rung)), self.config.all_seeds)
@@ -656,7 +656,7 @@ def make_pruner(config: SweepConfig) -> Any:
     return pruners.NopPruner()
 
 
-def importances(study: optuna.Study) -> dict[str, float]:
+def importances(study: Study) -> dict[str, float]:
     """The importance of each field by PED-ANOVA; empty while there are too few complete trials."""
     optuna = import_optuna()
     complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
