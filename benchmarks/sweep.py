@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -132,8 +133,8 @@ def section(data: dict[str, Any]) -> Section:
         "",
         f"Then {len(data['seeds'])} seeds that the sweep did not use, until a greedy evaluation over {EPISODES} episodes has a mean of",
         f"{GOAL:.0f} or more; there is one every {EVERY:,} env steps, as nearly as rollouts allow. Seconds are of the processor, without",
-        "evaluations. A run that is not solved counts with its whole budget. Differences are paired by seed, with their 95 % intervals",
-        "(Student's t).",
+        "evaluations. A run that is not solved counts with its whole budget. Differences, and geometric means of ratios, are",
+        "paired by seed, with their 95 % intervals (Student's t). The times of one setting vary several times over between seeds.",
         "",
     ]
     rows, targets = [], []
@@ -142,13 +143,25 @@ def section(data: dict[str, Any]) -> Section:
         solved = sum(run["solved"] for run in own)
         each = " ".join(f"{run['steps']:,}" + ("" if run["solved"] else "+") for run in own)
         cells = [side, f"{solved} of {len(own)}", f"{_mean(own, 'steps'):,.0f}", each, f"{_mean(own, 'seconds'):.2f}"]
-        rows.append(cells + ["" if side == SIDES[0] else _difference(runs, side, name) for name in ("steps", "seconds")])
+        paired = [_difference(runs, side, "steps"), _ratio(runs, side, "steps"), _difference(runs, side, "seconds")]
+        rows.append(cells + (["", "", ""] if side == SIDES[0] else paired))
         if side != SIDES[0]:
             for name in ("steps", "seconds"):
-                ratio = _mean(runs[SIDES[0]], name) / _mean(own, name)
+                ratio = math.exp(fmean(math.log(one[name] / other[name]) for one, other in zip(runs[SIDES[0]], own)))
                 what = "env steps" if name == "steps" else "processor seconds"
-                targets.append(Target(f"CartPole after a sweep: {what} to {GOAL:.0f}, over the {side}'s", ratio, 1.0, at_least=False))
-    head = ["settings", "solved", "env steps", "seed by seed", "seconds", "best less these, steps", "best less these, seconds"]
+                targets.append(
+                    Target(f"CartPole after a sweep: {what} to {GOAL:.0f}, over those of the {side}", ratio, 1.0, at_least=False)
+                )
+    head = [
+        "settings",
+        "solved",
+        "env steps",
+        "seed by seed",
+        "seconds",
+        "steps, best less these",
+        "steps, best over these",
+        "seconds, best less these",
+    ]
     return Section("Hyperparameter search", [*lines, *table(head, rows)], targets)
 
 
@@ -170,6 +183,13 @@ def _difference(runs: dict[str, list[dict[str, Any]]], side: str, name: str) -> 
         if name == "steps"
         else f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
     )
+
+
+def _ratio(runs: dict[str, list[dict[str, Any]]], side: str, name: str) -> str:
+    """The geometric mean of the paired ratios with its interval."""
+    logs = [math.log(best[name] / other[name]) for best, other in zip(runs[SIDES[0]], runs[side])]
+    mean, half = fmean(logs), half_interval(logs)
+    return f"{math.exp(mean):.2f} [{math.exp(mean - half):.2f}, {math.exp(mean + half):.2f}]"
 
 
 def main() -> None:
