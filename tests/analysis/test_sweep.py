@@ -103,8 +103,8 @@ def test_the_first_trial_has_the_settings_that_it_starts_from(trained: list[str]
 
 
 def test_equal_sweeps_have_equal_trials_and_others_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last two of four trials are suggested by what the first two scored."""
-    monkeypatch.setattr(module, "STARTUP_TRIALS", 2)
+    """Two trials are suggested at random, and the last of four by what the first three scored."""
+    monkeypatch.setattr(module, "STARTUP_TRIALS", 3)
     names = ("one", "two")
     one, two = (run_sweep(small_sweep(base(name, 1), seeds=1, rungs=1, trials=4), jobs=1) for name in names)
     assert facts(one) == facts(two)
@@ -161,7 +161,18 @@ def test_trials_are_pruned_by_the_median_and_count(trained: list[str], monkeypat
         return wanted[active.trial.number] + 10 * final
 
     monkeypatch.setattr(module.Searcher, "_measure", score)
-    found = run_sweep(small_sweep(base(iterations=2), trials=6, seeds=1, pruner="median"), jobs=1)
+    end, config = module.Searcher._end, small_sweep(base(iterations=2), trials=6, seeds=1, pruner="median")
+
+    def killed(searcher: module.Searcher, active: module.ActiveTrial, state: Any, values: Any = None) -> None:
+        if state.name == "PRUNED":
+            raise Killed
+        end(searcher, active, state, values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Searcher, "_end", killed)
+        with pytest.raises(Killed):  # when it was to be pruned
+            run_sweep(config, jobs=1)
+    found = run_sweep(config, jobs=1)
     assert [trial.state for trial in found.trials] == [*["complete"] * 4, "pruned", "complete"]
     assert found.trials[4].rungs == {1: 2.0}
     assert found.trials[4].score is None
