@@ -483,7 +483,9 @@ class Searcher:
             for seed in self.config.all_seeds:  # a run notices that its sweep was killed, saves and ends
                 _wait_until_unlocked(active.bundle.run_path(seed))
             if reported and active.trial.should_prune():
-                self._end(active, optuna.trial.TrialState.PRUNED)
+                active.scores = {seed: score_seed(active.bundle, seed, None) for seed in self.config.all_seeds}
+                values = {seed: self._measure(active, seed, final=False) for seed in self.config.all_seeds}
+                self._end(active, optuna.trial.TrialState.PRUNED, values)
             else:
                 self._begin_rung(active)
 
