@@ -34,12 +34,15 @@ ENV, GOAL, EPISODES, EVERY = "CartPole-v1", 475.0, 100, 1_500
 """The environment, the mean return of so many greedy episodes that solves it, and the env steps between evaluations."""
 MOST_STEPS = 300_000
 """Budget of the plain defaults, whose settings are constant over a run; the others have the preset's budget."""
+TRIAL_SEEDS, FIRST_SEED = 8, 101
+"""Seeds of each trial, and the first of the fresh ones. With three seeds a trial, the winner was the luckiest: on five other seeds, 1 to 5,
+it was no faster than the preset (9,216 env steps against 10,138, geometric mean of the paired ratios 1.03)."""
 SIDES = ("best of the sweep", "preset", "plain defaults")
 
 
 def search(trials: int, directory: Path) -> dict[str, Any]:
     """Sweep, kill the sweep and its processes when half of the trials have ended, and resume it."""
-    flags = ["--objective=steps", f"--trials={trials}", "--seeds=3", "--backend=numpy", "--evaluation.num-envs=20", "--jobs=2"]
+    flags = ["--objective=steps", f"--trials={trials}", f"--seeds={TRIAL_SEEDS}", "--backend=numpy", "--evaluation.num-envs=20", "--jobs=2"]
     command = [sys.executable, "-m", "inchworm", "sweep"]
     options: dict[str, Any] = {"cwd": directory, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True}
     path, began = directory / "runs/search", time.perf_counter()
@@ -101,8 +104,8 @@ def measure(trials: int, count: int) -> dict[str, Any]:
     preset = PRESETS[ENV].config
     plain = TrainingConfig(run=preset.run.replace(total_timesteps=MOST_STEPS), ppo=PPOConfig())
     configs = dict(zip(SIDES, (best, preset, plain)))
-    used = {derive_seed(preset.run.seed, "sweep seed", index) for index in range(3)}
-    fresh = [seed for seed in range(1, count + 1) if seed not in used]
+    used = {derive_seed(preset.run.seed, "sweep seed", index) for index in range(TRIAL_SEEDS)}
+    fresh = [seed for seed in range(FIRST_SEED, FIRST_SEED + count) if seed not in used]
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     for seed in fresh:
         for side, config in configs.items():
@@ -126,8 +129,8 @@ def section(data: dict[str, Any]) -> Section:
     start = found["trials"][0]
     scores = f"{start['score']:,.0f} env steps and the best, trial {best['number']}, {best['score']:,.0f}"
     lines = [
-        f"`inchworm sweep {ENV} --objective steps --trials {len(states)} --seeds 3`: {states.count('complete')} trials were trained to the",
-        f"end, {states.count('pruned')} were pruned. It was ended by SIGKILL after {found['killed_after']} trials, with",
+        f"`inchworm sweep {ENV} --objective steps --trials {len(states)} --seeds {TRIAL_SEEDS}`: {states.count('complete')} trials were",
+        f"trained to the end, {states.count('pruned')} were pruned. It was ended by SIGKILL after {found['killed_after']} trials, with",
         f"{found['under_way']} under way, and resumed; no trial was lost or counted twice. On the sweep's own seeds the preset, trial 0,",
         f"needs {scores}: {', '.join(map(_short, data['best']))}.",
         "",
