@@ -19,6 +19,7 @@ from inchworm.cli.arguments import (
     Changes,
     File,
     Metavar,
+    Preset,
     RunName,
     UsageError,
     apply_changes,
@@ -57,6 +58,8 @@ class TrainOptions(ConfigBase):
     """A Gymnasium id, or package.module:make_env for your own factory."""
     config: File = None
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    preset: Preset = None
+    """Start from a config of this size, for any environment: a run of seconds, minutes or hours; instead of from the environment's preset."""
     quiet: bool = False
     """Print nothing but errors and warnings."""
     profile: bool = False
@@ -74,7 +77,7 @@ class TrainOptions(ConfigBase):
 def run_train(arguments: Sequence[str]) -> int:
     """Train a new run, or continue the one that --run.name names."""
     options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
-    config = resolve_config(options.env, options.config, changes, PROG_TRAIN)
+    config = resolve_config(options.env, options.config, changes, PROG_TRAIN, options.preset)
     check_can_be_trained_in(config)
     if options.seeds is not None:
         return train_several(config, options)
