@@ -107,18 +107,22 @@ def _differing(one: RunRecord, other: RunRecord) -> dict[str, str]:
 def seeds_line(group: Group, name: str, **options: Any) -> Line | None:
     """The interquartile mean of a metric over the seeds of a group, with its bootstrap interval, where all of them have values."""
     lines = [line for run in group.runs if (line := metric_line(run, name)) is not None]
-    if len(lines) < 2:
-        return None
-    begin, end = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
-    steps = np.unique(np.concatenate([line.x for line in lines]))
-    steps = steps[(steps >= begin) & (steps <= end)]
-    if len(steps) > MOST_POINTS // 2:
-        steps = np.linspace(begin, end, MOST_POINTS // 2)
-    if not len(steps):
+    steps = shared_steps(lines)
+    if len(lines) < 2 or not len(steps):
         return None
     table = np.stack([np.interp(steps, line.x, line.y) for line in lines])  # [seeds, n]
     low, high = np.apply_along_axis(bootstrap_interval95, 0, table)
     return Line(options.pop("label", group.label), steps, np.apply_along_axis(interquartile_mean, 0, table), low, high, **options)
+
+
+def shared_steps(lines: Sequence[Line]) -> np.ndarray:
+    """The env steps [n] at which all lines have values, at most half of `MOST_POINTS`; empty if there are none."""
+    if not lines:
+        return np.zeros(0)
+    begin, end = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
+    steps = np.unique(np.concatenate([line.x for line in lines]))
+    steps = steps[(steps >= begin) & (steps <= end)]
+    return steps if len(steps) <= MOST_POINTS // 2 else np.linspace(begin, end, MOST_POINTS // 2)
 
 
 def group_lines(groups: Sequence[Group], name: str) -> list[Line]:
@@ -181,8 +185,10 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False) -> str:
-    """Draw lines over env steps. `label` is the name for screen readers; with `zero` the range of y includes 0."""
+def chart_svg(
+    lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False, unit: str = "steps"
+) -> str:
+    """Draw lines over env steps, or over another `unit`. `label` is the name for screen readers; with `zero` the range of y includes 0."""
     lines = [shorten(line) for line in lines]
     low, high = _bounds(lines)
     if zero:
@@ -222,9 +228,10 @@ def chart_svg(lines: Sequence[Line], label: str, *, width: float = 720.0, height
         if line.style == "dots" or len(line.x) == 1:
             parts += [f'<circle class="dot {colour}" cx="{x(one):.1f}" cy="{y(two):.1f}" r="3"/>' for one, two in zip(line.x, line.y)]
     parts.append(f'<line class="cross" x1="0" x2="0" y1="{TOP:g}" y2="{bottom:g}"/>')
-    data = html.escape(json.dumps({"area": [LEFT, width - RIGHT], "range": [first, last], "lines": [_numbers(line) for line in lines]}))
+    numbers = {"area": [LEFT, width - RIGHT], "range": [first, last], "unit": unit, "lines": [_numbers(line) for line in lines]}
+    data, axis = html.escape(json.dumps(numbers)), "env steps" if unit == "steps" else unit
     return (
-        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" aria-label="{html.escape(label)} over env steps" '
+        f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" aria-label="{html.escape(label)} over {axis}" '
         f'data-chart="{data}">{"".join(parts)}</svg>'
     )
 

@@ -69,12 +69,12 @@ def report(*runs: str | Path, out: str | Path | None = None) -> Path:
     return write_report([read_run(run) for run in runs], out)
 
 
-def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None) -> str:
-    """Return the page. `live` makes it fetch its newest content from where it was served."""
+def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None, title: str = "", lead: str = "") -> str:
+    """Return the page. `live` makes it fetch its newest content from where it was served; `lead` is HTML that comes first."""
     style, script = (
         assets("inchworm.analysis").joinpath("report_assets", name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    title = f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs"
+    title = title or (f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs")
     allowed = f"default-src 'none'; style-src '{inline_hash(style)}'; script-src '{inline_hash(script)}'; img-src data:; media-src data:; "
     allowed += "connect-src 'self'; " if live else ""
     made = "<span id=live></span>; made" if live else f"written {time.strftime('%Y-%m-%d %H:%M')}"
@@ -82,7 +82,7 @@ def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Pa
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"{allowed}base-uri 'none'; form-action 'none'\">"
         f"<title>{e(title)}</title><style>{style}</style></head>\n<body{' data-live=1' if live else ''}>"
-        f'<main id="page">{report_body(runs, links_from=links_from)}</main>\n'
+        f'<main id="page">{lead}{report_body(runs, links_from=links_from)}</main>\n'
         f"<footer>{made} by inchworm; hover or use the arrow keys on a chart to read values</footer>\n"
         f'<div id="tip" role="status" hidden></div><script>{script}</script></body></html>\n'
     )
@@ -119,9 +119,9 @@ def figure(lines: Sequence[Line], caption: str, hint: str = "", *, points: int, 
     return f"<figure><figcaption>{e(caption)} <small>{e(hint)}</small></figcaption>{drawn}</figure>"
 
 
-def large_chart(lines: Sequence[Line], label: str) -> str:
+def large_chart(lines: Sequence[Line], label: str, **options: Any) -> str:
     """A chart over the whole width, drawn for wide and for narrow pages: texts of a scaled one would be too small to read."""
-    wide, narrow = chart_svg(lines, label, width=1160.0, height=360.0), chart_svg(lines, label, width=480.0, height=280.0)
+    wide, narrow = (chart_svg(lines, label, width=width, height=height, **options) for width, height in ((1160.0, 360.0), (480.0, 280.0)))
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 

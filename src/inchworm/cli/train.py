@@ -59,7 +59,7 @@ class TrainOptions(ConfigBase):
     config: File = None
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
     preset: Preset = None
-    """Start from a config of this size, for any environment: a run of seconds, minutes or hours; instead of from the environment's preset."""
+    """Start from a config of this size, for any environment (a run of seconds, minutes or hours), instead of from the environment's own."""
     quiet: bool = False
     """Print nothing but errors and warnings."""
     profile: bool = False

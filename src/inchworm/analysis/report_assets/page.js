@@ -27,7 +27,7 @@
     hide();
     tip.replaceChildren();
     const head = document.createElement("b");
-    head.textContent = `${step.toLocaleString("en")} steps`;
+    head.textContent = `${step.toLocaleString("en")} ${data.unit}`;
     tip.append(head);
     for (const line of all.slice(0, 12)) {
       const index = nearest(line.x, step), row = document.createElement("div"), key = document.createElement("i");
