@@ -1,4 +1,4 @@
-"""What the doctor finds in runs that did not set its thresholds: sick ones in an environment of their own, and the presets, which are healthy.
+"""What the doctor finds in runs that did not set its thresholds: sick ones in another environment, and the presets, which are healthy.
 
 python benchmarks/doctor.py [--steps 200000]         (20 minutes on one core)
 
@@ -37,6 +37,7 @@ class NeverEnds(gym.Wrapper[Any, Any, Any, Any]):
     """Begins the next episode without a word."""
 
     def step(self, action: Any) -> Any:
+        """Step, and reset instead of ending."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
             observation, info = self.env.reset()
@@ -49,10 +50,12 @@ class Bait(gym.Wrapper[Any, Any, Any, Any]):
     _earned = 0.0
 
     def reset(self, **options: Any) -> Any:
+        """Begin without a debt."""
         self._earned = 0.0
         return self.env.reset(**options)
 
     def step(self, action: Any) -> Any:
+        """Step, with the bait, or at the end with the debt."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         bait = 20.0 if int(action) == 0 else 0.0
         self._earned += bait
@@ -110,31 +113,43 @@ def section(data: dict[str, Any]) -> Section:
         found = [each["rule"] for each in one["found"]]
         named.append(one["rule"] in found)
         others = ", ".join(rule for rule in found if rule != one["rule"]) or "–"
-        rows.append([one["rule"], "–" if not named[-1] else "first" if found[0] == one["rule"] else "later", others])
+        rows.append([one["rule"], "no" if not named[-1] else "first" if found[0] == one["rule"] else "later", others])
     causes = {one["rule"] for one in data["sick"]}
-    missed = {one["rule"] for one, is_named in zip(data["sick"], named) if not is_named}
+    left = causes - {one["rule"] for one, is_named in zip(data["sick"], named) if not is_named}
     healthy = [
         [one["run"], f"{one['steps']:,}", ", ".join(each["rule"] for each in one["found"] if not each["note"]) or "nothing"]
         for one in data["healthy"]
     ]
-    quiet = sum(found == "nothing" for *_, found in healthy)
+    presets, short = ([row for row in healthy if row[0].startswith("preset ") is wanted] for wanted in (True, False))
     lines = [
-        f"{data['env']}, seed {data['seed']}: an environment and a seed that were chosen before any of these runs was made, and no threshold",
-        "was changed afterwards. The sick runs are those of the tests (`tests/doubles/patients.py`), 12,288 steps each.",
+        f"{data['env']}, seed {data['seed']}: the environment and the seed were chosen before any of these runs was made, and no threshold",
+        "was changed afterwards. The sick runs are those of the tests (`tests/doubles/patients.py`), of 12,288 steps or fewer.",
         "",
         *table(["made sick on purpose", "its cause is named", "also named"], rows),
         "",
-        "Healthy runs: the same environment and seed, and every preset with that seed, as it is, for its first env steps.",
+        "Every preset as it is, with that seed, for its first env steps:",
         "",
-        *table(["run", "env steps", "the doctor says"], healthy),
+        *table(["run", "env steps", "the doctor says"], presets),
+        "",
+        "The healthy runs of the tests, which are as short as the sick ones, in the same environment. They have hardly learned anything",
+        "there: their critics do not explain the returns yet, and their greedy actions score far below sampled ones.",
+        "Both is what the doctor says, so that naming `evaluation_gap` in the sick runs of this environment shows little.",
+        "",
+        *table(["run", "env steps", "the doctor says"], short),
     ]
-    share = sum(named) / len(named)
+
+    def share(what: str, count: int, of: int, bound: float) -> Target:
+        return Target(f"{what}: {count} of {of}", count / of, bound, unit="of them")
+
+    def quiet(found: list[list[str]]) -> int:
+        return sum(says == "nothing" for *_, says in found)
+
     targets = [
-        Target(f"sick runs whose cause is named ({sum(named)} of {len(named)})", share, 12 / 14, unit="of all"),
-        Target(f"causes that are named whenever they are there ({len(causes - missed)} of {len(causes)})",
-               len(causes - missed) / len(causes), 12 / 14, unit="of all"),
-        Target(f"healthy runs of which nothing is said ({quiet} of {len(healthy)})", quiet / len(healthy), 1.0, unit="of all"),
-    ]  # fmt: skip
+        share("sick runs whose cause is named", sum(named), len(named), 12 / 14),
+        share("causes that are named in each of their runs", len(left), len(causes), 12 / 14),
+        share("presets of which nothing is said", quiet(presets), len(presets), 1.0),
+        share("short healthy runs of which nothing is said", quiet(short), len(short), 1.0),
+    ]
     return Section("The doctor", lines, targets)
 
 
