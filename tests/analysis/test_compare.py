@@ -41,7 +41,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def settings(path: Path, **ppo: Any) -> tuple[TrainingConfig, TrainingConfig]:
     evaluation = EvalConfig(interval=0, final_episodes=1, num_envs=1)
-    base = small_config(iterations=2, backend="numpy", evaluation=evaluation, name=path.name, directory=str(path.parent))
+    base = small_config(iterations=2, backend="numpy", evaluation=evaluation, name=path.name, directory=str(path.parent), report=True)
     return base, base.replace(ppo=base.ppo.replace(**ppo))
 
 
@@ -163,6 +163,7 @@ SMALL += ["--ppo.minibatch-size=8", "--evaluation.interval=0"]
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: list[str]) -> None:
     arguments = ["compare", "CartPole-v1", *SMALL, "--seeds=3", "--jobs=3", "--run.name=lambda"]
     assert main([*arguments, "--change", "ppo.gae_lambda=0.5", "--change", "ppo.max_grad_norm=null"]) == 0
+    page = Path("runs/lambda/report.html").read_bytes()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "comparing two settings of CartPole-v1 with up to 3 seeds, 64 steps each, run runs/lambda"
     assert "base: seeds 0 to 2" in lines
@@ -173,6 +174,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], trained
     trained.clear()
     assert main(["compare", "lambda", "--quiet"]) == 0
     assert not trained
+    Path("runs/lambda/report.html").unlink()
+    assert main(["report", "lambda"]) == 0
+    assert main(["report", "lambda", "--out", "page.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["runs/lambda/report.html", "page.html"]
+    assert len(Path("page.html").read_bytes()) == len(page)
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,14 @@ def areas(runs: Sequence[RunRecord]) -> tuple[float, ...]:
 # The page
 
 
+def write_comparison_page(path: Path, out: str | Path | None = None) -> Path:
+    """Write the page of a comparison, by default into its directory, from the pairs that are done."""
+    found = measure_pairs(path, read_comparison(path))
+    if not found.pairs:
+        raise ConfigError(f"the comparison {path} has no pair of finished runs yet; inchworm compare {path} continues it")
+    return write_atomically(path / REPORT if out is None else Path(out), comparison_page(found))
+
+
 def comparison_page(found: Comparison) -> str:
     """Return the page of a comparison: the answer, how it came about pair by pair, and all runs side by side."""
     pairs = [[read_run(found.path / name / f"seed-{seed}") for name in SETTINGS] for seed in found.seeds]

@@ -7,12 +7,15 @@ only the style and the script of `report_assets`, by their hashes.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import json
 import shlex
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files as assets
 from pathlib import Path
@@ -23,12 +26,13 @@ import numpy as np
 
 from inchworm.analysis.charts import Group, Line, bar_html, chart_svg, duration, group_runs, legend, metric_line, return_lines, shorten
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose
-from inchworm.analysis.runs import RunRecord, read_run
-from inchworm.core.errors import InchwormError
+from inchworm.analysis.runs import RunRecord, read_run, read_runs
+from inchworm.core.errors import InchwormError, error_text
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
-from inchworm.run.directory import REPORT, flatten_config
+from inchworm.run.bundle import find_bundle
+from inchworm.run.directory import OUTCOME, REPORT, flatten_config
 from inchworm.worlds.replay import inline_hash
 
 CHARTS = {
@@ -65,8 +69,33 @@ def write_report(runs: Sequence[RunRecord], out: str | Path | None = None) -> Pa
 
 
 def report(*runs: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of one run, or of several side by side, and return its path. Runs are directories, or names in `runs/`."""
-    return write_report([read_run(run) for run in runs], out)
+    """Write the report of one run, or of several side by side, and return its path.
+
+    Runs are directories, or names in `runs/`; a bundle of seeds stands for its runs. The page of one run or bundle is in its directory
+    unless `out` says otherwise.
+    """
+    if out is None and len(runs) == 1 and (bundle := find_bundle(runs[0])) is not None:
+        out = bundle / REPORT
+    return write_report(read_runs(runs), out)
+
+
+@contextmanager
+def after_training() -> Iterator[None]:
+    """Turn any failure of the block into a warning: the training is done, and only its report is missing."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=3)
+
+
+def write_last_report(path: Path, reason: str) -> RunRecord:
+    """Write the page of a run whose training has just ended, unless that is turned off or done already; return the run."""
+    run = dataclasses.replace(read_run(path, rows=False), state="finished", reason=reason)  # its lock is still held
+    page, outcome = path / REPORT, path / OUTCOME
+    is_new = page.exists() and outcome.exists() and page.stat().st_mtime_ns >= outcome.stat().st_mtime_ns
+    if run.rows and run.config.run.report and not is_new:
+        write_report([run])
+    return run
 
 
 def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None, title: str = "", lead: str = "") -> str:
