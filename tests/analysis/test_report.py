@@ -213,13 +213,15 @@ def test_png_needs_matplotlib_and_says_what_to_type(tmp_path: Path, monkeypatch:
 
 
 def test_a_training_in_python_ends_with_a_report(tmp_path: Path) -> None:
-    config = small_config(iterations=1, backend="numpy", report=True)
+    config = small_config(iterations=6, backend="numpy", report=True)
     page = tmp_path / "run" / "report.html"
     with inchworm.PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "run", trackers=["csv"]) as trainer:
         trainer.train()
         assert not page.exists(), "it is written once, when the trainer is closed"
     assert '<span class="badge finished">finished</span>' in page.read_text()
-    assert "report.html" in json.loads((tmp_path / "run" / "tracking" / "csv.json").read_text())["files"], "trackers receive it"
+    files = json.loads((tmp_path / "run" / "tracking" / "csv.json").read_text())["files"]
+    assert {"config.yaml", "policy.safetensors", "report.html", "curve.svg"} <= files.keys(), "trackers receive them"
+    assert ET.fromstring((tmp_path / "run" / "curve.svg").read_text()).tag.endswith("svg")
     before = page.stat().st_mtime_ns
     with inchworm.PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "run"):
         pass
@@ -227,4 +229,4 @@ def test_a_training_in_python_ends_with_a_report(tmp_path: Path) -> None:
     quiet = config.replace(run=config.run.replace(report=False))
     with inchworm.PPOTrainer(quiet.policy, quiet.env, quiet, run_dir=tmp_path / "quiet") as trainer:
         trainer.train()
-    assert not (tmp_path / "quiet" / "report.html").exists()
+    assert not {"report.html", "curve.svg"} & {path.name for path in (tmp_path / "quiet").iterdir()}

@@ -168,7 +168,9 @@ class Audit:
             return "\n".join([*lines, "nothing stands out"])
         for number, found in enumerate(self.suggestions, 1):
             lines += [f"{number}. {found.setting}", f"   why: {found.why}", f"   try: {found.tries}"]
-        return "\n".join([*lines, "", f"whether a change helps is not known from this: inchworm compare {self.env} --change ppo.… measures it"])
+        return "\n".join(
+            [*lines, "", f"whether a change helps is not known from this: inchworm compare {self.env} --change ppo.… measures it"]
+        )
 
 
 def audit(
@@ -336,7 +338,9 @@ def lambda_fits(samples: Samples, lambdas: Sequence[float], ppo: PPOConfig) -> t
     found = np.divide(both, size, out=np.zeros_like(both), where=size > 0)  # [1 + R, L]
     gains = found - found[:, [lambdas.index(ppo.gae_lambda)]]
     low, high = np.quantile(found[1:], (0.025, 0.975), axis=0)
-    columns = zip(lambdas, found[0].tolist(), low.tolist(), high.tolist(), np.quantile(gains[1:], 0.025 / max(1, len(lambdas) - 1), axis=0).tolist())
+    columns = zip(
+        lambdas, found[0].tolist(), low.tolist(), high.tolist(), np.quantile(gains[1:], 0.025 / max(1, len(lambdas) - 1), axis=0).tolist()
+    )
     return tuple(LambdaFit(*column) for column in columns)
 
 
@@ -371,7 +375,14 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
             f"its advantages correlate {best.correlation:.2f} with the true ones, those of {used.gae_lambda:g} only {used.correlation:.2f}"
         )
         weight = 1 + 5 * (best.correlation - used.correlation)
-        suggestions.append(Suggestion(f"lambda: advantages with {best.gae_lambda:g} are closer to the true ones", why, f"ppo.gae_lambda={best.gae_lambda:g}", weight))
+        suggestions.append(
+            Suggestion(
+                f"lambda: advantages with {best.gae_lambda:g} are closer to the true ones",
+                why,
+                f"ppo.gae_lambda={best.gae_lambda:g}",
+                weight,
+            )
+        )
     drowned = max(fit.high for fit in found.lambdas) < 0.3 and found.reachable > 0.6
     if drowned and ppo.gamma > 0.9 and not suggestions:  # a wrong critic or lambda would explain it
         why = f"no lambda correlates above {best.correlation:.2f}: returns of one state vary by {found.return_std:.3g}, advantages by "

@@ -32,7 +32,17 @@ from inchworm.core.errors import USAGE_ERRORS, ConfigError, CorruptFileError, In
 from inchworm.core.tensor_file import read_bytes, read_json, write_atomically
 from inchworm.evaluate.stats import mean_interval95
 from inchworm.run.bundle import SUMMARY_JSON, create_bundle, is_bundle, open_bundle
-from inchworm.run.directory import CONFIG, LOCK, REPORT, config_changes, flatten_config, make_run_directory, refuse_code, take_lock
+from inchworm.run.directory import (
+    CONFIG,
+    LOCK,
+    REPORT,
+    config_changes,
+    find_named,
+    flatten_config,
+    make_run_directory,
+    refuse_code,
+    take_lock,
+)
 from inchworm.tracking.seeds_view import SeedsView
 from inchworm.train.seed_trainers import default_jobs
 from inchworm.train.seeds import SeedScore, plan_seeds, train_bundle
@@ -145,8 +155,7 @@ class Comparison:
 
 def find_comparison(path_or_name: str | Path, directory: str | Path = "runs") -> Path | None:
     """The directory of a comparison that a path, or a name in `directory`, names; None if it names none."""
-    places = (Path(path_or_name), Path(directory) / path_or_name)
-    return next((path for path in places if str(path_or_name) and (path / COMPARISON).is_file()), None)
+    return find_named(path_or_name, COMPARISON, directory)
 
 
 def compare_settings(

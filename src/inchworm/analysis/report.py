@@ -24,7 +24,19 @@ from urllib.parse import quote
 
 import numpy as np
 
-from inchworm.analysis.charts import Group, Line, bar_html, chart_svg, duration, group_runs, legend, metric_line, return_lines, shorten
+from inchworm.analysis.charts import (
+    Group,
+    Line,
+    bar_html,
+    chart_svg,
+    duration,
+    group_runs,
+    legend,
+    metric_line,
+    return_lines,
+    save_plot,
+    shorten,
+)
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose
 from inchworm.analysis.runs import RunRecord, read_run, read_runs
 from inchworm.core.errors import InchwormError, error_text
@@ -53,6 +65,8 @@ EMBEDDED_BYTES = 1_000_000
 """Videos and animations up to this size, together, are part of the page; others are linked."""
 _HIDDEN = {"n_updates", "episodes", "warm_up", "mean_return", "loss", "rating", "rating_sigma", "iteration_episodes"}
 _UNSHOWN = ("run.name", "run.directory", "run.seed", "run.report")
+CURVE = "curve.svg"
+"""The learning curve in the directory of a run; trackers receive it, like the report."""
 HOST = "127.0.0.1"
 """Of the live page."""
 
@@ -89,11 +103,13 @@ def after_training() -> Iterator[None]:
 
 
 def write_last_report(path: Path, reason: str) -> RunRecord:
-    """Write the page of a run whose training has just ended, unless that is turned off or done already; return the run."""
+    """Write the page and the learning curve of a run whose training has just ended, unless that is turned off or done; return the run."""
     run = dataclasses.replace(read_run(path, rows=False), state="finished", reason=reason)  # its lock is still held
     page, outcome = path / REPORT, path / OUTCOME
     is_new = page.exists() and outcome.exists() and page.stat().st_mtime_ns >= outcome.stat().st_mtime_ns
     if run.rows and run.config.run.report and not is_new:
+        if lines := return_lines([run]):
+            save_plot(lines, path / CURVE, y_label="return")
         write_report([run])
     return run
 

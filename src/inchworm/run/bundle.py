@@ -24,7 +24,19 @@ from inchworm.config.sections import NonNegative, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Closes
 from inchworm.core.tensor_file import remove_temporaries, write_atomically
-from inchworm.run.directory import BUNDLE, CONFIG, LOCK, REPORT, Run, check_config, keep_choices, make_run_directory, refuse_code, take_lock
+from inchworm.run.directory import (
+    BUNDLE,
+    CONFIG,
+    LOCK,
+    REPORT,
+    Run,
+    check_config,
+    find_named,
+    keep_choices,
+    make_run_directory,
+    refuse_code,
+    take_lock,
+)
 
 SUMMARY_JSON, SUMMARY_PAGE = "summary.json", "summary.md"
 
@@ -174,8 +186,7 @@ def is_bundle(path_or_name: str | Path, directory: str | Path = "runs") -> bool:
 
 def find_bundle(path_or_name: str | Path, directory: str | Path = "runs") -> Path | None:
     """The directory of a bundle that a path, or a name in `directory`, names; None if it names none."""
-    places = (Path(path_or_name), Path(directory) / path_or_name)
-    return next((path for path in places if str(path_or_name) and (path / BUNDLE).is_file()), None)
+    return find_named(path_or_name, BUNDLE, directory)
 
 
 def open_bundle(path_or_name: str | Path, *, directory: str | Path = "runs", env: str | None = None) -> Bundle:
