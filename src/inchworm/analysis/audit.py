@@ -375,14 +375,8 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
             f"its advantages correlate {best.correlation:.2f} with the true ones, those of {used.gae_lambda:g} only {used.correlation:.2f}"
         )
         weight = 1 + 5 * (best.correlation - used.correlation)
-        suggestions.append(
-            Suggestion(
-                f"lambda: advantages with {best.gae_lambda:g} are closer to the true ones",
-                why,
-                f"ppo.gae_lambda={best.gae_lambda:g}",
-                weight,
-            )
-        )
+        title = f"lambda: advantages with {best.gae_lambda:g} are closer to the true ones"
+        suggestions.append(Suggestion(title, why, f"ppo.gae_lambda={best.gae_lambda:g}", weight))
     drowned = max(fit.high for fit in found.lambdas) < 0.3 and found.reachable > 0.6
     if drowned and ppo.gamma > 0.9 and not suggestions:  # a wrong critic or lambda would explain it
         why = f"no lambda correlates above {best.correlation:.2f}: returns of one state vary by {found.return_std:.3g}, advantages by "
