@@ -128,6 +128,7 @@ def test_audit_prints_tables_and_writes_json(here: Path, capsys: pytest.CaptureF
         ("watch one --port 70000", "--port 70000 must be from 0 to 65535"),
         ("runs --delete", "name the runs: inchworm runs NAME … --delete"),
         ("runs one --delete --archive", "exclude each other"),
+        ("runs nothing one", "there is no run nothing in runs; inchworm runs lists those that there are"),
         ("runs one --delete", "add --yes: there is no terminal to ask on"),
         ("runs --directory nowhere", "there is no directory nowhere"),
     ],

@@ -239,7 +239,10 @@ def run_runs(arguments: Sequence[str]) -> int:
             path = remove_run(name, directory=options.directory, archive=options.archive)
             terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    listed = {name: run for name, run in list_runs(options.directory).items() if not options.names or name in options.names}
+    known = list_runs(options.directory)
+    if missing := [name for name in options.names if name not in known]:
+        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
+    listed = {name: run for name, run in known.items() if not options.names or name in options.names}
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
