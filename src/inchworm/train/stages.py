@@ -110,7 +110,7 @@ def checksum(*arrays: Array) -> int:
 
 def pack_marks(hashes: np.ndarray) -> str:
     """The upper 16 bits of each row's hash, in base64."""
-    return base64.b64encode(_upper_halves(hashes)).decode()
+    return base64.b64encode(_upper_halves(hashes).tobytes()).decode()
 
 
 def unpack_marks(text: Any) -> np.ndarray:
