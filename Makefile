@@ -8,7 +8,7 @@
 #   make variants   settings compared seed by seed: forget bias, value scaling, JAX and NumPy (hours; an interrupted one continues)
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
-#   make doctor     the doctor's rules on another environment and other seeds (a minute)
+#   make doctor     what the doctor finds on environments and seeds that did not set its thresholds, for docs/doctor.md (20 minutes)
 #   make docs       update the generated config page            make clean     remove .venv and the files left by tools
 
 SHELL := /bin/sh
@@ -122,6 +122,7 @@ faults: $(VENV)/installed-dev
 
 doctor: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m by_hand tests/analysis/test_doctor.py
+	$(BIN)/python benchmarks/doctor.py
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

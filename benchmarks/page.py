@@ -1,4 +1,4 @@
-"""docs/performance.md and docs/memory_and_teams.md, made from what the scripts have kept in results/speed/. Each can be run again alone.
+"""Pages of the documentation, made from what the scripts have kept in results/speed/. Each can be run again alone.
 
 python benchmarks/page.py
 """
@@ -63,6 +63,16 @@ PAGES = (
         ),
         {name: name for name in ("corridor", "recurrent", "skirmish", "combat", "spread", "connect_four")},
         ("forget_bias",),
+    ),
+    Page(
+        DOCS / "doctor.md",
+        (
+            "# The doctor, measured",
+            "",
+            "Made by `make doctor`: `benchmarks/doctor.py` makes runs sick on purpose and asks the [doctor](reports.md#the-doctor).",
+            "[Troubleshooting](troubleshooting.md#the-doctors-rules) has what each rule looks at. What falls short is shown as it is.",
+        ),
+        {"doctor": "doctor"},
     ),
 )
 

@@ -26,6 +26,8 @@ from inchworm.collect.opponents import OpponentSource as OpponentSource
 from inchworm.collect.opponents import OpponentVectorEnv as OpponentVectorEnv
 from inchworm.collect.opponents import RandomActor as RandomActor
 from inchworm.collect.opponents import team_lanes as team_lanes
+from inchworm.config.presets import large_config as large_config
+from inchworm.config.presets import medium_config as medium_config
 from inchworm.config.presets import small_fast_config as small_fast_config
 from inchworm.config.sections import CollectConfig as CollectConfig
 from inchworm.config.sections import ConvergenceConfig as ConvergenceConfig

@@ -1,7 +1,9 @@
 """Comparisons of two settings: the measures by hand, whole ones, continued ones, and what is refused."""
 
 import dataclasses
+import html
 import json
+import re
 import shutil
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -10,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from doubles.run_files import write_run
+from doubles.run_files import write_pairs, write_run
 from doubles.runs import small_config
 from doubles.seeds import train_here
-from inchworm.analysis.compare import COMPARISON, ComparisonConfig, areas, compare_settings, measure_pairs, read_comparison
+from inchworm.analysis.compare import COMPARISON, ComparisonConfig, areas, compare_settings, comparison_page, measure_pairs, read_comparison
 from inchworm.analysis.runs import read_run
 from inchworm.cli.main import main
 from inchworm.config.sections import EvalConfig, TrainingConfig
@@ -39,7 +41,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def settings(path: Path, **ppo: Any) -> tuple[TrainingConfig, TrainingConfig]:
     evaluation = EvalConfig(interval=0, final_episodes=1, num_envs=1)
-    base = small_config(iterations=2, backend="numpy", evaluation=evaluation, name=path.name, directory=str(path.parent))
+    base = small_config(iterations=2, backend="numpy", evaluation=evaluation, name=path.name, directory=str(path.parent), report=True)
     return base, base.replace(ppo=base.ppo.replace(**ppo))
 
 
@@ -48,19 +50,10 @@ def comparison(path: Path, seeds: int = 8) -> ComparisonConfig:
     return ComparisonConfig(base=base, changed=changed, seeds=seeds)
 
 
-def write_pairs(path: Path, config: ComparisonConfig, scores: dict[str, list[float | None]]) -> None:
-    """The files of finished runs: the returns of seed s rise from 20 + 5 s to 200 + 5 s in both settings."""
-    for name, column in scores.items():
-        rows = [{"seed": seed, "status": "done", "score": score} for seed, score in enumerate(column)]
-        for seed in range(len(column)):
-            write_run(path / name / f"seed-{seed}", seed=seed)
-        (path / name / "summary.json").write_text(json.dumps({"seeds": rows}))
-
-
 def test_the_answer_by_hand(tmp_path: Path) -> None:
     """Final scores differ by 50, 51 and 49 in three pairs of three, curves not at all; a fourth run has no partner."""
     config = comparison(tmp_path / "first", seeds=3)
-    write_pairs(tmp_path, config, {"base": [100.0, 110.0, 120.0], "changed": [150.0, 161.0, 169.0]})
+    write_pairs(tmp_path, {"base": [100.0, 110.0, 120.0], "changed": [150.0, 161.0, 169.0]})
     found = measure_pairs(tmp_path, config)
     assert (found.pairs, found.finished, found.answered) == (3, True, True)
     assert found.values["score"].tolist() == [[100.0, 110.0, 120.0], [150.0, 161.0, 169.0]]
@@ -77,7 +70,7 @@ def test_the_answer_by_hand(tmp_path: Path) -> None:
 
 def test_pairs_count_up_to_the_first_that_is_not_done(tmp_path: Path) -> None:
     config = comparison(tmp_path / "first", seeds=5)
-    write_pairs(tmp_path, config, {"base": [1.0, 2.0, 3.0], "changed": [1.0]})
+    write_pairs(tmp_path, {"base": [1.0, 2.0, 3.0], "changed": [1.0]})
     found = measure_pairs(tmp_path, config)
     assert (found.pairs, found.finished) == (1, False)
     assert "not answered after 1 of 5 pairs" in str(found)
@@ -155,7 +148,7 @@ def test_a_seed_that_fails_ends_it_and_is_tried_again(tmp_path: Path, monkeypatc
 
 def test_a_score_that_is_missing_and_a_damaged_summary_are_one_line(tmp_path: Path) -> None:
     config = comparison(tmp_path / "first", seeds=3)
-    write_pairs(tmp_path, config, {"base": [1.0], "changed": [None]})
+    write_pairs(tmp_path, {"base": [1.0], "changed": [None]})
     with pytest.raises(InchwormError, match=r"seed 0 in .*changed has no score"):
         measure_pairs(tmp_path, config)
     (tmp_path / "base" / "summary.json").write_text('{"seeds": [')
@@ -170,6 +163,7 @@ SMALL += ["--ppo.minibatch-size=8", "--evaluation.interval=0"]
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: list[str]) -> None:
     arguments = ["compare", "CartPole-v1", *SMALL, "--seeds=3", "--jobs=3", "--run.name=lambda"]
     assert main([*arguments, "--change", "ppo.gae_lambda=0.5", "--change", "ppo.max_grad_norm=null"]) == 0
+    page = Path("runs/lambda/report.html").read_bytes()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "comparing two settings of CartPole-v1 with up to 3 seeds, 64 steps each, run runs/lambda"
     assert "base: seeds 0 to 2" in lines
@@ -180,6 +174,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], trained
     trained.clear()
     assert main(["compare", "lambda", "--quiet"]) == 0
     assert not trained
+    Path("runs/lambda/report.html").unlink()
+    assert main(["report", "lambda"]) == 0
+    assert main(["report", "lambda", "--out", "page.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["runs/lambda/report.html", "page.html"]
+    assert len(Path("page.html").read_bytes()) == len(page)
 
 
 @pytest.mark.parametrize(
@@ -216,3 +215,28 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert message in printed
     assert len(printed.splitlines()) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == before
+
+
+def test_the_page_has_the_answer_its_looks_and_every_pair(tmp_path: Path) -> None:
+    """Final scores differ by 50, 51 and 49, so the mean is 50 after 3 of 3 pairs, which is the first look; curves do not differ."""
+    config = comparison(tmp_path / "first", seeds=3)
+    write_pairs(tmp_path, {"base": [100.0, 110.0, 120.0], "changed": [150.0, 161.0, 169.0]})
+    page = comparison_page(measure_pairs(tmp_path, config))
+    assert "<p>ppo.gamma: 0.99 → 0.9: the final score is higher, as 3 of up to 3 pairs show</p>" in page
+    assert "<td>1</td><td>119.5</td><td>119.5</td><td>+0</td><td>110</td><td>161</td><td>+51</td>" in page
+    charts = [json.loads(html.unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
+    looks = [chart for chart in charts if chart["unit"] == "pairs" and chart["lines"][0]["y"] == [50.0]]
+    line, above, below = looks[0]["lines"]
+    half = line["high"][0] - 50.0
+    assert (line["x"], line["low"][0]) == ([3], pytest.approx(50.0 - half))
+    assert 0 < half < 50, "0 is left out of the interval, and the mean is beyond the boundary"
+    assert (above["y"][0], below["y"][0]) == (pytest.approx(half, rel=1e-3), pytest.approx(-half, rel=1e-3))
+    curves = next(chart for chart in charts if chart["lines"][-1]["name"] == "mean of the pairs")
+    assert {*curves["lines"][-1]["y"], *curves["lines"][0]["y"]} == {0.0}
+    assert "6 runs" in page
+
+
+def test_a_page_of_pairs_before_the_first_look_says_so(tmp_path: Path) -> None:
+    config = comparison(tmp_path / "first", seeds=5)
+    write_pairs(tmp_path, {"base": [1.0, 2.0], "changed": [2.0, 3.0]})
+    assert comparison_page(measure_pairs(tmp_path, config)).count("The first look needs 3 pairs or more.") == 2

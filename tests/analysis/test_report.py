@@ -13,6 +13,7 @@ import pytest
 
 import inchworm
 from doubles.run_files import HOSTILE, write_run
+from doubles.runs import small_config
 from inchworm.analysis.charts import Line, bar_html, chart_svg, duration, save_plot, short_number, ticks
 from inchworm.analysis.report import report_page, write_report
 from inchworm.analysis.runs import read_run
@@ -209,3 +210,23 @@ def test_png_needs_matplotlib_and_says_what_to_type(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
     assert save_plot([line], tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_training_in_python_ends_with_a_report(tmp_path: Path) -> None:
+    config = small_config(iterations=6, backend="numpy", report=True)
+    page = tmp_path / "run" / "report.html"
+    with inchworm.PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "run", trackers=["csv"]) as trainer:
+        trainer.train()
+        assert not page.exists(), "it is written once, when the trainer is closed"
+    assert '<span class="badge finished">finished</span>' in page.read_text()
+    files = json.loads((tmp_path / "run" / "tracking" / "csv.json").read_text())["files"]
+    assert {"config.yaml", "policy.safetensors", "report.html", "curve.svg"} <= files.keys(), "trackers receive them"
+    assert ET.fromstring((tmp_path / "run" / "curve.svg").read_text()).tag.endswith("svg")
+    before = page.stat().st_mtime_ns
+    with inchworm.PPOTrainer(config.policy, config.env, config, run_dir=tmp_path / "run"):
+        pass
+    assert page.stat().st_mtime_ns == before, "nothing was trained"
+    quiet = config.replace(run=config.run.replace(report=False))
+    with inchworm.PPOTrainer(quiet.policy, quiet.env, quiet, run_dir=tmp_path / "quiet") as trainer:
+        trainer.train()
+    assert not {"report.html", "curve.svg"} & {path.name for path in (tmp_path / "quiet").iterdir()}

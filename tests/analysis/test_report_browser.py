@@ -12,14 +12,15 @@ import pytest
 
 from doubles.browser import Browser, find_browser
 from doubles.painted import HEIGHT, WIDTH, Painted
-from doubles.run_files import HOSTILE, write_run
+from doubles.run_files import HOSTILE, write_pairs, write_run
+from inchworm.analysis.compare import ComparisonConfig, comparison_page, measure_pairs
 from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
 from inchworm.analysis.search_space import Choice, Range
 from inchworm.analysis.sweep import Sweep, SweepConfig, TrialResult
 from inchworm.analysis.sweep_report import sweep_page
 from inchworm.collect.opponents import RandomActor
-from inchworm.config.sections import TrainingConfig
+from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.evaluate.video import record_video
 
 pytestmark = pytest.mark.slow
@@ -118,6 +119,28 @@ def test_the_page_of_a_sweep_reads_trials_and_runs_nothing(browser: Browser, tmp
     assert hover(browser, ".wide svg.chart", 0.995).splitlines() == ["trial 2", "best so far 30", "each trial 20"]
     assert browser.value("document.querySelectorAll('figure svg.chart circle').length") == 6
     assert "ppo.gamma: 0.99 → 0.92" in browser.value("document.body.innerText")
+    assert browser.value("window.pwned") is None
+    assert browser.value("document.scripts.length") == 1
+    assert browser.requests() == [page.as_uri()]
+    assert browser.complaints() == []
+
+
+def test_a_comparison_opens_offline_and_hostile_names_run_nothing(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / HOSTILE.replace("/", "|")
+    base = TrainingConfig(env=EnvConfig(id="CartPole-v1", kwargs={"name": "plain"}))
+    changed = base.replace(env=base.env.replace(kwargs={"name": HOSTILE}))
+    scores = {"base": [100.0, 110.0, 120.0, 130.0], "changed": [150.0, 170.0, 169.0, 181.0]}
+    write_pairs(path, scores)
+    page = path / "report.html"
+    page.write_text(comparison_page(measure_pairs(path, ComparisonConfig(base=base, changed=changed, seeds=4))), encoding="utf-8")
+    browser.open(page)
+    assert HOSTILE.split("{")[0] in browser.value("document.querySelector('header p').innerText")
+    assert "final score is higher" in browser.value("document.querySelector('section p').innerText")
+    text = hover(browser, "section:nth-of-type(3) .wide svg.chart", 0.01).splitlines()
+    # Differences are 50, 60, 49 and 51: their means after 3 and 4 pairs are 53 and 52.5.
+    assert text[0] == "3 pairs"
+    assert text[1].startswith("changed less base 53 [")
+    assert browser.value("document.querySelectorAll('svg.chart').length") > 10
     assert browser.value("window.pwned") is None
     assert browser.value("document.scripts.length") == 1
     assert browser.requests() == [page.as_uri()]

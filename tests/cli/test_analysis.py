@@ -70,6 +70,32 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"seed-0 +finished +200 ± 10 +10,240", printed)
 
 
+def test_a_bundle_of_seeds_stands_for_its_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = here / "runs" / "many"
+    for seed in (10, 2):
+        write_run(bundle / f"seed-{seed}", seed=seed)
+    begun = write_run(bundle / "seed-11", seed=11)
+    (begun / "metrics.jsonl").unlink()
+    (bundle / "bundle.yaml").touch()
+    assert main(["report", "many"]) == 0
+    assert main(["report", "many", "many/seed-2", "--out", "both.html"]) == 0
+    assert main(["plot", "many", "--out", "curve.svg"]) == 0
+    assert main(["doctor", "many"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "runs/many/report.html",
+        "both.html",
+        "curve.svg",
+        "seed-2: nothing wrong found in 20 updates",
+        "seed-10: nothing wrong found in 20 updates",
+    ]
+    assert "2 runs" in (bundle / "report.html").read_text()
+    assert "3 runs" in Path("both.html").read_text()
+    for run in bundle.glob("seed-*/metrics.jsonl"):
+        run.unlink()
+    assert main(["report", "many"]) == 2
+    assert "runs/many holds no run with metrics yet; inchworm resume runs/many trains its seeds" in capsys.readouterr().err
+
+
 def test_audit_prints_tables_and_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN, "--run.name", "first", "--run.report", "false"]) == 0
     capsys.readouterr()
@@ -102,6 +128,7 @@ def test_audit_prints_tables_and_writes_json(here: Path, capsys: pytest.CaptureF
         ("watch one --port 70000", "--port 70000 must be from 0 to 65535"),
         ("runs --delete", "name the runs: inchworm runs NAME … --delete"),
         ("runs one --delete --archive", "exclude each other"),
+        ("runs nothing one", "there is no run nothing in runs; inchworm runs lists those that there are"),
         ("runs one --delete", "add --yes: there is no terminal to ask on"),
         ("runs --directory nowhere", "there is no directory nowhere"),
     ],

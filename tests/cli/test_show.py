@@ -12,6 +12,7 @@ import pytest
 from doubles.replays import small_replay
 from inchworm.cli import show as command
 from inchworm.cli.show import commented_yaml
+from inchworm.config.presets import SIZES
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for
@@ -31,6 +32,15 @@ def test_what_is_printed_is_what_train_would_use(cli: Any, tmp_path: Path, env: 
     assert TrainingConfig.from_yaml(tmp_path / "printed.yaml") == config_for(env)
     assert cli("config", "--config", "printed.yaml").out == result.out
     assert tuned == cli("config", env, "--ppo.gamma=0.5").out.startswith("# the preset of CartPole-v1, changed\n")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_is_a_config_to_start_from(cli: Any, tmp_path: Path, size: str) -> None:
+    result = cli("config", "Acrobot-v1", "--preset", size, "--ppo.gamma=0.5")
+    assert result.out.startswith(f"# the config of size {size}, which is not tuned for Acrobot-v1")
+    (tmp_path / "printed.yaml").write_text(result.out)
+    config = SIZES[size]("Acrobot-v1")
+    assert TrainingConfig.from_yaml(tmp_path / "printed.yaml") == config.replace(ppo=config.ppo.replace(gamma=0.5))
 
 
 def test_nested_values_are_read_back(tmp_path: Path) -> None:

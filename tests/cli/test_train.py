@@ -81,6 +81,8 @@ def test_a_finished_run_says_how_to_continue(cli: Any, refused: Any, small: list
         (["train", "no_such_module:make"], "there is no module no_such_module"),
         (["train", "CartPole-v1", "--env.kwargs", "{gravitty: 5}"], "gravitty"),
         (["train", "CartPole-v1", "--ppo.minibatch-size", "100000"], "larger than the rollout"),
+        (["train", "CartPole-v1", "--preset", "huge"], "small"),
+        (["train", "CartPole-v1", "--preset", "small", "--config", "x.yaml"], "--preset small and --config x.yaml are two configs"),
         (["resume"], "no run is given"),
         (["resume", "nope"], "there is no run nope"),
         (["resume", "small", "--ppo.gamma", "0.5"], "ppo.gamma: 0.98 → 0.5"),

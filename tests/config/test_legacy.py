@@ -184,3 +184,77 @@ def test_trackers_of_an_older_config_are_in_the_section_tracking() -> None:
     with pytest.warns(LegacyNameWarning):
         off = TrainingConfig.from_dict({"wandb": {**wandb, "enabled": False}, "enable_mlflow": False})
     assert off.tracking.sinks == []
+
+
+SECTIONS: dict[str, Any] = {
+    "experiment_name": "whole",
+    "agent": {"name": "simple_mlp", "hidden_size": 48, "num_layers": 3},
+    "environment": {"name": "Skirmish-v0", "width": 10, "height": 12, "max_steps": 100, "overrides": {"units": 3}},
+    "trainer": {"total_timesteps": 10_000, "batch_size": 512, "minibatch_size": 64},
+    "ppo": {"update_epochs": 2, "clip_coef": 0.1},
+    "optimizer": {
+        "type": "adamw", "learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1,
+        "lr_schedule_enabled": True, "lr_schedule_type": "linear",
+    },
+    "curriculum": {"enabled": False, "stages": []},
+    "wandb": {"enabled": False, "project": "worms", "notes": "of wandb"},
+    "hardware": {"device": "cpu", "num_gpus": 1, "num_workers": 2, "distributed": False, "backend": "nccl"},
+    "evaluation": {"enabled": True, "interval": 7, "episodes_per_suite": 10, "generate_replays": True},
+    "seed": 4,
+}  # fmt: skip
+
+
+def test_every_section_of_a_modular_trainer() -> None:
+    with pytest.warns(LegacyNameWarning) as caught:
+        config = TrainingConfig.from_dict(SECTIONS)
+    assert config.policy.hidden_sizes == (48, 48, 48)
+    assert (config.env.id, config.env.max_episode_steps, config.env.num_workers) == ("Skirmish-v0", 100, 2)
+    assert config.env.kwargs == {"width": 10, "height": 12, "units": 3}
+    ppo = PPOConfig(
+        update_epochs=2, clip_coef=0.1, rollout_steps=64, minibatch_size=64,  # 512 transitions of 8 lanes
+        optimizer="adamw", learning_rate=1e-3, adam_eps=1e-8, weight_decay=0.1, learning_rate_schedule="linear",
+    )  # fmt: skip
+    assert config.ppo == ppo
+    assert config.evaluation == EvalConfig(interval=7, episodes=10, save_replay=True)
+    assert config.run == RunConfig(name="whole", total_timesteps=10_000, seed=4, device="cpu", notes="of wandb")
+    assert (config.tracking.wandb.project, config.tracking.wandb.on) == ("worms", False)
+    messages = {str(warning.message) for warning in caught}
+    assert {
+        "optimizer.eps is called ppo.adam_eps here; accepted",
+        "hardware.num_workers is called env.num_workers here; accepted",
+        "environment is called env.kwargs here; accepted",
+        "evaluation.generate_replays is called evaluation.save_replay here; accepted",
+    } <= messages
+    assert SECTIONS["optimizer"]["type"] == "adamw", "the input is not changed"
+
+
+@OTHERS
+def test_what_is_off_in_a_section_is_off_here() -> None:
+    config = TrainingConfig.from_dict(
+        {"optimizer": {"lr_schedule_enabled": False}, "evaluation": {"enabled": False}, "curriculum": None, "wandb": None, "seed": None}
+    )
+    assert config == TrainingConfig(evaluation=EvalConfig(interval=0, final_episodes=0))
+
+
+@OTHERS
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"optimizer": {"beta1": 0.8}}, "optimizer.beta1=0.8 is not supported; the only value is 0.9, so leave it out"),
+        ({"optimizer": {"momentum": 0.8}}, "unknown config key optimizer.momentum"),
+        ({"optimizer": {"lr_schedule_enabled": True, "lr_schedule_type": "exponential"}}, "learning_rate_schedule='exponential'"),
+        ({"optimizer": {"learning_rate": 1e-3}, "ppo": {"learning_rate": 1e-4}}, "are the same setting; keep ppo.learning_rate"),
+        ({"hardware": {"distributed": True}}, "hardware.distributed=True is not supported"),
+        ({"hardware": 8}, "hardware must be a mapping of names to values, not 8"),
+        ({"curriculum": {"enabled": True}}, "curriculum.enabled=True is not supported: a callback sets the options of resets"),
+        ({"evaluation": {"suites": ["a"]}}, r"evaluation.suites=\['a'\] is not supported: suites are passed to PolicyEvaluator"),
+        ({"evaluation": 3}, "evaluation must be a mapping"),
+        ({"environment": {"overrides": 3}}, "environment.overrides must be a mapping"),
+        ({"agent": {"hidden_size": 8, "num_layers": 10**9}}, "agent.num_layers=1000000000 must be from 1 to 100"),
+        ({"log_dir": "./logs"}, "log_dir='./logs' is not supported: all files of a run are in one directory; set run.directory"),
+    ],
+)
+def test_what_a_section_asks_for_and_is_not_here_is_refused_by_name(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        TrainingConfig.from_dict(data)
+    assert "\n" not in str(raised.value)

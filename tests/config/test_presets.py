@@ -1,7 +1,7 @@
 import gymnasium as gym
 import pytest
 
-from inchworm.config.presets import PRESETS, small_fast_config
+from inchworm.config.presets import PRESETS, SIZES
 from inchworm.config.sections import TrainingConfig
 from inchworm.env.registry import config_for
 
@@ -45,7 +45,24 @@ def test_an_environment_without_preset_gets_the_defaults(name: str) -> None:
     assert config.replace(env=TrainingConfig().env) == TrainingConfig()
 
 
-def test_the_small_config_is_a_short_cartpole_run() -> None:
-    config = small_fast_config()
-    assert config.env.id == "CartPole-v1"
-    assert config.run.total_timesteps <= 20_000
+@pytest.mark.parametrize("size", SIZES)
+def test_a_config_of_each_size_is_for_any_environment(size: str) -> None:
+    config = SIZES[size]("Acrobot-v1")
+    assert config.env.id == "Acrobot-v1"
+    assert SIZES[size]().env.id == "CartPole-v1"
+    batch = config.env.num_envs * config.ppo.rollout_steps
+    assert config.ppo.minibatch_size is not None
+    assert batch % config.ppo.minibatch_size == 0
+
+
+def test_sizes_grow() -> None:
+    configs = [make() for make in SIZES.values()]
+    assert list(SIZES) == ["small", "medium", "large"]
+    for grows in (
+        [config.run.total_timesteps for config in configs],
+        [config.env.num_envs for config in configs],
+        [config.policy.hidden_sizes for config in configs],
+        [config.ppo.minibatch_size for config in configs],
+    ):
+        assert sorted(grows) == grows
+        assert len({*grows}) == 3

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,12 @@ def write_run(
     for name, table in (("metrics.jsonl", metrics), ("timing.jsonl", timing)):
         (path / name).write_text("".join(json.dumps(row) + "\n" for row in table), encoding="utf-8")
     return path
+
+
+def write_pairs(path: Path, scores: Mapping[str, Sequence[float | None]]) -> None:
+    """The finished runs of a comparison: the returns of seed s rise from 20 + 5 s to 200 + 5 s in both settings."""
+    for name, column in scores.items():
+        rows = [{"seed": seed, "status": "done", "score": score} for seed, score in enumerate(column)]
+        for seed in range(len(column)):
+            write_run(path / name / f"seed-{seed}", seed=seed)
+        (path / name / "summary.json").write_text(json.dumps({"seeds": rows}), encoding="utf-8")

@@ -18,13 +18,13 @@ PARTS = ("weights", "learner", "collector", "state", "callbacks", "trackers")
 def small_config(
     *, iterations: int = 6, policy: PolicyConfig = SMALL, ppo: PPOConfig | None = None, evaluation: EvalConfig | None = None, **run: Any
 ) -> TrainingConfig:
-    """Iterations of 8 steps of 2 lanes with a small network in torch; without evaluations unless they are asked for."""
+    """Iterations of 8 steps of 2 lanes with a small network in torch; without evaluations and a report unless they are asked for."""
     return TrainingConfig(
         env=EnvConfig(id="CartPole-v1", num_envs=LANES),
         policy=policy,
         ppo=ppo or PPOConfig(rollout_steps=STEPS, num_minibatches=2, update_epochs=1),
         evaluation=evaluation or EvalConfig(interval=0, final_episodes=0),
-        run=RunConfig(**{"total_timesteps": iterations * BATCH, "backend": "torch", **run}),
+        run=RunConfig(**{"total_timesteps": iterations * BATCH, "backend": "torch", "report": False, **run}),
     )
 
 

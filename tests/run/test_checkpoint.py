@@ -20,6 +20,7 @@ from inchworm.core.seeding import make_stream, stream_state
 from inchworm.policy.spec import PolicySpec
 from inchworm.run import checkpoint as module
 from inchworm.run.checkpoint import ManifestNote, TrainingCheckpointer
+from inchworm.run.policies import PolicyStore
 
 
 @pytest.fixture
@@ -490,6 +491,20 @@ def test_policy_and_trainer_state_of_an_epoch_are_one_checkpoint(checkpoints):
         found = checkpoints.load_policy(given)
         assert equal(found.policy, policy)
         assert (found.epoch, found.path, found.metadata) == (3, trainer.path, {"note": "first", "score": 1.5})
+
+
+def test_a_policy_store_keeps_what_a_checkpointer_deletes(tmp_path):
+    store = PolicyStore(tmp_path / "policies")
+    checkpoints = TrainingCheckpointer(tmp_path / "checkpoints", policy_store=store)
+    policies = [acting_policy(seed) for seed in range(3)]
+    for epoch, policy in enumerate(policies, 1):
+        checkpoints.save_policy(policy, epoch, {"score": 10.0 / epoch, "note": "x"})
+    assert len(checkpoints.all()) == 2
+    assert [(record.score, record.metadata["epoch"], record.metadata["note"]) for record in store.list()] == [
+        (10.0, 1, "x"), (5.0, 2, "x"), (10.0 / 3, 3, "x"),
+    ]  # fmt: skip
+    assert equal(store.load("best"), policies[0])
+    assert equal(store.load("latest"), checkpoints.load_policy().policy)
 
 
 def test_a_kill_between_the_two_leaves_a_pair_that_fits(checkpoints):

@@ -30,8 +30,10 @@ from inchworm import (
     save_policy,
 )
 from inchworm.cli.main import main
+from inchworm.config.sections import OpponentConfig, TrainingConfig
 from inchworm.core.errors import BadNumberError, ConfigError, CorruptFileError
 from inchworm.core.tensor_file import write_tensor_file
+from inchworm.selfplay.callback import fixed_players
 
 CARTPOLE = gym.make("CartPole-v1")
 SPEC = PolicySpec(CARTPOLE.observation_space, CARTPOLE.action_space, PolicyConfig(hidden_sizes=(4,)))
@@ -290,10 +292,16 @@ def test_versions_in_files_are_policies_by_name_everywhere(tmp_path: Path, monke
     baseline = EvalConfig(baseline="policies@best", episodes=2, num_envs=1)
     with PolicyEvaluator("CartPole-v1", baseline) as evaluator:
         assert evaluator.evaluate(load_policy("policies@1")).difference == 0.0  # the same policy on the same seeds
+    opponents = TrainingConfig(opponent=OpponentConfig(mode="pool", anchors=("random",), policies=("policies@best",)))
+    players = fixed_players(opponents, CARTPOLE.observation_space, CARTPOLE.action_space)
+    assert np.array_equal(next(player for name, player in players.items() if name != "random").get_weights()["actor.head.weight"],
+                          weights["actor.head.weight"])  # fmt: skip
     assert main(["evaluate", "policies@1", "--env", "CartPole-v1", "--episodes", "2"]) == 0
     assert main(["check-policy", "policies@best", "CartPole-v1", "--steps", "50"]) == 0
     with pytest.raises(ConfigError, match=r"there is no version 9 in policies"):
         load_policy("policies@9")
+    with pytest.raises(ConfigError, match=r"^models:CartPole-v1 is not a registered policy; expected models:/NAME@best or models:/NAME/3$"):
+        load_policy("models:CartPole-v1")
     with pytest.raises(FileNotFoundError, match=r"there is no nowhere@best"):
         load_policy("nowhere@best")
 

@@ -64,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_seed_is_an_ordinary_run_with_the_numbers_of_a_single_one(whole: Path, tmp_path: Path) -> None:
     assert sorted(entry.name for entry in whole.iterdir()) == [
-        "bundle.yaml", "lock", "seed-0", "seed-1", "seed-2", "summary.json", "summary.md"
+        "bundle.yaml", "lock", "report.html", "seed-0", "seed-1", "seed-2", "summary.json", "summary.md"
     ]  # fmt: skip
     assert open_bundle(whole).together
     config = config_of(name=None)

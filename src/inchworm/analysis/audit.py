@@ -46,11 +46,13 @@ LIFTED = "continuations run on past the time limit, where training bootstraps"
 NOT_LIFTED = "where the environment truncates, the critic's value stands in, as in training"
 LANES, GRADIENT_STEPS = 32, 1_024
 """Lanes of the rollout that the gradient is measured on, each an equal part of it, and their most steps."""
-RESAMPLES = 400
+RESAMPLES = 2_000
 THIRDS = ("first", "middle", "last")
 INACCURATE, OFFSET, SMALL = 0.5, 0.25, 0.05
 """What stands out: an rms error (or a bias in one third), or a bias, of this share of the spread of the true values; a spread below this
 share of their mean counts as that."""
+LARGE = 10.0
+"""Scale of the true values, in the units that the critic learns, from which on normalised values are worth trying."""
 NOISY, EXACT = 0.5, 30.0
 """Signal-to-noise ratios of a batch below which, and of a minibatch above which, another size is worth trying."""
 
@@ -81,7 +83,7 @@ class LambdaFit:
     low: float
     high: float
     gain_low: float
-    """Lower end of the interval of what it gains over the lambda in use."""
+    """What it gains at least over the lambda in use: the lower end of an interval that holds for all lambdas together (Bonferroni)."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,9 @@ class Audit:
             return "\n".join([*lines, "nothing stands out"])
         for number, found in enumerate(self.suggestions, 1):
             lines += [f"{number}. {found.setting}", f"   why: {found.why}", f"   try: {found.tries}"]
-        return "\n".join(lines)
+        return "\n".join(
+            [*lines, "", f"whether a change helps is not known from this: inchworm compare {self.env} --change ppo.… measures it"]
+        )
 
 
 def audit(
@@ -334,7 +338,9 @@ def lambda_fits(samples: Samples, lambdas: Sequence[float], ppo: PPOConfig) -> t
     found = np.divide(both, size, out=np.zeros_like(both), where=size > 0)  # [1 + R, L]
     gains = found - found[:, [lambdas.index(ppo.gae_lambda)]]
     low, high = np.quantile(found[1:], (0.025, 0.975), axis=0)
-    columns = zip(lambdas, found[0].tolist(), low.tolist(), high.tolist(), np.quantile(gains[1:], 0.025, axis=0).tolist())
+    columns = zip(
+        lambdas, found[0].tolist(), low.tolist(), high.tolist(), np.quantile(gains[1:], 0.025 / max(1, len(lambdas) - 1), axis=0).tolist()
+    )
     return tuple(LambdaFit(*column) for column in columns)
 
 
@@ -346,14 +352,14 @@ def _clustered_se(values: np.ndarray, episodes: np.ndarray) -> float:
 
 
 def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
-    """What to try, the most likely to help first; empty if nothing stands out."""
+    """What to try, the furthest from usual first; empty if nothing stands out. Thresholds are not calibrated by what helped."""
     whole, ppo, suggestions = found.critic[0], config.ppo, list[Suggestion]()
     unit = max(whole.true_std, SMALL * abs(whole.true_mean))
     thirds = ", ".join(f"{part.where} {part.bias:+.2g}" for part in found.critic[1:])
     spread = f"true values spread by {whole.true_std:.3g}"
-    remedies = "raise ppo.vf_coef, ppo.learning_rate or ppo.update_epochs"
-    if not config.policy.normalize_values:
-        remedies = f"policy.normalize_values=true; then {remedies}"
+    remedies = "raise ppo.vf_coef, ppo.learning_rate or ppo.update_epochs, or train longer"
+    if math.hypot(whole.true_mean, whole.true_std) > LARGE and not (config.policy.normalize_values or config.ppo.scale_rewards):
+        remedies = f"policy.normalize_values=true or ppo.scale_rewards=true, because values are large; else {remedies}"
     parts = zip(found.critic, (OFFSET, *[INACCURATE] * (len(found.critic) - 1)))
     excess = max((abs(part.bias) - 2 * part.bias_se) / (limit * unit) if unit > 0 else 0.0 for part, limit in parts)
     if excess > 1:
@@ -369,13 +375,15 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
             f"its advantages correlate {best.correlation:.2f} with the true ones, those of {used.gae_lambda:g} only {used.correlation:.2f}"
         )
         weight = 1 + 5 * (best.correlation - used.correlation)
-        suggestions.append(Suggestion(f"lambda: {best.gae_lambda:g} is better", why, f"ppo.gae_lambda={best.gae_lambda:g}", weight))
+        title = f"lambda: advantages with {best.gae_lambda:g} are closer to the true ones"
+        suggestions.append(Suggestion(title, why, f"ppo.gae_lambda={best.gae_lambda:g}", weight))
     drowned = max(fit.high for fit in found.lambdas) < 0.3 and found.reachable > 0.6
     if drowned and ppo.gamma > 0.9 and not suggestions:  # a wrong critic or lambda would explain it
         why = f"no lambda correlates above {best.correlation:.2f}: returns of one state vary by {found.return_std:.3g}, advantages by "
         why += f"{found.advantage_std:.3g}"
         shorter = 1 - 3 * (1 - ppo.gamma) if ppo.gamma < 1 else 0.99
-        suggestions.append(Suggestion("gamma: rewards far ahead drown the advantages", why, f"ppo.gamma={shorter:.4g}", 1.5))
+        tries = f"larger batches, or ppo.gamma={shorter:.4g}, with which returns vary less and rewards far ahead count less"
+        suggestions.append(Suggestion("advantages: those of no lambda follow the true ones", why, tries, 1.5))
     batch_snr, error = found.gradient.snr(found.batch), found.batch * found.gradient.snr_se
     if batch_snr + 2 * error < NOISY:
         scale = found.gradient.noise_scale
@@ -386,6 +394,6 @@ def suggest(found: Audit, config: TrainingConfig) -> list[Suggestion]:
     small = found.gradient.snr(found.minibatch)
     if small - 2 * found.minibatch * found.gradient.snr_se > EXACT:
         why = f"the signal-to-noise ratio of a minibatch of {found.minibatch:,} samples is {small:.3g}"
-        tries = "use more minibatches (ppo.num_minibatches) or smaller batches: the same steps then make more updates"
-        suggestions.append(Suggestion("batch: minibatches are larger than they need to be", why, tries, 1.0))
+        tries = "more minibatches (ppo.num_minibatches), or smaller batches: as many steps then make more updates"
+        suggestions.append(Suggestion("batch: a minibatch has hardly any noise", why, tries, 1.0))
     return sorted(suggestions, key=lambda each: -each.weight)

@@ -107,18 +107,22 @@ def _differing(one: RunRecord, other: RunRecord) -> dict[str, str]:
 def seeds_line(group: Group, name: str, **options: Any) -> Line | None:
     """The interquartile mean of a metric over the seeds of a group, with its bootstrap interval, where all of them have values."""
     lines = [line for run in group.runs if (line := metric_line(run, name)) is not None]
-    if len(lines) < 2:
-        return None
-    begin, end = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
-    steps = np.unique(np.concatenate([line.x for line in lines]))
-    steps = steps[(steps >= begin) & (steps <= end)]
-    if len(steps) > MOST_POINTS // 2:
-        steps = np.linspace(begin, end, MOST_POINTS // 2)
-    if not len(steps):
+    steps = shared_steps(lines)
+    if len(lines) < 2 or not len(steps):
         return None
     table = np.stack([np.interp(steps, line.x, line.y) for line in lines])  # [seeds, n]
     low, high = np.apply_along_axis(bootstrap_interval95, 0, table)
     return Line(options.pop("label", group.label), steps, np.apply_along_axis(interquartile_mean, 0, table), low, high, **options)
+
+
+def shared_steps(lines: Sequence[Line]) -> np.ndarray:
+    """The env steps [n] at which all lines have values, at most half of `MOST_POINTS`; empty if there are none."""
+    if not lines:
+        return np.zeros(0)
+    begin, end = max(line.x[0] for line in lines), min(line.x[-1] for line in lines)
+    steps = np.unique(np.concatenate([line.x for line in lines]))
+    steps = steps[(steps >= begin) & (steps <= end)]
+    return steps if len(steps) <= MOST_POINTS // 2 else np.linspace(begin, end, MOST_POINTS // 2)
 
 
 def group_lines(groups: Sequence[Group], name: str) -> list[Line]:

@@ -5,7 +5,7 @@ runs/first/
   comparison.yaml        the two configs, and the number of seeds
   base/ changed/         a bundle of runs each: base/seed-0 and changed/seed-0 are a pair
   comparison.json        the answer
-  report.html            all runs side by side
+  report.html            the answer as a page, with all runs side by side
 ```
 """
 
@@ -16,21 +16,33 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from inchworm.analysis.report import write_report
+from inchworm.analysis.charts import Line, legend, metric_line, shared_steps
+from inchworm.analysis.report import e, large_chart, report_page, section, table
 from inchworm.analysis.runs import RunRecord, read_run
 from inchworm.analysis.sequential import FIRST_LOOK, Answer, look
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, CorruptFileError, InchwormError
 from inchworm.core.tensor_file import read_bytes, read_json, write_atomically
+from inchworm.evaluate.stats import mean_interval95
 from inchworm.run.bundle import SUMMARY_JSON, create_bundle, is_bundle, open_bundle
-from inchworm.run.directory import CONFIG, LOCK, REPORT, config_changes, flatten_config, make_run_directory, refuse_code, take_lock
+from inchworm.run.directory import (
+    CONFIG,
+    LOCK,
+    REPORT,
+    config_changes,
+    find_named,
+    flatten_config,
+    make_run_directory,
+    refuse_code,
+    take_lock,
+)
 from inchworm.tracking.seeds_view import SeedsView
 from inchworm.train.seed_trainers import default_jobs
 from inchworm.train.seeds import SeedScore, plan_seeds, train_bundle
@@ -143,8 +155,7 @@ class Comparison:
 
 def find_comparison(path_or_name: str | Path, directory: str | Path = "runs") -> Path | None:
     """The directory of a comparison that a path, or a name in `directory`, names; None if it names none."""
-    places = (Path(path_or_name), Path(directory) / path_or_name)
-    return next((path for path in places if str(path_or_name) and (path / COMPARISON).is_file()), None)
+    return find_named(path_or_name, COMPARISON, directory)
 
 
 def compare_settings(
@@ -176,8 +187,7 @@ def compare_settings(
             raise
         write_atomically(path / RESULT, json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n")
         if base.run.report and result.pairs:
-            runs = [read_run(path / name / f"seed-{seed}") for name in SETTINGS for seed in result.seeds]
-            write_report(runs, path / REPORT)
+            write_atomically(path / REPORT, comparison_page(result))
     finally:
         os.close(descriptor)
     return result
@@ -304,3 +314,68 @@ def areas(runs: Sequence[RunRecord], *, end: float | None = None) -> tuple[float
         else np.linspace(0, end, 1_000)
     )
     return tuple(float(np.interp(grid, *curve).mean()) if len(curve[0]) else 0.0 for curve in curves)
+
+
+# The page
+
+
+def write_comparison_page(path: Path, out: str | Path | None = None) -> Path:
+    """Write the page of a comparison, by default into its directory, from the pairs that are done."""
+    found = measure_pairs(path, read_comparison(path))
+    if not found.pairs:
+        raise ConfigError(f"the comparison {path} has no pair of finished runs yet; inchworm compare {path} continues it")
+    return write_atomically(path / REPORT if out is None else Path(out), comparison_page(found))
+
+
+def comparison_page(found: Comparison) -> str:
+    """Return the page of a comparison: the answer, how it came about pair by pair, and all runs side by side."""
+    pairs = [[read_run(found.path / name / f"seed-{seed}") for name in SETTINGS] for seed in found.seeds]
+    facts = (found.config.base.env.id, *found.config.changes)
+    columns = ["seed", *(f"{text}: {what}" for text in MEASURES.values() for what in (*SETTINGS, "difference"))]
+    rows: list[list[object]] = [[seed] for seed in found.seeds]
+    for values in found.values.values():
+        for row, (before, after) in zip(rows, values.T.tolist()):
+            row += [f"{before:.5g}", f"{after:.5g}", f"{after - before:+.4g}"]
+    lead = [
+        f"<header><h1>comparison {e(found.path.name)}</h1><p>{' · '.join(map(e, facts))}</p></header>",
+        section("answer", f"<p>{e(found)}</p>", table(*found.table())),
+        *(_looks(name, values[1] - values[0], found.config.seeds) for name, values in found.values.items()),
+        _curve_differences(pairs),
+        section("each pair", table(columns, rows)),
+    ]
+    runs = [pair[index] for index in range(len(SETTINGS)) for pair in pairs]
+    return report_page(runs, links_from=found.path, title=f"comparison {found.path.name}", lead="".join(lead))
+
+
+def _looks(name: str, differences: np.ndarray, most: int) -> str:
+    """The mean difference after each pair with its interval, and the boundary beyond which the test claims a difference."""
+    answers: list[Answer] = []
+    for count in range(1, len(differences) + 1):
+        answer = look(differences[:count], most, LEVEL / len(MEASURES))
+        if math.isfinite(answer.high) and not (answers and answers[-1].differs):
+            answers.append(answer)
+    title = f"{MEASURES[name]}: the mean difference after each pair"
+    if not answers:
+        return section(title, f'<p class="hint">The first look needs {FIRST_LOOK} pairs or more.</p>')
+    pairs, mean, low, high = np.array([(each.pairs, each.mean, each.low, each.high) for each in answers], np.float64).T  # [n] each
+    lines = [Line("changed less base", pairs, mean, low, high, style="dots")]
+    lines += [Line(f"boundary {way}", pairs, sign * (high - mean), colour=7, style="dashed") for way, sign in (("above", 1), ("below", -1))]
+    hint = "a difference is claimed beyond the boundary, where the interval, which holds at all looks together, leaves out 0"
+    return section(title, large_chart(lines, title, zero=True, over="pairs"), legend(lines), f'<p class="hint">{hint}</p>')
+
+
+def _curve_differences(pairs: Sequence[Sequence[RunRecord]]) -> str:
+    """The learning curve of each changed run less that of its base run, and the mean of the pairs with its interval at each point."""
+    curves = [[metric_line(run, "mean_return") for run in pair] for pair in pairs]
+    known = [(one, other) for one, other in curves if one is not None and other is not None]
+    steps = shared_steps([line for pair in known for line in pair])
+    if not len(steps):
+        return ""
+    differences = np.stack([np.interp(steps, other.x, other.y) - np.interp(steps, one.x, one.y) for one, other in known])  # [pairs, n]
+    middle = Line("mean of the pairs", steps, differences.mean(0))
+    if len(known) > 1:
+        middle = replace(middle, **dict(zip(("low", "high"), np.apply_along_axis(mean_interval95, 0, differences))))
+    lines = [*(Line(f"pair {number}", steps, row, style="faint") for number, row in enumerate(differences, 1)), middle]
+    hint = "returns of training, changed less base; the band is the 95 % interval of the mean at each point alone"
+    drawn = large_chart(lines, "difference of returns", zero=True)
+    return section("difference of the learning curves", drawn, legend([middle]), f'<p class="hint">{hint}</p>')

@@ -225,8 +225,8 @@ def no_reward_signal(vitals: Vitals) -> str | None:
     alike = vitals.episodes >= 20 and np.ptp(vitals.run.column("mean_return")) <= 1e-6 * max(1.0, abs(found[1]))
     if not alike and (vitals.updates < SETTLED or vitals.improved or spread > 1e-3 * scale):
         return None
-    told = f"all episodes have the return {found[1]:.4g}" if alike else f"the mean return stays at {found[1]:.4g}"
-    return f"advantage_std is {spread:.2g} at returns of scale {scale:.2g}, and {told}"
+    shown = f"all episodes have the return {found[1]:.4g}" if alike else f"the mean return stays at {found[1]:.4g}"
+    return f"advantage_std is {spread:.2g} at returns of scale {scale:.2g}, and {shown}"
 
 
 # How the policy moves

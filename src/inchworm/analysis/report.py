@@ -7,12 +7,15 @@ only the style and the script of `report_assets`, by their hashes.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html
 import json
 import shlex
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files as assets
 from pathlib import Path
@@ -21,14 +24,27 @@ from urllib.parse import quote
 
 import numpy as np
 
-from inchworm.analysis.charts import Group, Line, bar_html, chart_svg, duration, group_runs, legend, metric_line, return_lines, shorten
+from inchworm.analysis.charts import (
+    Group,
+    Line,
+    bar_html,
+    chart_svg,
+    duration,
+    group_runs,
+    legend,
+    metric_line,
+    return_lines,
+    save_plot,
+    shorten,
+)
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose
-from inchworm.analysis.runs import RunRecord, read_run
-from inchworm.core.errors import InchwormError
+from inchworm.analysis.runs import RunRecord, read_run, read_runs
+from inchworm.core.errors import InchwormError, error_text
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
-from inchworm.run.directory import REPORT, flatten_config
+from inchworm.run.bundle import find_bundle
+from inchworm.run.directory import OUTCOME, REPORT, flatten_config
 from inchworm.worlds.replay import inline_hash
 
 CHARTS = {
@@ -49,6 +65,8 @@ EMBEDDED_BYTES = 1_000_000
 """Videos and animations up to this size, together, are part of the page; others are linked."""
 _HIDDEN = {"n_updates", "episodes", "warm_up", "mean_return", "loss", "rating", "rating_sigma", "iteration_episodes"}
 _UNSHOWN = ("run.name", "run.directory", "run.seed", "run.report")
+CURVE = "curve.svg"
+"""The learning curve in the directory of a run; trackers receive it, like the report."""
 HOST = "127.0.0.1"
 """Of the live page."""
 
@@ -65,14 +83,41 @@ def write_report(runs: Sequence[RunRecord], out: str | Path | None = None) -> Pa
 
 
 def report(*runs: str | Path, out: str | Path | None = None) -> Path:
-    """Write the report of one run, or of several side by side, and return its path. Runs are directories, or names in `runs/`."""
-    return write_report([read_run(run) for run in runs], out)
+    """Write the report of one run, or of several side by side, and return its path.
+
+    Runs are directories, or names in `runs/`; a bundle of seeds stands for its runs. The page of one run or bundle is in its directory
+    unless `out` says otherwise.
+    """
+    if out is None and len(runs) == 1 and (bundle := find_bundle(runs[0])) is not None:
+        out = bundle / REPORT
+    return write_report(read_runs(runs), out)
 
 
-def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None) -> str:
-    """Return the page of runs. `live` makes it fetch its newest content from where it was served."""
-    title = f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs"
-    return whole_page(title, report_body(runs, links_from=links_from), live=live)
+@contextmanager
+def after_training() -> Iterator[None]:
+    """Turn any failure of the block into a warning: the training is done, and only its report is missing."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=3)
+
+
+def write_last_report(path: Path, reason: str) -> RunRecord:
+    """Write the page and the learning curve of a run whose training has just ended, unless that is turned off or done; return the run."""
+    run = dataclasses.replace(read_run(path, rows=False), state="finished", reason=reason)  # its lock is still held
+    page, outcome = path / REPORT, path / OUTCOME
+    is_new = page.exists() and outcome.exists() and page.stat().st_mtime_ns >= outcome.stat().st_mtime_ns
+    if run.rows and run.config.run.report and not is_new:
+        if lines := return_lines([run]):
+            save_plot(lines, path / CURVE, y_label="return")
+        write_report([run])
+    return run
+
+
+def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None, title: str = "", lead: str = "") -> str:
+    """Return the page of runs. `live` makes it fetch its newest content from where it was served; `lead` is HTML that comes first."""
+    title = title or (f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs")
+    return whole_page(title, lead + report_body(runs, links_from=links_from), live=live)
 
 
 def whole_page(title: str, body: str, *, live: bool = False) -> str:

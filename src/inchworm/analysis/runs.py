@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from inchworm.core.spaces import in_one_line
 from inchworm.core.tensor_file import make_directory, read_bytes, read_json, sync_directory, untrusted
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
+from inchworm.run.bundle import find_bundle
 from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPLAYS, REPORT, VERSIONS, find_run, is_locked, take_lock
 from inchworm.selfplay.opponent_pool import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
@@ -160,6 +161,23 @@ def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: 
     state, reason = _state(path, config, found)
     changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS, RATINGS) if (path / name).exists()), default=0.0)
     return RunRecord(path, config, state, reason, found, timing, _small_json(path / VERSIONS), _ratings(path), changed)
+
+
+def read_runs(names: Iterable[str | Path], *, directory: str | Path = "runs", rows: bool = True) -> list[RunRecord]:
+    """Read runs as `read_run` does. A bundle of seeds stands for its runs: those with metrics, if `rows` are needed."""
+    found: list[RunRecord] = []
+    for name in names:
+        bundle = find_bundle(name, directory)
+        if bundle is None:
+            found.append(read_run(name, directory=directory, rows=rows))
+            continue
+        paths = [path.parent for path in bundle.glob(f"seed-*/{CONFIG}")]
+        runs = [read_run(path, rows=False) for path in paths]
+        begun = sorted((run for run in runs if run.rows or not rows), key=lambda run: run.config.run.seed)
+        if not begun:
+            raise ConfigError(f"{bundle} holds no run with metrics yet; inchworm resume {bundle} trains its seeds")
+        found += begun
+    return found
 
 
 def _numbers(path: Path) -> list[dict[str, float]]:

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from inchworm.analysis.charts import duration, group_lines, group_runs, return_lines, save_plot
 from inchworm.analysis.diff import diff_runs
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
-from inchworm.analysis.report import make_server, score_text, write_report
-from inchworm.analysis.runs import RunRecord, list_runs, read_run, remove_run
+from inchworm.analysis.report import make_server, report, score_text
+from inchworm.analysis.runs import RunRecord, list_runs, read_runs, remove_run
 from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
 from inchworm.cli.main import FAILED, OK
 from inchworm.cli.show import open_page
@@ -31,20 +31,23 @@ class ReportOptions(ConfigBase):
     """Write a page about a run, or about several side by side: one HTML file that opens offline."""
 
     runs: Runs = ()
-    """Runs: directories, or names in runs/."""
+    """Runs, or bundles of seeds: directories, or names in runs/; or one comparison."""
     out: Annotated[str | None, Metavar("PAGE")] = None
-    """The page to write; by default report.html in the run's directory, or here for several runs."""
+    """The page to write; by default report.html in the directory of the run, bundle or comparison, or here for several runs."""
     open: bool = False
     """Open the page in the browser."""
 
 
 def run_report(arguments: Sequence[str]) -> int:
     """Write the page and print its path."""
+    from inchworm.analysis.compare import find_comparison, write_comparison_page  # late: no other command here trains
+
     options = parse(ReportOptions, arguments, "inchworm report")
-    runs = _read(options.runs, "inchworm report")
+    _check_named(options.runs, "inchworm report")
     if options.out is not None and (Path(options.out).is_dir() or Path(options.out).suffix not in (".html", ".htm")):
         raise UsageError(f"--out {options.out} must name a file that ends in .html")
-    path = write_report(runs, options.out)
+    comparison = find_comparison(options.runs[0]) if len(options.runs) == 1 else None
+    path = report(*options.runs, out=options.out) if comparison is None else write_comparison_page(comparison, options.out)
     if options.open:
         open_page(path.resolve().as_uri())
     make_terminal().print(str(path))
@@ -56,7 +59,7 @@ class WatchOptions(ConfigBase):
     """Serve the report of a run as a live page on this machine, while training goes on. Ctrl-C ends it."""
 
     runs: Runs = ()
-    """Runs: directories, or names in runs/."""
+    """Runs, or bundles of seeds: directories, or names in runs/."""
     port: int = 0
     """Port on 127.0.0.1; 0 takes a free one."""
     open: bool = False
@@ -83,7 +86,7 @@ class PlotOptions(ConfigBase):
     """Draw the learning curves of runs for a paper; runs that differ only in the seed become one curve with an interval."""
 
     runs: Runs = ()
-    """Runs: directories, or names in runs/."""
+    """Runs, or bundles of seeds: directories, or names in runs/."""
     out: Annotated[str, Metavar("FILE")] = "curve.svg"
     """The file to write: .svg, or .png and .pdf with matplotlib."""
     metric: str | None = None
@@ -112,7 +115,7 @@ class DoctorOptions(ConfigBase):
     """Say what is likely wrong with a run, by which numbers, and what to try; the most likely first."""
 
     runs: Runs = ()
-    """Runs: directories, or names in runs/."""
+    """Runs, or bundles of seeds: directories, or names in runs/."""
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
@@ -236,7 +239,10 @@ def run_runs(arguments: Sequence[str]) -> int:
             path = remove_run(name, directory=options.directory, archive=options.archive)
             terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    listed = {name: run for name, run in list_runs(options.directory).items() if not options.names or name in options.names}
+    known = list_runs(options.directory)
+    if missing := [name for name in options.names if name not in known]:
+        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
+    listed = {name: run for name, run in known.items() if not options.names or name in options.names}
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
@@ -263,6 +269,10 @@ def _confirm(what: str, *, asked: bool) -> None:
 
 
 def _read(names: Sequence[str], prog: str, *, rows: bool = True) -> list[RunRecord]:
+    _check_named(names, prog)
+    return read_runs(names, rows=rows)
+
+
+def _check_named(names: Sequence[str], prog: str) -> None:
     if not names:
         raise UsageError(f"no run is given; type: {prog} RUN, the run's directory or its name in runs/")
-    return [read_run(name, rows=rows) for name in names]

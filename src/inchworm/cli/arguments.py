@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 
 from inchworm.config.legacy import current_name
+from inchworm.config.presets import SIZES
 from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
 from inchworm.config.sections import EnvConfig, RoleConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, MissingExtraError, close_names, env_errors
@@ -60,6 +61,7 @@ class Metavar:
 ENV = Metavar("ENV", positional=True)
 RunName = Annotated[str, Metavar("RUN", positional=True)]
 File = Annotated[str | None, Metavar("FILE")]
+Preset = Literal["small", "medium", "large"] | None
 
 
 @dataclass(frozen=True)
@@ -260,15 +262,17 @@ def _as_typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def resolve_config(env: str, file: str | None, changes: Changes, prog: str) -> TrainingConfig:
-    """Return the config of `--config FILE`, or else the environment's preset, with the changes."""
+def resolve_config(env: str, file: str | None, changes: Changes, prog: str, size: str | None = None) -> TrainingConfig:
+    """Return the config of `--config FILE`, that of `--preset SIZE`, or else the environment's preset, with the changes."""
     named = changes.get("env", {}).get("id", env)
     if env and named != env:
         raise UsageError(f"{env} and --env.id {named} are two environments; give one")
     if not named and file is None:
         raise UsageError(f"no environment is given; type: {prog} CartPole-v1, or {prog} --config FILE")
+    if size is not None and file is not None:
+        raise UsageError(f"--preset {size} and --config {file} are two configs to start from; give one")
     if file is None:
-        return apply_changes(config_for(named), changes)
+        return apply_changes(config_for(named) if size is None else SIZES[size](named), changes)
     typed = shlex.quote(file).replace("{", "{{").replace("}", "}}")
     config = load_config(Path(file), env=named or None, allow=f"{prog} {{id}} --config {typed}")
     return apply_changes(config.replace(env=config.env.replace(id=named)) if named else config, changes)

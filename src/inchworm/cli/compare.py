@@ -12,6 +12,7 @@ from inchworm.cli.arguments import (
     Changes,
     File,
     Metavar,
+    Preset,
     UsageError,
     apply_changes,
     check_can_be_trained_in,
@@ -44,6 +45,8 @@ class CompareOptions(ConfigBase):
     """The most pairs of runs, with the seeds from --run.seed on."""
     config: File = None
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    preset: Preset = None
+    """Start from a config of this size instead of from the environment's preset."""
     jobs: Count | None = None
     """Runs that are trained at a time, in a process each; by default as many as there are cores."""
     together: bool | None = None
@@ -60,14 +63,14 @@ def run_compare(arguments: Sequence[str]) -> int:
     path = find_comparison(options.env)
     seeds = options.seeds
     if path is not None:
-        if options.change or changes or options.config or options.overwrite:
+        if options.change or changes or options.config or options.preset or options.overwrite:
             raise UsageError(f"{options.env} is a comparison, which continues as it began; leave out other flags than --jobs and --quiet")
         found = read_comparison(path)
         base, changed, seeds = found.base, found.changed, found.seeds
     else:
         if not options.change:
             raise UsageError(f"no change is given; type: {PROG} ENV --change ppo.gae_lambda=0.9")
-        base = resolve_config(options.env, options.config, changes, PROG)
+        base = resolve_config(options.env, options.config, changes, PROG, options.preset)
         changed = apply_changes(base, read_changes(options.change))
         check_settings(base, changed, seeds)
         for config in (base, changed):

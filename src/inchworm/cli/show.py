@@ -33,14 +33,17 @@ PROG_CONFIG, PROG_REPLAY = "inchworm config", "inchworm replay"
 def run_config(arguments: Sequence[str]) -> int:
     """Print the config that `inchworm train` would use, as YAML that `train --config` reads."""
     options, changes = parse_with_config(TrainOptions, arguments, PROG_CONFIG)
-    sys.stdout.write(commented_yaml(resolve_config(options.env, options.config, changes, PROG_CONFIG)))
+    config = resolve_config(options.env, options.config, changes, PROG_CONFIG, options.preset)
+    sys.stdout.write(commented_yaml(config, options.preset))
     return OK
 
 
-def commented_yaml(config: TrainingConfig) -> str:
-    """Return the config as YAML, with the meaning of each field."""
+def commented_yaml(config: TrainingConfig, size: str | None = None) -> str:
+    """Return the config as YAML, with the meaning of each field; `size` is that of `--preset`."""
     preset = find_preset(config.env.id)
-    if preset is None:
+    if size is not None:
+        lines = [f"# the config of size {size}, which is not tuned for {config.env.id}"]
+    elif preset is None:
         lines = [f"# {config.env.id} has no preset: these are the defaults"]
     elif config != preset.config:
         lines = [f"# the preset of {config.env.id}, changed"]

@@ -6,7 +6,6 @@ What trains is imported only after the first line is printed.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from inchworm.cli.arguments import (
     Changes,
     File,
     Metavar,
+    Preset,
     RunName,
     UsageError,
     apply_changes,
@@ -31,7 +31,7 @@ from inchworm.cli.arguments import (
 from inchworm.cli.main import EVALUATION_FAILED, FAILED, OK, leaving, raise_if_received
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
-from inchworm.core.errors import USAGE_ERRORS, error_text
+from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
@@ -57,6 +57,8 @@ class TrainOptions(ConfigBase):
     """A Gymnasium id, or package.module:make_env for your own factory."""
     config: File = None
     """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    preset: Preset = None
+    """Start from a config of this size, for any environment (a run of seconds, minutes or hours), instead of from the environment's own."""
     quiet: bool = False
     """Print nothing but errors and warnings."""
     profile: bool = False
@@ -74,7 +76,7 @@ class TrainOptions(ConfigBase):
 def run_train(arguments: Sequence[str]) -> int:
     """Train a new run, or continue the one that --run.name names."""
     options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
-    config = resolve_config(options.env, options.config, changes, PROG_TRAIN)
+    config = resolve_config(options.env, options.config, changes, PROG_TRAIN, options.preset)
     check_can_be_trained_in(config)
     if options.seeds is not None:
         return train_several(config, options)
@@ -204,7 +206,7 @@ def train_seeds_of(bundle: Bundle, terminal: Terminal, *, jobs: int | None, toge
         table.add_row(*row)
     terminal.print(table)
     terminal.print(f"score: {summary.score_text()}")
-    terminal.print(f"run:   {bundle.path} (summary.md, summary.json, {bundle.run_path(first).name}, …)")
+    terminal.print(f"run:   {bundle.path} ({REPORT}, summary.md, summary.json, {bundle.run_path(first).name}, …)")
     errors = make_terminal(stderr=True)
     for score in summary.seeds:
         for failure in score.failures:
@@ -291,18 +293,13 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
 def _look_back(run: Run, reason: str) -> str:
     """Write the report, and return what the doctor finds; a failure is a warning, because the training is done."""
     from inchworm.analysis.doctor import diagnose, findings_text
-    from inchworm.analysis.report import write_report
-    from inchworm.analysis.runs import read_run
+    from inchworm.analysis.report import after_training, write_last_report
 
-    try:
-        record = dataclasses.replace(read_run(run.path), state="finished", reason=reason)  # its lock is still held
-        if run.config.run.report:
-            write_report([record])
-        wrong = [finding for finding in diagnose(record) if not finding.note]
-        return f"doctor: something looks wrong (inchworm doctor {run.typed})\n{findings_text(wrong[:3])}" if wrong else ""
-    except Exception as error:
-        warnings.warn(f"no report was written: {type(error).__name__}: {error_text(error)}", stacklevel=2)
-        return ""
+    with after_training():
+        wrong = [finding for finding in diagnose(write_last_report(run.path, reason)) if not finding.note]
+        if wrong:
+            return f"doctor: something looks wrong (inchworm doctor {run.typed})\n{findings_text(wrong[:3])}"
+    return ""
 
 
 @contextlib.contextmanager

@@ -49,8 +49,36 @@ _OF_PPO = (*_PPO, "norm_adv", "batch_size", "minibatch_size", "learning_rate", "
 _ONE_ENV = ("clip_epsilon", "epochs_per_update", "max_steps_per_episode")
 """Names of a trainer that has one environment, so that its batch is the steps of that one."""
 
+_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "agent": {"name": ("policy", "kind")},
+    "environment": {"name": ("env", "id"), "max_steps": ("env", "max_episode_steps")},
+    "optimizer": {
+        "type": ("ppo", "optimizer"),
+        "learning_rate": ("ppo", "learning_rate"),
+        "lr": ("ppo", "learning_rate"),
+        "eps": ("ppo", "adam_eps"),
+        "weight_decay": ("ppo", "weight_decay"),
+    },
+    "hardware": {"device": ("run", "device"), "num_workers": ("env", "num_workers")},
+    "curriculum": {},
+    "evaluation": {"episodes_per_suite": ("evaluation", "episodes"), "generate_replays": ("evaluation", "save_replay")},
+}
+"""Sections of a trainer -> their settings that have another place or name here."""
+_ONE_VALUE = {
+    "optimizer.beta1": 0.9, "optimizer.beta2": 0.999,
+    "hardware.num_gpus": 1, "hardware.distributed": False, "hardware.cpu_offload": False, "hardware.gradient_checkpointing": False,
+}  # fmt: skip
+"""Settings that do not exist here, with the only value that is accepted."""
+
+_FILES = "all files of a run are in one directory; set run.directory and run.name"
 _NO_SETTING = {
-    "push_url": "a run is delivered by trackers; set tracking.mlflow.uri or tracking.wandb.project",
+    "push_url": "a run is delivered by trackers; set tracking.mlflow.uri or tracking.wandb.project, as docs/tracking.md shows",
+    "checkpoint_dir": _FILES,
+    "log_dir": _FILES,
+    "replay_dir": _FILES,
+    "evaluation.suites": "suites are passed to PolicyEvaluator().evaluate_suites, as docs/evaluation.md shows",
+    "evaluation.replay_interval": "a replay is kept of every evaluation; set evaluation.keep_replays",
+    "curriculum.enabled": "a callback sets the options of resets, with set_reset_options of the env, as docs/environments.md shows",
 }
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
@@ -122,26 +150,22 @@ def _without_groups(collect: Mapping[str, Any]) -> dict[str, Any]:
 def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
     """Translate a whole config: move `experiment_name`, `agent`, `trainer` and a table without sections to their sections."""
     modern = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
-    agent, trainer = modern.pop("agent", {}), modern.pop("trainer", {})
+    trainer = _section("trainer", modern.pop("trainer", {}))
     moves: list[tuple[str, str, str, Any]] = []  # old name, section, name, value
     if "experiment_name" in modern:
         moves.append(("experiment_name", "run", "name", modern.pop("experiment_name")))
-    for name, section in (("agent", agent), ("trainer", trainer)):
-        if not isinstance(section, dict):
-            raise ConfigError(f"{name} must be a mapping of names to values, not {section!r}")
-    for key, value in agent.items():
-        if key == "name":
-            moves.append(("agent.name", "policy", "kind", _POLICY_KINDS.get(str(value), value)))
-        elif key == "hidden_size":
-            moves.append(("agent.hidden_size", "policy", "hidden_sizes", [value, value]))
-        else:
-            raise ConfigError(f"unknown config key agent.{key}; the section is called policy here")
+    for name in _SECTIONS:
+        if name in modern and (name != "optimizer" or isinstance(modern[name], Mapping)):  # `optimizer` is also a name of `ppo`
+            moves += _section_moves(name, modern)
+    if isinstance(modern.get("wandb"), dict) and "notes" in modern["wandb"]:
+        moves.append(("wandb.notes", "run", "notes", modern["wandb"].pop("notes") or ""))
     table = {key: modern.pop(key) for key in list(modern) if key in (*_MOVED, *_OF_PPO, *_NO_SETTING)}
     for where, settings in (("", table), ("trainer.", trainer)):
         for key, value in settings.items():
             if key in _NO_SETTING:
-                raise ConfigError(f"{where}{key}={value!r:.80} is not supported: {_NO_SETTING[key]}, as docs/tracking.md shows")
-            moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), _tracker(key, value)))
+                raise ConfigError(f"{where}{key}={value!r:.80} is not supported: {_NO_SETTING[key]}")
+            if value is not None or key not in ("seed", "wandb"):  # null leaves the choice to us
+                moves.append((f"{where}{key}", *_MOVED.get(key, ("ppo", key)), _tracker(key, value)))
     for old, section, name, value in moves:
         target = modern.setdefault(section, {})
         if not isinstance(target, dict):
@@ -163,6 +187,54 @@ def _training(data: Mapping[str, Any], reports: list[str]) -> dict[str, Any]:
         env = modern.get("env")
         modern["ppo"] = _ppo(modern["ppo"], reports, "ppo.", env.get("num_envs", 8) if isinstance(env, dict) else 8)
     return modern
+
+
+def _section(name: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{name} must be a mapping of names to values, not {found!r:.80}")
+    return dict(found)
+
+
+def _section_moves(name: str, config: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
+    """Take a section of another trainer out of a config; return its settings as (old name, section, name, value) here.
+
+    `evaluation` is a section here, too: settings that have their names here stay.
+    """
+    section = _section(name, config.pop(name) or {})
+    moves: list[tuple[str, str, str, Any]] = []
+    if name == "agent" and "hidden_size" in section:
+        layers = section.pop("num_layers", 2)
+        if type(layers) is not int or not 1 <= layers <= 100:
+            raise ConfigError(f"agent.num_layers={layers!r:.80} must be from 1 to 100")
+        moves.append(("agent.hidden_size", "policy", "hidden_sizes", [section.pop("hidden_size")] * layers))
+    elif name == "optimizer" and "lr_schedule_enabled" in section:
+        kind, is_on = section.pop("lr_schedule_type", "cosine"), section.pop("lr_schedule_enabled")
+        moves.append(("optimizer.lr_schedule_type", "ppo", "learning_rate_schedule", kind if is_on else "constant"))
+    elif name == "hardware" and not section.get("distributed"):
+        section.pop("backend", None)  # of communication between processes
+    elif name == "evaluation" and section.pop("enabled", True) is False:
+        section |= {"interval": 0, "final_episodes": 0}
+    elif name == "curriculum" and not section.get("enabled"):
+        section = {}
+    kept, kwargs = dict[str, Any](), dict[str, Any]()
+    for key, value in section.items():
+        old, here = f"{name}.{key}", _SECTIONS[name].get(key)
+        if here is not None:
+            moves.append((old, *here, _POLICY_KINDS.get(str(value), value) if name == "agent" else value))
+        elif old in _NO_SETTING:
+            raise ConfigError(f"{old}={value!r:.80} is not supported: {_NO_SETTING[old]}")
+        elif name == "evaluation":
+            kept[key] = value
+        elif name == "environment":
+            kwargs |= _section(old, value) if key in ("kwargs", "overrides") else {key: value}
+        elif old not in _ONE_VALUE:
+            here_called = "; the section is called policy here" if name == "agent" else ""
+            raise ConfigError(f"unknown config key {old}{here_called}")
+        elif value != _ONE_VALUE[old]:
+            raise ConfigError(f"{old}={value!r:.80} is not supported; the only value is {_ONE_VALUE[old]}, so leave it out")
+    if name == "evaluation":
+        config[name] = kept
+    return [*moves, *([(name, "env", "kwargs", kwargs)] if kwargs else [])]
 
 
 def _tracker(key: str, value: Any) -> Any:

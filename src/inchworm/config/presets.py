@@ -1,4 +1,4 @@
-"""Tuned configs by environment, each with the score it reaches.
+"""Tuned configs by environment, each with the score it reaches; and configs of three sizes for any environment.
 
 The value loss includes a factor of ½, so `vf_coef=1.0` equals 0.5 in trainers without it.
 """
@@ -20,14 +20,45 @@ class Preset:
     """Greedy mean return of the final evaluation, with the seeds; empty if not measured."""
 
 
-def small_fast_config() -> TrainingConfig:
-    """Return the config of a CartPole-v1 run of a few seconds, for trying things out."""
+def small_fast_config(env_id: str = "CartPole-v1") -> TrainingConfig:
+    """Return the config of a run of seconds, 20,000 steps, for trying things out."""
     return TrainingConfig(
-        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        env=EnvConfig(id=env_id, num_envs=8),
         ppo=_CARTPOLE,
         evaluation=EvalConfig(interval=0, episodes=10, final_episodes=20),
         run=RunConfig(total_timesteps=20_000, checkpoint_interval=20),
     )
+
+
+def medium_config(env_id: str = "CartPole-v1") -> TrainingConfig:
+    """Return the config of a run of minutes, a million steps, with normalised observations and rewards."""
+    return _sized(env_id, num_envs=16, hidden_size=128, rollout_steps=256, minibatch_size=256, total_timesteps=1_000_000)
+
+
+def large_config(env_id: str = "CartPole-v1") -> TrainingConfig:
+    """Return the config of a run of hours on many cores or a GPU, 20 million steps: 64 copies, and a network of 256 units."""
+    return _sized(env_id, num_envs=64, hidden_size=256, rollout_steps=256, minibatch_size=1024, total_timesteps=20_000_000)
+
+
+def _sized(
+    env_id: str, *, num_envs: int, hidden_size: int, rollout_steps: int, minibatch_size: int, total_timesteps: int
+) -> TrainingConfig:
+    """A config that is evaluated and saved 20 times, with what the tuned presets of environments with uneven scales share."""
+    interval = max(1, total_timesteps // (num_envs * rollout_steps) // 20)
+    return TrainingConfig(
+        env=EnvConfig(id=env_id, num_envs=num_envs),
+        policy=PolicyConfig(hidden_sizes=(hidden_size, hidden_size), normalize_observations=True),
+        ppo=PPOConfig(
+            learning_rate=3e-4, learning_rate_schedule="linear", vf_coef=1.0, ent_coef=0.0, update_epochs=5, rollout_steps=rollout_steps,
+            minibatch_size=minibatch_size, normalize_advantages="minibatch", scale_rewards=True,
+        ),
+        evaluation=EvalConfig(interval=interval),
+        run=RunConfig(total_timesteps=total_timesteps, checkpoint_interval=interval),
+    )  # fmt: skip
+
+
+SIZES = {"small": small_fast_config, "medium": medium_config, "large": large_config}
+"""Configs for any environment by their names on the command line. None is tuned for it, as the presets below are."""
 
 
 _CARTPOLE = PPOConfig(

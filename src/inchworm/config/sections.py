@@ -446,7 +446,7 @@ class RunConfig(ConfigBase):
     log_interval: Count = 1
     """Iterations between rows of metrics."""
     report: bool = True
-    """Write report.html into the run's directory when `inchworm train` or `resume` ends."""
+    """Write report.html and curve.svg into the run's directory when a training has ended: in Python, when its trainer is closed."""
     notes: str = ""
     """Anything worth remembering about the run; trackers show it with the run."""
 

@@ -24,7 +24,19 @@ from inchworm.config.sections import NonNegative, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Closes
 from inchworm.core.tensor_file import remove_temporaries, write_atomically
-from inchworm.run.directory import BUNDLE, CONFIG, LOCK, Run, check_config, keep_choices, make_run_directory, refuse_code, take_lock
+from inchworm.run.directory import (
+    BUNDLE,
+    CONFIG,
+    LOCK,
+    REPORT,
+    Run,
+    check_config,
+    find_named,
+    keep_choices,
+    make_run_directory,
+    refuse_code,
+    take_lock,
+)
 
 SUMMARY_JSON, SUMMARY_PAGE = "summary.json", "summary.md"
 
@@ -121,7 +133,7 @@ class Bundle(Closes):
                     run.clear()
             shutil.rmtree(self.run_path(seed), ignore_errors=True)
             self.log_path(seed).unlink(missing_ok=True)
-        for name in (SUMMARY_JSON, SUMMARY_PAGE, BUNDLE):
+        for name in (SUMMARY_JSON, SUMMARY_PAGE, REPORT, BUNDLE):
             (self.path / name).unlink(missing_ok=True)
         self.continued = False
 
@@ -169,17 +181,17 @@ def create_bundle(config: TrainingConfig, seeds: Sequence[int], *, overwrite: bo
 
 def is_bundle(path_or_name: str | Path, directory: str | Path = "runs") -> bool:
     """Whether a path, or a name in `directory`, is a bundle."""
-    return _find(path_or_name, directory) is not None
+    return find_bundle(path_or_name, directory) is not None
 
 
-def _find(path_or_name: str | Path, directory: str | Path) -> Path | None:
-    places = (Path(path_or_name), Path(directory) / path_or_name)
-    return next((path for path in places if str(path_or_name) and (path / BUNDLE).is_file()), None)
+def find_bundle(path_or_name: str | Path, directory: str | Path = "runs") -> Path | None:
+    """The directory of a bundle that a path, or a name in `directory`, names; None if it names none."""
+    return find_named(path_or_name, BUNDLE, directory)
 
 
 def open_bundle(path_or_name: str | Path, *, directory: str | Path = "runs", env: str | None = None) -> Bundle:
     """Open an existing bundle by its path, or by its name in `directory`, without locking it. `env` as for `load_config`."""
-    path = _find(path_or_name, directory)
+    path = find_bundle(path_or_name, directory)
     if path is None:
         raise ConfigError(f"there is no bundle of seeds {path_or_name}; inchworm train ENV --seeds N makes one")
     content = BundleConfig.from_yaml(path / BUNDLE)

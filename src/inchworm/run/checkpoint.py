@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -50,6 +50,9 @@ from inchworm.core.tensor_file import (
 from inchworm.core.types import Weights
 from inchworm.policy.composite import CompositePolicy, weights_of
 from inchworm.run.directory import versions
+
+if TYPE_CHECKING:
+    from inchworm.run.policies import PolicyStore
 
 KIND, VERSION = "checkpoint", 1
 STATE, ARRAYS, PROCESS = "state.json", "arrays.safetensors", "process.json"
@@ -203,11 +206,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
 class TrainingCheckpointer:
     """The checkpoints of one run, in one directory. The newest `keep` are kept, and the best by evaluation."""
 
-    def __init__(self, directory: str | Path, keep: int = 2, *, keep_best: bool = True) -> None:
+    def __init__(self, directory: str | Path, keep: int = 2, *, keep_best: bool = True, policy_store: PolicyStore | None = None) -> None:
+        """`policy_store` also gets every policy of `save_policy`, as a version that is not deleted with its checkpoint."""
         if keep < 2:
             raise ValueError(f"keep={keep}: at least 2 checkpoints are kept, so that one is left if the other is damaged")
         self.directory = Path(directory)
-        self.keep, self.keep_best = keep, keep_best
+        self.keep, self.keep_best, self.policy_store = keep, keep_best, policy_store
 
     def all(self) -> list[Path]:
         """Every complete checkpoint, oldest first. They are verified when they are loaded, not here."""
@@ -335,8 +339,12 @@ class TrainingCheckpointer:
         described = describe_policy(policy)
         if described is None:
             raise ConfigError(f"{type(policy).__name__} is not a policy with weights; it needs the methods of inchworm.Policy")
-        part = {"spec": described, "weights": policy.get_weights(), "metadata": dict(metadata or {})}
-        return PolicyRecord(policy, epoch, self.save(epoch, self._saved_state(epoch) | part), dict(metadata or {}))
+        about = dict(metadata or {})
+        path = self.save(epoch, self._saved_state(epoch) | {"spec": described, "weights": policy.get_weights(), "metadata": about})
+        if self.policy_store is not None:
+            score = about.get("score")
+            self.policy_store.save(policy, score if isinstance(score, int | float) else None, {"epoch": epoch, **about})
+        return PolicyRecord(policy, epoch, path, about)
 
     def load_policy(
         self, checkpoint: str | Path | Checkpoint | TrainerRecord | None = None, env: Any = None, *, network: Any = None, policy: Any = None

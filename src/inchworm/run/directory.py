@@ -328,6 +328,12 @@ def open_run(path_or_name: str | Path, *, directory: str | Path = "runs", env: s
     return Run(path, load_config(path / CONFIG, env=env), continued=True)
 
 
+def find_named(path_or_name: str | Path, file: str, directory: str | Path = "runs") -> Path | None:
+    """The directory with this file that a path, or a name in `directory`, names; None if it names none."""
+    places = (Path(path_or_name), Path(directory) / path_or_name)
+    return next((path for path in places if str(path_or_name) and (path / file).is_file()), None)
+
+
 def find_run(path_or_name: str | Path, *, directory: str | Path = "runs", hint: str = "") -> Path:
     """Return the directory of a run, given by its path or by its name in `directory`."""
     for path in (Path(path_or_name), Path(directory) / path_or_name):

@@ -83,7 +83,7 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
 
     Several policies have no single description, and weights named `part/weight`.
     """
-    if str(path).startswith(MODEL_URI):
+    if _is_registered(path):
         with downloaded_model(str(path)) as file:
             return *read_policy_file(file), Path(path)
     if is_versioned(path):
@@ -287,9 +287,14 @@ class PolicyStore:
             return StoredPolicy(version, f"{self.where}@{version}", score, dict(about["metadata"])), str(about["sha256"])
 
 
+def _is_registered(name: str | Path) -> bool:
+    """Whether a name means a model of the registry, also if it is written wrongly."""
+    return str(name).startswith(MODEL_URI.rstrip("/"))
+
+
 def is_versioned(name: str | Path) -> bool:
     """Whether a name is that of a version, such as `policies@best` or `models:/NAME@best`."""
-    if str(name).startswith(MODEL_URI):
+    if _is_registered(name):
         return True
     where, at, _ = str(name).rpartition("@")
     with suppress(OSError):

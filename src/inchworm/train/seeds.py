@@ -270,7 +270,7 @@ def make_view(bundle: Bundle, terminal: Any = None) -> SeedsView:
 
 
 def train_bundle(bundle: Bundle, trainer: SeedTrainer, view: SeedsView | None = None) -> SeedsSummary:
-    """Train the seeds of a bundle that are not finished, and write the summary. The bundle must be locked."""
+    """Train the seeds of a bundle that are not finished, and write the summary and the report. The bundle must be locked."""
     known = {row["seed"]: row for row in read_summary(bundle)}
     rows = {seed: score_seed(bundle, seed, known.get(seed)) for seed in bundle.seeds}
     left = [seed for seed, row in rows.items() if row.status != "done"]
@@ -302,6 +302,11 @@ def train_bundle(bundle: Bundle, trainer: SeedTrainer, view: SeedsView | None = 
         summary = SeedsSummary(bundle.path, bundle.config.env.id, tuple(rows.values()), score_of(bundle.config))
         if began or not left:
             bundle.write_summary(summary.to_dict(), summary.page())
+    if began and bundle.config.run.report and any(row.env_steps for row in summary.seeds):
+        from inchworm.analysis.report import after_training, report  # late: it takes a moment, and reads files only
+
+        with after_training():
+            report(bundle.path)
     return summary
 
 

@@ -295,7 +295,7 @@ class PPOTrainer(Closes):
         self.state = TrainingState()
         self._in_loop, self.fuse = False, fuse
         self._shipping: Shipping | None = None
-        self._has_files = False  # for trackers, since the last training has ended
+        self._has_files, self._stop_reason = False, ""  # since the last training has ended
         self.trackers = [*([JsonlTracker(self.run_dir)] if self.run_dir else []), *own_trackers]
         parts = TrainerParts(
             policy=self.policy,
@@ -455,6 +455,7 @@ class PPOTrainer(Closes):
         self.saver.note_outcome("interrupted" if self.state.interrupted else "finished", history.stop_reason or "")
         if self.state.interrupted:
             raise KeyboardInterrupt
+        self._stop_reason = history.stop_reason or ""
         self.state.ended = self._has_files = True
         return history
 
@@ -501,6 +502,7 @@ class PPOTrainer(Closes):
             stack.callback(self.collector.close)
             stack.callback(self._close_evaluator)
             stack.callback(self._deliver)
+            stack.callback(self._write_report)
             stack.callback(self.saver.wait)
 
     def __repr__(self) -> str:
@@ -576,6 +578,14 @@ class PPOTrainer(Closes):
         if self._asked.ppo.compile == "auto" and compiled != self.config.ppo.compile:
             self.config = self.config.replace(ppo=self.config.ppo.replace(compile=compiled))
             self.__dict__.pop("learner", None)  # created again when it is needed
+
+    def _write_report(self) -> None:
+        """Write the report of a training that has ended."""
+        if self._has_files and self.run_dir is not None and self.config.run.report:
+            from inchworm.analysis.report import after_training, write_last_report  # late: it takes a moment, and reads files only
+
+            with after_training():
+                write_last_report(self.run_dir, self._stop_reason)
 
     def _deliver(self) -> None:
         """Hand the run's files to trackers, and wait for those that are served by a process of their own, if the training has ended."""

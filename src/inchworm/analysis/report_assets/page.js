@@ -28,7 +28,7 @@
     tip.replaceChildren();
     const head = document.createElement("b");
     const place = step.toLocaleString("en");
-    head.textContent = data.over === "steps" ? `${place} steps` : `${data.over} ${place}`;
+    head.textContent = data.over.endsWith("s") ? `${place} ${data.over}` : `${data.over} ${place}`;
     tip.append(head);
     for (const line of all.slice(0, 12)) {
       const index = nearest(line.x, step), row = document.createElement("div"), key = document.createElement("i");
