@@ -225,7 +225,7 @@ def test_the_page_has_the_answer_its_looks_and_every_pair(tmp_path: Path) -> Non
     assert "<p>ppo.gamma: 0.99 → 0.9: the final score is higher, as 3 of up to 3 pairs show</p>" in page
     assert "<td>1</td><td>119.5</td><td>119.5</td><td>+0</td><td>110</td><td>161</td><td>+51</td>" in page
     charts = [json.loads(html.unescape(text)) for text in re.findall(r'data-chart="([^"]*)"', page)]
-    looks = [chart for chart in charts if chart["unit"] == "pairs" and chart["lines"][0]["y"] == [50.0]]
+    looks = [chart for chart in charts if chart["over"] == "pairs" and chart["lines"][0]["y"] == [50.0]]
     line, above, below = looks[0]["lines"]
     half = line["high"][0] - 50.0
     assert (line["x"], line["low"][0]) == ([3], pytest.approx(50.0 - half))

@@ -55,7 +55,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def base(name: str = "first", iterations: int = 4, **changes: Any) -> TrainingConfig:
     """Four iterations of 16 steps in NumPy, with final scores of 1 episode."""
     evaluation = EvalConfig(interval=0, episodes=1, final_episodes=1, num_envs=1)
-    return small_config(iterations=iterations, backend="numpy", evaluation=evaluation, name=name).replace(**changes)
+    return small_config(iterations=iterations, backend="numpy", evaluation=evaluation, name=name, report=True).replace(**changes)
 
 
 def small_sweep(config: TrainingConfig | None = None, **options: Any) -> SweepConfig:

@@ -169,9 +169,11 @@ def figure(lines: Sequence[Line], caption: str, hint: str = "", *, points: int, 
     return f"<figure><figcaption>{e(caption)} <small>{e(hint)}</small></figcaption>{drawn}</figure>"
 
 
-def large_chart(lines: Sequence[Line], label: str, *, over: str = "env steps") -> str:
+def large_chart(lines: Sequence[Line], label: str, *, zero: bool = False, over: str = "env steps") -> str:
     """A chart over the whole width, drawn for wide and for narrow pages: texts of a scaled one would be too small to read."""
-    wide, narrow = (chart_svg(lines, label, width=width, height=height, over=over) for width, height in ((1160.0, 360.0), (480.0, 280.0)))
+    wide, narrow = (
+        chart_svg(lines, label, width=width, height=height, zero=zero, over=over) for width, height in ((1160.0, 360.0), (480.0, 280.0))
+    )
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 

@@ -106,7 +106,7 @@ class SweepConfig(ConfigBase):
         run, evaluation, convergence, last = config.run, config.evaluation, config.convergence, rung >= self.rungs
         iterations = -(-run.total_timesteps // (config.env.num_envs * lanes_per_copy * config.ppo.rollout_steps))
         iterations = min(iterations, run.max_iterations or iterations)
-        run = run.replace(max_iterations=run.max_iterations if last else -(-iterations * rung // self.rungs), keep_best=False)
+        run = run.replace(max_iterations=run.max_iterations if last else -(-iterations * rung // self.rungs), keep_best=False, report=False)
         final = {"score": evaluation.final_episodes if last else 0}.get(self.objective, 0)
         final = final or (evaluation.episodes if self.objective == "score" else 0)
         if self.objective == "steps":
