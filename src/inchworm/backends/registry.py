@@ -91,6 +91,9 @@ class Backend(Protocol):
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
 
+    def exporting(self) -> ModuleType:
+        """The functions that write a policy as a graph; see `backends/torch/export`. Only for backends that can."""
+
 
 def register_backend(name: str, module: str) -> None:
     """Add a backend: from now on `run.backend` accepts `name`, and `module` is imported when it is used."""

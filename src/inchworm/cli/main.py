@@ -41,6 +41,7 @@ COMMANDS = {
     "video": Command("evaluate", "record what a policy does", "inchworm video RUN --out video.mp4"),
     "match": Command("evaluate", "play two players against each other", "inchworm match RUN heuristic"),
     "resume": Command("train", "continue a run", "inchworm resume RUN --total-timesteps 200000"),
+    "export": Command("export", "write a policy as ONNX or NumPy", "inchworm export RUN --format numpy --out DIR"),
     "ship": Command("train", "deliver a run to trackers", "inchworm ship RUN --tracking.mlflow.uri URL"),
     "report": Command("analysis", "write a page about runs", "inchworm report RUN"),
     "watch": Command("analysis", "serve that page live while training", "inchworm watch RUN"),

@@ -113,6 +113,12 @@ class NumpyPolicy(Predicts):
         self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
         """One action per lane, without running the critic. Where an episode starts, the lane's memory is reset first."""
+        outputs, state = self.action_outputs(observations, state, episode_starts)
+        mask = encode_legal(self.spec, observations)
+        return choose(self.spec, outputs, self._log_std, mask, state, rng, deterministic=deterministic)
+
+    def action_outputs(self, observations: Tree, state: Tree, episode_starts: Array) -> tuple[np.ndarray, Tree]:
+        """What actions are chosen from: logits and means [B, C + D] before masks; and the next memory."""
         rows, _ = self.encode(observations, 1)
         if self._memory is None:
             features = self._features(rows)
@@ -121,9 +127,7 @@ class NumpyPolicy(Predicts):
         else:
             features, state = self._memory.step(rows, state, episode_starts)
             features = self._features(features)
-        outputs = self._network("actor", features)  # [B, C + D]
-        mask = encode_legal(self.spec, observations)
-        return choose(self.spec, outputs, self._log_std, mask, state, rng, deterministic=deterministic)
+        return self._network("actor", features), state
 
     def value(
         self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None

@@ -111,3 +111,10 @@ def checking() -> ModuleType:
     from inchworm.backends.torch import checking
 
     return checking
+
+
+def exporting() -> ModuleType:
+    """The functions that write a policy as a graph."""
+    from inchworm.backends.torch import export
+
+    return export

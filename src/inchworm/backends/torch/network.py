@@ -263,7 +263,8 @@ class SpecNetwork(Network):
         images = raw if channels_first(part.shape) else raw.permute(0, 3, 1, 2)  # [N, channels, height, width]
         if torch.is_grad_enabled():
             return self._convolve(part, stack, channels_together(images))
-        chunks = torch.split(images, IMAGES_AT_ONCE) if images.device.type == "cpu" else (images,)
+        at_once = images.device.type != "cpu" or torch.compiler.is_exporting()
+        chunks = (images,) if at_once else torch.split(images, IMAGES_AT_ONCE)
         features = [self._convolve(part, stack, chunk) for chunk in chunks]
         return features[0] if len(features) == 1 else torch.cat(features)
 

@@ -90,20 +90,24 @@ class TorchPolicy(Predicts, nn.Module):
         self, observations: Tree, state: Tree, episode_starts: Array, rng: np.random.Generator, *, deterministic: bool = False
     ) -> PolicyStep:
         """One action per lane; sampling is done in NumPy, as in every backend."""
+        outputs, state = self.action_outputs(observations, state, episode_starts)
+        with torch.inference_mode():
+            log_std = self._log_std().cpu().numpy()
+        mask = encode_legal_numpy(self.spec, observations)
+        return choose(self.spec, outputs, log_std, mask, state, rng, deterministic=deterministic)
+
+    def action_outputs(self, observations: Tree, state: Tree, episode_starts: Array) -> tuple[np.ndarray, Tree]:
+        """What actions are chosen from: logits and means [B, C + D] before masks; and the next memory."""
         self._set_training(False)
         with torch.inference_mode():
             seen = to_tensors(self._seen(observations), self.device)
             if self._memory is None:
-                outputs = self.network.action_outputs(seen).cpu().numpy()  # [B, C + D]
-            else:
-                if isinstance(state, tuple):
-                    raise self._memory.layout.refusal(state, len(episode_starts))
-                past = self._past(self._memory, state, np.asarray(episode_starts)[None], (1, len(episode_starts)))
-                tensor, after = cast(SpecNetwork, self.network).step_outputs(seen, past)
-                outputs, state = tensor.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
-            log_std = self._log_std().cpu().numpy()
-        mask = encode_legal_numpy(self.spec, observations)
-        return choose(self.spec, outputs, log_std, mask, state, rng, deterministic=deterministic)
+                return self.network.action_outputs(seen).cpu().numpy(), state
+            if isinstance(state, tuple):
+                raise self._memory.layout.refusal(state, len(episode_starts))
+            past = self._past(self._memory, state, np.asarray(episode_starts)[None], (1, len(episode_starts)))
+            outputs, after = cast(SpecNetwork, self.network).step_outputs(seen, past)
+            return outputs.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
 
     def value(
         self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
