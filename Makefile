@@ -21,7 +21,7 @@ JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams learning variants presets faults doctor docs clean
+.PHONY: help train test browser lint format bench guard teams extensions learning variants presets faults doctor docs clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,3\}//p' Makefile
@@ -102,6 +102,10 @@ teams: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/combat.py
 	$(BIN)/python benchmarks/spread.py
 	$(BIN)/python benchmarks/connect_four.py
+
+extensions: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/curiosity.py
+	$(BIN)/python benchmarks/exports.py
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py

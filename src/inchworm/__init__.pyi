@@ -14,6 +14,7 @@ from inchworm.analysis.runs import read_run as read_run
 from inchworm.analysis.sweep import Sweep as Sweep
 from inchworm.analysis.sweep import TrialResult as TrialResult
 from inchworm.analysis.sweep import sweep as sweep
+from inchworm.backends.custom_losses import Loss as Loss
 from inchworm.backends.export import Export as Export
 from inchworm.backends.export import export_policy as export_policy
 from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer

@@ -288,7 +288,7 @@ def test_a_loss_that_fails_leaves_the_weights_of_the_steps_before():
         seen.append(parameters(policy))
         if len(seen) == 3:
             raise ZeroDivisionError
-        return 0.0, {}
+        return 0.0, {"values": np.zeros_like(values)}
 
     seen = []
     policy = NUMPY.policy()

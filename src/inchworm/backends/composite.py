@@ -62,6 +62,11 @@ class CompositeLearner:
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics | {f"{name}/{key}": value for name, one in stats.items() for key, value in one.items()})
 
+    def attach_losses(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """Bind custom losses to every part's learner, which restore what a checkpoint holds of them."""
+        for learner in self.learners.values():
+            learner.attach_losses(functions)
+
     def _own(self, rollout: Rollout, name: str) -> Rollout:
         """A part's rollout, with the part's version and fingerprint instead of the composite's."""
         part, own = self.policy.learned[name], self.policy.part_of(rollout, name)

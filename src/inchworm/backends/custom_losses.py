@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inchworm.core.errors import ConfigError
+from inchworm.core.errors import ConfigError, describe_error
 from inchworm.core.protocols import Policy
 from inchworm.core.types import Evaluation, Minibatch
 
@@ -15,6 +17,17 @@ _OF_MINIBATCH = ("observations", "next_observations", "actions", "rewards", "ter
 _OF_EVALUATION = ("values", "log_probs", "entropy")
 ARGUMENTS = ("policy", "minibatch", "evaluation", "obs", *_OF_MINIBATCH, *_OF_EVALUATION)
 """The parameter names that a loss may have; values, log-probs and entropy are the current policy's, with gradients."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A custom loss with a weight, which may change over the run, and the name under which it is logged."""
+
+    function: Callable[..., Any]
+    weight: float | Callable[[float], float] = 1.0
+    """A number, or a function of the run's progress from 0 to 1; the loss and its gradient are multiplied by it."""
+    name: str | None = None
+    """The function's or the class's by default."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,26 @@ class CustomLoss:
     arguments: tuple[str, ...]
     keywords: tuple[str, ...] = ()
     """What it gets by keyword: keyword-only parameters, and with `**batch` everything else in `ARGUMENTS`."""
+    schedule: float | Callable[[float], float] = 1.0
+    weight: float = 1.0
+    """The value of `schedule` in the running update."""
+
+    @property
+    def owner(self) -> Any:
+        """The function or object itself, which may hold parameters and state."""
+        return getattr(self.function, "func", self.function)  # functools.partial
+
+    def at(self, progress: float | None) -> CustomLoss:
+        """The loss with the weight that it has at this progress of the run; None if the run's length is not known."""
+        if callable(self.schedule) and progress is None:
+            raise ConfigError(f"the weight of the custom loss {self.name} needs the run's length: give the optimizer total_timesteps=…")
+        try:
+            weight = float(self.schedule(progress or 0.0) if callable(self.schedule) else self.schedule)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the weight of the custom loss {self.name} is not a number: {describe_error(error)}") from error
+        if not math.isfinite(weight):
+            raise ConfigError(f"the weight of the custom loss {self.name} is {weight}; it must be a finite number")
+        return dataclasses.replace(self, weight=weight)
 
     def __call__(self, policy: Policy, minibatch: Minibatch, evaluation: Evaluation) -> Any:
         """Call the function with the arguments that it asked for."""
@@ -39,10 +72,16 @@ class CustomLoss:
 def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
     """Find the name and arguments of each function; raise if an argument is unknown or two functions have the same name."""
     losses: dict[str, CustomLoss] = {}
-    for function in functions:
+    for given in functions:
+        weighted = given if isinstance(given, Loss) else Loss(given)
+        function = weighted.function
         inner = getattr(function, "func", function)  # functools.partial
-        name = getattr(inner, "__name__", type(inner).__name__)
-        parameters = inspect.signature(function).parameters.values()
+        own_name = getattr(inner, "name", None)
+        class_name: str = getattr(inner, "__name__", type(inner).__name__)
+        name = weighted.name or (own_name if isinstance(own_name, str) else class_name)
+        parameters = inspect.signature(
+            getattr(function, "forward", function)
+        ).parameters.values()  # a torch.nn.Module's `__call__` takes all
         asked = [parameter for parameter in parameters if parameter.default is parameter.empty]
         required = [p.name for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         keywords = [p.name for p in asked if p.kind is p.KEYWORD_ONLY]
@@ -50,9 +89,19 @@ def bind_custom_losses(functions: Sequence[Callable[..., Any]]) -> tuple[CustomL
             if argument not in ARGUMENTS:
                 raise ConfigError(f"the custom loss {name} asks for {argument!r}; a loss may ask for {', '.join(ARGUMENTS)}")
         if name in losses:
-            raise ConfigError(f"two custom losses are called {name}; give them different names, under which they are logged")
+            raise ConfigError(
+                f"two custom losses are called {name}; give them different names, under which they are logged: Loss(function, name=…)"
+            )
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             taken = {parameter.name for parameter in parameters}  # those with a default keep it
             keywords += [argument for argument in ARGUMENTS if argument not in taken]
-        losses[name] = CustomLoss(name, function, tuple(required), tuple(keywords))
+        losses[name] = CustomLoss(name, function, tuple(required), tuple(keywords), weighted.weight)
     return tuple(losses.values())
+
+
+def no_gradient(name: str) -> ConfigError:
+    """The error for a loss that cannot change anything."""
+    return ConfigError(
+        f"the custom loss {name} has no gradient: its value depends on no parameter; compute it from values, log_probs, entropy or the "
+        "policy, and change rewards in on_rollout"
+    )

@@ -7,6 +7,7 @@ it has its own `learn`.
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 import warnings
@@ -25,7 +26,7 @@ from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
-from inchworm.core.protocols import Policy, reads_global_state
+from inchworm.core.protocols import Policy, Stateful, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.tensor_file import flatten_tree, write_tensor_file
 from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats, Weights
@@ -89,6 +90,8 @@ class BaseLearner(ABC):
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
         self._warned: set[str] = set()
         self._stream = make_stream(seed, "shuffle")
+        self._losses: dict[str, object] = {}  # the custom losses that were attached, by name
+        self._loss_states: dict[str, Any] = {}  # of a loaded checkpoint, until their losses are attached
 
     @cached_property
     def frozen(self) -> frozenset[str]:
@@ -106,7 +109,8 @@ class BaseLearner(ABC):
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
         """Take several epochs of minibatch steps on one rollout; its arrays are only read."""
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
-        losses = bind_custom_losses(custom_loss_fns)
+        progress = None if self.total_timesteps is None else self.progress
+        losses = tuple(loss.at(progress) for loss in self.attach_losses(custom_loss_fns))
         staleness = self._check(rollout)
         if rollout.num_valid == 0:
             counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
@@ -123,6 +127,7 @@ class BaseLearner(ABC):
         metrics |= target_metrics(returns, values, rollout.valid)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
+        metrics |= {f"loss_weight/{loss.name}": loss.weight for loss in losses if loss.schedule != 1.0}
         if self.reward_scaler is not None:
             metrics["reward_scale"] = self.reward_scaler.scale
         if f"{VALUES}.mean" in kept:  # then the value head, whether frozen or just trained, is not rescaled
@@ -136,6 +141,33 @@ class BaseLearner(ABC):
         self.env_steps += rollout.num_valid
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics)
+
+    def attach_losses(self, functions: Sequence[Callable[..., Any]]) -> tuple[CustomLoss, ...]:
+        """Bind custom losses, and restore the state that a loaded checkpoint holds of them; `update` does so, too."""
+        losses = bind_custom_losses(functions)
+        for loss in losses:
+            if self._losses.get(loss.name) is not loss.owner:
+                self.adopt_loss(loss)
+                self._losses[loss.name] = loss.owner
+                if loss.name in self._loss_states:
+                    self.restore_loss(loss.name, self._loss_states.pop(loss.name))
+        return losses
+
+    def adopt_loss(self, loss: CustomLoss) -> None:
+        """Prepare for a loss that is new here; only torch optimises parameters of its own."""
+        if callable(getattr(loss.owner, "parameters", None)):
+            raise ConfigError(f"the custom loss {loss.name} has parameters of its own, which are learned with run.backend=torch only")
+
+    def loss_state(self, name: str) -> Any:
+        """The state of an attached loss that has one, as plain data and arrays."""
+        owner = self._losses[name]
+        return copy.deepcopy(owner.state_dict()) if isinstance(owner, Stateful) else None
+
+    def restore_loss(self, name: str, state: Any) -> None:
+        """Restore what `loss_state` returned."""
+        owner = self._losses[name]
+        if isinstance(owner, Stateful):
+            owner.load_state_dict(state)
 
     def _frozen_weights(self) -> Weights:
         """Copies of the frozen weights, to be set again after an update: buffers and statistics change without a gradient step."""
@@ -291,7 +323,9 @@ class BaseLearner(ABC):
         return None if self.reward_scaler is None else self.reward_scaler.statistics.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser moments, shuffle stream, counters and the scale of rewards as plain data and arrays."""
+        """Optimiser moments, shuffle stream, counters, the scale of rewards and the state of custom losses, as plain data and arrays."""
+        states = {name: self.loss_state(name) for name in self._losses}
+        losses = self._loss_states | {name: state for name, state in states.items() if state is not None}
         return {
             "moments": self.moments(),
             "stream": stream_state(self._stream),
@@ -301,6 +335,7 @@ class BaseLearner(ABC):
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
             **({} if self.reward_scaler is None else {"rewards": self.reward_scaler.state_dict()}),
+            **({"losses": losses} if losses else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -312,6 +347,9 @@ class BaseLearner(ABC):
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
         if self.reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
             self.reward_scaler.load_state_dict(state["rewards"])
+        self._loss_states = dict(state.get("losses", {}))
+        for name in self._losses.keys() & self._loss_states.keys():
+            self.restore_loss(name, self._loss_states.pop(name))
 
 
 class MinibatchLearner(BaseLearner):

@@ -404,6 +404,8 @@ class PPOTrainer(Closes):
         self.saver.claim_directory()
         self.saver.note_outcome(None)
         self.learner.total_timesteps = config.run.total_timesteps
+        if isinstance(self.learner, BaseLearner | CompositeLearner):
+            self.learner.attach_losses(custom_loss_fns)  # before a callback asks a loss for intrinsic rewards
         # A run that was killed after a callback stopped it only has to finish.
         self.state.should_stop = self.state.stopped or has_stopped(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False

@@ -23,7 +23,7 @@ from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales, paused_garbage_collection
 from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, Settings, compiled, is_small, update
+from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, compiled, is_small, read_settings, update
 from inchworm.backends.learner import TARGETS
 from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
@@ -127,7 +127,7 @@ def run_iteration(
     scan, scanned = scan_rollout(program.env, learning.spec, program.num_steps, params, scales, state.scan, lanes)
     steps = steps_on_device(learning.spec, scanned, learning.length)
     if scaled:
-        steps = steps._replace(rewards=scale_rewards(scaled, scanned.rewards, scanned.starts, Settings._make(settings).gamma))
+        steps = steps._replace(rewards=scale_rewards(scaled, scanned.rewards, scanned.starts, read_settings(settings).gamma))
     carry, metrics, estimates = update(learning, state.carry, scales, steps, permutations, settings)
     sums = jnp.stack([carry.state.rows[0].sum(), steps.rewards.sum(), steps.flat.sum()])  # finite only if every number is
     numbers = (*metrics[1:], *target_numbers(estimates), *rollout_measures(learning.spec, scanned))
@@ -322,7 +322,7 @@ class FusedTraining:
         targets, measures = np.split(reports.numbers[index, len(Metrics._fields) - 1 :].astype(float), [len(TARGETS)])
         found |= dict(zip(TARGETS, targets.tolist())) | {name: value for name, value in zip(MEASURES, measures.tolist()) if value >= 0}
         found |= {
-            "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(Settings._make(settings).rate),
+            "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(read_settings(settings).rate),
             "staleness": 0.0,
             "n_updates": float(updates),
             **({} if learner.reward_scaler is None else {"reward_scale": learner.reward_scaler.scale}),

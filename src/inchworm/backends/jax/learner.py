@@ -142,7 +142,9 @@ class JaxOptimizer(BaseLearner):
         permutations = self.permutations(total)
         with self.policy.precision():
             update = compiled_update(program, program.length * -(-total // self.config.minibatches_for(total, program.length)))
-            carry, metrics, estimates = update(program, self.carry(), self.policy.scales, steps, permutations, self.settings())
+            weights = np.array([loss.weight for loss in losses], self.policy.dtype)
+            settings = np.concatenate([self.settings(), weights])
+            carry, metrics, estimates = update(program, self.carry(), self.policy.scales, steps, permutations, settings)
             metrics, estimates = jax.device_get((metrics, estimates))
         advantages = Advantages(*estimates)
         self.take_over(carry)

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.extend.core import Literal
 
-from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.jax.distributions import log_prob_and_entropy
 from inchworm.backends.jax.gae import Estimates, compute_advantages
 from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
@@ -54,6 +55,14 @@ class Settings(NamedTuple):
     min_rate: Any
     max_rate: Any
     min_effective_sample_size: Any
+    loss_weights: Any = ()
+    """[n] those of the custom losses, if there are any."""
+
+
+def read_settings(array: Any) -> Settings:
+    """The settings of an update from `settings_array`, which the weights of custom losses may follow."""
+    count = len(Settings._fields) - 1
+    return Settings._make([*array[:count], array[count:] if len(array) > count else ()])
 
 
 def settings_array(config: PPOConfig, coefficients: LossCoefficients, rate: float, dtype: Any = np.float32) -> np.ndarray:
@@ -76,7 +85,7 @@ def settings_array(config: PPOConfig, coefficients: LossCoefficients, rate: floa
         max_rate=config.max_learning_rate,
         min_effective_sample_size=-np.inf if least is None else least,
     )
-    return np.array(settings, dtype)
+    return np.array(settings[:-1], dtype)
 
 
 class Program(Static):
@@ -140,7 +149,7 @@ def update(
 
     `permutations` [epochs, N] give the order of the sequences in each epoch, `settings` is `settings_array`.
     """
-    given = Settings._make(settings)
+    given = read_settings(settings)
     estimates = compute_advantages(program.spec, carry.params(program), scales, steps, program.length, given.gamma, given.gae_lambda)
     samples = samples_of(program, scales, steps, estimates)
     carry, metrics = learn(program, carry, scales, samples, permutations, given)
@@ -339,11 +348,14 @@ def loss_and_gradient(
         outputs, pull = jax.vjp(evaluated, trained)
         (_, terms), by_outputs = jax.value_and_grad(own_loss, has_aux=True)(outputs)
         gradients = [pull(by_outputs)[0]]
-        for loss in program.losses:  # each by itself, so that one that is not finite spoils no other's gradient
+        for index, loss in enumerate(program.losses):  # each by itself, so that one that is not finite spoils no other's gradient
 
-            def custom(trained: Params, outputs: Outputs, loss: CustomLoss = loss) -> Array:
-                return call_loss(program, loss, {**trained, **dict(carry.frozen or {})}, scales, batch, outputs, count)
+            def custom(trained: Params, outputs: Outputs, loss: CustomLoss = loss, weight: Any = settings.loss_weights[index]) -> Array:
+                value: Array = weight * call_loss(program, loss, {**trained, **dict(carry.frozen or {})}, scales, batch, outputs, count)
+                return value
 
+            if not depends(custom, trained, outputs):
+                raise no_gradient(loss.name)
             value, (direct, by_outputs) = jax.value_and_grad(custom, argnums=(0, 1))(trained, outputs)
             gradients.append(jax.tree.map(jnp.add, direct, pull(by_outputs)[0]))
             terms |= {f"loss/{loss.name}": value, "loss": terms["loss"] + value}
@@ -397,6 +409,16 @@ def equal_parts(rows: Samples, parts: int) -> list[Samples]:
     split = larger * (size + 1)
     groups = [(slice(0, split), larger), (slice(split, None), parts - larger)]
     return [jax.tree.map(lambda leaf, at=at, n=n: leaf[at].reshape(n, -1, *leaf.shape[1:]), rows) for at, n in groups if n]
+
+
+def depends(function: Callable[..., Array], *arguments: Any) -> bool:
+    """Whether the result of a function depends on its arguments at all."""
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    needed = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            needed.update(variable for variable in equation.invars if not isinstance(variable, Literal))
+    return not needed.isdisjoint(jaxpr.invars)
 
 
 def call_loss(program: Program, loss: CustomLoss, params: Params, scales: Scales, batch: Batch, outputs: Outputs, count: Array) -> Array:

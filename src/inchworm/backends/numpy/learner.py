@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
-from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.learner import ALL_FROZEN, MinibatchLearner, StepMetrics
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
@@ -210,9 +210,9 @@ class MinibatchStep:
                 self._backward(micro, forward, LossGradients(*by))
                 for name in gradients.keys() - set(OUTPUTS):
                     self._network.gradients[name] += share * np.asarray(gradients[name], total.dtype)
-                custom_gradients[loss.name] += self._network.gradient
-                terms[f"loss/{loss.name}"] = share * value
-                terms["loss"] += share * value
+                custom_gradients[loss.name] += loss.weight * self._network.gradient
+                terms[f"loss/{loss.name}"] = loss.weight * share * value
+                terms["loss"] += loss.weight * share * value
             row = {name: row.get(name, 0.0) + term for name, term in terms.items()}
         for name, gradient in custom_gradients.items():
             gradient[self._frozen] = 0
@@ -237,6 +237,8 @@ def _call(
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping) and np.ndim(answer[0]) == 0):
         raise ConfigError(f"the custom loss {loss.name} did not return its gradients; {wanted}")
     value, gradients = answer
+    if not gradients:
+        raise no_gradient(loss.name)
     shapes = dict.fromkeys(OUTPUTS, shape) | {name: view.shape for name, view in network.weights.items()}
     for name, gradient in gradients.items():
         if name not in shapes:

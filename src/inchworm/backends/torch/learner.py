@@ -18,7 +18,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.custom_losses import CustomLoss
+from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, MinibatchLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.gae import compute_advantages
@@ -185,6 +185,8 @@ class PPOOptimizer(MinibatchLearner):
         self.optimizer = self._updater if optimizer is None else optimizer
         if optimizer is not None:
             self.initial_rate = float(optimizer.param_groups[0]["lr"])
+        self._held = held
+        self._own: dict[str, Adam | TorchOptimizer] = {}  # of custom losses with parameters, by name
         self._compiled = self._make_compiled() if self.config.compile == "on" else None
 
     def compute_ppo_loss(
@@ -250,21 +252,24 @@ class PPOOptimizer(MinibatchLearner):
                 raise ConfigError(f"ppo.compile=on compiles PPO's own loss, not the custom loss {losses[0].name}; set ppo.compile=off")
             return self._compiled.run(minibatches, coefficients)
         rows = []
+        own = {loss.name: self._own[loss.name] for loss in losses if loss.name in self._own}
         with without_gradients(self._frozen):
             for minibatch in minibatches:
                 count = minibatch.valid.sum()
                 row: Row = {}
-                self._updater.zero_grad()
+                for updater in (self._updater, *own.values()):
+                    updater.zero_grad()
                 for micro in micro_batches(minibatch, self.config.gradient_accumulation):
                     terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
                     row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
                 for loss in losses:
-                    if f"gradient/{loss.name}" in row:
-                        row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
+                    row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
                 row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
-                row["bad"] = (row["loss"] + row["grad_norm"]).isfinite().logical_not_()
+                norms = sum((row[f"grad_norm/{name}"] for name in own), row["grad_norm"])
+                row["bad"] = (row["loss"] + norms).isfinite().logical_not_()
                 row["empty"] = count == 0
-                self._updater.step(row["bad"] | row["empty"])
+                for updater in (self._updater, *own.values()):
+                    updater.step(row["bad"] | row["empty"])
                 rows.append(row)
         return as_metrics(rows)
 
@@ -281,14 +286,52 @@ class PPOOptimizer(MinibatchLearner):
             if not isinstance(value, Tensor) or value.shape != ():
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
+            if not value.requires_grad:
+                raise no_gradient(loss.name)
             value = value * (micro.valid.sum().to(evaluation.values.dtype) / count.clamp(min=1))
-            if value.requires_grad:
-                parts = torch.autograd.grad(value, self._updater.parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
-                terms[f"gradient/{loss.name}"] = torch.cat([part.flatten() for part in parts])
+            value = value if loss.weight == 1.0 else value * loss.weight
+            parameters = [*self._updater.parameters, *(self._own[loss.name].parameters if loss.name in self._own else ())]
+            parts = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+            terms[f"gradient/{loss.name}"] = torch.cat([part.flatten() for part in parts])
             terms[f"loss/{loss.name}"] = value
             terms["loss"] = terms["loss"] + value
         terms["loss"].backward()  # type: ignore[no-untyped-call]
         return terms
+
+    def adopt_loss(self, loss: CustomLoss) -> None:
+        """Move a loss that is a module to the device, and make the optimiser of parameters that are its own.
+
+        That is the loss's attribute `optimizer`, else Adam with its `learning_rate`, by default the config's at the start of the run.
+        """
+        given, self._own = loss.owner, {name: updater for name, updater in self._own.items() if name != loss.name}
+        if isinstance(given, nn.Module):
+            given.to(self.device)
+        listed = getattr(given, "parameters", None)
+        named = dict(given.named_parameters()) if isinstance(given, nn.Module) else dict(enumerate(listed() if callable(listed) else ()))
+        elsewhere = self._held | {id(parameter) for parameter in cast(nn.Module, self.policy).parameters()}
+        parameters = {str(name): p for name, p in named.items() if p.requires_grad and id(p) not in elsewhere}
+        if parameters:
+            brought, rate = getattr(given, "optimizer", None), getattr(given, "learning_rate", self.config.learning_rate)
+            mine = make_optimizer(parameters, PPOConfig(learning_rate=rate)) if brought is None else TorchOptimizer([brought], parameters)
+            self._own[loss.name] = mine
+
+    def loss_state(self, name: str) -> Any:
+        """The state of a loss and of the optimiser of its own parameters; a module's tensors as arrays."""
+        given = self._losses[name]
+        state = {key: value.cpu().numpy().copy() for key, value in given.state_dict().items()} if isinstance(given, nn.Module) else None
+        state = super().loss_state(name) if state is None else state
+        moments = self._own[name].state_dict() if name in self._own else None
+        return None if state is None and moments is None else {"state": state, "moments": moments}
+
+    def restore_loss(self, name: str, state: Any) -> None:
+        """Restore what `loss_state` returned."""
+        given = self._losses[name]
+        if isinstance(given, nn.Module):
+            given.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in state["state"].items()})
+        elif state["state"] is not None:
+            super().restore_loss(name, state["state"])
+        if name in self._own and state["moments"] is not None:
+            self._own[name].load_state_dict(state["moments"])
 
     def ratios(self, minibatch: Minibatch) -> np.ndarray:
         """The probability ratios [n] of the valid rows.
