@@ -2,8 +2,8 @@
 
 python benchmarks/curiosity.py          (about five minutes on one core)
 
-Budget, seeds and targets are those below, and were fixed before the runs that are reported. All sides have the same settings of PPO; the side
-without curiosity gets twice the env steps, with the entropy coefficient of the others and with one ten times as large.
+Budget, seeds and targets are those below, and were fixed before the runs that are reported. All sides have the same settings of PPO; the
+side without curiosity gets twice the env steps, with the entropy coefficient of the others and with one ten times as large.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def measure() -> dict[str, list[float]]:
 def section(data: dict[str, Any]) -> Section:
     """The part of the page."""
     lines = [
-        f"A corridor of {LENGTH} cells: in each, one of four doors leads on and three lead one cell back, and only the last cell gives a reward",
-        f"([examples/curiosity.py](../examples/curiosity.py)). Success is the share of 50 greedy episodes that reach it, after {STEPS:,} env",
-        f"steps with curiosity and {2 * STEPS:,} without, for the seeds {', '.join(map(str, SEEDS))}. Solved is a success of {SOLVED} or more,",
-        f"not solved one below {UNSOLVED}.",
+        f"A corridor of {LENGTH} cells: in each, one of four doors leads on and three lead one cell back, and only the last cell gives a",
+        "reward ([examples/curiosity.py](../examples/curiosity.py)). Success is the share of 50 greedy episodes that reach it, after",
+        f"{STEPS:,} env steps with curiosity and {2 * STEPS:,} without, for the seeds {', '.join(map(str, SEEDS))}. Solved is a success of",
+        f"{SOLVED} or more, not solved one below {UNSOLVED}.",
         "",
         "| | env steps | ppo.ent_coef | success of each seed |",
         "|---|---|---|---|",

@@ -26,7 +26,6 @@ BOUND = 1e-5
 def measure() -> dict[str, dict[str, float]]:
     """The largest difference, by architecture and format."""
     from backends import test_export as cases
-
     from inchworm import export_policy
 
     found: dict[str, dict[str, float]] = {}
@@ -49,8 +48,8 @@ def section(data: dict[str, Any]) -> Section:
     worst = {one: max(row[one] for row in data.values()) for one in FORMATS}
     lines = [
         f"{len(data)} policies: every kind with every form of action (hybrid is a dict of a discrete choice, continuous dimensions and",
-        "switches), and with dict observations and masks. The numbers are the largest difference from the policy of logits, means, log-std,",
-        "actions and memory, absolute below 1 and relative above.",
+        "switches), and with dict observations and masks. The numbers are the largest difference from the policy of logits, means,",
+        "log-std, actions and memory, absolute below 1 and relative above.",
         "",
         *table(["", *FORMATS], [[name, *(f"{row[one]:.1e}" for one in FORMATS)] for name, row in data.items()]),
         "",

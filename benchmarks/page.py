@@ -77,8 +77,8 @@ PAGES = (
         (
             "# Curiosity and exports, measured",
             "",
-            "Made by `make extensions`: a task that needs exploration, with and without a custom loss that explores, and how exactly exported",
-            "policies agree with the policies. The scripts in `benchmarks/` keep their figures in `benchmarks/results/speed/`;",
+            "Made by `make extensions`: a task that needs exploration, with and without a custom loss that explores, and how exactly",
+            "exported policies agree with the policies. The scripts in `benchmarks/` keep their figures in `benchmarks/results/speed/`;",
             "`benchmarks/page.py` writes this page. What falls short is shown as it is.",
         ),
         {name: name for name in ("curiosity", "exports")},

@@ -67,6 +67,7 @@ class RandomNetworkDistillation(nn.Module):
         self.target, self.predictor = network(size, features).requires_grad_(False), network(size, features)
 
     def forward(self, next_observations: Tensor, terminated: Tensor, valid: Tensor) -> Tensor:
+        """The loss."""
         return (self.surprise(next_observations, next_observations, None) * known(terminated, valid)).sum()
 
     def surprise(self, observations: Tensor, next_observations: Tensor, actions: Tensor | None) -> Tensor:
@@ -82,9 +83,8 @@ class ForwardModel(nn.Module):
         self.encode, self.num_actions = network(size, features), num_actions
         self.predict, self.invert = network(features + num_actions, features), network(2 * features, num_actions)
 
-    def forward(
-        self, observations: Tensor, next_observations: Tensor, actions: Tensor, terminated: Tensor, valid: Tensor
-    ) -> Tensor:
+    def forward(self, observations: Tensor, next_observations: Tensor, actions: Tensor, terminated: Tensor, valid: Tensor) -> Tensor:
+        """The loss: that of the inverse model, by which the features are learned, and that of the forward model."""
         chosen = self.invert(torch.cat([self.encode(observations), self.encode(next_observations)], -1)).log_softmax(-1)
         inverse = -chosen.gather(-1, actions[..., None]).squeeze(-1)
         return ((inverse + self.surprise(observations, next_observations, actions)) * known(terminated, valid)).sum()
@@ -104,18 +104,23 @@ class Curiosity(BaseCallback):
 
     def on_rollout(self, state: Any, rollout: Rollout) -> Rollout:
         """Learn from other rewards; `rollout.episodes` keep the environment's."""
-        seen, after, actions = (torch.as_tensor(np.array(part)) for part in (rollout.observations, rollout.next_observations, rollout.actions))
+        seen, after, actions = (
+            torch.as_tensor(np.array(part)) for part in (rollout.observations, rollout.next_observations, rollout.actions)
+        )
         with torch.no_grad():
             surprise = self.model.surprise(seen, after, actions).numpy() * ~rollout.terminated  # [T, B]
         mean = float(np.square(surprise).mean())
         self.square = mean if not self.square else 0.99 * self.square + 0.01 * mean
-        return replace(rollout, rewards=rollout.rewards + np.float32(self.scale) * (surprise / (self.square**0.5 + 1e-8)).astype(np.float32))
+        return replace(
+            rollout, rewards=rollout.rewards + np.float32(self.scale) * (surprise / (self.square**0.5 + 1e-8)).astype(np.float32)
+        )
 
     def state_dict(self) -> dict[str, float]:
         """Checkpoints hold it."""
         return {"square": self.square}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restore it."""
         self.square = state["square"]
 
 

@@ -24,9 +24,11 @@ class Demonstrator(Actor):
     """Balances CartPole's pole by pushing to the side to which it falls."""
 
     def initial_state(self, num_lanes: int) -> tuple[()]:
+        """No memory."""
         return ()
 
     def act(self, observations: Any, state: Any, episode_starts: Any, rng: Any, *, deterministic: bool = False) -> PolicyStep:
+        """Push where pole angle and velocity point."""
         actions = (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
         return PolicyStep(actions, actions, np.zeros(len(actions), np.float32), ())
 
@@ -46,6 +48,7 @@ class Imitation:
         self.rows, self.stream = rows, np.random.default_rng(seed)
 
     def __call__(self, policy: TorchPolicy, minibatch: Minibatch) -> Tensor:
+        """The loss; of the minibatch only its fields are used."""
         chosen = torch.from_numpy(self.stream.integers(0, len(self.tensors["actions"]), self.rows))
         shown = optree.tree_map(lambda tensor: tensor[chosen][None], self.tensors)  # [1, rows, ...]
         nothing: dict[str, Any] = {field.name: () for field in fields(minibatch)}
@@ -56,6 +59,7 @@ class Imitation:
         return self.stream.bit_generator.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
         self.stream.bit_generator.state = state
 
 

@@ -56,6 +56,7 @@ class Discriminator(nn.Module):
         self.guess = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, SKILLS))
 
     def forward(self, next_observations: Tensor, valid: Tensor) -> Tensor:
+        """The loss."""
         return -(self.recognised(next_observations) * valid).sum() / valid.sum().clamp(min=1)
 
     def recognised(self, observations: Tensor) -> Tensor:
@@ -70,6 +71,7 @@ class Diversity(BaseCallback):
         self.discriminator = discriminator
 
     def on_rollout(self, state: Any, rollout: Rollout) -> Rollout:
+        """Learn from other rewards."""
         with torch.no_grad():
             bonus = self.discriminator.recognised(torch.from_numpy(rollout.next_observations)).numpy() + np.float32(math.log(SKILLS))
         return replace(rollout, rewards=rollout.rewards + bonus)
@@ -83,7 +85,9 @@ def main(steps: int = 60_000) -> np.ndarray:
     with PPOTrainer("mlp", Plane, config, num_envs=16, seed=0, backend="torch", callbacks=[Diversity(discriminator)]) as trainer:
         trainer.train(total_timesteps=steps, custom_loss_fns=[discriminator])
         ended = trainer.collect_rollouts(4 * STEPS).episodes
-    places = np.array([np.mean([(one.info["x"], one.info["y"]) for one in ended if one.info["skill"] == skill], 0) for skill in range(SKILLS)])
+    places = np.array(
+        [np.mean([(one.info["x"], one.info["y"]) for one in ended if one.info["skill"] == skill], 0) for skill in range(SKILLS)]
+    )
     apart = min(np.linalg.norm(places[a] - places[b]) for a in range(SKILLS) for b in range(a))
     print("\n".join(f"skill {skill} ends at {place.round(2)}" for skill, place in enumerate(places)))
     print(f"the closest two end {apart:.2f} apart")

@@ -13,15 +13,22 @@ from inchworm.cli.main import main
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # steps that make each one run at least twice round its loop
 STEPS = {
+    "collectors": 800,
     "components": 600,
+    "curiosity": 2100,
     "curriculum": 1600,
     "custom_loss": 600,
     "custom_network": 600,
+    "demonstrations": 300,
+    "diversity": 1100,
     "episode_trainer": 2048,
     "functional_loop": 600,
     "offline": 2048,
     "own_env": 1100,
+    "stored_rollouts": 800,
     "structured_config": 600,
+    "teams": 100,
+    "transformer_policy": 600,
 }
 
 

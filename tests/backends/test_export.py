@@ -135,7 +135,7 @@ def test_graphs_agree_with_the_policy_and_need_no_inchworm(kind: str, action: st
         written = export_policy(policy, tmp_path / format, format)
         assert written.max_error <= 1e-5
         interface = json.loads((tmp_path / format / "interface.json").read_text())
-        assert [*interface["inputs"][0]["shape"]][0] == "batch"
+        assert interface["inputs"][0]["shape"][0] == "batch"
         assert written.files[0] == tmp_path / format / name
     import onnxruntime
 
@@ -231,9 +231,9 @@ def test_a_network_of_ones_own_is_exported_as_a_graph(tmp_path: Path) -> None:
     module = torch.export.load(tmp_path / "policy.pt2").module()
     seen = torch.randn(7, 3)
     assert torch.equal(module(seen)[0], policy.network.action_outputs(seen).argmax(1))
-    with pytest.raises(ConfigError, match="the network .*:Own is a program of yours, which NumPy cannot run"):
+    with pytest.raises(ConfigError, match=r"the network .*:Own is a program of yours, which NumPy cannot run"):
         export_policy(policy, tmp_path / "numpy", "numpy")
-    with pytest.raises(ConfigError, match="torch.export cannot trace the network Branches"):
+    with pytest.raises(ConfigError, match=r"torch.export cannot trace the network Branches"):
         export_policy(TorchPolicy(spec, network=Branches(spec)), tmp_path / "branches", "torch")
 
 

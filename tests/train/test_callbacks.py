@@ -11,12 +11,13 @@ import pytest
 from doubles.runs import BATCH, LANES, small_config
 from doubles.toys import ActionReward, Corridor, watched
 from doubles.trackers import Recorder
-from inchworm.config.sections import EvalConfig, RunConfig
+from inchworm.config.sections import EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.evaluate.stats import EvalStats
+from inchworm.run.policies import PolicyStore, load_policy
 from inchworm.train import callbacks as module
 from inchworm.train.callbacks import BaseCallback, CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback
 from inchworm.train.loop import TrainingState
-from inchworm.train.trainer import PPOTrainer
+from inchworm.train.trainer import PPOTrainer, functional_training_loop
 
 
 class FakeEvaluator:
@@ -259,3 +260,18 @@ def test_an_environment_that_was_handed_over_is_trained_in_without_scores() -> N
         with pytest.warns(UserWarning, match=r"no evaluation during training.* pass PPOTrainer an id or a factory"):
             trainer.train()
         assert trainer.state.evaluations == []
+
+
+def test_the_loop_saves_versions_in_a_store(tmp_path):
+    store = PolicyStore(tmp_path / "versions")
+    config = TrainingConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=2),
+        ppo=PPOConfig(rollout_steps=16, update_epochs=1, num_minibatches=2),
+        run=RunConfig(total_timesteps=160, checkpoint_interval=2),  # 5 iterations of 2 x 16 steps
+    )
+    state = functional_training_loop(config, "mlp", policy_store=store)
+    versions = store.list()
+    assert [version.metadata["iteration"] for version in versions] == [2, 4, 5]
+    assert [version.metadata["env_steps"] for version in versions] == [64, 128, 160]
+    assert versions[-1].score == state.evaluations[-1]["mean_return"] if state.evaluations else state.metrics["mean_return"]
+    assert load_policy(f"{tmp_path / 'versions'}@latest").policy_version == 5

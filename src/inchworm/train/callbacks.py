@@ -16,10 +16,11 @@ from typing import Any
 
 from inchworm.config.sections import EvalConfig, RunConfig
 from inchworm.core.errors import InchwormError
-from inchworm.core.protocols import Actor, Tracker
+from inchworm.core.protocols import Actor, Policy, Tracker
 from inchworm.core.protocols import BaseCallback as BaseCallback  # users subclass it from here
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.evaluate.video import KeptReplays
+from inchworm.run.policies import PolicyStore
 from inchworm.run.saver import Saver, last_save
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.train.loop import TrainingState, reached_limits
@@ -145,6 +146,34 @@ class CheckpointCallback(BaseCallback):
             if not self._failed:  # once until it works again
                 warnings.warn(f"a save failed: {error}; training continues and retries after each iteration", stacklevel=3)
             self._saved, self._failed = None, True
+
+
+class StoreCallback(BaseCallback):
+    """Saves versions of the policy in a `PolicyStore`: every `interval` iterations and at the end.
+
+    Their score is the mean return of the last evaluation, if that was of these weights, else of the recent training episodes.
+    """
+
+    def __init__(self, store: PolicyStore, policy: Policy, interval: int) -> None:
+        self._store, self._policy, self.sees_every = store, policy, interval
+        self._saved: tuple[int, int] | None = None  # of the newest version: its iteration, and the evaluations until then
+
+    def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
+        """Save if it is due."""
+        del metrics
+        if self.sees_every and state.iteration % self.sees_every == 0:
+            self._save(state)
+
+    def on_train_end(self, state: TrainingState) -> None:
+        """Save the last weights, if they are not saved yet."""
+        if self._saved != (state.iteration, len(state.evaluations)):
+            self._save(state)
+
+    def _save(self, state: TrainingState) -> None:
+        evaluated = bool(state.evaluations) and state.evaluations[-1]["iteration"] == state.iteration
+        score = state.evaluations[-1]["mean_return"] if evaluated else state.metrics.get("mean_return")
+        self._store.save(self._policy, score, {"iteration": state.iteration, "env_steps": state.env_steps})
+        self._saved = (state.iteration, len(state.evaluations))
 
 
 class SnapshotCallback(BaseCallback):

@@ -32,12 +32,13 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.run.directory import CHECKPOINTS, REPLAYS, Run, create_run
+from inchworm.run.policies import PolicyStore
 from inchworm.run.saver import Saver, TrainerParts
 from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
-from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, TrackCallback, interruptible
+from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, StoreCallback, TrackCallback, interruptible
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
     FusedStep,
@@ -150,15 +151,19 @@ def functional_training_loop(
     step_fn: StepFunction | None = None,
     custom_losses: Sequence[Callable[..., Any]] = (),
     callbacks: Sequence[Callback] = (),
+    policy_store: PolicyStore | None = None,
     fuse: Callable[..., FusedStep | str] = fuse,
 ) -> TrainingState:
     """Train as the config says, in one call; `step_fn` replaces or wraps `default_training_step`, and `fuse` what compiles iterations.
+
+    With a `policy_store` a version of the policy is saved there every `run.checkpoint_interval` iterations and at the end.
 
     If `run.name` or `run.directory` is set, the run is written there, and an existing one of that name is continued. Otherwise nothing
     is written, and settings of files are refused.
     """
     writes = bool(changed_settings(config, RUN_DIRECTORY))
-    if not writes and (unused := changed_settings(config, RUN_FILES)):
+    files = [name for name in RUN_FILES if policy_store is None or name != "run.checkpoint_interval"]
+    if not writes and (unused := changed_settings(config, files)):
         raise ConfigError(
             f"{', '.join(unused)} would have no effect without a run directory; set run.name or run.directory, or leave the defaults"
         )
@@ -179,6 +184,8 @@ def functional_training_loop(
         if trainer.continues:
             trainer.load_checkpoint()
         trainer.fuse = fuse
+        if policy_store is not None:
+            trainer.callbacks.append(StoreCallback(policy_store, trainer.policy, config.run.checkpoint_interval))
         trainer.train(custom_loss_fns=custom_losses, step_fn=step_fn)
     return trainer.state
 
