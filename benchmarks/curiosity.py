@@ -1,6 +1,7 @@
 """Exploration by curiosity: the corridor of doors of examples/curiosity.py, with random network distillation, a forward model, and without.
 
-python benchmarks/curiosity.py          (about five minutes on one core)
+python benchmarks/curiosity.py                     (about five minutes on one core)
+python benchmarks/curiosity.py "forward model"     (one side again; the others are kept)
 
 Budget, seeds and targets are those below, and were fixed before the runs that are reported. All sides have the same settings of PPO; the
 side without curiosity gets twice the env steps, with the entropy coefficient of the others and with one ten times as large.
@@ -26,18 +27,20 @@ SOLVED, UNSOLVED = 0.9, 0.2
 """Success of 50 greedy episodes from which a seed counts as solved, and below which as not solved."""
 SIDES = {
     "random network distillation": ("rnd", STEPS, curiosity.CONFIG.ent_coef),
-    "forward model": ("icm", STEPS, curiosity.CONFIG.ent_coef),
+    "forward model": ("forward", STEPS, curiosity.CONFIG.ent_coef),
     "plain PPO": ("off", 2 * STEPS, curiosity.CONFIG.ent_coef),
     "plain PPO, more entropy": ("off", 2 * STEPS, 10 * curiosity.CONFIG.ent_coef),
 }
 """Name -> the kind, its env steps and its entropy coefficient."""
 
 
-def measure() -> dict[str, list[float]]:
-    """The success of every seed, by side."""
-    found: dict[str, list[float]] = {}
+def measure(only: list[str]) -> dict[str, list[float]]:
+    """The success of every seed, by side: of those named, or all."""
+    found: dict[str, list[float]] = dict((results.load("curiosity") or {"data": {}})["data"])
     config = curiosity.CONFIG
     for name, (kind, steps, entropy) in SIDES.items():
+        if only and name not in only:
+            continue
         curiosity.CONFIG = config.replace(ent_coef=entropy)
         found[name] = []
         for seed in SEEDS:
@@ -70,4 +73,4 @@ def section(data: dict[str, Any]) -> Section:
 
 
 if __name__ == "__main__":
-    results.save("curiosity", measure())
+    results.save("curiosity", measure(sys.argv[1:]))

@@ -25,8 +25,8 @@ BOUND = 1e-5
 
 def measure() -> dict[str, dict[str, float]]:
     """The largest difference, by architecture and format."""
-    from backends import test_export as cases
     from inchworm import export_policy
+    from run import test_export as cases
 
     found: dict[str, dict[str, float]] = {}
     variants: list[tuple[str, dict[str, Any]]] = [("", {}), (", dict observations", {}), (", with masks", {"masked": True})]

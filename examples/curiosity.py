@@ -1,9 +1,9 @@
 """Curiosity: intrinsic rewards from a model that learns by a custom loss, in a corridor that undirected exploration does not get through.
 
-    python examples/curiosity.py [STEPS] [rnd|icm|off]
+    python examples/curiosity.py [STEPS] [rnd|forward|off]
 
-`RandomNetworkDistillation` (Burda et al. 2019) and `ForwardModel` (Pathak et al. 2017) are custom losses with parameters of their own:
-their optimiser's steps are taken with PPO's, and checkpoints hold both. `Curiosity` adds what the model cannot predict yet to the rewards.
+`RandomNetworkDistillation` (Burda et al. 2019) and `ForwardModel` (as in Pathak et al. 2017, with features that are not learned) are custom
+losses with parameters of their own: their optimiser's steps are taken with PPO's, and checkpoints hold both. `Curiosity` adds what the model cannot predict yet to the rewards.
 """
 
 from __future__ import annotations
@@ -76,24 +76,21 @@ class RandomNetworkDistillation(nn.Module):
 
 
 class ForwardModel(nn.Module):
-    """Predicts the features of the next observation; an inverse model, which finds the action, keeps in them what actions change."""
+    """Predicts the features of the next observation from the observation and the action; they are those of a random network."""
 
     def __init__(self, size: int, num_actions: int, features: int = 32) -> None:
         super().__init__()
-        self.encode, self.num_actions = network(size, features), num_actions
-        self.predict, self.invert = network(features + num_actions, features), network(2 * features, num_actions)
+        self.encode, self.num_actions = network(size, features).requires_grad_(False), num_actions
+        self.predict = network(size + num_actions, features)
 
     def forward(self, observations: Tensor, next_observations: Tensor, actions: Tensor, terminated: Tensor, valid: Tensor) -> Tensor:
-        """The loss: that of the inverse model, by which the features are learned, and that of the forward model."""
-        chosen = self.invert(torch.cat([self.encode(observations), self.encode(next_observations)], -1)).log_softmax(-1)
-        inverse = -chosen.gather(-1, actions[..., None]).squeeze(-1)
-        return ((inverse + self.surprise(observations, next_observations, actions)) * known(terminated, valid)).sum()
+        """The loss."""
+        return (self.surprise(observations, next_observations, actions) * known(terminated, valid)).sum()
 
     def surprise(self, observations: Tensor, next_observations: Tensor, actions: Tensor) -> Tensor:
-        """[..., size] -> [...]; the features are learned by the inverse model alone."""
-        here, there = self.encode(observations).detach(), self.encode(next_observations).detach()
-        taken = nn.functional.one_hot(actions.long(), self.num_actions).to(here.dtype)
-        return (self.predict(torch.cat([here, taken], -1)) - there).square().mean(-1)
+        """[..., size] -> [...]"""
+        taken = nn.functional.one_hot(actions.long(), self.num_actions).to(observations.dtype)
+        return (self.predict(torch.cat([observations, taken], -1)) - self.encode(next_observations)).square().mean(-1)
 
 
 class Curiosity(BaseCallback):
@@ -131,7 +128,7 @@ def make_curiosity(kind: str, length: int, seed: int) -> Any:
     """The model of a kind, or None; with the same weights for the same seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        kinds = {"rnd": RandomNetworkDistillation, "icm": ForwardModel}
+        kinds = {"rnd": RandomNetworkDistillation, "forward": ForwardModel}
         return None if kind == "off" else kinds[kind](length, 4)
 
 

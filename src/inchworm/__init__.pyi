@@ -15,8 +15,6 @@ from inchworm.analysis.sweep import Sweep as Sweep
 from inchworm.analysis.sweep import TrialResult as TrialResult
 from inchworm.analysis.sweep import sweep as sweep
 from inchworm.backends.custom_losses import Loss as Loss
-from inchworm.backends.export import Export as Export
-from inchworm.backends.export import export_policy as export_policy
 from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer
 from inchworm.backends.jax.policy import JaxPolicy as JaxPolicy
 from inchworm.backends.numpy.policy import NumpyPolicy as NumpyPolicy
@@ -93,6 +91,8 @@ from inchworm.run.checkpoint import PolicyRecord as PolicyRecord
 from inchworm.run.checkpoint import TrainerRecord as TrainerRecord
 from inchworm.run.checkpoint import TrainingCheckpointer as TrainingCheckpointer
 from inchworm.run.directory import NotExactWarning as NotExactWarning
+from inchworm.run.export import Export as Export
+from inchworm.run.export import export_policy as export_policy
 from inchworm.run.policies import PolicyStore as PolicyStore
 from inchworm.run.policies import StoredPolicy as StoredPolicy
 from inchworm.run.policies import load_policy as load_policy

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from inchworm.backends.export import TOLERANCE, Format, export_policy
 from inchworm.cli.arguments import Metavar, RunName, UsageError, named_run, parse
 from inchworm.cli.main import OK
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.core.protocols import Policy
 from inchworm.policy.composite import CompositePolicy
+from inchworm.run.export import TOLERANCE, Format, export_policy
 from inchworm.run.policies import is_saved_policy, load_policy, load_run_policy
 from inchworm.tracking.console import make_terminal
 

@@ -8,7 +8,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def export_policy(policy: Actor, directory: str | Path, format: Format = "onnx",
     example = _in_order(spec, *_probe(spec, reference, 2, seed=0))
     if format == "numpy":
         stored = io.BytesIO()
-        np.savez(stored, allow_pickle=False, **actor_weights(spec, policy.get_weights()))
+        np.savez(stored, **cast(Any, actor_weights(spec, policy.get_weights())))
         write_atomically(paths[1], stored.getvalue())
         write_atomically(paths[0], actor_source(spec))
         run = _numpy_runs(paths[0])
