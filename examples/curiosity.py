@@ -3,7 +3,8 @@
     python examples/curiosity.py [STEPS] [rnd|forward|off]
 
 `RandomNetworkDistillation` (Burda et al. 2019) and `ForwardModel` (as in Pathak et al. 2017, with features that are not learned) are custom
-losses with parameters of their own: their optimiser's steps are taken with PPO's, and checkpoints hold both. `Curiosity` adds what the model cannot predict yet to the rewards.
+losses with parameters of their own: their optimiser's steps are taken with PPO's, and checkpoints hold both. `Curiosity` adds what the
+model cannot predict yet to the rewards.
 """
 
 from __future__ import annotations
