@@ -56,7 +56,8 @@ class TransformerPolicy(TorchPolicy):
         # Time comes first in `columns`, windows are its last axis: [L, N, …, W]. What belongs to an earlier episode is not known.
         columns = (torch.cat([state["seen"].transpose(0, 1), rows]), torch.cat([before, now]), torch.cat([0.0 * before, starts.cumsum(0)]))
         windows, known, episode = (column.unfold(0, self.network.window, 1) for column in columns)
-        windows, known = windows.transpose(2, 3), known & (episode == episode[..., -1:])
+        known = known & (episode == episode[..., -1:])  # [L, N, W]
+        windows = windows.transpose(2, 3) * known[..., None]  # [L, N, W, F]
         outputs, values = self.network(windows.flatten(0, 1), known.flatten(0, 1))
         after = {"seen": windows[-1, :, 1:], "known": known[-1, :, 1:]}
         return outputs.reshape(*now.shape, -1), values.reshape(now.shape), after

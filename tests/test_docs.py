@@ -17,6 +17,7 @@ from inchworm import (
     ConvergenceConfig,
     EnvConfig,
     EvalConfig,
+    Loss,
     OpponentConfig,
     PolicyConfig,
     PolicyMap,
@@ -210,7 +211,7 @@ def test_the_page_of_metrics_has_every_name_that_is_logged_and_no_other() -> Non
 
     game = EnvConfig(id="Skirmish-v0", num_workers=0, kwargs={"units": ["scout"], "max_steps": 8, "wall_pairs": 0})
     league = {"snapshot_interval": 1, "pool_size": 2, "rating_interval": 1, "rating_episodes": 2}
-    logged = logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), losses=[calm])
+    logged = logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), losses=[Loss(calm, weight=0.5)])
     logged |= logged_names(game, opponent=OpponentConfig(mode="self_play", **league))
     logged |= logged_names(game, opponent=OpponentConfig(mode="heuristic", skill_start=0.3), cap=3)
     logged |= logged_names(EnvConfig(num_workers=0), PolicyConfig(kind="gru", hidden_sizes=(4,), memory_size=4))

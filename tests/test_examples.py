@@ -106,3 +106,25 @@ def test_own_env_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "score:" in capsys.readouterr().out
     assert (tmp_path / "runs" / "corridor" / "policy.safetensors").exists()
     assert os.listdir(tmp_path / "runs") == ["corridor"]
+
+
+def test_curiosity_finds_the_goal_that_plain_ppo_does_not() -> None:
+    """The reduced form of benchmarks/curiosity.py: a shorter corridor and one seed."""
+    main = runpy.run_path(str(EXAMPLES / "curiosity.py"))["main"]
+    assert main(24_576, "rnd", 3, 12) == 1.0
+    assert main(24_576, "off", 3, 12) == 0.0
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_transformer_remembers_and_its_ratios_are_1() -> None:
+    from inchworm import PPOConfig, PPOTrainer
+    from inchworm.worlds.toys import MemoryCorridor
+
+    make = runpy.run_path(str(EXAMPLES / "transformer_policy.py"))["make_policy"]
+    corridor = MemoryCorridor(length=4)  # the cue is in the window of 8 at the end; without memory half of the returns are 0
+    policy = make(corridor.observation_space, corridor.action_space)
+    config = PPOConfig(learning_rate=1e-3, rollout_steps=60, update_epochs=4, num_minibatches=4, sequence_length=20)
+    with PPOTrainer(policy, lambda: MemoryCorridor(length=4), config, num_envs=8, seed=0, backend="torch") as trainer:
+        history = trainer.train(total_timesteps=7_000)
+    assert max(history["ratio_error"]) < 5e-5
+    assert history["mean_reward"][-1] > 0.9

@@ -22,6 +22,15 @@ from inchworm.policy.spec import PolicySpec
 from inchworm.policy_check.checker import check_policy
 from inchworm.worlds.toys import MixedMemoryCorridor
 
+
+def test_a_memory_that_only_keeps_observations_is_sound():
+    from examples.transformer_policy import make_policy
+
+    env = gym.make("CartPole-v1")
+    report = check_policy(make_policy(env.observation_space, env.action_space), "CartPole-v1")
+    assert report.ok, report.problems
+
+
 BROKEN: dict[str, tuple[str, str]] = {
     "NotAnInt": ("protocol", "policy_version must be an int"),
     "WrongShape": ("shapes", "log_probs must be floats [6]"),

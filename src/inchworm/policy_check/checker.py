@@ -322,8 +322,18 @@ def _check_gradient_through_time(subject: Subject, rollout: Rollout, findings: F
         if gradient is not None and gradient.size
     ]
     gap = max(float(np.abs(gradient - other).max()) for gradient, other in pairs)
-    if gap <= 1e-5 * max(float(np.abs(gradient).max()) for gradient, _ in pairs):
+    if gap <= 1e-5 * max(float(np.abs(gradient).max()) for gradient, _ in pairs) and _memory_is_computed(subject, rollout):
         findings.problem("memory", "no gradient flows through time: a row's loss does not reach earlier rows; detach nothing between rows")
+
+
+def _memory_is_computed(subject: Subject, rollout: Rollout) -> bool:
+    """Whether the memory depends on weights; nothing has to be backpropagated through one that only keeps observations."""
+    if not subject.can_be_copied:
+        return True
+    moved = subject.copy_policy()
+    subject.tools.disturb(moved)
+    rows = lane_of(rollout.observations, slice(0, min(ROWS, rollout.num_steps)))
+    return not same_bits(dataclasses.replace(subject, actor=moved).remember(rows), subject.remember(rows))
 
 
 def check_weights(subject: Subject, rollout: Rollout, findings: Findings) -> None:
