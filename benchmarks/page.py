@@ -73,6 +73,8 @@ PAGES = (
             "[Troubleshooting](troubleshooting.md#the-doctors-rules) has what each rule looks at. What falls short is shown as it is.",
         ),
         {"doctor": "doctor"},
+    ),
+    Page(
         DOCS / "extensions.md",
         (
             "# Curiosity and exports, measured",
