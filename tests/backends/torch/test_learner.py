@@ -270,7 +270,7 @@ def test_recorded_memory_follows_its_sequence():
     held = tensors(replace(rollout, policy_state=memory, cut_state=cut_state))
     sequences = sequences_of(held, advantages_of(held), 2, successors=False)
     assert sequences.policy_state.shape == (4, 1)
-    for part in PackedSequences(sequences).shuffled(2, np.array([3, 1, 0, 2])):
+    for part in PackedSequences(sequences).minibatches(np.array([[3, 1], [0, 2]]), np.ones((2, 2), bool)):
         chunks, lanes = (part.values[0] // 4).long(), (part.values[0] % 2).long()
         torch.testing.assert_close(part.policy_state[:, 0], torch.from_numpy(memory)[chunks, lanes, 0])
         for half in micro_batches(part, 2):

@@ -64,6 +64,13 @@ def acting_policy(policy: Policy) -> Actor:
     return policy
 
 
+def join_ranks(timeout: float) -> Any:
+    """This process's place among those that torchrun or Ray Train has started."""
+    from inchworm.backends.torch.distributed import join_ranks
+
+    return join_ranks(timeout)
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Use `count` CPU threads inside, and as many as before outside."""
