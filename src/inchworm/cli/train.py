@@ -308,7 +308,7 @@ def follow_run(config: TrainingConfig, env: str | None) -> int:
     """Learn together with rank 0, which has the run and its config; print nothing but errors."""
     from inchworm.train.trainer import PPOTrainer
 
-    ranks = join_ranks(config.run.replace(backend="torch"))
+    ranks = join_ranks(config.run.replace(backend="torch") if config.run.backend == "auto" else config.run)
     assert ranks is not None
     config = TrainingConfig.from_dict(ranks.broadcast_tree())
     refuse_code(config, "rank 0's config", env)

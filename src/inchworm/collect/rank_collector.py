@@ -120,7 +120,8 @@ class RankCollector(RolloutCollector):
                 f"the checkpoint is of {saved} process{'es' if saved > 1 else ''} and now there are {len(self._ranks.lanes)}; resume with "
                 f"torchrun --nproc-per-node {saved}, or start a new run from its policy (run.init_from)"
             )
-        super().load_state_dict({**state, **state["ranks"][self._ranks.rank]})
+        common = {name: value for name, value in state.items() if name != "ranks"}
+        super().load_state_dict({**common, **state["ranks"][self._ranks.rank]})
         self.loaded = state
         self._share_stream()
 
