@@ -17,6 +17,7 @@ STEPS = {
     "curriculum": 1600,
     "custom_loss": 600,
     "custom_network": 600,
+    "device_env": 17000,
     "episode_trainer": 2048,
     "functional_loop": 600,
     "offline": 2048,

@@ -165,7 +165,8 @@ class BaseLearner(ABC):
         if self.on_stage is not None:
             all_valid = rollout.valid.all()
             self.on_stage("advantages", *(array if all_valid else np.where(rollout.valid, array, 0) for array in (returns, values)))
-        metrics |= target_metrics(returns, values, rollout.valid, self.ranks)
+        valid = self.to_host(rollout.valid) if rollout.on_device else rollout.valid
+        metrics |= target_metrics(returns, values, valid, self.ranks)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
         if self.reward_scaler is not None:
@@ -200,7 +201,12 @@ class BaseLearner(ABC):
 
         Infinity stands for weights outside this policy's recent history, such as those of another run, whose versions mean nothing here.
         """
-        if self.spec is None:
+        if rollout.on_device:  # made and checked by our own collector: only whether it is this policy's is not known
+            if self.spec is not None:
+                first: Tree = optree.tree_map(lambda leaf: self.to_host(leaf[:1]), (rollout.observations, rollout.actions))
+                check_space(first[0], self.spec.observation_space, "observations")
+                check_space(first[1], self.spec.action_space, "actions")
+        elif self.spec is None:
             rollout.validate()
         else:
             rollout.validate(self.spec.observation_space, self.spec.action_space)

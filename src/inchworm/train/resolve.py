@@ -149,6 +149,12 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
     of whether the policy and losses are the user's own.
     """
     reasons = []
+    if env_source(env).kind == "device":
+        if config.run.backend == "auto":
+            config = config.replace(run=config.run.replace(backend="torch"))
+            reasons.append("run.backend=torch, because the environment's tensors are torch's")
+        if config.run.device == "auto" and config.run.backend == "torch":
+            config = config.replace(run=config.run.replace(device=str(getattr(env, "unwrapped", env).device)))
     if config.run.backend == "auto":
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from inchworm.backends.torch.memory import Memory, Past
 from inchworm.core.errors import RolloutError
 from inchworm.core.padding import DIMENSIONS_KEY
-from inchworm.core.spaces import MASK_KEY, leaf
+from inchworm.core.spaces import MASK_KEY, build_tree, leaf
 from inchworm.core.types import Array, Tree
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart, channels_first
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
@@ -111,6 +111,23 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tu
         for parts, none in ((choices, empty.long()), (gaussians, empty.float()))
     ]
     return joined[0], joined[1]
+
+
+def unflatten_actions(layout: ActionLayout, choices: Tensor, gaussians: Tensor, *, sampled: bool = True) -> Tree:
+    """Flat actions [..., G] and [..., D] as the space's tree, as in `ActionLayout.unflatten`."""
+    pieces: dict[Any, Tensor] = {}
+    group = dimension = 0
+    for part in layout.parts:
+        if part.kind == "categorical":
+            values = choices[..., group : group + part.width]
+            values = values + torch.from_numpy(np.array(part.starts)).to(values.device) if part.starts.any() else values
+            group += part.width
+        else:
+            values = gaussians[..., dimension : dimension + part.width]
+            dimension += part.width
+        dtype = part.sampled_dtype if sampled else part.dtype
+        pieces[part.path] = values.reshape(*values.shape[:-1], *part.shape).to(torch.from_numpy(np.empty(0, dtype)).dtype)
+    return pieces[()] if () in pieces else build_tree(layout.space, lambda path, _: pieces[path])
 
 
 def merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
