@@ -92,6 +92,8 @@ def resolve_config(
             'the config, or give "mlp" or a PolicyConfig, from which its policies take their settings'
         )
     given: dict[str, Any] = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    if env_source(env).kind == "device" and device is None and base.run.device == "auto":
+        given["device"] = str(getattr(env, "unwrapped", env).device)  # where the data is
     given |= {"init_from": None if init_from is None else str(init_from)}
     given |= {"init_weights": None if init_weights is None else tuple(init_weights)}
     return base.replace(
@@ -149,12 +151,9 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
     of whether the policy and losses are the user's own.
     """
     reasons = []
-    if env_source(env).kind == "device":
-        if config.run.backend == "auto":
-            config = config.replace(run=config.run.replace(backend="torch"))
-            reasons.append("run.backend=torch, because the environment's tensors are torch's")
-        if config.run.device == "auto" and config.run.backend == "torch":
-            config = config.replace(run=config.run.replace(device=str(getattr(env, "unwrapped", env).device)))
+    if env_source(env).kind == "device" and config.run.backend == "auto":
+        config = config.replace(run=config.run.replace(backend="torch"))
+        reasons.append("run.backend=torch, because the environment's tensors are torch's")
     if config.run.backend == "auto":
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))

@@ -21,7 +21,6 @@ from inchworm import (
     Rollout,
     RolloutCollector,
     TorchPolicy,
-    check_env,
     combine_rollouts,
     compute_advantages,
     make_vector_env,
@@ -78,16 +77,12 @@ def both_paths(name: str, policy: PolicyConfig) -> tuple[DeviceCollector, Rollou
     on_device = DeviceCollector(envs[0], learned, sequence_length=7)
     stream, layout = make_stream(0, "sampling"), spec.actions
 
+    def normal() -> torch.Tensor:
+        shape = (LANES, layout.num_gaussians)
+        return torch.from_numpy(stream.standard_normal(shape, np.float32)) if layout.num_gaussians else torch.zeros(shape)
+
     def draw(num_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = [
-            (
-                torch.from_numpy(stream.random((LANES, len(layout.groups)))),
-                torch.from_numpy(stream.standard_normal((LANES, layout.num_gaussians), np.float32))
-                if layout.num_gaussians
-                else torch.zeros(0),
-            )
-            for _ in range(num_steps)
-        ]
+        rows = [(torch.from_numpy(stream.random((LANES, len(layout.groups)))), normal()) for _ in range(num_steps)]
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     on_device.draw = draw  # type: ignore[method-assign]
@@ -276,7 +271,6 @@ def test_from_the_host_it_is_a_vector_env_like_any_other() -> None:
     np.testing.assert_array_equal(env.step(np.array([1, 1, 1])).observations, after)
     with pytest.raises(EnvError, match="only all 3 lanes can be reset"):
         env.reset(indices=[0])
-    assert check_env is not None
 
 
 def test_what_does_not_fit_is_said_in_a_line() -> None:
