@@ -41,7 +41,7 @@ CASES: dict[str, tuple[TrainingConfig, int, tuple[Callable[..., Any], ...]]] = {
             4,
             kwargs={"length": 3},
         ),
-        3,
+        2,
         (entropy_bonus,),
     ),
     "agents that die, central critic": (

@@ -97,6 +97,8 @@ class BaseLearner(ABC):
     """
 
     policy: Policy
+    takes_tensors = False
+    """Whether it learns from a rollout of torch tensors as it is."""
     spec: PolicySpec | None = None
     statistics: PolicyStatistics | None = None
 
@@ -150,6 +152,7 @@ class BaseLearner(ABC):
         """Take several epochs of minibatch steps on one rollout; its arrays are only read."""
         self.ranks.begin_update(self)
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
+        rollout = rollout if self.takes_tensors else rollout.to_numpy()
         losses = bind_custom_losses(custom_loss_fns)
         staleness = self._check(rollout)
         num_valid = self.ranks.total(rollout.num_valid)

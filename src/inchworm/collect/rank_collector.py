@@ -65,7 +65,7 @@ class RankCollector(RolloutCollector):
         super().__init__(vector_env, policy, seed=seed, **options)
         self._ranks, self._shares_stream = ranks, builtin
         self._ended_at: list[int] = []  # the row in which each episode of the running collect ended
-        self.metrics: dict[str, float] = {}
+        self.rollout_metrics: dict[str, float] = {}
         """Of the last rollout, over the parts of all ranks."""
         self.finished: tuple[EpisodeRecord, ...] = ()
         """The episodes that ended in it, in all lanes."""
@@ -97,7 +97,7 @@ class RankCollector(RolloutCollector):
         self.episodes = episodes + len(self.finished)
         self.recent = recent
         self.recent.extend(self.finished)
-        self.metrics = merged_metrics(parts)
+        self.rollout_metrics = merged_metrics(parts)
         return rollout
 
     def _end_episodes(self, step: EnvStep, buffer: RolloutBuffer) -> list[EpisodeRecord]:

@@ -270,7 +270,7 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     give_weights(components.policy, components.collector)
     return {
         **stats,
-        **(gathered if (gathered := getattr(components.collector, "metrics", None)) is not None else rollout_metrics(rollout)),
+        **(gathered if (gathered := getattr(components.collector, "rollout_metrics", None)) is not None else rollout_metrics(rollout)),
         **episode_metrics(state, getattr(components.collector, "finished", rollout.episodes)),
         "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,

@@ -61,7 +61,7 @@ def test_two_ranks_learn_what_one_process_learns(ranks: tuple[Path, list[dict[st
     both = found[0][name]["metrics"]
     assert set(both) == set(metrics)
     for metric in set(metrics) - {"ratio_error", "memory_spread"}:  # rounding alone; a mean of the parts' spreads
-        assert both[metric] == pytest.approx(metrics[metric], rel=2e-3, abs=1e-5), metric
+        assert both[metric] == pytest.approx(metrics[metric], rel=2e-3, abs=1e-5, nan_ok=True), metric
 
 
 def test_lanes_are_split_and_counters_are_common(ranks: tuple[Path, list[dict[str, Any]], str]) -> None:
@@ -77,9 +77,7 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(ranks: tuple[Path, lis
 
 def test_a_bad_number_of_one_rank_stops_all(ranks: tuple[Path, list[dict[str, Any]], str]) -> None:
     for found in ranks[1]:
-        assert "the loss or its gradient was not finite in 3 minibatches in a row" in found["bad_number"].replace(
-            "the custom loss", "the loss"
-        )
+        assert "was not finite in 3 minibatches in a row" in found["bad_number"]
 
 
 def test_the_command_trains_and_only_rank_0_writes(ranks: tuple[Path, list[dict[str, Any]], str]) -> None:

@@ -37,7 +37,7 @@ class DeviceCollector:
         self.recent: deque[EpisodeRecord] = deque(maxlen=RECENT_EPISODES)
         self.share_collected = 0.0
         """How much of the running or last `collect` is done, 0 to 1."""
-        self.metrics: dict[str, float] = {}
+        self.rollout_metrics: dict[str, float] = {}
         """Of the last rollout."""
         self._state_every = sequence_length
         self._generator = torch.Generator(self.device)
@@ -100,7 +100,7 @@ class DeviceCollector:
         self.env_steps += num_steps * env.num_lanes
         self.episodes += len(rollout.episodes)
         self.recent.extend(rollout.episodes[-RECENT_EPISODES:])
-        self.metrics = device_metrics(rollout)
+        self.rollout_metrics = device_metrics(rollout)
         return rollout
 
     def _allocate(self, num_steps: int) -> dict[str, Any]:

@@ -137,6 +137,8 @@ class PPOOptimizer(MinibatchLearner):
     `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
     """
 
+    takes_tensors = True
+
     def __init__(
         self,
         policy: Any,
