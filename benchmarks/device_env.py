@@ -1,6 +1,6 @@
 """Simulators on a device: collecting in torch against the NumPy path and against rsl_rl's PPO, on the same tensor CartPole, in turns.
 
-    python3.11 -m venv ENVS/rsl_rl && ENVS/rsl_rl/bin/pip install rsl-rl-lib==5.5.1 gymnasium
+    python3.11 -m venv ENVS/rsl_rl && ENVS/rsl_rl/bin/pip install rsl-rl-lib==5.5.1 -e .
     python benchmarks/device_env.py --rsl-rl-python ENVS/rsl_rl/bin/python
     python benchmarks/device_env.py --repeats 1 --iterations 3        # a quick look without rsl_rl
 

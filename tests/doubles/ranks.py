@@ -14,7 +14,7 @@ from inchworm import EnvConfig, PolicyConfig, PPOConfig, PPOTrainer, RunConfig, 
 from inchworm.cli.main import main
 from inchworm.core.errors import BadNumberError
 
-PPO = PPOConfig(rollout_steps=12, num_minibatches=3, update_epochs=2, learning_rate=1e-2)
+PPO = PPOConfig(rollout_steps=12, num_minibatches=3, update_epochs=2, learning_rate=3e-3)
 SKIRMISH = {"max_steps": 20, "reward_kill": 2.0}
 
 

@@ -206,9 +206,8 @@ class BaseLearner(ABC):
         """
         if rollout.on_device:  # made and checked by our own collector: only whether it is this policy's is not known
             if self.spec is not None:
-                first: Tree = optree.tree_map(lambda leaf: self.to_host(leaf[:1]), (rollout.observations, rollout.actions))
-                check_space(first[0], self.spec.observation_space, "observations")
-                check_space(first[1], self.spec.action_space, "actions")
+                for what, space in (("observations", self.spec.observation_space), ("actions", self.spec.action_space)):
+                    check_space(optree.tree_map(lambda leaf: self.to_host(leaf[:1]), rollout[what]), space, what)
         elif self.spec is None:
             rollout.validate()
         else:
@@ -596,8 +595,8 @@ def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray, r
 
 def _mean_and_variance(samples: np.ndarray, ranks: Ranks) -> tuple[float, float]:
     """Mean and population variance of the samples [n] of all ranks."""
-    own = (samples.mean(), samples.var()) if len(samples) else (np.zeros(()), np.zeros(()))
-    mean, variance, _ = ranks.merge(*own, len(samples))
+    mean, variance = (samples.mean(), samples.var()) if len(samples) else (np.zeros(()), np.zeros(()))
+    mean, variance, _ = ranks.merge(mean, variance, len(samples))
     return float(mean), float(variance)
 
 
