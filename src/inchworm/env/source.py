@@ -64,7 +64,7 @@ class EnvSource:
         """Number of copies of an environment that exists already; None if they are still to be made."""
         if self.is_instance:
             return 1
-        given = self.given.unwrapped if self.kind == "device" and isinstance(self.given, gym.Wrapper) else self.given
+        given: Any = self.given.unwrapped if self.kind == "device" and isinstance(self.given, gym.Wrapper) else self.given
         return int(given.num_envs) if self.is_vector else None
 
     @property

@@ -289,7 +289,7 @@ class PPOTrainer(Closes):
             raise ConfigError(f"tracking.{tracking.sinks[0]} delivers what is in the directory of a run; set run.name, or give run_dir")
         self._asked = asked.replace(tracking=tracking)
         self.config, self.choices = resolve_choices(policy, env, self._asked)
-        self.ranks = join_ranks(self.config.run)
+        self.ranks: Any = join_ranks(self.config.run)
         """This process's place among those that learn together; None if it is the only one."""
         if self.ranks is not None:
             check_ranks(env, self.config)
@@ -573,7 +573,11 @@ class PPOTrainer(Closes):
             return
         if self.is_main:
             self.saver.load(path)
-            loaded = {"weights": self.policy.get_weights(), "learner": self.learner.state_dict(), "collector": self.collector.loaded}
+            loaded = {
+                "weights": self.policy.get_weights(),
+                "learner": self.learner.state_dict(),
+                "collector": cast(RankCollector, self.collector).loaded,
+            }
             self.ranks.broadcast_tree(loaded)
             return
         loaded = self.ranks.broadcast_tree()

@@ -20,7 +20,7 @@ from inchworm.backends.torch.network import Network, to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
-from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
+from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.core.types import Advantages
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
@@ -64,7 +64,7 @@ def acting_policy(policy: Policy) -> Actor:
     return policy
 
 
-def make_native_collector(policy: Policy, env: VectorEnv, *, seed: int, sequence_length: int) -> Any | None:
+def make_native_collector(policy: Any, env: Any, *, seed: int, sequence_length: int) -> Any | None:
     """A `DeviceCollector` for a simulator on a device; else None."""
     from inchworm.backends.torch.device_collector import DeviceCollector
     from inchworm.backends.torch.device_env import DeviceVectorEnv

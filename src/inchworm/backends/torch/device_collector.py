@@ -7,7 +7,7 @@ ordinary rollout. Random numbers are drawn once for a whole rollout.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class DeviceCollector:
         places = torch.stack([torch.full_like(chosen, t), chosen], 1)
         cuts.append((places, shown, optree.tree_map(lambda part: part[chosen], self._state)))
 
-    def _rollout(self, rows: dict[str, Any], cuts: list[tuple[Tensor, Tree, Tree]], ended: list[tuple[Tensor, ...]]) -> Rollout:
+    def _rollout(self, rows: dict[str, Any], cuts: list[tuple[Tensor, Tree, Tree]], ended: Sequence[tuple[Tensor, ...]]) -> Rollout:
         """The rollout, whose versions and episodes are on the host."""
         policy, lanes = self.follows, self.vector_env.num_lanes
         places, shown, states = zip(*cuts)

@@ -7,6 +7,7 @@ leaving the device; `send` and `recv` convert to NumPy, for whatever steps from 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import gymnasium as gym
@@ -177,8 +178,7 @@ class DeviceVectorEnv(Closes):
         over = terminated | truncated
         lanes = over.nonzero()[0].tolist()
         last = self._last_observations(step)
-        finals = [map_tree(lambda part, lane=lane: np.array(part[lane]), last) for lane in lanes]
-        ended = tuple(EndedEpisode(lane, 0, final, {}) for lane, final in zip(lanes, finals))
+        ended = tuple(EndedEpisode(lane, 0, map_tree(partial(_row, lane), last), {}) for lane in lanes)
         self._shown = self._step(step.observations, rewards, terminated, truncated, over, ended)
 
     def _last_observations(self, step: DeviceStep) -> Tree:
@@ -224,6 +224,10 @@ class DeviceVectorEnv(Closes):
 
     def close(self) -> None:
         """Leave the simulator open: it belongs to the caller."""
+
+
+def _row(lane: int, rows: np.ndarray) -> np.ndarray:
+    return np.array(rows[lane])
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
