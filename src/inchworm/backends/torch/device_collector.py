@@ -254,7 +254,7 @@ def device_metrics(rollout: Rollout) -> dict[str, float]:
     """The metrics of `rollout_metrics` that have a meaning here, read in one transfer."""
     values: dict[str, Tensor] = {}
     scales = [
-        part.flatten(0, 1).reshape(part.shape[0] * part.shape[1], -1).double().square().mean(0).sqrt().max()
+        torch.linalg.vector_norm(part.reshape(part.shape[0] * part.shape[1], -1), dim=0).max() / (part.shape[0] * part.shape[1]) ** 0.5
         for part in tree_leaves(rollout.observations)
         if part.is_floating_point() and part.ndim <= 3 and part.numel()
     ]

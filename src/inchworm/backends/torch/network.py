@@ -190,6 +190,7 @@ class SpecNetwork(Network):
         super().__init__()
         self.spec = spec
         self.activation = ACTIVATIONS[spec.config.activation]()
+        self._is_tanh = spec.config.activation == "tanh"
         self.cnn = nn.ModuleDict()
         for part in spec.observations.images:
             self.cnn[spec.image_name(part).removeprefix("cnn.")] = _stack(spec, spec.image_name(part))
@@ -263,15 +264,24 @@ class SpecNetwork(Network):
         if self.memory is not None and past is not None and not self.spec.memory_is_last:
             rows, after = self.memory(rows, past)
         for layer in self.trunk.values():
-            rows = self.activation(layer(rows))
+            rows = self._activate(layer(rows))
         if self.memory is not None and past is not None and self.spec.memory_is_last:
             rows, after = self.memory(rows, past)
         return rows, after
 
+    def _activate(self, features: Tensor) -> Tensor:
+        """The activation; while acting on a CPU, tanh is NumPy's, in the same memory, which takes a quarter of the time of torch's."""
+        if self._is_tanh and torch.is_inference_mode_enabled() and features.device.type == "cpu":
+            array = features.numpy()
+            np.tanh(array, out=array)
+            return features
+        activated: Tensor = self.activation(features)
+        return activated
+
     def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
         *hidden, head = stack.values()  # type: ignore[operator]
         for layer in hidden:
-            features = self.activation(layer(features))
+            features = self._activate(layer(features))
         outputs: Tensor = head(features)
         return outputs
 
