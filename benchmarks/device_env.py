@@ -4,9 +4,9 @@
     python benchmarks/device_env.py --rsl-rl-python ENVS/rsl_rl/bin/python
     python benchmarks/device_env.py --repeats 1 --iterations 3        # a quick look without rsl_rl
 
-Each run is a process of its own. The first two iterations are not timed. The NumPy path steps the same simulator through NumPy arrays,
-acts with the NumPy policy and learns in torch; a step of it is 4,096 env steps, too. Steps per second are those of collecting, and of
-collecting and learning together.
+Each run is a process of its own. The first two iterations are not timed. The ordinary NumPy path steps inchworm's CartPole-v1, all copies
+together, and acts in NumPy; it is compared with the tensor CartPole with the same two actions. rsl_rl has no discrete actions, so it is
+compared with one whose action is the force. All learn in torch. Steps per second are those of collecting, and of collecting and learning together.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ import jobs
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-DEVICE, HOST, PEER = "inchworm, on the device", "inchworm, through NumPy", "rsl_rl"
+DEVICE, PEER, HOST = "on the device", "rsl_rl", "the same simulator through NumPy arrays"
+DISCRETE, NUMPY = "on the device, discrete", "CartPole-v1 on the NumPy path"
+PAIRS = {DEVICE: (PEER, HOST), DISCRETE: (NUMPY,)}
+"""What is compared with which."""
 
 
 def train(settings: dict[str, Any], iterations: int, *, path: str = "device", compiled: bool = True, threads: int = 1) -> dict[str, Any]:
     """inchworm's side: the times of each iteration after the first two."""
     from device_work import Settings, make_env
+    from examples.device_env import TensorCartPole
     from inchworm import PolicyConfig, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
-    from inchworm.backends.torch.device_env import DeviceVectorEnv
 
     own = Settings(**settings)
     ppo = PPOConfig(
@@ -43,19 +46,19 @@ def train(settings: dict[str, Any], iterations: int, *, path: str = "device", co
         gae_lambda=0.95,
         compile="on" if compiled else "off",
     )
-    policy = PolicyConfig(hidden_sizes=own.hidden_sizes, activation="elu")
+    policy = PolicyConfig(hidden_sizes=own.hidden_sizes, activation=own.activation)
     config = TrainingConfig(policy=policy, ppo=ppo, run=RunConfig(threads=threads, backend="torch"))
     config = config.replace(evaluation=config.evaluation.replace(interval=0, final_episodes=0))
 
-    class FromHost(DeviceVectorEnv):
-        """The simulator as a vector env of NumPy arrays."""
-
-    env = make_env(own) if path == "device" else FromHost(make_env(own))
-    if path != "device":
+    env: Any = TensorCartPole(own.num_envs) if path == "discrete" else make_env(own)
+    count = None
+    if path == "numpy":
+        env, count = "CartPole-v1", own.num_envs
+    if path == "host":
         import inchworm.backends.torch.backend as backend
 
         backend.make_native_collector = lambda *_, **__: None  # type: ignore[assignment]
-    with PPOTrainer(policy, env, config) as trainer:
+    with PPOTrainer(policy, env, config, num_envs=count) as trainer:
         history = trainer.train(total_timesteps=(iterations + 2) * own.num_envs * own.rollout_steps)
     columns = zip(history["timing/collect_seconds"], history["timing/learn_seconds"])
     rows = [{"collect": collect, "learn": learn} for collect, learn in columns]
@@ -67,9 +70,9 @@ def measure(options: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     from device_work import Settings
 
     settings = dataclasses.asdict(dataclasses.replace(Settings(), num_envs=options.num_envs))
+    paths = {DEVICE: "device", HOST: "host", DISCRETE: "discrete", NUMPY: "numpy"}
     sides: dict[str, tuple[str, dict[str, Any], str]] = {
-        DEVICE: ("device_env:train", {"compiled": not options.eager}, sys.executable),
-        HOST: ("device_env:train", {"path": "host", "compiled": not options.eager}, sys.executable),
+        name: ("device_env:train", {"path": path, "compiled": not options.eager}, sys.executable) for name, path in paths.items()
     }
     if options.rsl_rl_python is not None:
         sides[PEER] = ("rsl_rl_side:train", {}, str(options.rsl_rl_python.absolute()))
@@ -99,11 +102,14 @@ def main() -> None:
     found = measure(options)
     steps = options.num_envs * 24
     for part in ("collect", "whole"):
-        for name, rows in found.items():
-            seconds = sorted(row[part] for row in rows)
-            ratios = sorted(row[part] / ours[part] for row, ours in zip(rows, found[DEVICE]))
-            speed, spread = steps / median(seconds), f"{steps / seconds[-1]:,.0f} to {steps / seconds[0]:,.0f}"
-            print(f"{part}: {name} {speed:,.0f} steps/s ({spread}), {median(ratios):.2f}x the time ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        for ours, others in PAIRS.items():
+            for name in (ours, *(other for other in others if other in found)):
+                seconds = sorted(row[part] for row in found[name])
+                ratios = sorted(row[part] / own[part] for row, own in zip(found[name], found[ours]))
+                speed, spread = steps / median(seconds), f"{steps / seconds[-1]:,.0f} to {steps / seconds[0]:,.0f}"
+                print(
+                    f"{part}: {name} {speed:,.0f} steps/s ({spread}), {median(ratios):.2f}x the time ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ class Settings:
     update_epochs: int = 5
     num_minibatches: int = 4
     hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
 
 
 class PushedCartPole(TensorCartPole):

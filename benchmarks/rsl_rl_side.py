@@ -45,7 +45,7 @@ def train(settings: dict[str, Any], iterations: int, *, threads: int = 1) -> dic
             self.observations, rewards, terminated, truncated, _ = simulator.step(actions)
             return self.get_observations(), rewards, (terminated | truncated).long(), {"time_outs": truncated}
 
-    model = {"class_name": "MLPModel", "hidden_dims": list(own.hidden_sizes), "activation": "elu", "obs_normalization": False}
+    model = {"class_name": "MLPModel", "hidden_dims": list(own.hidden_sizes), "activation": own.activation, "obs_normalization": False}
     config = {
         "num_steps_per_env": own.rollout_steps,
         "save_interval": 10**9,
