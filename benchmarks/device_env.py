@@ -6,7 +6,8 @@
 
 Each run is a process of its own. The first two iterations are not timed. The ordinary NumPy path steps inchworm's CartPole-v1, all copies
 together, and acts in NumPy; it is compared with the tensor CartPole with the same two actions. rsl_rl has no discrete actions, so it is
-compared with one whose action is the force. All learn in torch. Steps per second are those of collecting, and of collecting and learning together.
+compared with one whose action is the force. All learn in torch. Steps per second are those of collecting, and of collecting and learning
+together.
 """
 
 from __future__ import annotations
