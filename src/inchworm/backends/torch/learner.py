@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, MinibatchLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
-from inchworm.backends.torch.distributed import TorchRanks
+from inchworm.backends.torch.distributed import TorchRanks, own_part
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
 from inchworm.backends.torch.network import to_tensor, to_tensors
@@ -246,9 +246,10 @@ class PPOOptimizer(MinibatchLearner):
         normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
         return sequences.minibatches(columns, real, total=self._total if normalized else None)
 
-    def _total(self, part: Tensor) -> Tensor:
-        """The sum over all ranks."""
-        return self.ranks.sum(part) if isinstance(self.ranks, TorchRanks) else part
+    @property
+    def _total(self) -> Callable[[Tensor], Tensor]:
+        """What sums a tensor over all ranks."""
+        return self.ranks.sum if isinstance(self.ranks, TorchRanks) else own_part
 
     def take_steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
