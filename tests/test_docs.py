@@ -120,6 +120,8 @@ def test_commands_parse(page: Path, workplace: Path, monkeypatch: pytest.MonkeyP
             assert line.split()[1] in MAKE_TARGETS, line
         elif line.startswith("inchworm "):
             try_command(line)
+        elif line.startswith("torchrun "):
+            try_command(f"inchworm {line.partition(' -m inchworm ')[2]}")
 
 
 def test_a_wrong_flag_in_a_page_is_detected(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ STEPS = {
     "custom_network": 600,
     "demonstrations": 300,
     "diversity": 1100,
+    "device_env": 17000,
     "episode_trainer": 2048,
     "functional_loop": 600,
     "offline": 2048,

@@ -305,7 +305,7 @@ def test_the_mean_reward_is_nan_before_the_first_episode_ends() -> None:
     # 8 steps an iteration: the first episodes of 20 steps end in the third, and earn 1 + … + 20
     assert [math.isnan(value) for value in state.history["mean_reward"]] == [True, True, False, False]
     assert state.history["mean_reward"][2:] == [210, 210]
-    assert "mean_return" not in episode_metrics(TrainingState(), rollouts()[0])
+    assert "mean_return" not in episode_metrics(TrainingState(), rollouts()[0].episodes)
 
 
 def test_means_are_over_the_last_hundred_episodes_and_infos_over_the_iterations() -> None:
@@ -315,7 +315,7 @@ def test_means_are_over_the_last_hundred_episodes_and_infos_over_the_iterations(
         rollouts()[0],
         episodes=(EpisodeRecord(0.0, 1, 0, 0, {"success": 1.0, "b": 4.0}), EpisodeRecord(0.0, 1, 1, 0, {"success": 0.0})),
     )
-    metrics = episode_metrics(state, rollout)
+    metrics = episode_metrics(state, rollout.episodes)
     assert metrics["mean_return"] == metrics["mean_length"] == 99.5  # the mean of 50 … 149
     assert (metrics["episode/success"], metrics["episode/b"]) == (0.5, 4.0)
 

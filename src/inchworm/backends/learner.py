@@ -59,6 +59,37 @@ EMPTY = dict.fromkeys((*_OF_STEPS, "ratio_error", "epochs", "skipped_steps", *TA
 """The metrics of an update that takes no step."""
 
 
+class Ranks:
+    """The processes that learn together, each from the rollouts of its own lanes: here one, so every sum is its own.
+
+    `backends/torch/distributed` has the one of several. Every method is collective: all ranks call it in the same order.
+    """
+
+    rank, count = 0, 1
+
+    def begin_update(self, learner: BaseLearner) -> None:
+        """Give the learner of every rank the counters and the learning rate of rank 0."""
+
+    def total(self, count: int) -> int:
+        """The sum of a count over all ranks."""
+        return count
+
+    def all_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The rows [n, …] of all ranks, in order of rank."""
+        return rows
+
+    def own_lanes(self, values: np.ndarray) -> np.ndarray:
+        """The part of values [B, …] of all lanes that is this rank's."""
+        return values
+
+    def merge(self, mean: Any, var: Any, count: int) -> tuple[Any, Any, int]:
+        """Mean, population variance and number of the samples of all ranks, from those of this rank's."""
+        return mean, var, count
+
+    def synchronise(self, policy: Policy) -> None:
+        """Give every rank the weights of rank 0, where they differ."""
+
+
 class BaseLearner(ABC):
     """Learns a policy from rollouts, wherever they were collected; never touches an environment or its input.
 
@@ -67,6 +98,8 @@ class BaseLearner(ABC):
     """
 
     policy: Policy
+    takes_tensors = False
+    """Whether it learns from a rollout of torch tensors as it is."""
     spec: PolicySpec | None = None
     statistics: PolicyStatistics | None = None
 
@@ -86,6 +119,9 @@ class BaseLearner(ABC):
         self.on_stage: Callable[..., object] | None = None
         """Called within an update with the name of a stage and its arrays: "order" for each epoch, and once "advantages"."""
         self.reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
+        self._running = np.zeros(0)  # [B] of the reward scaler, of all lanes
+        self.ranks = Ranks()
+        """The processes that learn together; see `join`."""
         self._guard = BadNumberGuard(dump_directory)
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
         self._warned: set[str] = set()
@@ -106,13 +142,25 @@ class BaseLearner(ABC):
         touched = {name.partition(".")[0] for name in matched} | ({VALUES} if matched & set(VALUE_HEAD) else set())
         return frozenset(matched | {name for name in names if name.partition(".")[0] in touched & {OBSERVATIONS, VALUES, GLOBAL_STATE}})
 
+    def join(self, ranks: Ranks) -> None:
+        """Learn together with other processes: every sum over valid rows, and every statistic, is over the rows of all of them."""
+        self.ranks = ranks
+        ranks.synchronise(self.policy)
+        for statistics in () if self.statistics is None else self.statistics.parts.values():
+            statistics.merge_ranks = ranks.merge
+        if self.reward_scaler is not None:
+            self.reward_scaler.statistics.merge_ranks = ranks.merge
+
     def update(self, rollout: Rollout | Mapping[str, Any], custom_loss_fns: Sequence[Callable[..., Any]] = ()) -> UpdateStats:
         """Take several epochs of minibatch steps on one rollout; its arrays are only read."""
+        self.ranks.begin_update(self)
         rollout = rollout if isinstance(rollout, Rollout) else Rollout.from_dict(rollout)
+        rollout = rollout if self.takes_tensors else rollout.to_numpy()
         progress = None if self.total_timesteps is None else self.progress
         losses = tuple(loss.at(progress) for loss in self.attach_losses(custom_loss_fns))
         staleness = self._check(rollout)
-        if rollout.num_valid == 0:
+        num_valid = self.ranks.total(rollout.num_valid)
+        if num_valid == 0:
             counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
         kept = self._frozen_weights()
@@ -124,21 +172,24 @@ class BaseLearner(ABC):
         if self.on_stage is not None:
             all_valid = rollout.valid.all()
             self.on_stage("advantages", *(array if all_valid else np.where(rollout.valid, array, 0) for array in (returns, values)))
-        metrics |= target_metrics(returns, values, rollout.valid)
+        valid = self.to_host(rollout.valid) if rollout.on_device else rollout.valid
+        metrics |= target_metrics(returns, values, valid, self.ranks)
         metrics["learning_rate"] = self.learning_rate
         metrics["staleness"] = min(staleness, float(HISTORY))  # metrics are finite
         metrics |= {f"loss_weight/{loss.name}": loss.weight for loss in losses if loss.schedule != 1.0}
         if self.reward_scaler is not None:
+            self._running = self.ranks.all_rows(self.reward_scaler.running)
             metrics["reward_scale"] = self.reward_scaler.scale
         if f"{VALUES}.mean" in kept:  # then the value head, whether frozen or just trained, is not rescaled
             kept |= {name: weight for name, weight in self.policy.get_weights().items() if name in VALUE_HEAD}
         self.policy.update_statistics(rollout, advantages.returns)
         if kept:
             self.policy.set_weights(self.policy.get_weights() | kept)
+        self.ranks.synchronise(self.policy)
         self._guard.check_weights(self.policy.get_weights())
         self.policy.policy_version += 1
         self.updates += 1
-        self.env_steps += rollout.num_valid
+        self.env_steps += num_valid
         metrics["n_updates"] = float(self.updates)
         return UpdateStats(metrics)
 
@@ -185,7 +236,11 @@ class BaseLearner(ABC):
 
         Infinity stands for weights outside this policy's recent history, such as those of another run, whose versions mean nothing here.
         """
-        if self.spec is None:
+        if rollout.on_device:  # made and checked by our own collector: only whether it is this policy's is not known
+            if self.spec is not None:
+                for what, space in (("observations", self.spec.observation_space), ("actions", self.spec.action_space)):
+                    check_space(optree.tree_map(lambda leaf: self.to_host(leaf[:1]), rollout[what]), space, what)
+        elif self.spec is None:
             rollout.validate()
         else:
             rollout.validate(self.spec.observation_space, self.spec.action_space)
@@ -334,7 +389,7 @@ class BaseLearner(ABC):
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
-            **({} if self.reward_scaler is None else {"rewards": self.reward_scaler.state_dict()}),
+            **({} if self.reward_scaler is None else {"rewards": {**self.reward_scaler.state_dict(), "running": self._running}}),
             **({"losses": losses} if losses else {}),
         }
 
@@ -347,6 +402,8 @@ class BaseLearner(ABC):
         self.env_steps, self.updates, self._guard.bad_steps = (int(state[name]) for name in ("env_steps", "updates", "bad_steps"))
         if self.reward_scaler is not None and "rewards" in state:  # an older state, or one without scaling, has none
             self.reward_scaler.load_state_dict(state["rewards"])
+            self._running = self.reward_scaler.running
+            self.reward_scaler.running = self.ranks.own_lanes(self._running)
         self._loss_states = dict(state.get("losses", {}))
         for name in self._losses.keys() & self._loss_states.keys():
             self.restore_loss(name, self._loss_states.pop(name))
@@ -371,7 +428,7 @@ class MinibatchLearner(BaseLearner):
         # Successors are made on demand: they take memory.
         successors = any("next_observations" in (*loss.arguments, *loss.keywords) for loss in losses)
         sequences = self.make_sequences(rollout, advantages, length, successors=successors)
-        total = sequences.valid.shape[1]
+        total = self.ranks.total(sequences.valid.shape[1])
         config, coefficients = self.config, self._coefficients()
         adaptive = config.learning_rate_schedule == "adaptive"
         epochs: list[StepMetrics] = []
@@ -381,7 +438,7 @@ class MinibatchLearner(BaseLearner):
                 minibatches = self.shuffle(sequences, config.minibatches_for(total, length), order)
                 self.tell_order(order, len(minibatches))
                 if not epochs:
-                    first = ratio_metrics(self.ratios(minibatches[0]))
+                    first = ratio_metrics(self.ranks.all_rows(self.ratios(minibatches[0])))
                     if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
                         self._warn_of_ratio_error(first["ratio_error"], minibatches[0])
                     if self._too_few_count(first["effective_sample_size"]):
@@ -557,20 +614,28 @@ def bad_custom_losses(row: Mapping[str, float]) -> list[str]:
     return [name for name in names if not math.isfinite(row[f"loss/{name}"] + row.get(f"grad_norm/{name}", 0.0))]
 
 
-def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
+def target_metrics(returns: np.ndarray, values: np.ndarray, valid: np.ndarray, ranks: Ranks | None = None) -> dict[str, float]:
     """How well values predict returns, the scale of both, and the spread of the advantages, which are their difference.
 
     explained_variance is 1 - Var[returns - values] / Var[returns]: 1 is a perfect critic, 0 one that knows the mean; 0 where returns do
     not vary.
     """
     known, advantages = returns[valid].astype(np.float64), (returns - values)[valid].astype(np.float64)
-    variance = float(known.var())
+    ranks = Ranks() if ranks is None else ranks
+    (return_mean, variance), (_, spread) = (_mean_and_variance(samples, ranks) for samples in (known, advantages))
     return {
-        "explained_variance": 1.0 - float(advantages.var()) / variance if variance > 0 else 0.0,
-        "return_mean": float(known.mean()),
-        "return_std": float(known.std()),
-        "advantage_std": float(advantages.std()),
+        "explained_variance": 1.0 - spread / variance if variance > 0 else 0.0,
+        "return_mean": return_mean,
+        "return_std": math.sqrt(variance),
+        "advantage_std": math.sqrt(spread),
     }
+
+
+def _mean_and_variance(samples: np.ndarray, ranks: Ranks) -> tuple[float, float]:
+    """Mean and population variance of the samples [n] of all ranks."""
+    mean, variance = (samples.mean(), samples.var()) if len(samples) else (np.zeros(()), np.zeros(()))
+    mean, variance, _ = ranks.merge(mean, variance, len(samples))
+    return float(mean), float(variance)
 
 
 def summary(epochs: Sequence[StepMetrics]) -> dict[str, float]:

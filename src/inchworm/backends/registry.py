@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import threadpoolctl
 
-from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, TrainingConfig
+from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
 from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
 from inchworm.core.types import Advantages, Array
@@ -87,6 +88,9 @@ class Backend(Protocol):
 
     def prefers_one_program(self) -> bool:
         """Whether several seeds are trained faster in one program, by `FusedStep.together`, than in processes."""
+
+    def join_ranks(self, timeout: float) -> Any:
+        """This process's place among several that learn together, a `Ranks` of `backends/learner`."""
 
     def checking(self) -> ModuleType:
         """The functions that `check_policy` needs; see `backends/torch/checking`. Only for backends that train networks of users."""
@@ -290,6 +294,32 @@ def fuse(policy: Policy, collector: Any, learner: Learner, config: TrainingConfi
     """Collect and learn as one program, where the policy's backend can do that; else why not, in a few words."""
     make = getattr(backend_of(policy), "fuse", None) if is_builtin(policy) else None
     return "the backend learns apart from collecting" if make is None else make(policy, collector, learner, config)
+
+
+def num_ranks() -> int:
+    """How many processes learn together: WORLD_SIZE, which torchrun and Ray Train set together with RANK."""
+    size = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if not size.isdecimal() or not os.environ.get("RANK", "0").isdecimal():
+        raise ConfigError(f"WORLD_SIZE={size:.20} and RANK={os.environ['RANK']:.20} must be whole numbers; torchrun sets them")
+    return max(1, int(size))
+
+
+def own_rank() -> int:
+    """This process's number among them."""
+    return int(os.environ["RANK"]) if num_ranks() > 1 else 0
+
+
+def join_ranks(run: RunConfig) -> Any | None:
+    """This process's place among those that learn together; None if it is the only one."""
+    if num_ranks() == 1:
+        return None
+    join = getattr(get_backend(run.backend), "join_ranks", None)
+    if join is None:
+        raise ConfigError(
+            f"run.backend={run.backend} learns in one process, but WORLD_SIZE={num_ranks()} processes were started; use run.backend=torch, "
+            "or start it without torchrun"
+        )
+    return join(run.rank_timeout)
 
 
 def prefers_one_program(backend: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from inchworm.core.types import Array
 from inchworm.policy.statistics import RunningMeanStd
 from inchworm.rollout.rollout import Rollout
 
@@ -53,7 +54,11 @@ class RewardScaler:
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Add the valid rows of a rollout to the statistics, and return it with scaled rewards."""
-        self.add(rollout.rewards, rollout.episode_starts, rollout.terminated | rollout.truncated, rollout.valid)
+        flags: tuple[Array, ...] = (rollout.rewards, rollout.episode_starts, rollout.terminated | rollout.truncated, rollout.valid)
+        if rollout.on_device:
+            self.add(*(flag.cpu().numpy() for flag in flags))
+            return dataclasses.replace(rollout, rewards=rollout.rewards / self.scale)
+        self.add(*flags)
         return dataclasses.replace(rollout, rewards=(rollout.rewards / self.scale).astype(rollout.rewards.dtype))
 
     def before(self, num_lanes: int) -> np.ndarray:

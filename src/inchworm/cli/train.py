@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
 
+from inchworm.backends.registry import join_ranks, num_ranks, own_rank
 from inchworm.cli.arguments import (
     ENV,
     Changes,
@@ -35,7 +36,7 @@ from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
-from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run
+from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run, refuse_code
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 
 if TYPE_CHECKING:
@@ -78,7 +79,11 @@ def run_train(arguments: Sequence[str]) -> int:
     options, changes = parse_with_config(TrainOptions, arguments, PROG_TRAIN)
     config = resolve_config(options.env, options.config, changes, PROG_TRAIN, options.preset)
     check_can_be_trained_in(config)
+    if own_rank() and not options.seeds:
+        return follow_run(config, options.env)
     if options.seeds is not None:
+        if num_ranks() > 1:
+            raise UsageError("--seeds trains each seed in a process of its own, not in several; start it without torchrun")
         return train_several(config, options)
     for name, meaning in {"jobs": "is the number of seeds that are trained at a time", "together": "is about several seeds"}.items():
         if getattr(options, name) is not None:
@@ -113,6 +118,8 @@ class ResumeOptions(ConfigBase):
 def run_resume(arguments: Sequence[str]) -> int:
     """Continue a run."""
     options, changes = parse_with_config(ResumeOptions, arguments, PROG_RESUME)
+    if own_rank():
+        return follow_run(TrainingConfig(), options.env)
     if is_bundle(options.run_name):
         return resume_several(changes, options)
     if options.jobs is not None:
@@ -250,9 +257,15 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             run.save_config(config)  # what was chosen by measuring is chosen once
         for reason in reasons:
             terminal.print(reason)
+        ranks = join_ranks(config.run)
+        if ranks is not None:
+            terminal.print(f"learning in {ranks.count} processes, each with its share of the {config.env.num_envs} copies")
+            ranks.broadcast_tree(config.to_dict())
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
         savers.append(trainer.saver)
         state = trainer.state
+        if ranks is not None:
+            ranks.broadcast_tree(trainer.continues)
         if trainer.continues:
             trainer.load_checkpoint()
             done = is_done(state, config.run) or has_stopped(state, config.convergence)
@@ -261,6 +274,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}")
+                trainer.release_ranks()
                 return OK
             steps = f"{state.env_steps:,} steps"
             where = (
@@ -288,6 +302,23 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
         for failure in state.failures:
             make_terminal(stderr=True).print(f"an evaluation failed: {failure}")
         return EVALUATION_FAILED if state.failures else OK
+
+
+def follow_run(config: TrainingConfig, env: str | None) -> int:
+    """Learn together with rank 0, which has the run and its config; print nothing but errors."""
+    from inchworm.train.trainer import PPOTrainer
+
+    ranks = join_ranks(config.run.replace(backend="torch") if config.run.backend == "auto" else config.run)
+    assert ranks is not None
+    config = TrainingConfig.from_dict(ranks.broadcast_tree())
+    refuse_code(config, "rank 0's config", env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 prints them
+        with PPOTrainer(config.policy, config.env, config) as trainer:
+            if ranks.broadcast_tree():
+                trainer.load_checkpoint()
+            trainer.train()
+    return OK
 
 
 def _look_back(run: Run, reason: str) -> str:

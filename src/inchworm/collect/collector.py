@@ -248,6 +248,11 @@ class RolloutCollector:
                 "the state is of environments that were stepped inside a compiled program (run.backend=jax); resume it with the settings "
                 "that it was saved with, or start a new run from its policy (run.init_from)"
             )
+        if "ranks" in state:
+            raise ConfigError(
+                f"the state is of {len(state['ranks'])} processes that learned together; resume it with torchrun --nproc-per-node "
+                f"{len(state['ranks'])}, or start a new run from its policy (run.init_from)"
+            )
         if isinstance(state["vector_env"], list):
             raise ConfigError(
                 f"the state is of {len(state['vector_env'])} alternating groups of environments (collect.groups), which were removed; "

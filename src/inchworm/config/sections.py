@@ -435,6 +435,8 @@ class RunConfig(ConfigBase):
     """Device of torch: auto is cuda if available, else cpu."""
     threads: Annotated[Integer, Field(ge=0, le=1_024)] = 1
     """CPU threads of torch, which affect the result's bits; NumPy uses one. 0 keeps the current setting of both."""
+    rank_timeout: Annotated[float, Field(gt=0, le=1e6)] = 1800.0
+    """Seconds that learners in several processes wait for each other: longer than an evaluation takes, in which all wait for rank 0."""
     checkpoint_interval: NonNegative = 50
     """Iterations between checkpoints; 0 writes none at intervals, only by time and at the end."""
     checkpoint_seconds: Weight | None = 300.0

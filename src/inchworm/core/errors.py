@@ -47,6 +47,10 @@ class WorkerRestartWarning(UserWarning):
     """A worker process died or hung and was replaced; the run continues with the same results."""
 
 
+class RankError(InchwormError):
+    """Another of the processes that learn together has ended or does not answer."""
+
+
 class SaveError(InchwormError):
     """The last save of a run failed; earlier checkpoints are intact."""
 

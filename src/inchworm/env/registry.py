@@ -88,6 +88,12 @@ def vector_maker(id: str) -> Callable[..., VectorEnv] | None:
     return None
 
 
+def device_maker() -> Callable[..., VectorEnv]:
+    """What puts a simulator whose lanes are torch tensors behind the `VectorEnv` contract."""
+    make: Callable[..., VectorEnv] = importlib.import_module("inchworm.backends.torch.device_env").adapt_device_env
+    return make
+
+
 def is_vector_only(id: str) -> bool:
     """Whether the copies of an id can only be made all together, as one vector env, by the package that its prefix names."""
     return id.startswith(tuple(_VECTOR_PREFIXES))

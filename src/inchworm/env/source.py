@@ -20,7 +20,7 @@ from inchworm.env.foreign import GymVectorEnv, adapt_vector_env
 from inchworm.env.local import LocalCopies
 from inchworm.env.make import make_env, make_from, wrap_given
 from inchworm.env.pettingzoo_copy import is_team_env
-from inchworm.env.registry import vector_maker, vectorised
+from inchworm.env.registry import device_maker, vector_maker, vectorised
 from inchworm.env.restore import Env
 from inchworm.env.sb3 import VecEnv, adapt_vec_env, is_vec_env
 from inchworm.env.vector_env import LaneVectorEnv
@@ -37,7 +37,7 @@ class EnvSource:
     """An environment as it was handed over."""
 
     given: Any
-    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "stable_baselines3", "vector"]
+    kind: Literal["id", "config", "factory", "gymnasium", "pettingzoo", "gymnasium.vector", "stable_baselines3", "device", "vector"]
 
     @property
     def is_config(self) -> bool:
@@ -52,7 +52,7 @@ class EnvSource:
     @property
     def is_vector(self) -> bool:
         """Whether it is a vector env, ours or another library's."""
-        return self.kind in ("gymnasium.vector", "stable_baselines3", "vector")
+        return self.kind in ("gymnasium.vector", "stable_baselines3", "device", "vector")
 
     @property
     def can_be_copied(self) -> bool:
@@ -64,7 +64,8 @@ class EnvSource:
         """Number of copies of an environment that exists already; None if they are still to be made."""
         if self.is_instance:
             return 1
-        return int(self.given.num_envs) if self.is_vector else None
+        given: Any = self.given.unwrapped if self.kind == "device" and isinstance(self.given, gym.Wrapper) else self.given
+        return int(given.num_envs) if self.is_vector else None
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -115,6 +116,16 @@ def is_vector_env(env: Any) -> bool:
     return ours or isinstance(env, gym.vector.VectorEnv) or is_vec_env(env)
 
 
+def is_device_env(env: Any) -> bool:
+    """Whether something is a simulator whose lanes are on a device: it has a number of them, says which device, and steps."""
+    if isinstance(env, type | str) or not callable(getattr(env, "step", None)):
+        return False
+    inner = env.unwrapped if isinstance(env, gym.Wrapper) else env
+    device = getattr(inner, "device", None)
+    of_torch = type(device).__module__.partition(".")[0] == "torch"
+    return isinstance(getattr(inner, "num_envs", None), int | np.integer) and (of_torch or isinstance(device, str))
+
+
 def env_source(env: Any) -> EnvSource:
     """Decide what was handed over."""
     if isinstance(env, EnvSource):
@@ -123,6 +134,9 @@ def env_source(env: Any) -> EnvSource:
         return EnvSource(env, "id")
     if isinstance(env, EnvConfig):
         return EnvSource(env, "config")
+    if is_device_env(env):  # before Gymnasium's vector envs: ManiSkill's is both
+        ours = all(getattr(env, name, None) is not None for name in _VECTOR_ENV)
+        return EnvSource(env, "vector" if ours else "device")
     if is_vector_env(env):  # before gymnasium.Env: an EnvPool is both
         if isinstance(env, gym.vector.VectorEnv):
             return EnvSource(env, "gymnasium.vector")
@@ -175,6 +189,8 @@ def make_vector_env(
     if source.is_vector:
         if global_state:
             raise EnvError(f"{type(given).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
+        if source.kind == "device":
+            return device_maker()(given, **options)
         return adapt_vector_env(given, **options) if source.kind == "gymnasium.vector" else adapt_vec_env(given, **options)
     if source.is_instance:
         if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):

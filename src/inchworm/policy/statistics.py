@@ -5,8 +5,8 @@ They are updated once per rollout, after the last epoch. Outside the policy ever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from inchworm.core.types import Array
 from inchworm.policy.spec import PolicySpec
 
 EPSILON = 1e-8  # keeps the scale of a constant above 0
+MergeRanks: TypeAlias = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray, int]]
 
 
 class RunningMeanStd:
@@ -23,6 +24,8 @@ class RunningMeanStd:
         self.mean = np.zeros(shape)
         self.var = np.ones(shape)
         self.count = 0
+        self.merge_ranks: MergeRanks | None = None
+        """Adds to the moments of new samples those that other processes add at the same time; None in a single process."""
 
     @property
     def std(self) -> np.ndarray:
@@ -40,7 +43,11 @@ class RunningMeanStd:
             if chosen.shape != batch or chosen.dtype != np.bool_:
                 raise ValueError(f"where must be bool{list(batch)}, not {chosen.dtype}{list(chosen.shape)}")
             samples = samples[chosen]
-        self._merge(*_moments(samples.reshape((-1, *self.mean.shape))))
+        self.add_moments(*_moments(samples.reshape((-1, *self.mean.shape))))
+
+    def add_moments(self, mean: np.ndarray, var: np.ndarray, count: int) -> None:
+        """Add samples by their mean, population variance and number."""
+        self._merge(*((mean, var, count) if self.merge_ranks is None else self.merge_ranks(mean, var, count)))
 
     def merge(self, other: RunningMeanStd) -> None:
         """Add all samples of `other`."""

@@ -152,6 +152,26 @@ class Rollout:
         """Return the fields by name; the arrays are shared, not copied."""
         return {name: getattr(self, name) for name in FIELDS}
 
+    @property
+    def on_device(self) -> bool:
+        """Whether its arrays are a framework's tensors, as a collector on a device makes them."""
+        return not isinstance(self.rewards, np.ndarray)
+
+    def to_numpy(self) -> Rollout:
+        """Return the rollout with NumPy arrays; itself if it has them."""
+        if not self.on_device:
+            return self
+        from inchworm.backends.registry import backend_of_array  # which backends there are is known above this package
+
+        to_array = backend_of_array(self.rewards).to_array
+
+        def on_host(leaf: Any) -> np.ndarray:
+            found = to_array(leaf)
+            return np.asarray(leaf) if found is None else found
+
+        arrays: dict[str, Any] = {name: freeze(optree.tree_map(on_host, getattr(self, name))) for name in ARRAY_FIELDS}
+        return dataclasses.replace(self, **arrays)
+
     def to_torch(self, device: Any = "cpu") -> dict[str, Any]:
         """Return the fields by name, with `dones` and `next_observations`, as torch tensors on a device; the arrays are copied."""
         from inchworm.backends.registry import get_backend  # which backends there are is known above this package
@@ -183,6 +203,9 @@ class Rollout:
 
     def validate(self, observation_space: Space | None = None, action_space: Space | None = None) -> None:
         """Raise `RolloutError` or `BadNumberError` naming what is wrong, also against these spaces if they are given."""
+        if self.on_device:
+            self.to_numpy().validate(observation_space, action_space)
+            return
         check_fields(self.to_dict())
         if observation_space is not None:
             check_space(self.observations, observation_space, "observations")
@@ -193,7 +216,7 @@ class Rollout:
 
     def save(self, path: str | Path) -> Path:
         """Write the rollout to one file atomically."""
-        return save_fields(path, self.to_dict())
+        return save_fields(path, self.to_numpy().to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -214,7 +237,7 @@ def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
     Each must have the same number of steps and the same trees, shapes and dtypes; a mapping is read by `Rollout.from_dict`. Lanes of
     episodes and cut rows are renumbered.
     """
-    rollouts = tuple(one if isinstance(one, Rollout) else Rollout.from_dict(one) for one in given)
+    rollouts = tuple((one if isinstance(one, Rollout) else Rollout.from_dict(one)).to_numpy() for one in given)
     _check_combinable(rollouts)
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]

@@ -59,7 +59,7 @@ def flatten_config(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 FREE_FIELDS = frozenset({
     "run.name", "run.directory", "run.report", "run.notes", "run.total_timesteps", "run.max_iterations", "run.max_episodes",
-    "run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval",
+    "run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "run.rank_timeout",
     "evaluation.interval", "evaluation.episodes", "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps",
     "evaluation.baseline", "evaluation.save_replay", "evaluation.keep_replays", "env.num_workers", "env.help_workers",
     "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target", "convergence.window",

@@ -261,6 +261,27 @@ FINISHING = "finishing this iteration, press again to stop now"
 
 
 @contextlib.contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Leave the first SIGINT to the process that leads, which gets it, too, and says when to stop; raise on a second one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        del frame
+        received.append(number)
+        if len(received) > 2:  # torchrun passes on the first, which the terminal has sent, too
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def interruptible(state: TrainingState) -> Iterator[None]:
     """Stop the loop after its iteration on the first SIGINT; raise on a second one, in an evaluation, or when the grace period ends.
 

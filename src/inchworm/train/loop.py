@@ -270,8 +270,8 @@ def default_training_step(state: TrainingState, components: TrainingComponents) 
     give_weights(components.policy, components.collector)
     return {
         **stats,
-        **rollout_metrics(rollout),
-        **episode_metrics(state, rollout),
+        **(gathered if (gathered := getattr(components.collector, "rollout_metrics", None)) is not None else rollout_metrics(rollout)),
+        **episode_metrics(state, getattr(components.collector, "finished", rollout.episodes)),
         "iteration_episodes": float(state.episodes - episodes_before),
         "timing/collect_seconds": collected - began,
         **({"timing/env_seconds": env_seconds} if env_seconds else {}),
@@ -297,14 +297,13 @@ def reached_limits(state: TrainingState, run: RunConfig) -> dict[str, int]:
     return {name: count for name, count in done.items() if limits[name] is not None and count >= limits[name]}
 
 
-def episode_metrics(state: TrainingState, rollout: Rollout | None = None) -> dict[str, float]:
+def episode_metrics(state: TrainingState, episodes: Sequence[EpisodeRecord] = ()) -> dict[str, float]:
     """Counters, means over recent episodes, and means of the numbers in the environment's own `info`."""
     metrics = {"episodes": float(state.episodes)}
     if state.recent:
         metrics["mean_return"] = float(np.mean([episode.episode_return for episode in state.recent]))
         metrics["mean_length"] = float(np.mean([episode.length for episode in state.recent]))
         metrics["length_std"] = float(np.std([episode.length for episode in state.recent]))
-    episodes = () if rollout is None else rollout.episodes
     for name in sorted({name for episode in episodes for name in episode.info}):
         values = [episode.info[name] for episode in episodes if name in episode.info]
         metrics[f"episode/{name}"] = float(np.mean(values))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice
+from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice, num_ranks
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
@@ -92,6 +92,8 @@ def resolve_config(
             'the config, or give "mlp" or a PolicyConfig, from which its policies take their settings'
         )
     given: dict[str, Any] = {"seed": seed, "backend": backend, "device": None if device is None else str(device)}
+    if env_source(env).kind == "device" and device is None and base.run.device == "auto":
+        given["device"] = str(getattr(env, "unwrapped", env).device)  # where the data is
     given |= {"init_from": None if init_from is None else str(init_from)}
     given |= {"init_weights": None if init_weights is None else tuple(init_weights)}
     return base.replace(
@@ -149,6 +151,9 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
     of whether the policy and losses are the user's own.
     """
     reasons = []
+    if env_source(env).kind == "device" and config.run.backend == "auto":
+        config = config.replace(run=config.run.replace(backend="torch"))
+        reasons.append("run.backend=torch, because the environment's tensors are torch's")
     if config.run.backend == "auto":
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))
@@ -208,6 +213,8 @@ def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tupl
         return "torch", "it alone has ppo.optimizer=muon"
     if ppo.compile == "on":
         return "torch", "it alone has ppo.compile=on"
+    if num_ranks() > 1:
+        return "torch", "it alone learns in several processes"
     if run.device not in ("auto", "cpu"):
         return "torch", f"it alone has run.device={run.device}"
     if widest >= WIDE:
@@ -229,6 +236,8 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
         return "off", f"ppo.optimizer={ppo.optimizer} is not compiled"
     if config.policies:
         return "off", "several policies are not compiled"
+    if num_ranks() > 1:
+        return "off", "the gradients of several processes are summed within a step"
     if ppo.gradient_accumulation > 1:
         return "off", f"ppo.gradient_accumulation={ppo.gradient_accumulation} is not compiled"
     if kind in ("lstm", "gru"):
@@ -246,9 +255,34 @@ def choose_compile(config: TrainingConfig, *, builtin: bool) -> tuple[str, str]:
     return ("on" if saved > COMPILE_SECONDS else "off"), facts
 
 
-def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> VectorEnv:
-    """Create the environments for training as one vector env; with `rehearse`, test whether they can be resumed exactly."""
-    source, world = env_source(env), config.env
+def check_ranks(env: Any, config: TrainingConfig) -> None:
+    """Reject what cannot be learned in several processes."""
+    source, copies = env_source(env), config.env.num_envs
+    obstacle = None
+    if config.ppo.compile == "on":
+        obstacle = "ppo.compile=on, because gradients are summed within a step; set ppo.compile=off"
+    elif config.opponent.mode != "none":
+        obstacle = f"opponent.mode={config.opponent.mode}, because opponents are not split over processes; set opponent.mode=none"
+    elif config.policies:
+        obstacle = f"the policies {', '.join(config.policies)}; train one policy"
+    elif source.is_instance:
+        obstacle = f"one {type(source.given).__name__}, which is a single copy; pass an id or a factory"
+    elif not source.is_vector and copies < num_ranks():
+        obstacle = f"env.num_envs={copies}; each needs at least one copy"
+    if obstacle is not None:
+        raise ConfigError(f"WORLD_SIZE={num_ranks()} processes cannot learn together with {obstacle}")
+
+
+def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False, ranks: Any = None) -> VectorEnv:
+    """Create the environments for training as one vector env; with `rehearse`, test whether they can be resumed exactly.
+
+    Of several `ranks` each gets its share of the copies, which are numbered over all of them; vector envs that were given are the shares.
+    """
+    source, world, first_copy = env_source(env), config.env, 0
+    if ranks is not None and not source.is_vector:
+        first_copy, end = (world.num_envs * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
+        workers = world.num_workers if world.num_workers == "auto" else min(world.num_workers, end - first_copy - world.help_workers)
+        world = world.replace(num_envs=end - first_copy, num_workers=workers)
     options: dict[str, Any] = {
         "seed": config.run.seed,
         "worker_timeout": world.worker_timeout,
@@ -264,9 +298,14 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False) -> 
         world.num_workers,
         worker_restarts=world.worker_restarts,
         max_replay_steps=config.collect.max_replay_steps,
+        first_copy=first_copy,
         **options,
     )
     try:
+        if ranks is not None and vector_env.turn_based:
+            raise ConfigError(
+                "several processes cannot learn from agents that move one after another: the parts of a rollout would differ in length"
+            )
         if rehearse and isinstance(vector_env, LaneVectorEnv) and vector_env.needs_trial and source.can_be_copied:
             single = source.with_config(world.replace(num_envs=1, num_workers=0, help_workers=False))
             # An environment meant for workers may crash or hang: test it in a worker, too.

@@ -146,7 +146,7 @@ class StageCallback(BaseCallback):
         """Hash the two stages of collecting."""
         del state
         acted = int(rollout.weights_fingerprint[0]) or fingerprint(self._policy.get_weights())  # 0: a collector that does not know
-        self._row = {BEFORE: f"{acted:016x}", **rollout_hashes(rollout)}
+        self._row = {BEFORE: f"{acted:016x}", **rollout_hashes(rollout.to_numpy())}
 
     def on_stage(self, stage: str, *arrays: Array) -> None:
         """Keep what the learner computed in a stage; called again, it goes into the same hash."""

@@ -14,8 +14,17 @@ import gymnasium as gym
 
 from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
-from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
+from inchworm.backends.registry import (
+    acting_policy,
+    fuse,
+    is_builtin,
+    join_ranks,
+    learning_threads,
+    make_learner,
+    make_native_collector,
+)
 from inchworm.collect.collector import RolloutCollector
+from inchworm.collect.rank_collector import RankCollector
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
 from inchworm.core.protocols import Actor, Callback, Closes, Learner, Policy, Tracker, VectorEnv
@@ -38,7 +47,15 @@ from inchworm.selfplay.callback import bind_pool, opponent_callbacks
 from inchworm.tracking.jsonl import JsonlTracker
 from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
-from inchworm.train.callbacks import CheckpointCallback, EvaluateCallback, SnapshotCallback, StoreCallback, TrackCallback, interruptible
+from inchworm.train.callbacks import (
+    CheckpointCallback,
+    EvaluateCallback,
+    SnapshotCallback,
+    StoreCallback,
+    TrackCallback,
+    ignoring_interrupts,
+    interruptible,
+)
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.loop import (
     FusedStep,
@@ -57,6 +74,7 @@ from inchworm.train.profile import Profile
 from inchworm.train.resolve import (
     WarmStart,
     check_eval_env,
+    check_ranks,
     describe_size,
     resolve_choices,
     resolve_config,
@@ -91,12 +109,15 @@ def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
     return found
 
 
-def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
+def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig, ranks: Any = None) -> RolloutCollector:
     """Create the collector of a run, and bind a pool of opponents in the environments to its policy.
 
     Where the policy's backend steps the environments itself, it is the backend's, which has the place of a `RolloutCollector`.
     """
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
+    if ranks is not None:
+        own: dict[str, Any] = {"seed": config.run.seed, "sequence_length": length, "builtin": is_builtin(policy)}
+        return RankCollector(env, acting_policy(policy), ranks, follows=policy, **own)
     native = make_native_collector(policy, env, seed=config.run.seed, sequence_length=length)
     if native is not None:
         return cast(RolloutCollector, native)
@@ -276,11 +297,21 @@ class PPOTrainer(Closes):
             raise ConfigError(f"tracking.{tracking.sinks[0]} delivers what is in the directory of a run; set run.name, or give run_dir")
         self._asked = asked.replace(tracking=tracking)
         self.config, self.choices = resolve_choices(policy, env, self._asked)
-        evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed)
+        self.ranks: Any = join_ranks(self.config.run)
+        """This process's place among those that learn together; None if it is the only one."""
+        if self.ranks is not None:
+            check_ranks(env, self.config)
+        if not self.is_main:
+            own_trackers, run_dir = [], None
+        evaluated = resolve_eval_env(env, eval_env, self.config.env, self.config.evaluation.seed) if self.is_main else None
         run = run_dir if run_dir is None or isinstance(run_dir, Run) else Path(run_dir)
         self.run_dir = run.path if isinstance(run, Run) else run
-        self.env = resolve_env(env, self.config, rehearse=run is not None)
+        self.env = resolve_env(env, self.config, rehearse=run is not None, ranks=self.ranks)
         try:
+            if self.ranks is not None:
+                self.ranks.set_lanes(self.env.num_lanes)
+                copies = int(self.ranks.lanes.sum()) // self.env.lanes_per_copy  # those of all ranks, where each brought its own
+                self.config, self._asked = (each.replace(env=each.env.replace(num_envs=copies)) for each in (self.config, self._asked))
             self.size = describe_size(self.env, self.config)
             self.policy = resolve_policy(policy, self.config, self.env)
             self.continues = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
@@ -298,7 +329,7 @@ class PPOTrainer(Closes):
             if self.env is not env:  # the caller's own stays open
                 self.env.close()
             raise
-        self.collector = make_collector(self.policy, self.env, self.config)
+        self.collector = make_collector(self.policy, self.env, self.config, self.ranks)
         self.state = TrainingState()
         self._in_loop, self.fuse = False, fuse
         self._shipping: Shipping | None = None
@@ -324,11 +355,23 @@ class PPOTrainer(Closes):
         self.opponents = opponent_callbacks(self.env, lambda: self.collector.policy, self.config, rated, self.run_dir)
         for tracker in self.trackers:
             tracker.log_params(self.config.to_dict())
+        if self.ranks is not None:
+            self.learner  # noqa: B018 - made now, because all ranks exchange their weights at the same time
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process leads the training: the only one, or rank 0 of several. Only it writes files, evaluates and logs."""
+        return self.ranks is None or self.ranks.rank == 0
 
     @cached_property
     def learner(self) -> Learner:
         """The learner of the policy, created when first used, so that collecting needs no learning framework."""
-        return begin_learner(make_learner(self.policy, self.config, dump_directory=self.run_dir), self.warm_start)
+        learner = begin_learner(make_learner(self.policy, self.config, dump_directory=self.run_dir), self.warm_start)
+        if self.ranks is not None:
+            if not isinstance(learner, BaseLearner):
+                raise ConfigError("several policies cannot be learned in several processes; train one policy")
+            learner.join(self.ranks)
+        return learner
 
     @property
     def optimizer(self) -> Any:
@@ -402,6 +445,8 @@ class PPOTrainer(Closes):
         lines.
         """
         own = [*self.callbacks, *([as_callback(callback)] if callback is not None else [])]
+        if not self.is_main:
+            return self._follow(own, custom_loss_fns)
         if not isinstance(progress, bool) and not callable(getattr(progress, "start", None)):
             raise ConfigError(f"progress must be True, False or a ConsoleTracker, not {progress!r:.80}")
         config = self.config
@@ -432,7 +477,8 @@ class PPOTrainer(Closes):
         try:
             if console:
                 console.start(self.state.env_steps, self.state.best_score, self.activity)
-            with learning_threads(config.run.threads, config.run.backend), interruptible(self.state):
+            leading = contextlib.nullcontext() if self.ranks is None else self.ranks.leading()
+            with learning_threads(config.run.threads, config.run.backend), interruptible(self.state), leading:
                 self._in_loop = True
                 if profile is not None:
                     profile.run(self.state, components, step_fn or default_training_step)
@@ -468,6 +514,32 @@ class PPOTrainer(Closes):
         self.state.ended = self._has_files = True
         return history
 
+    def _follow(self, callbacks: Sequence[Callback], custom_loss_fns: Sequence[Callable[..., Any]]) -> History:
+        """Do with this rank's lanes what rank 0 announces, until its training ends; of the callbacks only `on_rollout` is called here."""
+        rollouts: list[Rollout] = []
+
+        def collect(num_steps: int) -> None:
+            rollout = self.collector.collect(num_steps)
+            self.state.follow(self.collector)
+            for callback in callbacks:
+                changed: Any = callback.on_rollout(self.state, rollout)
+                rollout = rollout if changed is None else changed
+            rollouts[:] = [rollout]
+
+        def update(_: int) -> None:
+            self.learner.update(rollouts[0], custom_loss_fns)
+            give_weights(self.policy, self.collector)
+
+        with learning_threads(self.config.run.threads, self.config.run.backend), ignoring_interrupts():
+            self.ranks.follow({"collect": collect, "update": update, "state": lambda _: self.collector.state_dict()})
+        return History()
+
+    def release_ranks(self) -> None:
+        """End the `train` of the other ranks, if this one leads and will not train."""
+        if self.ranks is not None:
+            with self.ranks.leading():
+                pass
+
     def activity(self) -> Activity:
         """What the training is doing now. It reads counters that are kept anyway, so another thread may ask often."""
         state, share = self.state, None
@@ -480,14 +552,25 @@ class PPOTrainer(Closes):
 
     def evaluate(self, episodes: int | None = None, *, deterministic: bool | None = None) -> EvalStats:
         """Evaluate the policy on environments created for it."""
+        if not self.is_main:
+            return EvalStats.from_dict(self.ranks.broadcast_tree())
         if self.evaluator is None:
             raise ConfigError(NO_COPY)
         with learning_threads(self.config.run.threads, self.config.run.backend):
-            return self.evaluator.evaluate(self.collector.policy, episodes, deterministic)
+            stats = self.evaluator.evaluate(self.collector.policy, episodes, deterministic)
+        if self.ranks is not None and not self._in_loop:
+            self.ranks.broadcast_tree(stats.to_dict())
+        return stats
 
     def save_checkpoint(self, directory: str | Path | None = None) -> Path:
         """Write the complete state as a checkpoint, to the run's directory (with the policy file) or to the one given."""
-        return self.saver.save(directory)
+        if not self.is_main:
+            self.collector.state_dict()  # its part of rank 0's
+            return Path(self.ranks.broadcast_tree())
+        path = self.saver.save(directory)
+        if self.ranks is not None and not self._in_loop:
+            self.ranks.broadcast_tree(str(path))
+        return path
 
     def full_state(self) -> dict[str, Any]:
         """The complete state of the training, as plain data and arrays."""
@@ -495,11 +578,28 @@ class PPOTrainer(Closes):
 
     def load_checkpoint(self, path: str | Path | None = None) -> None:
         """Restore a checkpoint: the newest of the run, or the one given (or the newest in a directory of checkpoints)."""
-        self.saver.load(path)
+        if self.ranks is None:
+            self.saver.load(path)
+            return
+        if self.is_main:
+            self.saver.load(path)
+            loaded = {
+                "weights": self.policy.get_weights(),
+                "learner": self.learner.state_dict(),
+                "collector": cast(RankCollector, self.collector).loaded,
+            }
+            self.ranks.broadcast_tree(loaded)
+            return
+        loaded = self.ranks.broadcast_tree()
+        self.policy.set_weights(loaded["weights"])
+        self.learner.load_state_dict(loaded["learner"])
+        self.collector.load_state_dict(loaded["collector"])
 
     def save_policy(self, path: str | Path) -> Path:
         """Write the policy file: description, weights and normalisers, and with `ppo.scale_rewards` the statistics of rewards."""
         learner = self.__dict__.get("learner")
+        if not self.is_main:
+            return Path(path)
         return save_policy(path, self.policy, reward_statistics=learner.reward_statistics if isinstance(learner, BaseLearner) else None)
 
     def close(self) -> None:

@@ -64,6 +64,23 @@ def acting_policy(policy: Policy) -> Actor:
     return policy
 
 
+def make_native_collector(policy: Any, env: Any, *, seed: int, sequence_length: int) -> Any | None:
+    """A `DeviceCollector` for a simulator on a device; else None."""
+    from inchworm.backends.torch.device_collector import DeviceCollector
+    from inchworm.backends.torch.device_env import DeviceVectorEnv
+
+    if not isinstance(env, DeviceVectorEnv) or not isinstance(policy, TorchPolicy):
+        return None
+    return DeviceCollector(env, policy, seed=seed, sequence_length=sequence_length)
+
+
+def join_ranks(timeout: float) -> Any:
+    """This process's place among those that torchrun or Ray Train has started."""
+    from inchworm.backends.torch.distributed import join_ranks
+
+    return join_ranks(timeout)
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Use `count` CPU threads inside, and as many as before outside."""

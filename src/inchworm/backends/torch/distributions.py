@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,42 @@ def log_prob_and_entropy(
         log_probs.append(log_prob)
         entropies.append(entropy)
     return _total(log_probs), _total(entropies)
+
+
+def sample(
+    layout: ActionLayout, outputs: Tensor, log_std: Tensor, mask: Tensor | None, uniforms: Tensor, normals: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choices [B, G] and Gaussian values [B, D] from outputs [B, C + D] and random numbers [B, G] and [B, D], with log-probs [B]."""
+    logits = outputs[:, : layout.num_logits]
+    if mask is not None and layout.num_logits:
+        logits = torch.where(mask[:, : layout.num_logits], logits, MASKED_LOGIT)
+    choices, log_probs = [], []
+    for index, group in enumerate(layout.groups):
+        log_p = torch.log_softmax(logits[:, group], -1)
+        cumulative = log_p.exp().cumsum(-1)
+        # Inverse of the cumulative distribution: a masked choice adds nothing to it and is never the first one above.
+        choice = (cumulative[:, :-1] <= uniforms[:, index, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
+        choices.append(choice)
+        log_probs.append(log_p.gather(-1, choice)[:, 0])
+    means = outputs[:, layout.num_logits :]
+    gaussians = means
+    if layout.num_gaussians:
+        gaussians = means + log_std.exp() * normals
+        standard = (gaussians - means) * torch.exp(-log_std)
+        log_prob = (-0.5 * standard * standard - log_std - HALF_LOG_2PI).sum(-1)
+        log_probs.append(log_prob - log_tanh_slope(gaussians).sum(-1) if layout.bounds == "tanh" else log_prob)
+    chosen = (
+        choices[0] if len(choices) == 1 else torch.cat(choices, -1) if choices else outputs.new_empty((len(outputs), 0), dtype=torch.int64)
+    )
+    return chosen, gaussians, _total(log_probs)
+
+
+def to_env(layout: ActionLayout, gaussians: Tensor) -> Tensor:
+    """Gaussian values [B, D] as the environment gets them: clipped into the bounds, or squashed into them."""
+    low, high = (torch.from_numpy(np.array(bound)).to(gaussians.device) for bound in (layout.low, layout.high))
+    if layout.bounds == "tanh":
+        gaussians = low + (torch.tanh(gaussians) + 1) * (0.5 * (high - low))
+    return torch.minimum(torch.maximum(gaussians, low), high)
 
 
 def _sum_own(terms: Tensor, has: Tensor | None) -> Tensor:

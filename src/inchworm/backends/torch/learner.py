@@ -6,7 +6,7 @@ First a rollout's minibatches, then the learner; the optimisers are in `optimize
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, MinibatchLearner, StepMetrics, ratio_metrics
 from inchworm.backends.torch.compiled import CompiledStep
+from inchworm.backends.torch.distributed import TorchRanks, own_part
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.loss import normalize, ppo_loss
 from inchworm.backends.torch.network import to_tensor, to_tensors
@@ -78,23 +79,22 @@ class PackedSequences:
         named: Any = self._structure.unflatten(range(len(flat)))
         self._valid_at, self._advantages_at = named["valid"], named["advantages"]
 
-    def shuffled(self, num_minibatches: int, permutation: np.ndarray, *, normalized: bool = False) -> list[Minibatch]:
-        """One epoch: every sequence in exactly one minibatch, in the order of `permutation`; padding is marked invalid.
+    def minibatches(self, chosen: np.ndarray, real: np.ndarray, *, total: Callable[[Tensor], Tensor] | None = None) -> list[Minibatch]:
+        """The minibatches that hold the chosen sequences [minibatches, N]; those that are not `real` are padding and marked invalid.
 
-        `normalized` gives each minibatch advantages of mean 0 and standard deviation 1, all of them at once.
+        With `total`, which adds up the parts of all processes, each minibatch gets advantages of mean 0 and standard deviation 1.
         """
-        places, real = minibatch_places(len(permutation), num_minibatches)  # [minibatches, N]
-        count, (length, width), device = len(places), self.valid.shape, self.valid.device
-        columns = torch.from_numpy(permutation[places].reshape(-1)).to(device)
+        count, (length, width), device = len(chosen), self.valid.shape, self.valid.device
+        columns = torch.from_numpy(chosen.reshape(-1)).to(device)
         leaves: dict[int, Tensor] = {}  # [L, minibatches · N, …]
         for indices, pack in self._packs:
-            chosen = pack.index_select(1, columns)
-            leaves |= zip(indices, chosen.movedim(-1, 0).contiguous().unbind() if len(indices) > 1 else [chosen])
+            packed = pack.index_select(1, columns)
+            leaves |= zip(indices, packed.movedim(-1, 0).contiguous().unbind() if len(indices) > 1 else [packed])
         if not real.all():
             leaves[self._valid_at] = leaves[self._valid_at] & torch.from_numpy(np.array(real).reshape(-1)).to(device)
-        if normalized:
+        if total is not None:
             advantages, valid = (leaves[index].reshape(length, count, -1) for index in (self._advantages_at, self._valid_at))
-            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2)).flatten(1)
+            leaves[self._advantages_at] = normalize(advantages, valid, dims=(0, 2), total=total).flatten(1)
         steps: Tree = self._structure.unflatten([leaves[index] for index in range(len(leaves))])
         if optree.tree_leaves(self._shared):
             per_copy = width // optree.tree_leaves(self._shared)[0].shape[1]
@@ -136,6 +136,8 @@ class PPOOptimizer(MinibatchLearner):
     or by `optimizer`, `device` and `config`. An `optimizer` that is given is used as it is, instead of the one that the config names.
     `total_timesteps` is what schedules run towards; it is only needed when one is not constant.
     """
+
+    takes_tensors = True
 
     def __init__(
         self,
@@ -233,14 +235,23 @@ class PPOOptimizer(MinibatchLearner):
     def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
         """Pack the rollout's sequences, with advantages normalised if that is per batch."""
         if self.config.normalize_advantages == "batch":
-            advantages = replace(advantages, advantages=normalize(advantages.advantages, rollout.valid))
+            advantages = replace(advantages, advantages=normalize(advantages.advantages, rollout.valid, total=self._total))
         shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
         return PackedSequences(sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors), shared)
 
     def shuffle(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
         """One epoch of minibatches, with advantages normalised if that is per minibatch."""
+        places, real = minibatch_places(len(permutation), num_minibatches)  # [minibatches, N]
+        columns = permutation[places]
+        if isinstance(self.ranks, TorchRanks):
+            columns, real = self.ranks.own_columns(columns, real)
         normalized = self.config.normalize_advantages == "minibatch" and self._compiled is None  # else it is part of the graph
-        return sequences.shuffled(num_minibatches, permutation, normalized=normalized)
+        return sequences.minibatches(columns, real, total=self._total if normalized else None)
+
+    @property
+    def _total(self) -> Callable[[Tensor], Tensor]:
+        """What sums a tensor over all ranks."""
+        return self.ranks.sum if isinstance(self.ranks, TorchRanks) else own_part
 
     def take_steps(
         self, minibatches: Sequence[Minibatch], coefficients: LossCoefficients, rate_factor: float, losses: tuple[CustomLoss, ...]
@@ -253,15 +264,17 @@ class PPOOptimizer(MinibatchLearner):
             return self._compiled.run(minibatches, coefficients)
         rows = []
         own = {loss.name: self._own[loss.name] for loss in losses if loss.name in self._own}
+        counts = self._total(torch.stack([minibatch.valid.sum() for minibatch in minibatches]))  # [minibatches]
         with without_gradients(self._frozen):
-            for minibatch in minibatches:
-                count = minibatch.valid.sum()
+            for minibatch, count in zip(minibatches, counts):
                 row: Row = {}
                 for updater in (self._updater, *own.values()):
                     updater.zero_grad()
                 for micro in micro_batches(minibatch, self.config.gradient_accumulation):
                     terms = self._backward(self.policy.evaluate(micro), micro, coefficients, losses, count)
                     row = {name: row[name] + term.detach() if row else term.detach() for name, term in terms.items()}
+                if isinstance(self.ranks, TorchRanks):
+                    row = self.ranks.sum_gradients(self._updater.parameters, row)
                 for loss in losses:
                     row[f"grad_norm/{loss.name}"] = row.pop(f"gradient/{loss.name}").norm()
                 row["grad_norm"] = self._updater.clip(self.config.max_grad_norm)
@@ -310,6 +323,8 @@ class PPOOptimizer(MinibatchLearner):
         named = dict(given.named_parameters()) if isinstance(given, nn.Module) else dict(enumerate(listed() if callable(listed) else ()))
         elsewhere = self._held | {id(parameter) for parameter in cast(nn.Module, self.policy).parameters()}
         parameters = {str(name): p for name, p in named.items() if p.requires_grad and id(p) not in elsewhere}
+        if parameters and isinstance(self.ranks, TorchRanks):
+            raise ConfigError(f"the custom loss {loss.name} has parameters of its own, which ranks do not share; use one process")
         if parameters:
             brought, rate = getattr(given, "optimizer", None), getattr(given, "learning_rate", self.config.learning_rate)
             mine = make_optimizer(parameters, PPOConfig(learning_rate=rate)) if brought is None else TorchOptimizer([brought], parameters)

@@ -5,6 +5,7 @@ Every term is a sum over valid samples divided by one count, so that splitting a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,15 +68,17 @@ def value_errors(evaluation: Evaluation, minibatch: Minibatch, coefficients: Los
     return halves
 
 
-def normalize(advantages: Tensor, valid: Tensor, dims: tuple[int, ...] | None = None) -> Tensor:
+def normalize(
+    advantages: Tensor, valid: Tensor, dims: tuple[int, ...] | None = None, total: Callable[[Tensor], Tensor] = lambda part: part
+) -> Tensor:
     """Scale the valid samples to mean 0 and standard deviation 1 (n - 1); fewer than two have no deviation and stay as they are.
 
-    The statistics are taken over `dims`, or over all. In float64: equal advantages then have a deviation of exactly 0, and the
-    square of 1e30 is finite.
+    The statistics are taken over `dims`, or over all, and over all processes whose parts `total` adds up. In float64: equal advantages
+    then have a deviation of exactly 0, and the square of 1e30 is finite.
     """
     over = tuple(range(valid.ndim)) if dims is None else dims
-    count = valid.sum(over, keepdim=True)
+    count = total(valid.sum(over, keepdim=True))
     wide = torch.where(valid, advantages, 0).double()
-    centered = (wide - wide.sum(over, keepdim=True) / count.clamp(min=1)) * valid
-    std = (centered.square().sum(over, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    centered = (wide - total(wide.sum(over, keepdim=True)) / count.clamp(min=1)) * valid
+    std = (total(centered.square().sum(over, keepdim=True)) / (count - 1).clamp(min=1)).sqrt()
     return torch.where(count > 1, (centered / (std + 1e-8)).to(advantages.dtype), advantages)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from inchworm.backends.torch.memory import Memory, Past
 from inchworm.core.errors import RolloutError
 from inchworm.core.padding import DIMENSIONS_KEY
-from inchworm.core.spaces import MASK_KEY, leaf
+from inchworm.core.spaces import MASK_KEY, build_tree, leaf
 from inchworm.core.types import Array, Tree
 from inchworm.policy.layout import ActionLayout, ObservationLayout, ObservationPart, channels_first
 from inchworm.policy.spec import NO_GLOBAL_STATE, PolicySpec
@@ -113,6 +113,23 @@ def flatten_actions(layout: ActionLayout, actions: Tree, num_leading: int) -> tu
     return joined[0], joined[1]
 
 
+def unflatten_actions(layout: ActionLayout, choices: Tensor, gaussians: Tensor, *, sampled: bool = True) -> Tree:
+    """Flat actions [..., G] and [..., D] as the space's tree, as in `ActionLayout.unflatten`."""
+    pieces: dict[Any, Tensor] = {}
+    group = dimension = 0
+    for part in layout.parts:
+        if part.kind == "categorical":
+            values = choices[..., group : group + part.width]
+            values = values + torch.from_numpy(np.array(part.starts)).to(values.device) if part.starts.any() else values
+            group += part.width
+        else:
+            values = gaussians[..., dimension : dimension + part.width]
+            dimension += part.width
+        dtype = part.sampled_dtype if sampled else part.dtype
+        pieces[part.path] = values.reshape(*values.shape[:-1], *part.shape).to(torch.from_numpy(np.empty(0, dtype)).dtype)
+    return pieces[()] if () in pieces else build_tree(layout.space, lambda path, _: pieces[path])
+
+
 def merge_leading(tree: Tree) -> tuple[Tree, tuple[int, int]]:
     """[L, N, …] as [L·N, …], which is what networks read; and (L, N)."""
     first = optree.tree_leaves(tree)[0]
@@ -173,6 +190,7 @@ class SpecNetwork(Network):
         super().__init__()
         self.spec = spec
         self.activation = ACTIVATIONS[spec.config.activation]()
+        self._is_tanh = spec.config.activation == "tanh"
         self.cnn = nn.ModuleDict()
         for part in spec.observations.images:
             self.cnn[spec.image_name(part).removeprefix("cnn.")] = _stack(spec, spec.image_name(part))
@@ -246,15 +264,24 @@ class SpecNetwork(Network):
         if self.memory is not None and past is not None and not self.spec.memory_is_last:
             rows, after = self.memory(rows, past)
         for layer in self.trunk.values():
-            rows = self.activation(layer(rows))
+            rows = self._activate(layer(rows))
         if self.memory is not None and past is not None and self.spec.memory_is_last:
             rows, after = self.memory(rows, past)
         return rows, after
 
+    def _activate(self, features: Tensor) -> Tensor:
+        """The activation; while acting on a CPU, tanh is NumPy's, in the same memory, which takes a quarter of the time of torch's."""
+        if self._is_tanh and torch.is_inference_mode_enabled() and features.device.type == "cpu":
+            array = features.numpy()
+            np.tanh(array, out=array)
+            return features
+        activated: Tensor = self.activation(features)
+        return activated
+
     def _head(self, stack: nn.Module, features: Tensor) -> Tensor:
         *hidden, head = stack.values()  # type: ignore[operator]
         for layer in hidden:
-            features = self.activation(layer(features))
+            features = self._activate(layer(features))
         outputs: Tensor = head(features)
         return outputs
 

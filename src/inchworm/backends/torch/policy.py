@@ -10,18 +10,21 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from inchworm.backends.numpy.policy import choose, encode_observations, flat_worlds, fresh_weights
+from inchworm.backends.numpy.policy import choose, flat_worlds, fresh_weights
 from inchworm.backends.numpy.policy import encode_legal as encode_legal_numpy
-from inchworm.backends.torch.distributions import log_prob_and_entropy
+from inchworm.backends.numpy.policy import encode_observations as encode_observations_numpy
+from inchworm.backends.torch.distributions import log_prob_and_entropy, sample, to_env
 from inchworm.backends.torch.memory import Memory, Past
 from inchworm.backends.torch.network import (
     Network,
     SpecNetwork,
     encode_legal,
+    encode_observations,
     flatten_actions,
     merge_leading,
     to_tensor,
     to_tensors,
+    unflatten_actions,
     with_world,
 )
 from inchworm.core.errors import ConfigError
@@ -109,6 +112,23 @@ class TorchPolicy(Predicts, nn.Module):
             outputs, after = cast(SpecNetwork, self.network).step_outputs(seen, past)
             return outputs.cpu().numpy(), {name: leaf.cpu().numpy() for name, leaf in after.items()}
 
+    def act_on_device(self, observations: Tree, state: Tree, episode_starts: Tensor, uniforms: Tensor, normals: Tensor) -> PolicyStep:
+        """One action per lane, as tensors, from random numbers [B, G] and [B, D] instead of a stream."""
+        self._set_training(False)
+        with torch.inference_mode():
+            network, seen, after = cast(SpecNetwork, self.network), self._seen(observations), ()
+            if self._memory is None:
+                outputs = network.action_outputs(seen)  # [B, C + D]
+            else:
+                outputs, after = network.step_outputs(seen, self._past(self._memory, state, episode_starts[None], (1, len(episode_starts))))
+            legal = encode_legal(self.spec, observations, 1)
+            choices, gaussians, log_probs = sample(self.spec.actions, outputs, self._log_std(), legal, uniforms, normals)
+            actions = unflatten_actions(self.spec.actions, choices, gaussians)
+            env_actions = actions
+            if self.spec.actions.num_gaussians:
+                env_actions = unflatten_actions(self.spec.actions, choices, to_env(self.spec.actions, gaussians), sampled=False)
+            return PolicyStep(actions, env_actions, log_probs, after)
+
     def value(
         self, observations: Tree, state: Tree = (), episode_starts: Array = (), global_state: Tree = (), valid: Array | None = None
     ) -> Tensor:
@@ -163,12 +183,27 @@ class TorchPolicy(Predicts, nn.Module):
         if not self.statistics.parts:
             return
         before = self._value_units()
+        if isinstance(rollout.rewards, Tensor):
+            self._add_on_device(rollout, returns)
+            if self.statistics.values is not None:
+                self.set_weights({**self.get_weights(), **rescaled_value_head(self.get_weights(), before, self._value_units())})
+            self._refresh()
+            return
         host = rollout.map(_to_host)
-        flat = encode_observations(self.spec.observations, host.observations, 2) if self.spec.observations.size else np.zeros(0)
+        flat = encode_observations_numpy(self.spec.observations, host.observations, 2) if self.spec.observations.size else np.zeros(0)
         self.statistics.update(flat, np.asarray(_to_host(returns)), np.asarray(host.valid), flat_worlds(self.spec, host))
         if self.statistics.values is not None:
             self.set_weights({**self.get_weights(), **rescaled_value_head(self.get_weights(), before, self._value_units())})
         self._refresh()
+
+    def _add_on_device(self, rollout: Rollout, returns: Tensor) -> None:
+        """Add a rollout of tensors, all of whose rows are valid, to the normalisers: only its moments leave the device."""
+        if self.statistics.observations is not None:
+            flat = encode_observations(self.spec.observations, rollout.observations, 2).flatten(0, 1)
+            self.statistics.observations.add_moments(*_moments_on_device(flat))
+        if self.statistics.values is not None:
+            mean, var, count = _moments_on_device(returns.flatten()[:, None])
+            self.statistics.values.add_moments(mean[0], var[0], count)
 
     def get_weights(self) -> Weights:
         """Copies of the parameters and statistics, with the version."""
@@ -234,6 +269,13 @@ class TorchPolicy(Predicts, nn.Module):
         if not self.spec.observations.has_mask:
             return observations
         return {key: value for key, value in observations.items() if key != MASK_KEY}
+
+
+def _moments_on_device(samples: Tensor) -> tuple[np.ndarray, np.ndarray, int]:
+    """Mean, population variance and number of samples [n, F], in float64."""
+    wide = samples.double()
+    var, mean = torch.var_mean(wide, 0, correction=0)
+    return mean.cpu().numpy(), var.cpu().numpy(), len(samples)
 
 
 def _to_host(array: Array) -> Array:
