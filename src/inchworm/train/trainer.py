@@ -16,6 +16,8 @@ from inchworm.backends.composite import CompositeLearner
 from inchworm.backends.learner import BaseLearner
 from inchworm.backends.registry import acting_policy, fuse, learning_threads, make_learner, make_native_collector
 from inchworm.collect.collector import RolloutCollector
+from inchworm.collect.group import make_group
+from inchworm.collect.host import CollectorEnvs
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
 from inchworm.core.protocols import Actor, Callback, Closes, Learner, Policy, Tracker, VectorEnv
@@ -94,9 +96,11 @@ def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig) -> RolloutCollector:
     """Create the collector of a run, and bind a pool of opponents in the environments to its policy.
 
-    Where the policy's backend steps the environments itself, it is the backend's, which has the place of a `RolloutCollector`.
+    Where the policy's backend steps the environments itself, or there are several collectors, it has the place of a `RolloutCollector`.
     """
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
+    if isinstance(env, CollectorEnvs):
+        return cast(RolloutCollector, make_group(env, acting_policy(policy), config, sequence_length=length, follows=policy))
     native = make_native_collector(policy, env, seed=config.run.seed, sequence_length=length)
     if native is not None:
         return cast(RolloutCollector, native)
