@@ -316,6 +316,6 @@ class RayCollector(CollectorGroup):
 
 
 class AsyncRayCollector(RayCollector):
-    """Collectors on a Ray cluster that collect the next rollout while the last one is learned from, with weights `staleness` updates old."""
+    """Collectors on a Ray cluster that collect the next rollout while the last one is learned from, by weights `staleness` updates old."""
 
     default_staleness = 1
