@@ -15,7 +15,6 @@ import pytest
 from doubles.collectors import STEPS, assert_equal, iterations, local, policy
 from doubles.crashing import Steered, World
 from doubles.runs import finish, outcome, small_config
-from inchworm.collect import group
 from inchworm.collect.async_collector import AsyncCollector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.group import CollectorGroup
@@ -148,19 +147,23 @@ def test_one_that_hangs_is_replaced_and_restarts_are_bounded(tmp_path: Path) -> 
         collectors.collect(2)
 
 
-def test_a_slow_collector_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "SLOW_SECONDS", 0.01)
+class ToldTimes(LocalEngine):
+    """Says of the collectors of one copy that they took a second, of others that they took three."""
 
-    def make(first_copy: int, copies: int, seed: int) -> Any:
-        said = tmp_path / str(first_copy)
-        said.write_text("0.02" if first_copy == 2 else "0")
-        return make_vector_env(partial(Steered, said), copies, seed=seed, first_copy=first_copy)
+    def wait(self, links: Any, seconds: float) -> Any:
+        return [
+            (host, answer._replace(seconds=2.0 * host.collector.vector_env.num_envs - 1.0)) for host, answer in super().wait(links, seconds)
+        ]
 
-    (tmp_path / "said").write_text("0")
-    envs = CollectorEnvs(make, 3, make_vector_env(partial(Steered, tmp_path / "said"), 1))
-    collectors = CollectorGroup(envs, policy(World), LocalEngine(), num_collectors=3)
-    with pytest.warns(UserWarning, match=r"collector 2 \(lane 2\) in this process is slow: it took 0\.\d s for a rollout") as caught:
-        iterations(collectors, policy(World), 5, steps=3)
+
+def test_a_slow_collector_is_reported_once() -> None:
+    """4 copies for 3 collectors: one each for the first two, two for the last, which takes three times as long."""
+    acting = policy()
+    collectors = CollectorGroup(CollectorEnvs.of("CartPole-v1", 4), acting, ToldTimes(), num_collectors=3)
+    with pytest.warns(
+        UserWarning, match=r"collector 2 \(lanes 2 to 3\) in this process is slow: it took 3.0 s .* the others 1.0 s"
+    ) as caught:
+        iterations(collectors, acting, 5, steps=3)
     assert len(caught) == 1
 
 

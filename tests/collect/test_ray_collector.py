@@ -17,7 +17,7 @@ from doubles.collectors import assert_equal, iterations, local, policy
 from doubles.crashing import Steered, World
 from doubles.runs import finish, small_config
 from inchworm.collect.host import CollectorEnvs
-from inchworm.collect.ray_collector import AsyncRayCollector, RayCollector, RayEngine
+from inchworm.collect.ray_collector import AsyncRayCollector, RayCollector, RayEngine, connect
 from inchworm.config.sections import CollectConfig, EnvConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, WorkerError, WorkerRestartWarning
 from inchworm.train.trainer import PPOTrainer
@@ -27,9 +27,8 @@ ray = pytest.importorskip("ray", reason="Ray is not installed; type: pip install
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """One cluster for all tests; collectors of 0.25 CPUs do not wait for each other."""
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init("local", num_cpus=4, object_store_memory=150_000_000, _node_ip_address="127.0.0.1", **options)
+    """One cluster for all tests, as it is started for a run; collectors of 0.25 CPUs do not wait for each other."""
+    assert connect(None, 4.0), "it is ours"
     yield
     ray.shutdown()
 
@@ -41,6 +40,17 @@ def pid_of(collectors: Any, index: int) -> int:
     found = re.match(r"process (\d+) on ", collectors.processes[index])
     assert found is not None
     return int(found[1])
+
+
+def test_the_cluster_of_a_run_listens_on_this_machine_alone() -> None:
+    """/proc/net has addresses in hexadecimal: 0100007F is 127.0.0.1, also at the end of an IPv6 address."""
+    assert ray.util.get_node_ip_address() == "127.0.0.1"
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ, "restored"
+    sockets = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    ours = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]  # 0A is listening
+    assert ours
+    assert all(address.partition(":")[0].endswith("0100007F") for address in ours)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

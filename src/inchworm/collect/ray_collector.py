@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
 import socket
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from inchworm.collect.group import CollectorGroup
 from inchworm.collect.host import STATE_SHARE, Answer, CollectorEnvs, Failed, Host, Job, Recipe, Share
@@ -45,10 +46,10 @@ def connect(address: str | None, num_cpus: float) -> bool:
     address = address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None or address == "local":
-        with warnings.catch_warnings():
+        cpus = max(os.cpu_count() or 1, math.ceil(num_cpus))
+        with warnings.catch_warnings(), _loopback_only():
             warnings.simplefilter("ignore")  # about settings of other versions of Ray
-            cpus = max(os.cpu_count() or 1, math.ceil(num_cpus))
-            ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
         return True
     nothing = f"there is no Ray cluster at {address}"
     start = "start one with `ray start --head`, or leave collect.ray_address out for one that is started for the run"
@@ -65,6 +66,22 @@ def connect(address: str | None, num_cpus: float) -> bool:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(f"{nothing}: {error_text(error, 300)}; {start}") from None
     return False
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Let a cluster that is started inside listen on 127.0.0.1 alone, as Ray does by default on macOS, but not on Linux."""
+    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", cast(Any, importlib.import_module("ray._private.ray_constants"))
+    variable, constant = os.environ.get(name), getattr(constants, "ENABLE_RAY_CLUSTER", True)
+    os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False  # for the cluster's processes, and for this one
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = constant
+        if variable is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = variable
 
 
 class CollectorActor:
