@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import threading
 import warnings
 from functools import partial
 from pathlib import Path
@@ -237,9 +238,8 @@ def test_wrong_use() -> None:
         local("CartPole-v1", policy(), num_collectors=1).load_state_dict(local("CartPole-v1", policy(), num_collectors=2).state_dict())
     with pytest.raises(EnvError, match="stepped by their collectors"):
         local("CartPole-v1", policy(), num_collectors=2).vector_env.reset()
-    lock = open(os.devnull)  # noqa: SIM115 - what cannot be pickled
+    lock = threading.Lock()  # cannot be pickled
     with (
-        lock,
         AsyncCollector(lambda: (lock, World())[1], policy(World)) as collectors,
         pytest.raises(EnvError, match=r"collect\.engine=local"),
     ):

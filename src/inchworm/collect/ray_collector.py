@@ -12,7 +12,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, cast
 
 from inchworm.collect.group import CollectorGroup
@@ -29,7 +28,7 @@ CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 2.0
 
 
-def import_ray() -> ModuleType:
+def import_ray() -> Any:
     """Ray, or the pip line to type."""
     try:
         import ray
