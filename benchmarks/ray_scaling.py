@@ -81,7 +81,7 @@ def learn_seconds(steps: int) -> float:
     """What a learner of the usual size takes for an env step."""
     from inchworm import PPOConfig, PPOTrainer
 
-    with PPOTrainer("mlp", "CartPole-v1", PPOConfig(rollout_steps=steps), num_envs=COPIES, backend="numpy") as trainer:
+    with PPOTrainer("mlp", "CartPole-v1", PPOConfig(rollout_steps=steps, max_staleness=9), num_envs=COPIES, backend="numpy") as trainer:
         rollout = trainer.collect_rollouts()
         trainer.learn(rollout)
         began = time.perf_counter()

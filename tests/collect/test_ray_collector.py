@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +18,7 @@ from doubles.collectors import assert_equal, iterations, local, policy
 from doubles.crashing import Steered, World
 from doubles.runs import finish, small_config
 from inchworm.collect.host import CollectorEnvs
-from inchworm.collect.ray_collector import AsyncRayCollector, RayCollector, RayEngine, connect
+from inchworm.collect.ray_collector import AsyncRayCollector, RayCollector, RayEngine, _speaks_grpc, connect
 from inchworm.config.sections import CollectConfig, EnvConfig
 from inchworm.core.errors import ConfigError, MissingExtraError, WorkerError, WorkerRestartWarning
 from inchworm.train.trainer import PPOTrainer
@@ -132,12 +133,22 @@ def test_more_than_the_cluster_has_is_reported_and_not_waited_for_forever() -> N
 
 
 def test_an_address_without_a_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, or a server of another kind, for which Ray itself would wait for minutes; and the cluster that there is."""
+    gcs = ray.get_runtime_context().gcs_address
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{probe.getsockname()[1]}"
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         with pytest.raises(ConfigError, match=rf"there is no Ray cluster at {nobody}: .*refused; start one with `ray start --head`"):
             RayEngine(1, address=nobody)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        threading.Thread(target=lambda: other.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), daemon=True).start()
+        with pytest.raises(ConfigError, match=rf"there is no Ray cluster at 127.0.0.1:{port}, but something else; start one"):
+            RayEngine(1, address=f"127.0.0.1:{port}")
+    host, port = gcs.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        assert _speaks_grpc(connection)
     for wrong in ("somewhere", "127.0.0.1:port"):
         with pytest.raises(ConfigError, match=f"collect.ray_address='{wrong}' is not host:port or auto"):
             RayEngine(1, address=wrong)

@@ -34,8 +34,8 @@ MakeEnv = Callable[[int, int, int], VectorEnv]
 
 STATE_SHARE = 0.1
 """The state of a collector travels with a rollout when it is at most this share of the bytes that were sent since the last one, …"""
-STATE_INTERVAL = 32
-"""… or after this many rollouts. A collector that is replaced repeats those since then."""
+STATE_INTERVAL, KEPT_BYTES = 256, 256_000_000
+"""… or after this many rollouts, or bytes of weights kept to repeat them. A collector that is replaced repeats those since then."""
 
 
 def collector_seed(seed: int, index: int) -> int:
@@ -224,9 +224,11 @@ class Host:
         rollout = collector.collect(job.num_steps)
         self._next = job.number + 1
         state = self._states[self._next] = self._state_now()
-        self._states = {number: kept for number, kept in self._states.items() if number >= job.oldest}
+        self._states = {number: known for number, known in self._states.items() if number >= job.oldest}
         self._unsent_bytes, self._unsent = self._unsent_bytes + rollout.nbytes, self._unsent + 1
-        sends = _state_bytes(state) <= self._recipe.state_share * self._unsent_bytes or self._unsent >= STATE_INTERVAL
+        kept = 0 if weights is None else self._unsent * sum(array.nbytes for array in weights.values())
+        is_small = _state_bytes(state) <= self._recipe.state_share * self._unsent_bytes
+        sends = is_small or self._unsent >= STATE_INTERVAL or kept >= KEPT_BYTES
         if sends:
             self._unsent_bytes = self._unsent = 0
         counts = (collector.env_steps - steps, collector.episodes - episodes)

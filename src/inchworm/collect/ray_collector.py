@@ -57,14 +57,26 @@ def connect(address: str | None, num_cpus: float) -> bool:
         if not colon or not port.isdecimal():
             raise ConfigError(f"collect.ray_address={address!r:.200} is not host:port or auto")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS) as connection:
+                found = os.environ.get("RAY_USE_TLS", "0") != "0" or _speaks_grpc(connection)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"{nothing}: {error}; {start}") from None
+        if not found:
+            raise ConfigError(f"{nothing}, but something else; {start}")
     try:
         ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(f"{nothing}: {error_text(error, 300)}; {start}") from None
     return False
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a server answers the beginning of an HTTP/2 connection with its settings, as those of Ray do (RFC 9113, section 3.4)."""
+    settings = b"\0\0\0\x04\0\0\0\0\0"  # a frame of length 0 and type 4, in stream 0
+    connection.settimeout(CONNECT_SECONDS)
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+    answer = connection.recv(9)
+    return len(answer) > 3 and answer[3] == settings[3]
 
 
 @contextlib.contextmanager
