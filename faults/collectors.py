@@ -41,7 +41,8 @@ def collectors_killed(work: Work) -> Outcome:
     """kill -9 of a random collector at random moments, in processes and on Ray, and of the process that learns.
 
     Must: the collector is back within 10 s; the final weights, metrics and checkpoints are those of collectors in one process (so that
-    every rollout was learned from once); after the learner's death no process is left (the helpers of Ray itself: within two minutes), and the run resumes to the same bits.
+    every rollout was learned from once); after the learner's death no process is left (the helpers of Ray
+      itself: within two minutes), and the run resumes to the same bits.
     `count` collectors of each engine; a quarter as many learners.
     """
     outcome, rng = Outcome(), random.Random(work.seed)
