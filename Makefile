@@ -21,7 +21,7 @@ JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams extensions learning variants presets faults doctor docs clean
+.PHONY: help train test browser lint format bench guard teams extensions learning variants presets faults doctor collectors docs clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,3\}//p' Makefile
@@ -127,6 +127,11 @@ faults: $(VENV)/installed-dev
 doctor: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m by_hand tests/analysis/test_doctor.py
 	$(BIN)/python benchmarks/doctor.py
+
+RLLIB ?=
+collectors: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/async_collection.py
+	$(BIN)/python benchmarks/ray_scaling.py $(if $(RLLIB),--rllib-python $(RLLIB))
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

@@ -85,6 +85,16 @@ PAGES = (
         ),
         {name: name for name in ("curiosity", "exports")},
     ),
+    Page(
+        DOCS / "collectors_measured.md",
+        (
+            "# Collectors, measured",
+            "",
+            "Made by `make collectors`: [collecting in processes and on Ray](distributed.md) against collecting in turns, and a",
+            "calculation of how many collectors one learner feeds. What falls short is shown as it is.",
+        ),
+        {name: name for name in ("async_collection", "ray_scaling")},
+    ),
 )
 
 

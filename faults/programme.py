@@ -39,7 +39,7 @@ MODULES = (
     *("bad_data_steps", "bad_data_learning"),  # D
     *("right_updates", "right_loss", "right_laws", "bugs"),  # E
     *("resume", "resume_changes"),  # F
-    *("everyday_configs", "everyday_runs"),  # G
+    *("everyday_configs", "everyday_runs", "collectors"),  # G
     "peers",
 )
 """The modules that contain procedures, by section."""

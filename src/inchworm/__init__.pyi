@@ -22,11 +22,14 @@ from inchworm.backends.registry import compute_advantages as compute_advantages
 from inchworm.backends.registry import compute_gae as compute_gae
 from inchworm.backends.torch.learner import PPOOptimizer as PPOOptimizer
 from inchworm.backends.torch.policy import TorchPolicy as TorchPolicy
+from inchworm.collect.async_collector import AsyncCollector as AsyncCollector
 from inchworm.collect.collector import RolloutCollector as RolloutCollector
 from inchworm.collect.opponents import OpponentSource as OpponentSource
 from inchworm.collect.opponents import OpponentVectorEnv as OpponentVectorEnv
 from inchworm.collect.opponents import RandomActor as RandomActor
 from inchworm.collect.opponents import team_lanes as team_lanes
+from inchworm.collect.ray_collector import AsyncRayCollector as AsyncRayCollector
+from inchworm.collect.ray_collector import RayCollector as RayCollector
 from inchworm.config.presets import large_config as large_config
 from inchworm.config.presets import medium_config as medium_config
 from inchworm.config.presets import small_fast_config as small_fast_config

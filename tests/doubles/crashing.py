@@ -94,6 +94,21 @@ class Faulty(gym.Wrapper):
         return result
 
 
+class Steered(gym.Wrapper):
+    """A `World` whose steps take as many seconds as a file says, or raise an error where it says `raise`."""
+
+    def __init__(self, path):
+        super().__init__(World())
+        self.path = path
+
+    def step(self, action):
+        text = self.path.read_text()
+        if text == "raise":
+            raise ValueError("no more fuel")
+        time.sleep(float(text))
+        return super().step(action)
+
+
 def faulty(directory, *faults, **lengths):
     """A factory of `World`s with faults."""
     return lambda: Faulty(World(**lengths), directory, faults)

@@ -224,7 +224,10 @@ def rebuild_policy(
 
 
 def make_learner(policy: Policy, config: TrainingConfig, *, dump_directory: str | Path | None = None) -> Learner:
-    """The learner of a policy, with the run's seed, device and length."""
+    """The learner of a policy, with the run's seed, device and length. It takes rollouts as old as the collectors make them."""
+    stale = config.collect.staleness
+    if stale != "auto" and stale > 0 and config.ppo.max_staleness is None:
+        config = config.replace(ppo=config.ppo.replace(max_staleness=stale))
     if not isinstance(policy, CompositePolicy):
         return get_backend(config.run.backend).make_learner(policy, config, dump_directory)
     from inchworm.backends.composite import CompositeLearner

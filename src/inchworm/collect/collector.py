@@ -253,6 +253,14 @@ class RolloutCollector:
                 f"the state is of {len(state['ranks'])} processes that learned together; resume it with torchrun --nproc-per-node "
                 f"{len(state['ranks'])}, or start a new run from its policy (run.init_from)"
             )
+        if "collectors" in state:
+            collectors = state["collectors"]
+            if len(collectors) > 1 or state["begun"]:
+                raise ConfigError(
+                    f"the state is of {len(collectors)} collector{'s' if len(collectors) > 1 else ''} with {len(state['begun'])} rollouts "
+                    "begun ahead; set collect.num_collectors and collect.staleness as they were"
+                )
+            state = {**collectors[0], "recent": state["recent"]}
         if isinstance(state["vector_env"], list):
             raise ConfigError(
                 f"the state is of {len(state['vector_env'])} alternating groups of environments (collect.groups), which were removed; "

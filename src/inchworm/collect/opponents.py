@@ -210,7 +210,7 @@ def team_lanes(num_envs: int, lanes_per_copy: int, sides: int | Sequence[int] | 
     return lanes
 
 
-def own_lanes(env: VectorEnv, config: TrainingConfig) -> np.ndarray:
+def own_lanes(env: VectorEnv, config: TrainingConfig, first_copy: int = 0) -> np.ndarray:
     """Return the lanes that the policy plays by `opponent.sides`; reject an environment without two teams."""
     agents = env.lanes_per_copy
     if agents % 2:
@@ -218,7 +218,7 @@ def own_lanes(env: VectorEnv, config: TrainingConfig) -> np.ndarray:
             f"opponent.mode={config.opponent.mode} needs an environment with two teams, but a copy of {config.env.id} has {agents} "
             f"agent(s); use one such as {team_worlds()}, or opponent.mode=none"
         )
-    sides: Any = {"first": 0, "second": 1, "alternate": np.arange(env.num_envs) % 2}[config.opponent.sides]
+    sides: Any = {"first": 0, "second": 1, "alternate": np.arange(first_copy, first_copy + env.num_envs) % 2}[config.opponent.sides]
     return team_lanes(env.num_envs, agents, sides)
 
 

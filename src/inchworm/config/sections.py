@@ -337,6 +337,41 @@ class CollectConfig(ConfigBase):
 
     max_replay_steps: NonNegative = 100_000
     """Most actions of a running episode that are kept for replay; a longer episode is not continued by a resume, it starts over."""
+    engine: Literal["local", "async", "ray"] = "local"
+    """Where rollouts are collected: in this process, in processes of their own while this one learns, or by actors of a Ray cluster."""
+    num_collectors: Annotated[Integer, Field(ge=1, le=10_000)] = 1
+    """Collectors, each with its share of env.num_envs and a sampling stream of its own; their rollouts are joined side by side. The same
+    number gives the same result on every engine, and each has env.num_workers processes."""
+    staleness: Annotated[Integer, Field(ge=0, le=1_000)] | Literal["auto"] = "auto"
+    """Updates by which the weights that collect are older than those that learn: collecting continues during as many updates. 0 collects
+    and learns in turns. auto is 1 with engine=async, else 0."""
+    timeout: Annotated[float, Field(gt=0, le=1e6)] = 600.0
+    """Seconds after which a collector in another process that has not returned its rollout is considered hung and replaced."""
+    restarts: NonNegative = 10
+    """Collectors that are replaced within ten minutes after dying or hanging; one more ends the run. 0 ends it at the first."""
+    ray_address: str | None = None
+    """An existing Ray cluster as host:port, or auto for the one on this machine; null is that of RAY_ADDRESS, as in a Ray job, else one
+    that is started for the run on this machine."""
+    ray_cpus: Annotated[float, Field(ge=0, le=10_000)] = 1.0
+    """CPUs that Ray reserves for each collector."""
+    ray_memory: Annotated[Integer, Field(ge=1, le=_MAX_INT)] | None = None
+    """Bytes of memory that Ray reserves for each collector; null reserves none."""
+    ray_resources: dict[str, float] = field(default_factory=dict)
+    """Other resources of Ray that each collector needs, such as {simulator: 1} to place it on nodes started with them."""
+    ray_strategy: Literal["default", "spread"] = "default"
+    """How Ray places collectors: on as few nodes as it thinks best, or spread over all."""
+
+    def __post_init__(self) -> None:
+        if self.ray_address is not None and self.engine != "ray":
+            raise ConfigError(f"collect.ray_address={short(self.ray_address)} is used by collect.engine=ray, not by {self.engine}")
+        for name, amount in self.ray_resources.items():
+            if not 0 < amount < math.inf:
+                raise ConfigError(f"collect.ray_resources: {short(name)} must be a positive amount, not {amount}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is one collector in this process, in turns with learning."""
+        return self.engine == "local" and self.num_collectors == 1 and self.staleness in (0, "auto")
 
 
 @config_class("evaluation.")
@@ -578,6 +613,7 @@ class TrainingConfig(ConfigBase):
             raise ConfigError("ppo.optimizer=muon is only in torch; use run.backend=torch or auto, or ppo.optimizer=adam")
         if self.run.backend == "jax" and self.ppo.compile == "on":
             raise ConfigError("ppo.compile=on compiles torch's step, and run.backend=jax is always compiled; set ppo.compile=off")
+        self._check_collectors()
         if self.convergence.stops and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "
@@ -587,6 +623,25 @@ class TrainingConfig(ConfigBase):
     def role_policy(self, name: str) -> PolicyConfig:
         """Return the policy section of one of several policies."""
         return self.policy.replace(**self.policies[name].policy)
+
+    def _check_collectors(self) -> None:
+        """Refuse collectors without copies, opponents that several cannot share, and rollouts that learn would refuse."""
+        collect, opponent, stale = self.collect, self.opponent, self.collect.staleness
+        if collect.num_collectors > self.env.num_envs:
+            raise ConfigError(
+                f"collect.num_collectors={collect.num_collectors} is more than env.num_envs={self.env.num_envs}, which they share; use "
+                f"{self.env.num_envs} collectors or fewer"
+            )
+        if not collect.is_plain and (opponent.mode in ("pool", "self_play") or opponent.skill_start is not None):
+            what = "opponent.skill_start" if opponent.skill_start is not None else f"opponent.mode={opponent.mode}"
+            raise ConfigError(
+                f"{what} needs its opponents in one collector; leave collect.engine, collect.num_collectors and collect.staleness out"
+            )
+        if stale != "auto" and self.ppo.max_staleness is not None and stale > self.ppo.max_staleness:
+            raise ConfigError(
+                f"collect.staleness={stale} collects rollouts that ppo.max_staleness={self.ppo.max_staleness} refuses; use the same, or "
+                "leave ppo.max_staleness out"
+            )
 
     def _check_role(self, name: str, role: RoleConfig) -> None:
         """Refuse a policy without agents, or with settings that its sections do not have."""

@@ -62,8 +62,10 @@ FREE_FIELDS = frozenset({
     "run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "run.rank_timeout",
     "evaluation.interval", "evaluation.episodes", "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps",
     "evaluation.baseline", "evaluation.save_replay", "evaluation.keep_replays", "env.num_workers", "env.help_workers",
-    "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "convergence.target", "convergence.window",
-    "convergence.patience", "convergence.returns", "convergence.stop", *flatten_config(TrackingConfig().to_dict(), "tracking."),
+    "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "collect.engine", "collect.timeout", "collect.restarts",
+    "collect.ray_address", "collect.ray_cpus", "collect.ray_memory", "collect.ray_resources", "collect.ray_strategy",
+    "convergence.target", "convergence.window", "convergence.patience", "convergence.returns", "convergence.stop",
+    *flatten_config(TrackingConfig().to_dict(), "tracking."),
 })  # fmt: skip
 """Fields that may change on resume: how long the run is, what it writes and how often, how it is evaluated, how its environments are
 stepped. None of them alters completed training. (Schedules stretch to a new total_timesteps from the resume on.)"""
@@ -386,6 +388,8 @@ def keep_choices(before: TrainingConfig, now: TrainingConfig) -> TrainingConfig:
         now = now.replace(ppo=now.ppo.replace(compile=before.ppo.compile))
     if now.run.backend == "auto":
         now = now.replace(run=now.run.replace(backend=before.run.backend))
+    if now.collect.staleness == "auto":
+        now = now.replace(collect=now.collect.replace(staleness=before.collect.staleness))
     return now
 
 

@@ -123,11 +123,11 @@ class LadderCallback(BaseCallback):
         return None
 
 
-def with_opponents(env: VectorEnv, config: TrainingConfig) -> VectorEnv:
-    """Let the config's opponent play the other team of the training environments."""
+def with_opponents(env: VectorEnv, config: TrainingConfig, first_copy: int = 0) -> VectorEnv:
+    """Let the config's opponent play the other team of the training environments, of which `first_copy` is the first."""
     if config.opponent.mode == "none":
         return env
-    lanes = own_lanes(env, config)
+    lanes = own_lanes(env, config, first_copy)
     return OpponentVectorEnv(env, make_opponent(config, env.observation_space, env.action_space), lanes, seed=config.run.seed)
 
 

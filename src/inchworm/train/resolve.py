@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.registry import get_backend, is_builtin, make_policy, native_choice, num_ranks
+from inchworm.collect.host import CollectorEnvs
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig, check_minibatches
 from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
@@ -158,12 +160,14 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
         backend, reason = choose_backend(policy, config, losses=losses)
         config = config.replace(run=config.run.replace(backend=backend))
         reasons.append(f"run.backend={backend}, because {reason}")
+    if config.collect.staleness == "auto":
+        config = config.replace(collect=config.collect.replace(staleness=int(config.collect.engine == "async")))
     is_native, reason = is_native_env(env, config)
     if reason:
         reasons.append(reason)
     if is_native:
         config = config.replace(env=config.env.replace(num_workers=0, help_workers=False))
-    elif config.env.num_workers == "auto" and env_source(env).is_config:
+    elif config.env.num_workers == "auto" and config.collect.is_plain and env_source(env).is_config:
         workers = choose_num_workers(config.env)
         config = config.replace(env=config.env.replace(num_workers=workers.num_workers, help_workers=workers.help_workers))
         reasons.append(workers.reason)
@@ -179,7 +183,7 @@ def resolve_choices(policy: Any, env: Any, config: TrainingConfig, *, losses: bo
 
 def is_native_env(env: Any, config: TrainingConfig) -> tuple[bool, str]:
     """Whether the backend steps the environments itself, and the reason, a sentence that may be empty. A function of the config alone."""
-    if not env_source(env).is_config or config.run.backend == "auto":
+    if not env_source(env).is_config or config.run.backend == "auto" or not config.collect.is_plain:
         return False, ""
     return native_choice(config.run.backend, config.env)
 
@@ -263,6 +267,8 @@ def check_ranks(env: Any, config: TrainingConfig) -> None:
         obstacle = "ppo.compile=on, because gradients are summed within a step; set ppo.compile=off"
     elif config.opponent.mode != "none":
         obstacle = f"opponent.mode={config.opponent.mode}, because opponents are not split over processes; set opponent.mode=none"
+    elif not config.collect.is_plain:
+        obstacle = "collect.engine, collect.num_collectors or collect.staleness, because each process collects by itself; leave them out"
     elif config.policies:
         obstacle = f"the policies {', '.join(config.policies)}; train one policy"
     elif source.is_instance:
@@ -276,25 +282,64 @@ def check_ranks(env: Any, config: TrainingConfig) -> None:
 def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False, ranks: Any = None) -> VectorEnv:
     """Create the environments for training as one vector env; with `rehearse`, test whether they can be resumed exactly.
 
-    Of several `ranks` each gets its share of the copies, which are numbered over all of them; vector envs that were given are the shares.
+    Those of several collectors, or of collectors elsewhere, are only described: the collectors create them. Of several `ranks` each gets
+    its share of the copies, which are numbered over all of them; vector envs that were given are the shares.
     """
-    source, world, first_copy = env_source(env), config.env, 0
-    if ranks is not None and not source.is_vector:
+    source, world = env_source(env), config.env
+    if is_native_env(env, config)[0]:
+        options: dict[str, Any] = {"seed": config.run.seed, "global_state": config.policy.central_critic}
+        return with_opponents(get_backend(config.run.backend).make_native_env(world, **options), config)
+    if ranks is not None:
+        return make_rank_env(source, config, ranks, rehearse=rehearse)
+    if config.collect.is_plain:
+        return make_train_env(source, config, 0, world.num_envs, config.run.seed, rehearse=rehearse)
+    if not source.can_be_copied:
+        raise ConfigError(
+            f"collectors cannot share a {type(source.given).__name__}, which exists once; pass an id or a factory, or leave "
+            "collect.engine, collect.num_collectors and collect.staleness out"
+        )
+    workers = world.num_workers
+    if workers != "auto" and workers > world.num_envs // config.collect.num_collectors:
+        raise ConfigError(
+            f"env.num_workers={workers} is more than the copies of each collector ({world.num_envs} env.num_envs shared by "
+            f"{config.collect.num_collectors} collectors); use env.num_workers=0"
+        )
+    example = config.replace(env=world.replace(num_workers=0, help_workers=False))
+    with contextlib.closing(make_train_env(source, example, 0, 1, config.run.seed, rehearse=rehearse)) as one:
+        make = partial(make_train_env, source, config)
+        return cast(VectorEnv, CollectorEnvs(make, world.num_envs, one, world.id if source.is_config else None))
+
+
+def make_rank_env(source: EnvSource, config: TrainingConfig, ranks: Any, *, rehearse: bool) -> VectorEnv:
+    """Create the copies of one of several processes that learn together."""
+    world, first_copy, end = config.env, 0, config.env.num_envs
+    if not source.is_vector:
         first_copy, end = (world.num_envs * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
         workers = world.num_workers if world.num_workers == "auto" else min(world.num_workers, end - first_copy - world.help_workers)
-        world = world.replace(num_envs=end - first_copy, num_workers=workers)
+        config = config.replace(env=world.replace(num_workers=workers))
+    vector_env = make_train_env(source, config, first_copy, end - first_copy, config.run.seed, rehearse=rehearse)
+    if vector_env.turn_based:
+        if vector_env is not source.given:
+            vector_env.close()
+        raise ConfigError(
+            "several processes cannot learn from agents that move one after another: the parts of a rollout would differ in length"
+        )
+    return vector_env
+
+
+def make_train_env(
+    source: EnvSource, config: TrainingConfig, first_copy: int, num_envs: int, own_seed: int, *, rehearse: bool = False
+) -> VectorEnv:
+    """Create the copies of a collector, with their opponents, whose streams are derived from `own_seed`."""
+    world = config.env
     options: dict[str, Any] = {
         "seed": config.run.seed,
         "worker_timeout": world.worker_timeout,
         "global_state": config.policy.central_critic,
     }
-    if is_native_env(env, config)[0]:
-        kept: dict[str, Any] = {name: options[name] for name in ("seed", "global_state")}
-        vector_env = get_backend(config.run.backend).make_native_env(world, **kept)
-        return with_opponents(vector_env, config)
     vector_env = make_vector_env(
-        source.with_config(world),
-        world.num_envs,
+        source.with_config(world.replace(num_envs=num_envs)),
+        num_envs,
         world.num_workers,
         worker_restarts=world.worker_restarts,
         max_replay_steps=config.collect.max_replay_steps,
@@ -302,10 +347,6 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False, ran
         **options,
     )
     try:
-        if ranks is not None and vector_env.turn_based:
-            raise ConfigError(
-                "several processes cannot learn from agents that move one after another: the parts of a rollout would differ in length"
-            )
         if rehearse and isinstance(vector_env, LaneVectorEnv) and vector_env.needs_trial and source.can_be_copied:
             single = source.with_config(world.replace(num_envs=1, num_workers=0, help_workers=False))
             # An environment meant for workers may crash or hang: test it in a worker, too.
@@ -314,7 +355,7 @@ def resolve_env(env: Any, config: TrainingConfig, *, rehearse: bool = False, ran
             flaw = try_resume(cast(Callable[[], LaneVectorEnv], make_copy), world.id, once=bool(apart))
             if flaw is not None:
                 vector_env.mark_inexact(flaw)
-        return with_opponents(vector_env, config)
+        return with_opponents(vector_env, config.replace(run=config.run.replace(seed=own_seed)), first_copy)
     except BaseException:  # such as no opponents for this environment, or Ctrl-C
         if vector_env is not source.given:  # the caller's own stays open
             vector_env.close()
@@ -352,7 +393,9 @@ def describe_size(env: VectorEnv, config: TrainingConfig) -> str:
     needed = rollout_bytes(env.observation_space, env.action_space, steps, lanes, env.global_state_space, copies)
     check_fits(needed, what=f"a rollout of {lanes} lanes x {steps} steps")
     envs = f"{copies} envs" if agents == 1 else f"{copies} envs x {agents} agents"
-    return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}"
+    collect = config.collect
+    where = "" if collect.is_plain else f", collectors: {collect.num_collectors} {collect.engine}"
+    return f"rollout: {envs} x {steps:,} steps ({format_bytes(needed)}), backend: {config.run.backend}{where}"
 
 
 def resolve_policy(policy: Any, config: TrainingConfig, env: VectorEnv, own: tuple[Space, Space] | None = None) -> Policy:

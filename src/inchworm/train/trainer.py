@@ -24,6 +24,8 @@ from inchworm.backends.registry import (
     make_native_collector,
 )
 from inchworm.collect.collector import RolloutCollector
+from inchworm.collect.group import make_group
+from inchworm.collect.host import CollectorEnvs
 from inchworm.collect.rank_collector import RankCollector
 from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
@@ -112,12 +114,14 @@ def changed_settings(config: TrainingConfig, names: Sequence[str]) -> list[str]:
 def make_collector(policy: Policy, env: VectorEnv, config: TrainingConfig, ranks: Any = None) -> RolloutCollector:
     """Create the collector of a run, and bind a pool of opponents in the environments to its policy.
 
-    Where the policy's backend steps the environments itself, it is the backend's, which has the place of a `RolloutCollector`.
+    Where the policy's backend steps the environments itself, or there are several collectors, it has the place of a `RolloutCollector`.
     """
     length = config.ppo.sequence_length_for(config.ppo.rollout_steps, memory=True)  # read only if the policy has memory
     if ranks is not None:
         own: dict[str, Any] = {"seed": config.run.seed, "sequence_length": length, "builtin": is_builtin(policy)}
         return RankCollector(env, acting_policy(policy), ranks, follows=policy, **own)
+    if isinstance(env, CollectorEnvs):
+        return cast(RolloutCollector, make_group(env, acting_policy(policy), config, sequence_length=length, follows=policy))
     native = make_native_collector(policy, env, seed=config.run.seed, sequence_length=length)
     if native is not None:
         return cast(RolloutCollector, native)

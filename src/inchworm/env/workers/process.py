@@ -58,6 +58,11 @@ def start_child(*command: str, output: IO[bytes] | None = None) -> tuple[subproc
 class WorkerProcess:
     """A worker process that steps the copies from `first_copy` on. When it dies, `restart` starts another in its place."""
 
+    program, name = "inchworm.env.workers.program", "env worker"
+    count, timeout_setting = "env.num_workers (0: none)", "env.worker_timeout if a step"
+    descriptors = 0
+    """How many descriptors a message from it may bring."""
+
     def __init__(self, index: int, first_copy: int, num_copies: int, timeout: float) -> None:
         self.index, self.num_copies = index, num_copies
         self.copies = range(first_copy, first_copy + num_copies)
@@ -71,11 +76,11 @@ class WorkerProcess:
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         try:
             with deferred_signals():
-                self.process, self.connection = start_child("-m", "inchworm.env.workers.program", str(parent))
+                self.process, self.connection = start_child("-m", self.program, str(parent))
             self.connection.settimeout(self._timeout)
         except OSError as error:
             raise WorkerError(
-                f"{self} could not be started: {error}; use fewer env.num_workers (0: none), or raise the limits of processes, "
+                f"{self} could not be started: {error}; use fewer {self.count}, or raise the limits of processes, "
                 "open files and memory (ulimit -u, -n, -v)"
             ) from None
 
@@ -126,7 +131,7 @@ class WorkerProcess:
     def receive(self) -> Message:
         """Receive the message that has begun to arrive. `WorkerDied` if the worker has; `WorkerError` if its environment raised."""
         try:
-            message = messages.receive(self.connection)
+            message = messages.receive(self.connection, descriptors=self.descriptors)
         except TimeoutError:
             self.kill(f"stopped in the middle of an answer for {self._timeout:g} s")
             raise WorkerDied from None
@@ -145,7 +150,7 @@ class WorkerProcess:
     def has_died(self, *, overdue: float | None = None) -> bool:
         """Whether the process has ended. With `overdue`, the seconds it was given to answer, it is killed if it has not."""
         if overdue is not None:
-            self.kill(f"gave no answer within {overdue:g} s; raise env.worker_timeout if a step may take longer")
+            self.kill(f"gave no answer within {overdue:g} s; raise {self.timeout_setting} may take longer")
         return overdue is not None or self.process.poll() is not None
 
     @property
@@ -155,7 +160,7 @@ class WorkerProcess:
 
     def __str__(self) -> str:
         first, last = self.lanes[0], self.lanes[-1]
-        return f"env worker {self.index} ({f'lane {first}' if first == last else f'lanes {first} to {last}'})"
+        return f"{self.name} {self.index} ({f'lane {first}' if first == last else f'lanes {first} to {last}'})"
 
     def exit_reason(self) -> str:
         """Describe how a process that `WorkerDied` ended."""

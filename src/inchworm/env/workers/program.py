@@ -178,11 +178,11 @@ class Worker:
         notes = getattr(error, "__notes__", ())  # such as the lane that was being made
         return {
             "text": "\n  ".join([str(error) if ours else f"{where}{describe_error(error)}", *notes])[:TEXT_LIMIT],
-            "traceback": "" if ours and error.__cause__ is None else _traceback(error)[-2 * TEXT_LIMIT :],
+            "traceback": "" if ours and error.__cause__ is None else format_traceback(error)[-2 * TEXT_LIMIT :],
         }
 
 
-def _traceback(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """Format the tracebacks of an error and its causes, innermost cause first, with long messages cut."""
     parts: list[str] = []
     current: BaseException | None = error
@@ -193,8 +193,8 @@ def _traceback(error: BaseException) -> str:
     return "\n\n".join(reversed(parts))
 
 
-def main(arguments: list[str]) -> None:
-    """Serve the socket `DESCRIPTOR`; `PARENT` is the process to exit with, or 0."""
+def main(arguments: list[str], serve: type[Worker] = Worker) -> None:
+    """Serve the socket `DESCRIPTOR`; `PARENT` is the process to exit with, or 0. Then end, whatever threads are left running."""
     descriptor, parent = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if parent:
@@ -205,16 +205,16 @@ def main(arguments: list[str]) -> None:
             os._exit(1)
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection:
-        worker = Worker(connection)
+        worker = serve(connection)
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # the parent's filters decide
             warnings.showwarning = worker.show_warning
             worker.run()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or its reader is gone
             sys.stdout.flush()
         os._exit(0)  # the interpreter would wait for threads that environments left running
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

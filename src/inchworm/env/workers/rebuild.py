@@ -46,13 +46,16 @@ class Exchange:
 
 
 class RestartBudget:
-    """Counts restarts: at most `limit` in ten minutes, and at most `limit` for one exchange, however long they take."""
+    """Counts restarts: at most `limit` in ten minutes, and at most `limit` for one exchange, however long they take.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    `setting` is the name of the limit in a config.
+    """
+
+    def __init__(self, limit: int, setting: str = "env.worker_restarts") -> None:
+        self._limit, self._setting = limit, setting
         self._restarts: list[tuple[float, str]] = []  # (time, which worker ended and why)
 
-    def spend(self, worker: WorkerProcess, reason: str, running: str, attempt: int) -> None:
+    def spend(self, worker: object, reason: str, running: str, attempt: int) -> None:
         """Count one restart, or raise if none is left. `running` says what the worker was doing."""
         now = time.monotonic()
         self._restarts = [restart for restart in self._restarts if restart[0] > now - _WINDOW_SECONDS]
@@ -60,11 +63,11 @@ class RestartBudget:
             self._restarts.append((now, f"{worker} {_first_line(reason)}"))
             return
         if self._limit == 0:
-            raise WorkerError(f"{worker} {reason}{running}; not restarted because env.worker_restarts=0")
+            raise WorkerError(f"{worker} {reason}{running}; not restarted because {self._setting}=0")
         before = "; ".join(f"{text} ({count} x)" for text, count in Counter(text for _, text in self._restarts).items())
         raise WorkerError(
             f"{worker} {reason}{running}; not restarted: there were {max(attempt, len(self._restarts))} restarts before "
-            f"(env.worker_restarts={self._limit} within ten minutes): {before}"
+            f"({self._setting}={self._limit} within ten minutes): {before}"
         )
 
     @property
