@@ -246,4 +246,5 @@ def raw_fields(rollout: Rollout, losses: Sequence[CustomLoss]) -> dict[str, Tree
         "episode_starts": rollout.episode_starts,
         "next_observations": rollout.next_observations if successors else (),
         "global_state": lane_states(rollout),
+        "extras": rollout.extras,
     }
