@@ -138,6 +138,16 @@ def shards_in(directory: str | Path) -> list[Path]:
     return sorted(path for path in Path(directory).iterdir() if _SHARD.fullmatch(path.name))
 
 
+def numbered_paths(directory: str | Path, count: int) -> list[Path]:
+    """Name files for `count` rollouts in a directory, which must not hold others: learning would take them for the same collection."""
+    if count < 1:
+        raise RolloutError(f"the number of rollouts must be 1 or more, not {count}")
+    directory = Path(directory)
+    if directory.is_dir() and any(directory.glob(f"*{SUFFIX}")):
+        raise RolloutError(f"{directory} already holds rollouts; choose a new directory, or remove them")
+    return [directory / f"rollout_{index:04d}{SUFFIX}" for index in range(count)]
+
+
 def rollout_paths(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """The rollouts that files and directories stand for: a file, a directory of shards, or all files of a directory by name."""
     paths: list[Path] = []
