@@ -85,7 +85,7 @@ CASES = [
 
 def verdicts(runs: list[Run]) -> list[str]:
     """A table of every correction's area as a share of plain PPO's of the same seed."""
-    areas = {(run["task"], run["variant"], run["seed"]): run["area"] for run in runs}
+    areas = {(run["task"], run["variant"], run["seed"]): run["area under the curve"] for run in runs}
     lines = ["", "| area, as a share of PPO's of the same seed | " + " | ".join(map(task_of, AGES)) + " |", "|---" * (len(AGES) + 1) + "|"]
     for name in VARIANTS:
         cells = []

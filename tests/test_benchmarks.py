@@ -147,8 +147,17 @@ def test_the_cost_of_the_loop_is_measured_on_equal_work(module: Any) -> None:
 def test_old_rollouts_are_as_old_as_the_case_says(module: Any) -> None:
     found = module("off_policy").train(2, {"proximal_decay": 0.0}, seed=0, scale=0.04)  # max_staleness refuses older ones
     assert found["steps"] == 2560
-    text = "\n".join(module("off_policy").verdicts([]))
-    assert "16 updates old" in text
+
+
+def test_a_correction_is_judged_by_its_share_of_the_area_without_it(module: Any) -> None:
+    off_policy = module("off_policy")
+    figure = "area under the curve"
+    runs = [
+        {"task": off_policy.task_of(age), "variant": name, "seed": seed, figure: area * (1 + seed)}
+        for age, name, area in ((1, "PPO", 100.0), (1, "V-trace", 110.0), (4, "PPO", 100.0), (4, "V-trace", 80.0))
+        for seed in range(3)
+    ]
+    assert "| V-trace | 1.10 ± 0.00, better | 0.80 ± 0.00, not shown to hold |  |" in off_policy.verdicts(runs)
 
 
 def test_ratios_are_taken_within_repeats(module: Any) -> None:
