@@ -91,6 +91,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/steady.py
 	$(BIN)/python benchmarks/tracking_cost.py
 	$(BIN)/python benchmarks/sweep.py
+	$(BIN)/python benchmarks/loop_cost.py
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py
@@ -114,6 +115,7 @@ variants: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/forget_bias.py
 	$(BIN)/python benchmarks/value_scaling.py
 	$(BIN)/python benchmarks/jax_learning.py
+	$(BIN)/python benchmarks/off_policy.py
 
 presets: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/presets.py

@@ -50,6 +50,7 @@ PAGES = (
             "steady": "steady",
             "tracking_cost": "tracking_cost",
             "sweep": "sweep",
+            "loop_cost": "loop_cost",
         },
     ),
     Page(

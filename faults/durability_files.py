@@ -35,7 +35,7 @@ from inchworm.policy.file import FILE_VERSION as POLICY_VERSION
 from inchworm.policy.file import read_policy, save_policy
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.fake import create_fake_rollout
-from inchworm.rollout.fields import VERSION as ROLLOUT_VERSION
+from inchworm.rollout.files import VERSION as ROLLOUT_VERSION
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.train.trainer import PPOTrainer

@@ -128,12 +128,36 @@ def test_variants_are_compared_seed_by_seed_and_finished_runs_are_not_repeated(
     assert "b from a" in text
 
 
-@pytest.mark.parametrize("name", ["forget_bias", "value_scaling", "presets", "jax_learning"])
+@pytest.mark.parametrize("name", ["forget_bias", "value_scaling", "presets", "jax_learning", "off_policy"])
 def test_every_variant_has_its_base(module: Any, name: str) -> None:
     cases = module(name).CASES
     known = {(case.task, case.variant) for case in cases}
     assert len(known) == len(cases)
     assert all((case.task, case.base) in known for case in cases)
+
+
+def test_the_cost_of_the_loop_is_measured_on_equal_work(module: Any) -> None:
+    loop_cost = module("loop_cost")
+    data = loop_cost.measure(1, 64, ("numpy",))
+    found = loop_cost.section(data)
+    assert found.title == "The cost of separate parts"
+    assert [target.bound for target in found.targets] == [1.02]
+
+
+def test_old_rollouts_are_as_old_as_the_case_says(module: Any) -> None:
+    found = module("off_policy").train(2, {"proximal_decay": 0.0}, seed=0, scale=0.04)  # max_staleness refuses older ones
+    assert found["steps"] == 2560
+
+
+def test_a_correction_is_judged_by_its_share_of_the_area_without_it(module: Any) -> None:
+    off_policy = module("off_policy")
+    figure = "area under the curve"
+    runs = [
+        {"task": off_policy.task_of(age), "variant": name, "seed": seed, figure: area * (1 + seed)}
+        for age, name, area in ((1, "PPO", 100.0), (1, "V-trace", 110.0), (4, "PPO", 100.0), (4, "V-trace", 80.0))
+        for seed in range(3)
+    ]
+    assert "| V-trace | 1.10 ± 0.00, better | 0.80 ± 0.00, not shown to hold |  |" in off_policy.verdicts(runs)
 
 
 def test_ratios_are_taken_within_repeats(module: Any) -> None:

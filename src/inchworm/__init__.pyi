@@ -85,6 +85,8 @@ from inchworm.policy.statistics import RunningMeanStd as RunningMeanStd
 from inchworm.policy_check.checker import check_policy as check_policy
 from inchworm.rollout.buffer import RolloutBuffer as RolloutBuffer
 from inchworm.rollout.fake import create_fake_rollout as create_fake_rollout
+from inchworm.rollout.minari import export_minari as export_minari
+from inchworm.rollout.minari import import_minari as import_minari
 from inchworm.rollout.rollout import Rollout as Rollout
 from inchworm.rollout.rollout import combine_rollouts as combine_rollouts
 from inchworm.rollout.rollout import select_lanes as select_lanes
@@ -107,6 +109,11 @@ from inchworm.tracking.metrics import StatsLogger as StatsLogger
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
+from inchworm.train.offline import CollectionComparison as CollectionComparison
+from inchworm.train.offline import RolloutStore as RolloutStore
+from inchworm.train.offline import compare_collection as compare_collection
+from inchworm.train.offline import save_rollouts as save_rollouts
+from inchworm.train.offline import train_from_saved_rollouts as train_from_saved_rollouts
 from inchworm.train.seeds import SeedsSummary as SeedsSummary
 from inchworm.train.seeds import train_seeds as train_seeds
 from inchworm.train.trainer import PPOTrainer as PPOTrainer

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import open_run
 from inchworm.run.policies import load_policy
@@ -50,9 +52,59 @@ def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) 
     assert [row["iteration"] for row in read_rows(run / "metrics.jsonl")][-1] == 7
 
 
+def test_several_rollouts_in_a_directory(cli: Any, run: Path, tmp_path: Path) -> None:
+    result = cli("collect", "small", "--out", "many", "--rollouts", 3, "--steps", 20)
+    assert result.code == 0, result.err
+    assert "rollout: many (3 rollouts, 120 steps" in result.out
+    files = sorted((tmp_path / "many").iterdir())
+    assert [file.name for file in files] == [f"rollout_000{index}.safetensors" for index in range(3)]
+    one, two = (Rollout.load(file) for file in files[:2])
+    assert not np.array_equal(one.observations, two.observations)
+    assert np.array_equal(one.next_observations[-1, ~one.dones[-1]], two.observations[0, ~one.dones[-1]])  # one after another
+    learned = cli("learn", "small", "many")
+    assert [line.partition(":")[0] for line in learned.out.splitlines()[:3]] == [f"many/{file.name}" for file in files]
+
+
+def test_inspect_says_what_is_in_a_file_and_how_old_it_is(cli: Any, run: Path, tmp_path: Path) -> None:
+    cli("collect", "small", "--out", "r.st", "--steps", 50, "--num-envs", 3)
+    result = cli("inspect", "r.st", "--policy", "small")
+    assert result.code == 0, result.err
+    lines = dict(line.split(":", 1) for line in result.out.splitlines())
+    assert lines["rollout"].strip().startswith("r.st (")
+    assert "checksum verified" in lines["rollout"]
+    assert lines["size"].strip() == "50 steps x 3 lanes, 150 of 150 rows valid"
+    assert lines["observations"].strip() == "float32[4]"
+    assert lines["actions"].strip() == "int64[]"
+    assert "finished, mean length" in lines["episodes"]
+    assert lines["staleness"].strip() == "0: collected with these weights"
+    assert lines["sample size"].strip() == "100.0% of the rows are effective"
+    rollout = Rollout.load(tmp_path / "r.st")
+    shown = [float(word) for word in lines["returns"].replace(",", "").split() if word[0].isdigit()]
+    returns = [episode.episode_return for episode in rollout.episodes]
+    assert shown == pytest.approx([np.mean(returns), min(returns), max(returns)], rel=1e-3)
+    cli("learn", "small", "r.st", "--epochs", 20, "--learning-rate", 0.01)
+    result = cli("inspect", "r.st", "--policy", "small")
+    lines = dict(line.split(":", 1) for line in result.out.splitlines())
+    assert lines["staleness"].strip() == "1 update, if both are of one run"
+    assert float(lines["sample size"].strip().partition("%")[0]) < 100
+    assert float(lines["behavior KL"]) > 0
+    rollout.save(tmp_path / "many" / "sharded", shard_bytes=1)
+    rollout.save(tmp_path / "many" / "whole.safetensors")
+    result = cli("inspect", "many")
+    assert result.out.count("rollout:") == 2
+    assert "many/sharded (3 shards, " in result.out
+    assert "staleness" not in result.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["collect", "small", "--out", "full", "--rollouts", "2"], "full already holds rollouts; choose a new directory"),
+        (["collect", "small", "--out", "x", "--rollouts", "0"], "the number of rollouts must be 1 or more"),
+        (["learn", "small", "empty"], "empty holds no rollouts"),
+        (["inspect"], "no rollout is given"),
+        (["inspect", "nowhere.st"], "cannot read the rollout nowhere.st"),
+        (["inspect", "full/one.safetensors", "--policy", "nobody"], "--policy nobody: there is no nobody"),
         (["collect", "small"], "add --out rollout.safetensors"),
         (["collect", "--out", "x"], "no run is given"),
         (["collect", "small", "--out", "x", "--steps", "0"], "collect needs 1 step or more"),
@@ -66,5 +118,9 @@ def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) 
 )
 def test_wrong_use_is_one_line(refused: Any, run: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    create_fake_rollout(spaces.Box(-1, 1), spaces.Discrete(2), 2, 2).save(tmp_path / "full" / "one.safetensors")
     refused(message, *arguments)
+    refused("does not fit the policy small: observations", "inspect", "full", "--policy", "small", code=1)
+    refused("file", "inspect", "file", code=1)
     refused("policy.safetensors", "learn", "small", run / "policy.safetensors", code=1)

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from doubles.stepping import assert_equal_rollouts
+from inchworm.backends.numpy import gae
 from inchworm.core.errors import BadNumberError, RolloutError
 from inchworm.core.spaces import MASK_KEY
 from inchworm.core.types import EpisodeRecord
@@ -59,6 +60,7 @@ def rich(seed: int = 0, steps: int = 6, lanes: int = 4, copies: int = 2) -> Roll
             "global_state": (100 * np.arange(steps)[:, None] + np.arange(copies)).astype(np.float32),
             "cut_global_state": at_cuts + np.float32(0.25),
             "context": (np.arange(3.0) + 10 * seed, number % 3),
+            "extras": {"speed": number * 0.5, "pair": np.stack([number, -number], -1)},
             "policy_version": seed + np.arange(lanes),
             "weights_fingerprint": np.full(lanes, 2**64 - 1 - seed, np.uint64),
             "episodes": [EpisodeRecord(1.5, 3, 1, 77, {"won": 1.0}), {"episode_return": 2.0, "length": 4, "lane": 3 % lanes, "seed": 5}],
@@ -217,6 +219,48 @@ def test_tensors_and_lists_are_accepted():
         Rollout.from_dict(data(log_probs=torch.ones((3, 2), requires_grad=True)))
 
 
+def test_flat_arrays_are_one_lane():
+    columns = data(lanes=1, extras={"speed": np.ones((3, 1))}, context=(np.ones(2), np.ones((3, 1), int)))
+    flat = {name: optree.tree_map(lambda leaf: leaf[:, 0], value) for name, value in columns.items() if name != "context"}
+    flat["context"] = (np.ones(2), np.ones(3, int))
+    assert_equal_rollouts(Rollout.from_dict(flat), Rollout.from_dict(columns))
+    more = {"terminated": np.zeros(3, bool), "truncated": np.array([True, False, False])}
+    cut = Rollout.from_dict({**flat, **more, "cut_rows": [0, 2], "cut_observations": np.array([[7, 7], [8, 8]], "f")})
+    assert cut.cut_rows.tolist() == [[0, 0], [2, 0]]
+    following = Rollout.from_dict({**flat, **more, "next_observations": np.full((3, 2), 5, "f")})
+    assert following.cut_observations.tolist() == [[5, 5], [5, 5]]
+
+
+@pytest.mark.parametrize("missing", ["own_observation", "end"])
+def test_data_without_successors_are_taken_as_they_are_told_to_be(missing):
+    no = np.zeros((4, 2), bool)
+    terminated, truncated = no.copy(), no.copy()
+    terminated[0, 0] = truncated[1, 1] = terminated[3, 0] = True
+    given = data(4, 2, terminated=terminated, truncated=truncated)
+    with pytest.warns(UserWarning, match="2 rows have no successor in the data"):  # (1, 1), and lane 1's last row
+        rollout = Rollout.from_dict(given, missing_successors=missing)
+    rollout.validate(BOX, CHOICE)
+    ends = {(0, 0), (3, 0)} | ({(1, 1), (3, 1)} if missing == "end" else set())
+    assert {tuple(row) for row in np.argwhere(rollout.terminated).tolist()} == ends
+    assert rollout.truncated.sum() == (missing == "own_observation")
+    successors = rollout.next_observations[:, 1, 0]  # lane 1 saw 1, 11, 21, 31
+    assert successors.tolist() == ([11, 21, 31, 31] if missing == "end" else [11, 11, 31, 31])
+    assert rollout.episode_starts[:, 1].tolist() == [True, False, True, False]
+    with pytest.raises(RolloutError, match="missing_successors="):
+        Rollout.from_dict(given)
+    with pytest.raises(RolloutError, match="use refuse, own_observation, end"):
+        Rollout.from_dict(given, missing_successors="next")
+
+
+def test_dones_alone_are_read_as_terminated_only_on_request():
+    given = data(3, 2)
+    given["dones"] = given.pop("terminated")
+    with pytest.raises(RolloutError, match="give terminated"):
+        Rollout.from_dict(given)
+    with pytest.warns(UserWarning, match="dones is read as terminated"):
+        assert_equal_rollouts(Rollout.from_dict(given, missing_successors="end"), Rollout.from_dict(data(3, 2)))
+
+
 def test_wider_floats_and_whole_rewards_are_cast():
     rollout = Rollout.from_dict(data(log_probs=-np.ones((3, 2)), rewards=np.ones((3, 2), np.int64)))
     assert rollout.log_probs.dtype == rollout.rewards.dtype == np.float32
@@ -365,6 +409,7 @@ def test_combine_rebases_everything():
     np.testing.assert_array_equal(both.rewards, np.concatenate([one.rewards, two.rewards], 1))
     np.testing.assert_array_equal(both.observations["b"][0][:, 4:], two.observations["b"][0])
     np.testing.assert_array_equal(both.policy_state["h"][:, 4:], two.policy_state["h"])
+    np.testing.assert_array_equal(both.extras["pair"][:, 4:], two.extras["pair"])
     np.testing.assert_array_equal(both.global_state, np.concatenate([one.global_state, two.global_state], 1))
     assert both.policy_version.tolist() == [0, 1, 2, 3, 1, 2]
     assert both.weights_fingerprint.tolist() == [2**64 - 1] * 4 + [2**64 - 2] * 2
@@ -405,6 +450,60 @@ def test_select_in_any_order():
     assert chosen.cut_global_state.tolist() == [21.25, 43.25, 53.25, 50.25, 51.25]
 
 
+def brute_force_gae(rollout: Rollout, values: np.ndarray, at_cuts: np.ndarray, gamma: float, decay: float) -> np.ndarray:
+    """A_t as the sum over the rows that follow, until the lane's data end or an episode does; values come by (t, b) and by cut row."""
+    found = np.full(rollout.rewards.shape, np.nan)
+    cuts = {(t, b): value for (t, b), value in zip(rollout.cut_rows.tolist(), at_cuts)}
+    for t, b in np.argwhere(rollout.valid).tolist():
+        total, weight = 0.0, 1.0
+        for u in range(t, rollout.num_steps):
+            following = cuts[u, b] if (u, b) in cuts else values[u + 1, b]
+            delta = rollout.rewards[u, b] + gamma * following * (not rollout.terminated[u, b]) - values[u, b]
+            total, weight = total + weight * delta, weight * gamma * decay
+            if rollout.terminated[u, b] or rollout.truncated[u, b]:
+                break
+        found[t, b] = total
+    return found
+
+
+def test_rollouts_of_different_lengths_are_padded_and_keep_their_advantages():
+    rng = np.random.default_rng(0)
+    parts = [create_fake_rollout(BOX, CHOICE, steps, lanes, seed=steps, episode_length=4) for steps, lanes in ((3, 2), (9, 1), (6, 3))]
+    both = combine_rollouts(parts)
+    both.validate(BOX, CHOICE)
+    assert (both.num_steps, both.num_lanes, both.num_valid) == (9, 6, 3 * 2 + 9 + 6 * 3)
+    assert not both.valid[3:, :2].any()
+    assert not both.rewards[~both.valid].any()
+    values, first = rng.standard_normal((9, 6)), 0
+    at_cuts = rng.standard_normal(len(both.cut_rows))
+    whole = gae.compute_gae(
+        both.rewards, values, gae.shift_values(values, both.cut_rows, at_cuts), both.terminated, both.truncated, 0.9, 0.8
+    )
+    number = {tuple(row): index for index, row in enumerate(both.cut_rows.tolist())}
+    for part in parts:
+        lanes = slice(first, first + part.num_lanes)
+        cuts = at_cuts[[number[t, b + first] for t, b in part.cut_rows.tolist()]]
+        expected = brute_force_gae(part, values[: part.num_steps, lanes], cuts, 0.9, 0.8)
+        np.testing.assert_allclose(whole[: part.num_steps, lanes], expected, rtol=1e-12)
+        np.testing.assert_array_equal(
+            both.cut_observations[[number[t, b + first] for t, b in part.cut_rows.tolist()]], part.cut_observations
+        )
+        first += part.num_lanes
+
+
+def test_padding_every_field():
+    short, long = rich(0, steps=5), rich(1, steps=6)
+    both = combine_rollouts([short, long])
+    both.validate()
+    assert both.policy_state["h"].shape == (3, 8, 1)  # rows 0, 2 and 4 of either
+    assert both.truncated[4].tolist() == [True] * 4 + [False] * 3 + [True]  # (4, 3) was truncated; the short ones are cut off there
+    assert both.extras["pair"].shape == (6, 8, 2)
+    kept = both.select_lanes(range(4))
+    for name in ("observations", "actions", "log_probs", "rewards", "valid", "episode_starts", "global_state", "extras"):
+        for leaf, own in zip(optree.tree_leaves(kept[name]), optree.tree_leaves(short[name]), strict=True):
+            np.testing.assert_array_equal(leaf[:5], own)
+
+
 def test_a_global_state_needs_its_successors_unless_nothing_follows():
     data = {name: np.zeros((2, 2), np.float32) for name in ("observations", "actions", "log_probs", "rewards")}
     data |= {"terminated": np.array([[False, False], [True, True]]), "global_state": np.array([[[1.0]], [[2.0]]], np.float32)}
@@ -435,7 +534,9 @@ def test_wrong_lanes_are_rejected(lanes, words):
 @pytest.mark.parametrize(
     "other, words",
     [
-        (lambda: rich(steps=7), "rollout 1 has 7 steps, not 6"),
+        (lambda: dataclasses.replace(rich(steps=5), state_every=0), "rollout 1 has 5 steps, not 6, and cannot be padded: state_every"),
+        (lambda: rich().map(lambda leaf: leaf[:0]), "rollout 1 has 0 steps, not 6, and cannot be padded: it has no row"),
+        (lambda: dataclasses.replace(rich(), extras={"height": np.zeros((6, 4), "f")}), "rollout 1: extras: its tree"),
         (
             lambda: dataclasses.replace(rich(), actions=rich().actions.astype(np.int32)),
             r"rollout 1: actions: int32\[6, 4\] does not fit int64\[6, 4\]",

@@ -15,7 +15,7 @@ from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
 from inchworm.rollout.rollout import Rollout
 
-WORST = {"ratio_error": max, "staleness": max, "effective_sample_size": min}
+WORST = {"ratio_error": max, "staleness": max, "behavior_kl": max, "effective_sample_size": min}
 """Metrics whose overall value is the worst part's; for the others it is the mean."""
 
 

@@ -14,7 +14,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numpy as np
 import optree
 
 from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses
+from inchworm.backends.off_policy import OldData, ProximalWeights, decoupled, describe_distance, importance_metrics, log_ratios_of
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
@@ -122,6 +123,8 @@ class BaseLearner(ABC):
         self._running = np.zeros(0)  # [B] of the reward scaler, of all lanes
         self.ranks = Ranks()
         """The processes that learn together; see `join`."""
+        decay = self.config.proximal_decay
+        self._proximal = None if decay is None else ProximalWeights(decay)
         self._guard = BadNumberGuard(dump_directory)
         self._history: deque[int] = deque(maxlen=HISTORY)  # fingerprints of the weights before each update, oldest first
         self._warned: set[str] = set()
@@ -165,9 +168,15 @@ class BaseLearner(ABC):
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
         kept = self._frozen_weights()
         on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
+        old = self._look_back(rollout, on_policy=on_policy)
+        if old is not None and (reason := describe_distance(old.metrics, self.config)):
+            warnings.warn(f"no steps were taken on this rollout: {reason}. Collect a newer one or change the setting", stacklevel=3)
+            counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates), "staleness": min(staleness, float(HISTORY))}
+            return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **old.metrics, **counters})
         metrics, advantages = self.learn(
-            rollout if self.reward_scaler is None else self.reward_scaler(rollout), losses, on_policy=on_policy
+            rollout if self.reward_scaler is None else self.reward_scaler(rollout), losses, on_policy=on_policy, old=old
         )
+        metrics |= {} if old is None else old.metrics
         returns, values = self.to_host(advantages.returns), self.to_host(advantages.values)
         if self.on_stage is not None:
             all_valid = rollout.valid.all()
@@ -187,6 +196,8 @@ class BaseLearner(ABC):
             self.policy.set_weights(self.policy.get_weights() | kept)
         self.ranks.synchronise(self.policy)
         self._guard.check_weights(self.policy.get_weights())
+        if self._proximal is not None:
+            self._proximal.add(self.policy.get_weights())
         self.policy.policy_version += 1
         self.updates += 1
         self.env_steps += num_valid
@@ -219,6 +230,36 @@ class BaseLearner(ABC):
         owner = self._losses[name]
         if isinstance(owner, Stateful):
             owner.load_state_dict(state)
+
+    def _look_back(self, rollout: Rollout, *, on_policy: bool) -> OldData | None:
+        """What an update needs to know of a rollout that other weights collected, or of a proximal policy that has other weights.
+
+        None where the clip around the recorded log-probs is all there is to it, as in PPO.
+        """
+        if self.statistics is not None and self.statistics.pending:  # it only initialises the normalisers
+            return None
+        weights = self.policy.get_weights()
+        proximal = weights
+        if self._proximal is not None:
+            if not self._proximal.started:
+                self._proximal.add(weights)
+            proximal = self._proximal.within(weights)
+        same = self._proximal is None or fingerprint(proximal) == self._history[-1]
+        if on_policy and same:
+            return None
+        rollout = rollout.to_numpy()
+        current = rollout.log_probs if on_policy else self.log_probs(rollout)
+        log_ratios = log_ratios_of(current, rollout)
+        old = OldData(importance_metrics(self.ranks.all_rows(log_ratios[rollout.valid])), log_ratios)
+        if self._proximal is None:
+            return old
+        if not same:
+            self.policy.set_weights(proximal)
+            try:
+                current = self.log_probs(rollout)
+            finally:
+                self.policy.set_weights(weights)
+        return decoupled(old, current, rollout)
 
     def _frozen_weights(self) -> Weights:
         """Copies of the frozen weights, to be set again after an update: buffers and statistics change without a gradient step."""
@@ -284,18 +325,6 @@ class BaseLearner(ABC):
         if self.on_stage is not None:
             self.on_stage("order", order[:ORDER_SAMPLE], num_minibatches)
 
-    def _too_few_count(self, effective: float) -> bool:
-        """Whether too small a share of the samples is effective to take steps, with a warning."""
-        least = self.config.min_effective_sample_size
-        if least is None or effective >= least:
-            return False
-        warnings.warn(
-            f"no steps were taken on this rollout: effective_sample_size is {effective:.2g}, below "
-            f"ppo.min_effective_sample_size={least:g}. Collect a newer one or lower the setting",
-            stacklevel=5,
-        )
-        return True
-
     def _adapt_learning_rate(self, approx_kl: float) -> None:
         """Lower the rate where the policy moves too far in an epoch, raise it where it hardly moves; 0 is an epoch without steps."""
         config, rate = self.config, self.learning_rate
@@ -315,11 +344,18 @@ class BaseLearner(ABC):
         self._warn_once("ratio_error", message)
 
     @abstractmethod
-    def learn(self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> tuple[dict[str, float], Advantages]:
+    def learn(
+        self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool, old: OldData | None = None
+    ) -> tuple[dict[str, float], Advantages]:
         """Compute the advantages and take all steps; return the metrics and the advantages.
 
-        Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`).
+        Before any step the ratios of the first minibatch are 1 up to rounding if these weights collected the rollout (`on_policy`) and
+        there is no `old`, which has V-trace's ratios and the proximal policy's log-probs.
         """
+
+    @abstractmethod
+    def log_probs(self, rollout: Rollout) -> np.ndarray:
+        """The log-probs [T, B] of a rollout's actions under the current weights."""
 
     @abstractmethod
     def to_host(self, array: Any) -> np.ndarray:
@@ -389,6 +425,7 @@ class BaseLearner(ABC):
             "bad_steps": self._guard.bad_steps,
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
+            **({} if self._proximal is None else {"proximal": self._proximal.state_dict()}),
             **({} if self.reward_scaler is None else {"rewards": {**self.reward_scaler.state_dict(), "running": self._running}}),
             **({"losses": losses} if losses else {}),
         }
@@ -407,27 +444,36 @@ class BaseLearner(ABC):
         self._loss_states = dict(state.get("losses", {}))
         for name in self._losses.keys() & self._loss_states.keys():
             self.restore_loss(name, self._loss_states.pop(name))
+        if self._proximal is not None and "proximal" in state:
+            self._proximal.load_state_dict(state["proximal"])
 
 
 class MinibatchLearner(BaseLearner):
     """A learner that takes its steps epoch by epoch: a backend adds how minibatches are made, and one step on each."""
 
-    def learn(self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> tuple[dict[str, float], Advantages]:
+    def learn(
+        self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool, old: OldData | None = None
+    ) -> tuple[dict[str, float], Advantages]:
         """Compute the advantages, then run the epochs."""
-        filled, advantages = self.critic_pass(rollout)
+        weights = None
+        if old is not None and old.log_probs is not None:  # the clip is around the proximal policy
+            rollout, weights = replace(rollout, log_probs=old.log_probs), old.weights
+        filled, advantages = self.critic_pass(rollout, old.log_ratios if old is not None and self.config.correction == "vtrace" else None)
         if self.statistics is not None and self.statistics.pending:  # it was collected without them: it only initialises them
             return {**EMPTY, "warm_up": 1.0}, advantages
-        return self._epochs(filled, advantages, losses, on_policy=on_policy), advantages
+        return self._epochs(filled, advantages, losses, weights, on_policy=on_policy and old is None), advantages
 
-    def _epochs(self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> dict[str, float]:
-        """Run the epochs, until the last one or until `target_kl` is exceeded; none if too few samples would count.
+    def _epochs(
+        self, rollout: Rollout, advantages: Advantages, losses: tuple[CustomLoss, ...], weights: np.ndarray | None, *, on_policy: bool
+    ) -> dict[str, float]:
+        """Run the epochs, until the last one or until `target_kl` is exceeded.
 
         Both `target_kl` and an adaptive learning rate look at an epoch's mean KL when it is over, so a minibatch step depends on neither.
         """
         length = self.config.sequence_length_for(rollout.num_steps, memory=bool(optree.tree_leaves(rollout.policy_state)))
         # Successors are made on demand: they take memory.
         successors = any("next_observations" in (*loss.arguments, *loss.keywords) for loss in losses)
-        sequences = self.make_sequences(rollout, advantages, length, successors=successors)
+        sequences = self.make_sequences(rollout, advantages, length, weights, successors=successors)
         total = self.ranks.total(sequences.valid.shape[1])
         config, coefficients = self.config, self._coefficients()
         adaptive = config.learning_rate_schedule == "adaptive"
@@ -441,8 +487,6 @@ class MinibatchLearner(BaseLearner):
                     first = ratio_metrics(self.ranks.all_rows(self.ratios(minibatches[0])))
                     if on_policy and first["ratio_error"] > RATIO_TOLERANCE:
                         self._warn_of_ratio_error(first["ratio_error"], minibatches[0])
-                    if self._too_few_count(first["effective_sample_size"]):
-                        return {**EMPTY, **first}
                 rate_factor = self._factor("learning_rate_schedule") * self.learning_rate_scale
                 epochs.append(self.take_steps(minibatches, coefficients, rate_factor, losses))
                 self._guard.watch(epochs[-1], minibatches, self.host_minibatch)
@@ -458,12 +502,14 @@ class MinibatchLearner(BaseLearner):
         return {**summary(epochs), **first, "epochs": float(len(epochs))}
 
     @abstractmethod
-    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
-        """The rollout in the backend's arrays, with its invalid rows filled, and its advantages."""
+    def critic_pass(self, rollout: Rollout, log_ratios: np.ndarray | None) -> tuple[Rollout, Advantages]:
+        """The rollout in the backend's arrays, with its invalid rows filled, and its advantages: V-trace's with `log_ratios` [T, B]."""
 
     @abstractmethod
-    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> Any:
-        """The whole rollout as [L, N] sequences, with `valid` [L, N]."""
+    def make_sequences(
+        self, rollout: Rollout, advantages: Advantages, length: int, weights: np.ndarray | None = None, *, successors: bool
+    ) -> Any:
+        """The whole rollout as [L, N] sequences, with `valid` [L, N]; normalised advantages are multiplied by `weights` [T, B]."""
 
     @abstractmethod
     def shuffle(self, sequences: Any, num_minibatches: int, permutation: np.ndarray) -> Sequence[Any]:

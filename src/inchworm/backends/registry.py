@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import threadpoolctl
 
+from inchworm.backends.off_policy import log_ratios_of
 from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
 from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
@@ -41,8 +42,11 @@ class Backend(Protocol):
     def make_learner(self, policy: Policy, config: TrainingConfig, dump_directory: str | Path | None) -> Learner:
         """The learner of a policy."""
 
-    def compute_advantages(self, policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
-        """See `compute_advantages`."""
+    def compute_advantages(self, policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: np.ndarray | None = None) -> Advantages:
+        """See `compute_advantages`; `log_ratios` [T, B] are only given with `ppo.correction`."""
+
+    def log_probs(self, policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray:
+        """See `log_probs`."""
 
     def compute_gae(
         self, rewards: Any, values: Any, next_values: Any, terminated: Any, truncated: Any, gamma: float, gae_lambda: float
@@ -257,7 +261,15 @@ def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> A
         from inchworm.backends.composite import composite_advantages
 
         return composite_advantages(policy, rollout, lambda part, own: compute_advantages(part, own, config))
-    return backend_of(policy).compute_advantages(policy, rollout, config)
+    if config.correction == "off":
+        return backend_of(policy).compute_advantages(policy, rollout, config)
+    ratios = log_ratios_of(log_probs(policy, rollout, config), rollout)
+    return backend_of(policy).compute_advantages(policy, rollout, config, ratios)
+
+
+def log_probs(policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray:
+    """The log-probs [T, B] of a rollout's actions under the current policy, which `rollout.log_probs` are of the one that collected."""
+    return backend_of(policy).log_probs(policy, rollout, config)
 
 
 def compute_gae(

@@ -55,8 +55,9 @@ COMMANDS = {
     "config": Command("show", "print a complete config", "inchworm config CartPole-v1 > my.yaml"),
     "check-env": Command("check", "find problems of an environment", "inchworm check-env package.module:make_env"),
     "check-policy": Command("check", "find problems of a policy", "inchworm check-policy package.module:make_policy ENV"),
-    "collect": Command("rollouts", "collect a rollout", "inchworm collect RUN --out rollout.safetensors"),
+    "collect": Command("rollouts", "collect rollouts", "inchworm collect RUN --out rollout.safetensors"),
     "learn": Command("rollouts", "learn from rollout files", "inchworm learn RUN rollout.safetensors"),
+    "inspect": Command("rollouts", "say what is in rollout files", "inchworm inspect rollout.safetensors --policy RUN"),
     "replay": Command("show", "watch a recorded game", "inchworm replay game.json"),
     "version": Command("show", "print the versions that affect results", "inchworm version"),
 }

@@ -1,40 +1,53 @@
-"""`inchworm collect RUN` and `inchworm learn RUN FILE…`: the two halves of training, with rollout files in between."""
+"""`inchworm collect RUN`, `inchworm inspect FILE…` and `inchworm learn RUN FILE…`: the two halves of training, with files in between."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
+from inchworm.backends.learner import check_policy_inputs
+from inchworm.backends.off_policy import describe_distance, importance_metrics, log_ratios_of
+from inchworm.backends.registry import log_probs
 from inchworm.cli.arguments import Metavar, RunName, UsageError, check_policy_of_config, named_run, parse
 from inchworm.cli.main import OK
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
-from inchworm.config.sections import TrainingConfig
-from inchworm.core.errors import RolloutError, SpaceError
+from inchworm.config.sections import PPOConfig, TrainingConfig
+from inchworm.core.errors import InchwormError, RolloutError, SpaceError, printable
 from inchworm.core.seeding import derive_seed
+from inchworm.core.types import UpdateStats
 from inchworm.env.source import make_vector_env
+from inchworm.policy.file import fingerprint
+from inchworm.rollout.buffer import format_bytes
+from inchworm.rollout.fields import named_leaves
+from inchworm.rollout.files import numbered_paths, rollout_paths, shards_in
 from inchworm.rollout.rollout import Rollout
 from inchworm.run.directory import Run
-from inchworm.run.policies import load_run_policy
+from inchworm.run.policies import load_policy, load_run_policy, run_of
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
 
-PROG_COLLECT, PROG_LEARN = "inchworm collect", "inchworm learn"
+PROG_COLLECT, PROG_LEARN, PROG_INSPECT = "inchworm collect", "inchworm learn", "inchworm inspect"
+SHOWN = ("loss", "policy_loss", "value_loss", "approx_kl")
+"""What is shown of an update."""
 
 
 @config_class("--")
 class CollectOptions(ConfigBase):
-    """Collect a rollout with a run's policy, to inspect it or for `inchworm learn`. No learning framework is imported."""
+    """Collect rollouts with a run's policy, to inspect them or for `inchworm learn`. No learning framework is imported."""
 
     run_name: RunName = ""
     """The run's directory, or its name in runs/."""
     out: Annotated[str, Metavar("FILE")] = ""
-    """The file to write."""
+    """The file to write; with --rollouts, the directory."""
+    rollouts: int | None = None
+    """Write this many rollouts, one after another, as files of a directory."""
     steps: int | None = None
     """Steps of every lane; the run's ppo.rollout_steps by default."""
     num_envs: int | None = None
@@ -54,6 +67,11 @@ def run_collect(arguments: Sequence[str]) -> int:
     options = parse(CollectOptions, arguments, PROG_COLLECT)
     if not options.out:
         raise UsageError("no file is given for the rollout; add --out rollout.safetensors")
+    out = Path(options.out)
+    try:
+        paths = [out] if options.rollouts is None else numbered_paths(out, options.rollouts)
+    except RolloutError as error:
+        raise UsageError(f"--out, --rollouts: {error}") from None
     run = named_run(options.run_name, PROG_COLLECT, env=options.env)
     policy, _ = load_run_policy(run, best=options.best)
     terminal = make_terminal(quiet=options.quiet)
@@ -71,16 +89,20 @@ def run_collect(arguments: Sequence[str]) -> int:
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")
         terminal.print(f"collecting {steps:,} steps of {lanes} of {world.id}")
         length = config.ppo.sequence_length_for(steps, memory=True)
-        rollout = RolloutCollector(env, policy, seed=seed, sequence_length=length).collect(steps)
-    try:
-        path = rollout.save(Path(options.out))
-    except OSError as error:
-        raise UsageError(f"cannot write --out {options.out}: {error}") from error
-    returns = [episode.episode_return for episode in rollout.episodes]
+        collector = RolloutCollector(env, policy, seed=seed, sequence_length=length)
+        returns: list[float] = []
+        for path in paths:
+            rollout = collector.collect(steps)
+            try:
+                rollout.save(path)
+            except OSError as error:
+                raise UsageError(f"cannot write --out {options.out}: {error}") from error
+            returns += [episode.episode_return for episode in rollout.episodes]
     mean = f", mean return {np.mean(returns):.4g}" if returns else ""
+    several = "" if options.rollouts is None else f"{len(paths)} rollouts, "
     terminal.print(
-        f"rollout: {path} ({rollout.num_valid:,} steps, finished episodes: {len(returns)}{mean})\n"
-        f"next:    inchworm learn {run.typed} {shlex.quote(str(path))}"
+        f"rollout: {out} ({several}{collector.env_steps:,} steps, finished episodes: {len(returns)}{mean})\n"
+        f"next:    inchworm learn {run.typed} {shlex.quote(str(out))}"
     )
     return OK
 
@@ -92,7 +114,7 @@ class LearnOptions(ConfigBase):
     run_name: RunName = ""
     """The run's directory, or its name in runs/."""
     files: Annotated[tuple[str, ...], FROM_LIST, Metavar("FILE", positional=True)] = ()
-    """Rollouts written by `inchworm collect` or `Rollout.save`; one update each, in this order."""
+    """Rollouts written by `inchworm collect` or `Rollout.save`, or directories of them; one update each, in this order."""
     epochs: int | None = None
     """Passes over each rollout; the run's ppo.update_epochs by default."""
     learning_rate: float | None = None
@@ -119,32 +141,141 @@ def run_learn(arguments: Sequence[str]) -> int:
         clip_schedule="constant",
         ent_schedule="constant",
     )
-    rollouts: dict[str, Rollout] = {}
-    for file in options.files:  # all of them first: a wrong name must not leave half the work done
-        try:
-            rollouts[file] = Rollout.load(file)
-        except OSError as error:
-            raise UsageError(f"cannot read the rollout {file}: {error}") from error
+    for path in _found(options.files):  # all of them first: a wrong name or a damaged file must not leave half the work done
+        Rollout.load(path, mapped=True)
     with run:
         run.lock()
-        _learn(run, run.config.replace(ppo=ppo), rollouts, make_terminal(quiet=options.quiet))
+        _learn(run, run.config.replace(ppo=ppo), options.files, make_terminal(quiet=options.quiet))
     return OK
 
 
-def _learn(run: Run, config: TrainingConfig, rollouts: dict[str, Rollout], terminal: Terminal) -> None:
+def _found(files: Sequence[str]) -> list[Path]:
+    """The rollouts that files and directories stand for."""
+    try:
+        return rollout_paths(files)
+    except RolloutError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"cannot read the rollout {error.filename}: {error}") from error
+
+
+def _learn(run: Run, config: TrainingConfig, files: Sequence[str], terminal: Terminal) -> None:
     """Update the policy once with each rollout, and save a checkpoint."""
-    from inchworm.train.trainer import PPOTrainer  # so that `inchworm collect` imports no trainer
+    from inchworm.train.offline import train_from_saved_rollouts  # so that `inchworm collect` imports no trainer
+    from inchworm.train.trainer import PPOTrainer
 
     with PPOTrainer(config.policy, config.env, config, run_dir=run) as trainer:
         trainer.load_checkpoint()
-        for file, rollout in rollouts.items():
-            try:
-                stats = trainer.learn(rollout)
-            except (RolloutError, SpaceError) as error:
-                raise type(error)(f"{file} does not fit the run {run.path}: {error}") from error
+
+        def show(file: Path, stats: UpdateStats) -> None:
             for tracker in trainer.trackers:
                 tracker.log({"iteration": float(trainer.state.iteration), **stats}, trainer.state.env_steps)
-            shown = "  ".join(f"{name} {stats[name]:.4g}" for name in ("loss", "policy_loss", "value_loss", "approx_kl") if name in stats)
+            shown = "  ".join(f"{name} {stats[name]:.4g}" for name in SHOWN if name in stats)
             terminal.print(f"{file}: {shown}")
+
+        train_from_saved_rollouts(trainer, files, on_update=show)
         path = trainer.save_checkpoint()
         terminal.print(f"saved {path} and {', '.join(str(run.path / file) for file in run.policy_files())}")
+
+
+@config_class("--")
+class InspectOptions(ConfigBase):
+    """Say what is in rollout files, and how far they are from a policy."""
+
+    files: Annotated[tuple[str, ...], FROM_LIST, Metavar("FILE", positional=True)] = ()
+    """Rollouts, or directories of them."""
+    policy: Annotated[str | None, Metavar("RUN")] = None
+    """A run, checkpoint or policy file: also say how old the rollouts are for it, and how far its action probabilities have moved."""
+
+
+def run_inspect(arguments: Sequence[str]) -> int:
+    """Describe each rollout."""
+    options = parse(InspectOptions, arguments, PROG_INSPECT)
+    if not options.files:
+        raise UsageError("no rollout is given; type inchworm inspect rollout.safetensors")
+    paths = _found(options.files)
+    policy: Any = None
+    if options.policy is not None:
+        try:
+            policy = load_policy(options.policy)
+        except FileNotFoundError as error:
+            raise UsageError(f"--policy {options.policy}: {error}") from error
+    run = None if options.policy is None else run_of(options.policy)
+    ppo = PPOConfig() if run is None else run.config.ppo
+    for place, path in enumerate(paths):
+        rollout = Rollout.load(path, mapped=True)
+        lines = {"rollout": _size_on_disk(path), **describe_rollout(rollout)}
+        if policy is not None:
+            try:
+                lines |= describe_staleness(rollout, policy, ppo)
+            except (RolloutError, SpaceError) as error:
+                raise type(error)(f"{path} does not fit the policy {options.policy}: {error}") from error
+        text = "\n".join(f"{name + ':':<15}{printable(value)}" for name, value in lines.items())
+        sys.stdout.write(("\n" if place else "") + text + "\n")
+    return OK
+
+
+def _size_on_disk(path: Path) -> str:
+    files = shards_in(path) if path.is_dir() else [path]
+    shards = f"{len(files)} shards, " if path.is_dir() else ""
+    return f"{path} ({shards}{format_bytes(sum(file.stat().st_size for file in files))}, checksum verified)"
+
+
+def describe_rollout(rollout: Rollout) -> dict[str, str]:
+    """What is in a rollout, in words by heading."""
+    total = rollout.num_steps * rollout.num_lanes
+    lines = {"size": f"{rollout.num_steps:,} steps x {rollout.num_lanes:,} lanes, {rollout.num_valid:,} of {total:,} rows valid"}
+    for field in ("observations", "actions", "policy_state", "global_state", "extras"):
+        leaves = named_leaves(rollout[field], field)
+        if leaves:
+            lines[field] = ", ".join(f"{name.partition('.')[2]} {leaf.dtype}{list(leaf.shape[2:])}".strip() for name, leaf in leaves)
+    versions = sorted(set(rollout.policy_version.tolist()))
+    prints = sorted({f"{number:016x}" if number else "unknown" for number in rollout.weights_fingerprint.tolist()})
+    lines["policy"] = f"version {' to '.join(map(str, dict.fromkeys(versions[:1] + versions[-1:])))}, weights {', '.join(prints[:3])}" + (
+        f" and {len(prints) - 3} more" if len(prints) > 3 else ""
+    )
+    returns, lengths = (np.array([getattr(episode, name) for episode in rollout.episodes]) for name in ("episode_return", "length"))
+    lines["episodes"] = f"{len(returns):,} finished"
+    if len(returns):
+        lines["episodes"] += f", mean length {lengths.mean():.4g}"
+        lines["returns"] = f"mean {returns.mean():.4g}, from {returns.min():.4g} to {returns.max():.4g}"
+    ended = rollout.valid & rollout.dones
+    lines["ends"] = f"{int((ended & rollout.terminated).sum()):,} terminated, {int((ended & rollout.truncated).sum()):,} truncated"
+    if rollout.num_valid:
+        rewards = rollout.rewards[rollout.valid]
+        lines["rewards"] = f"mean {rewards.mean(dtype=np.float64):.4g}, from {rewards.min():.4g} to {rewards.max():.4g}"
+    try:
+        rollout.validate()
+    except InchwormError as error:
+        lines["problem"] = str(error)
+    return lines
+
+
+def describe_staleness(rollout: Rollout, policy: Any, ppo: PPOConfig) -> dict[str, str]:
+    """How far a policy is from the one that collected a rollout, in words by heading."""
+    spec = getattr(policy, "spec", None)
+    if spec is not None:
+        rollout.validate(spec.observation_space, spec.action_space)
+        check_policy_inputs(spec, rollout)
+    versions, known = rollout.policy_version, rollout.weights_fingerprint != 0
+    if (rollout.weights_fingerprint == np.uint64(fingerprint(policy.get_weights()))).all():
+        age = "0: collected with these weights"
+    elif known.any():
+        updates = int(policy.policy_version) - int(versions[known].min(initial=2**31 - 1))
+        age = f"{updates} update{'' if updates == 1 else 's'}, if both are of one run"
+    else:
+        age = "unknown"
+    if not rollout.num_valid:
+        return {"staleness": age}
+    log_ratios = log_ratios_of(log_probs(policy, rollout, ppo), rollout)
+    metrics = importance_metrics(log_ratios[rollout.valid])
+    ratios = np.exp(np.clip(log_ratios[rollout.valid].astype(np.float64), -80, 80))
+    shown = ", ".join(f"{share:.0%} {value:.3g}" for share, value in zip((0.05, 0.5, 0.95), np.quantile(ratios, (0.05, 0.5, 0.95))))
+    reason = describe_distance(metrics, ppo)
+    return {
+        "staleness": age,
+        "ratios": f"quantiles {shown}; largest distance from 1: {metrics['ratio_error']:.3g}",
+        "sample size": f"{metrics['effective_sample_size']:.1%} of the rows are effective",
+        "behavior KL": f"{metrics['behavior_kl']:.4g}",
+        **({} if reason is None else {"guard": f"inchworm learn would take no steps: {reason}"}),
+    }

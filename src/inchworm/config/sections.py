@@ -286,6 +286,16 @@ class PPOConfig(ConfigBase):
     """Refuse rollouts collected with weights more than this many updates old, or of another history; null reports and warns once."""
     min_effective_sample_size: Share | None = None
     """Take no steps on a rollout whose importance ratios leave a smaller share of its samples effective; null only reports it."""
+    max_behavior_kl: Positive | None = None
+    """Take no steps on a rollout if the current policy is further than this KL from the one that collected it; null only reports it."""
+    correction: Literal["off", "vtrace"] = "off"
+    """vtrace computes advantages and value targets of older rollouts for the current policy, with truncated importance ratios; on fresh
+    ones it is GAE."""
+    vtrace_clip: Positive = 1.0
+    """Where correction=vtrace truncates importance ratios, for a step's own difference as for those before it."""
+    proximal_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Bound steps from a proximal policy, an average of past weights that decays by this at each update, and correct for the policy that
+    collected by importance weights: the decoupled objective. 0 is the current weights. null bounds steps from the policy that collected."""
     freeze: Texts = ()
     """Names of weights that learning does not change, as patterns such as actor.* (see docs/policies.md)."""
     compile: Literal["off", "on", "auto"] = "off"
@@ -301,6 +311,11 @@ class PPOConfig(ConfigBase):
             raise ConfigError(
                 f"ppo.num_minibatches={self.num_minibatches} and ppo.minibatch_size={self.minibatch_size} exclude each other; "
                 "set one of them to null"
+            )
+        if self.proximal_decay is not None and self.normalize_advantages == "minibatch":
+            raise ConfigError(
+                f"ppo.proximal_decay={self.proximal_decay:g} weights advantages after they are normalised over the batch; set "
+                "ppo.normalize_advantages=batch or off"
             )
         if self.optimizer == "adamw" and not self.weight_decay:
             raise ConfigError(

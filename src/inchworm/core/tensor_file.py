@@ -1,8 +1,8 @@
 """Verified safetensors files, which hold rollouts, policies and checkpoints; trees of arrays and plain data in them; atomic writes.
 
 The file's one metadata entry is JSON: the SHA-256 of the whole file (computed with the digest's own digits as zeros), then format, kind,
-version and a header of plain data. Any damage is detected. Nothing is unpickled, and no file stays mapped after reading. A checksum
-protects against accidents, not attacks, so the content is still validated as untrusted data.
+version and a header of plain data. Any damage is detected. Nothing is unpickled, and no file stays mapped after reading unless that is
+asked for. A checksum protects against accidents, not attacks, so the content is still validated as untrusted data.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
 import stat
@@ -154,9 +155,29 @@ def untrusted(what: str, *, keep: tuple[type[InchwormError], ...] = ()) -> Itera
         raise CorruptFileError(f"{what}: {type(error).__name__} {error}") from None
 
 
-def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read the arrays and header that `write_tensor_file` wrote; raises `CorruptFileError` for anything else."""
-    blob = read_bytes(path)
+def map_bytes(path: str | Path) -> memoryview:
+    """Map a regular file into memory, read-only; it is paged in as it is read, and unmapped when no view of it is left."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFileError(f"{path} is not a regular file")
+        if not status.st_size:
+            raise CorruptFileError(f"{path} cannot be read: it is empty")
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)
+
+
+def read_tensor_file(
+    path: str | Path, *, kind: str, max_version: int, mapped: bool | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read the arrays and header that `write_tensor_file` wrote; raises `CorruptFileError` for anything else.
+
+    By default the arrays are copies of their own. With `mapped` they are read-only views: of the file's bytes, which are then in memory
+    once (False), or of the mapped file (True).
+    """
+    blob = map_bytes(path) if mapped else read_bytes(path)
     with untrusted(f"{path} cannot be read"):
         layout = _verified_layout(blob)
         entry = read_json(layout["__metadata__"][_ENTRY])
@@ -172,14 +193,38 @@ def read_tensor_file(path: str | Path, *, kind: str, max_version: int) -> tuple[
         for name, tensor in layout.items():
             if name != "__metadata__" and tensor["dtype"] not in _DTYPES.values():
                 raise ValueError(f"{name} has the unknown dtype {tensor['dtype']}")
-        arrays = load(blob)
+        arrays = load(bytes(blob)) if mapped is None else _views(blob, layout)
         for name, array in arrays.items():
             if array.dtype == np.bool_ and (array.view(np.uint8) > 1).any():
                 raise ValueError(f"{name} holds a byte that is neither true nor false")
     return {name: arrays[name] for name in sorted(arrays)}, header
 
 
-def _verified_layout(blob: bytes) -> dict[str, Any]:
+def _views(blob: bytes | memoryview, layout: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The arrays as views of the file, which they must fill without gaps and overlaps."""
+    start = end = 8 + int.from_bytes(blob[:8], "little")
+    names = {name: np.dtype(dtype) for dtype, name in _DTYPES.items()}
+    arrays = {}
+    for name, tensor in sorted(((name, tensor) for name, tensor in layout.items() if name != "__metadata__"), key=_place):
+        (first, last), shape, dtype = tensor["data_offsets"], tensor["shape"], names[tensor["dtype"]]
+        if any(type(number) is not int or number < 0 for number in (first, last, *shape)):
+            raise ValueError(f"{name} has the offsets {first}, {last} and the shape {shape!s:.80}")
+        if start + first != end or last - first != math.prod(shape) * dtype.itemsize or start + last > len(blob):
+            raise ValueError(f"the bytes {first} to {last} of {name} do not fit {dtype}{shape!s:.80}, what is before it, or the file")
+        array: np.ndarray = np.ndarray(tuple(shape), dtype, blob, end)
+        arrays[name] = array if array.flags.aligned else array.copy()
+        end = start + last
+    if end != len(blob):
+        raise ValueError(f"{len(blob) - end} bytes at its end belong to no array")
+    return arrays
+
+
+def _place(named: tuple[str, Mapping[str, Any]]) -> Any:
+    """Where a tensor lies in the file; empty ones first where several begin at one place."""
+    return tuple(named[1]["data_offsets"])
+
+
+def _verified_layout(blob: bytes | memoryview) -> dict[str, Any]:
     """Verify the checksum of the whole file and return the header of safetensors."""
     length = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or length > len(blob) - 8:
@@ -192,7 +237,7 @@ def _verified_layout(blob: bytes) -> dict[str, Any]:
     digest.update(memoryview(blob)[after:])
     if digest.hexdigest().encode() != blob[_DIGEST_AT:after]:
         raise ValueError("its checksum does not match its content; it is damaged")
-    return read_json(blob[8 : 8 + length].decode())
+    return read_json(bytes(blob[8 : 8 + length]).decode())
 
 
 def read_json(text: str) -> dict[str, Any]:

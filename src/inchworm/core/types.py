@@ -201,6 +201,8 @@ class Minibatch:
     global_state: Tree = ()
     """For a central critic: {"world": [L, N, *] the state of the lane's copy, "place": [L, N] the lane's number there}; else `()`."""
     context: Tree = ()
+    extras: Tree = ()
+    """The rollout's columns of your own, {name: [L, N, …]}; else `()`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -357,6 +357,7 @@ def own_turns(moves: Rollout) -> Rollout:
         cut_observations=freeze(optree.tree_map(successors, moves.observations, moves.cut_observations)),
         cut_state=freeze(optree.tree_map(successors, moves.policy_state, moves.cut_state)),
         cut_valid=freeze(real[rows, at] & ~terminated[rows, at]),
+        extras=freeze(optree.tree_map(pick, moves.extras)),
         policy_version=moves.policy_version,
         weights_fingerprint=moves.weights_fingerprint,
         episodes=moves.episodes,

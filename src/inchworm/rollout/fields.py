@@ -1,13 +1,11 @@
-"""The fields of a rollout as plain dicts: what they must be, made from data of any origin, and in one safetensors file without pickle."""
+"""The fields of a rollout as plain dicts: what they must be, and made from data of any origin."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import optree
@@ -15,7 +13,6 @@ from gymnasium import spaces
 
 from inchworm.core.errors import BadNumberError, RolloutError
 from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, leaves, value_range
-from inchworm.core.tensor_file import flatten_tree, read_tensor_file, unflatten_tree, untrusted, write_tensor_file
 from inchworm.core.types import EpisodeRecord, Tree
 
 FLAT_DTYPES: dict[str, Any] = {
@@ -123,6 +120,11 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         if index.dtype.kind not in "iu" or (index.size and (index.min() < 0 or index.max() >= size)):
             raise RolloutError(f"context: the index must hold integers from 0 to {size - 1}, the rows of the table")
 
+    if not isinstance(fields["extras"], Mapping) and fields["extras"] != ():
+        raise RolloutError("extras: expected named columns, {name: [T, B, …]}")
+    for name, leaf in named_leaves(fields["extras"], "extras"):
+        expect_array(name, leaf, (steps, lanes))
+
     expect_array("policy_version", fields["policy_version"], (lanes,), np.int32)
     expect_array("weights_fingerprint", fields["weights_fingerprint"], (lanes,), np.uint64)
     for episode in fields["episodes"]:
@@ -228,12 +230,24 @@ _HINTS = {
 }
 
 
-def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+MissingSuccessors = Literal["refuse", "own_observation", "end"]
+"""What stands for the true successor of a cut row where the data have none."""
+
+
+def complete_fields(data: Mapping[str, Any], names: Sequence[str], missing_successors: MissingSuccessors = "refuse") -> dict[str, Any]:
     """Return all fields of a rollout, checked and read-only; what `data` omits is derived or gets its default."""
     if not isinstance(data, Mapping):
         raise RolloutError(f"a rollout is made from a mapping of names to arrays, not from {type(data).__name__}")
+    if missing_successors not in get_args(MissingSuccessors):
+        raise RolloutError(f"missing_successors={missing_successors!r:.80}; use {', '.join(get_args(MissingSuccessors))}")
+    rebuilt = missing_successors != "refuse" and "next_observations" not in data and "cut_rows" not in data
+    if rebuilt and "dones" in data and "terminated" not in data:
+        warnings.warn("dones is read as terminated, because the data do not tell which episodes were cut off", stacklevel=3)
+        data = {**{name: value for name, value in data.items() if name != "dones"}, "terminated": data["dones"]}
     _check_names(data, names)
     fields: dict[str, Any] = {name: _flat(data[name], name) for name in FLAT_DTYPES if name in data}
+    if all(array.ndim == 1 for array in fields.values()):
+        fields, data = {name: array[:, None] for name, array in fields.items()}, _as_one_lane(data)
     rewards = fields["rewards"]
     if rewards.ndim != 2:
         hint = "; for one lane add an axis to every array, as in rewards[:, None]" if rewards.ndim == 1 else ""
@@ -246,8 +260,10 @@ def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
     # Gymnasium's TimeLimit sets both flags: such a row is terminated, nothing follows it.
     fields["truncated"] = fields["truncated"] & ~fields["terminated"]
     ended = fields["terminated"] | fields["truncated"]  # [T, B]
+    if rebuilt and _something_follows(fields):
+        _rebuild_successors(fields, missing_successors)
     fields.setdefault("episode_starts", np.concatenate([np.ones_like(ended[:1]), ended[:-1]]))
-    for name in ("observations", "actions", "policy_state", "cut_state", "global_state", "context"):
+    for name in ("observations", "actions", "policy_state", "cut_state", "global_state", "context", "extras"):
         fields[name] = _tree(data.get(name, ()), name)
     for name, dtype in (("policy_version", np.int32), ("weights_fingerprint", np.uint64)):
         array = _array(data.get(name, 0), name)
@@ -257,9 +273,9 @@ def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
     fields["episodes"] = tuple(_episode(item) for item in data.get("episodes", ()))
     every = _array(data.get("state_every", 0), "state_every")
     fields["state_every"] = int(every) if every.ndim == 0 and every.dtype.kind in "iu" else data["state_every"]
-    _add_cuts(fields, data)
+    _add_cuts(fields, data, rebuilt=rebuilt)
     fields.setdefault("cut_valid", valid_at_cuts(fields))
-    _add_global_cuts(fields, data)
+    _add_global_cuts(fields, data, rebuilt=rebuilt)
     for name in ("observations", "global_state"):
         tree, like = fields[f"cut_{name}"], fields[name]
         if optree.tree_structure(tree) == optree.tree_structure(like):  # what cannot be cast is left for check_fields to reject
@@ -273,6 +289,31 @@ def complete_fields(data: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
         return array if array.base is None and not array.flags.writeable else freeze(array.copy())
 
     return {name: fields[name] if name in PLAIN else optree.tree_map(own, fields[name]) for name in names}
+
+
+def _as_one_lane(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the lane axis to data [N, …] of a single lane."""
+    timed = {"observations", "actions", "policy_state", "global_state", "next_observations", "extras"}
+    added: dict[str, Any] = {
+        name: optree.tree_map(lambda leaf: leaf[:, None], _tree(value, name)) for name, value in data.items() if name in timed
+    }
+    if "cut_rows" in data and _array(data["cut_rows"], "cut_rows").ndim == 1:
+        added["cut_rows"] = np.stack([rows := _array(data["cut_rows"], "cut_rows"), np.zeros_like(rows)], 1)  # [K, 2]
+    if isinstance(data.get("context"), tuple) and len(data["context"]) == 2:
+        added["context"] = (data["context"][0], _array(data["context"][1], "context index")[:, None])
+    return {**data, **added}
+
+
+def _rebuild_successors(fields: dict[str, Any], missing: str) -> None:
+    """Warn of the rows whose true successor is not in the data, and end their episodes there if that is asked for."""
+    cut = fields["truncated"].copy()  # [T, B]
+    cut[-1:] |= ~fields["terminated"][-1:]
+    meaning = "their episodes are taken to end there" if missing == "end" else "the value of their own observation stands for the next one"
+    warnings.warn(
+        f"{int(cut.sum())} rows have no successor in the data (the next row begins another episode or is missing): {meaning}", stacklevel=4
+    )
+    if missing == "end":
+        fields["terminated"], fields["truncated"] = fields["terminated"] | cut, np.zeros_like(cut)
 
 
 def _check_names(data: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -335,7 +376,7 @@ def _episode(item: Any) -> EpisodeRecord:
         raise RolloutError(f"episodes: {item!r} is not an EpisodeRecord: {error}") from None
 
 
-def _add_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
+def _add_cuts(fields: dict[str, Any], data: Mapping[str, Any], *, rebuilt: bool) -> None:
     """Add the true successors: as given, or taken from `next_observations`, or anything where every episode terminates."""
     given = [name for name in ("cut_rows", "cut_observations") if name in data]
     if given and "next_observations" in data:
@@ -358,10 +399,11 @@ def _add_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
                     raise RolloutError(f"{name}: got {got}, expected [{len(order)}, …], one row for each of cut_rows")
             fields[name] = optree.tree_map(lambda leaf: leaf[order], tree)
         return
-    if "next_observations" not in data and _something_follows(fields):
+    if "next_observations" not in data and _something_follows(fields) and not rebuilt:
         raise RolloutError(
             "the rollout has truncated rows or lanes that continue after the last row, so their true successors are needed; "
-            "add next_observations [T, B, *obs], or cut_rows [K, 2] and cut_observations [K, *obs]"
+            "add next_observations [T, B, *obs], or cut_rows [K, 2] and cut_observations [K, *obs]; for data that do not have them, "
+            'missing_successors="own_observation" or "end" says what to do there'
         )
     needed = fields["truncated"].copy()
     needed[-1:] = True
@@ -374,13 +416,13 @@ def _add_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
     fields["cut_observations"] = optree.tree_map(lambda leaf: leaf[time, lane], successors)
 
 
-def _add_global_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
+def _add_global_cuts(fields: dict[str, Any], data: Mapping[str, Any], *, rebuilt: bool) -> None:
     """Add the global state at the true successors: as given, or any where every episode terminates."""
     found = optree.tree_leaves(fields["global_state"])
     fields.setdefault("cut_global_state", _tree(data.get("cut_global_state", ()), "cut_global_state"))
     if not found or optree.tree_leaves(fields["cut_global_state"]):
         return
-    if _something_follows(fields):
+    if _something_follows(fields) and not rebuilt:
         raise RolloutError(
             "the rollout has a global_state, and truncated rows or lanes that continue after the last row, so the global state at their "
             "true successors is needed; add cut_rows [K, 2], cut_observations [K, *obs] and cut_global_state [K, *]"
@@ -396,41 +438,3 @@ def _add_global_cuts(fields: dict[str, Any], data: Mapping[str, Any]) -> None:
 
 def _something_follows(fields: Mapping[str, Any]) -> bool:
     return bool(fields["truncated"].any() or not fields["terminated"][-1:].all())
-
-
-KIND, VERSION = "rollout", 2
-_SINCE_2: dict[str, Any] = {"cut_global_state": (), "state_every": 0}
-"""Defaults of fields that files of version 1 lack, apart from `cut_valid`, which is derived."""
-
-
-def save_fields(path: str | Path, fields: Mapping[str, Any]) -> Path:
-    """Write a rollout's fields to one file atomically."""
-    names = [field.name for field in dataclasses.fields(EpisodeRecord)]
-    episodes = [{name: getattr(episode, name) for name in names} | {"info": dict(episode.info)} for episode in fields["episodes"]]
-    arrays, structure = flatten_tree({**fields, "episodes": episodes})
-    return write_tensor_file(path, arrays, kind=KIND, version=VERSION, header={"fields": structure})
-
-
-def load_fields(path: str | Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read the fields that `save_fields` wrote, check them and make them read-only."""
-    arrays, header = read_tensor_file(path, kind=KIND, max_version=VERSION)
-    freeze(arrays)
-    with untrusted(f"{path} does not hold a valid rollout"):
-        fields: dict[str, Any] = _SINCE_2 | unflatten_tree(arrays, header["fields"])
-        if "cut_valid" not in fields:
-            fields["cut_valid"] = freeze(valid_at_cuts(fields))
-        if set(fields) != set(names):
-            raise RolloutError(f"missing or unknown fields: {sorted(set(fields) ^ set(names))}")
-        fields["episodes"] = tuple(_episode_of_file(episode) for episode in fields["episodes"])
-        check_fields(fields)
-    return fields
-
-
-def _episode_of_file(data: Any) -> EpisodeRecord:
-    """Rebuild a record, which must consist of plain numbers."""
-    episode = EpisodeRecord(**data)
-    whole = (episode.length, episode.lane, episode.seed)
-    numbers = (episode.episode_return, *episode.info.values())
-    if any(type(number) is not int for number in whole) or any(type(number) not in (int, float) for number in numbers):
-        raise RolloutError(f"the episode {data!s:.200} contains something other than numbers")
-    return episode

@@ -19,6 +19,7 @@ from inchworm.rollout.fields import (
     FLAT_DTYPES,
     LEARNER_FIELDS,
     PLAIN,
+    MissingSuccessors,
     check_choices,
     check_fields,
     check_finite,
@@ -27,11 +28,10 @@ from inchworm.rollout.fields import (
     complete_fields,
     freeze,
     lane_numbers,
-    load_fields,
     named_leaves,
-    save_fields,
     sort_cut_rows,
 )
+from inchworm.rollout.files import load_fields, load_shards, save_fields, save_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +59,7 @@ class Rollout:
     global_state: Tree = ()  # [T, E, *]    for a central critic, once per env copy
     cut_global_state: Tree = ()  # [K, *]   at the true successor of each cut row
     context: Tree = ()  # (table [C, …], index [T, B])  task context that the behaviour policy was given
+    extras: Tree = ()  # {name: [T, B, …]}  columns of your own; learning hands them to custom losses and reads nothing else from them
     policy_version: Array  # [B] i32        which weights acted
     weights_fingerprint: Array  # [B] u64   and of which run: versions of two runs collide
     episodes: tuple[EpisodeRecord, ...] = ()
@@ -182,15 +183,18 @@ class Rollout:
         return {**whole, **optree.tree_map(lambda array: as_tensor(array).to(device), arrays)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any], *, missing_successors: MissingSuccessors = "refuse") -> Self:
         """Make a rollout from data of any origin: another process, `torch.load`, or made up.
 
         Required: observations, actions, log_probs, rewards, terminated, all [T, B, …], and the true successors of truncated
         and last rows, either as `next_observations` [T, B, *obs] or as `cut_rows` and `cut_observations`. They may be omitted
-        if every lane's last row is terminated and no row is truncated. All other fields have defaults.
+        if every lane's last row is terminated and no row is truncated. All other fields have defaults. Flat arrays [N, …] are one lane.
         NumPy arrays, lists and CPU tensors are accepted. The input is neither changed nor shared.
+
+        For data without successors, `missing_successors` tells what follows the rows whose next row is not their successor: with
+        "own_observation" the value of what they saw themselves, with "end" nothing, as if the episode had terminated. Both warn.
         """
-        return cls(**complete_fields(data, FIELDS))
+        return cls(**complete_fields(data, FIELDS, missing_successors))
 
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Apply `function`, such as a transfer to a device, to every array; episodes are kept."""
@@ -214,14 +218,30 @@ class Rollout:
             check_choices(self.actions, action_space, self.valid)
         check_finite(self.to_dict())
 
-    def save(self, path: str | Path) -> Path:
-        """Write the rollout to one file atomically."""
-        return save_fields(path, self.to_numpy().to_dict())
+    def save(self, path: str | Path, *, shard_bytes: int | None = None) -> Path:
+        """Write the rollout atomically: to one file, or to a new directory of files of about `shard_bytes` bytes, each of some lanes."""
+        if shard_bytes is None:
+            return save_fields(path, self.to_numpy().to_dict())
+        width = self.lanes_per_copy
+        copies = max(1, self.num_lanes // width)
+        together = width * max(1, int(shard_bytes * copies / max(1, self.nbytes)))  # lanes per shard
+        firsts = range(0, max(1, self.num_lanes), together)
+        lanes = [np.arange(first, min(first + together, self.num_lanes)) for first in firsts]
+        return save_shards(path, self.to_dict(), lanes, lambda chosen: self.select_lanes(chosen).to_dict())
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a rollout that `save` wrote; a damaged file raises `CorruptFileError`."""
-        return cls(**load_fields(path, FIELDS))
+    def load(cls, path: str | Path, *, mapped: bool = False) -> Rollout:
+        """Read what `save` wrote, a file or a directory of shards; a damaged file raises `CorruptFileError`.
+
+        A file is read into memory once. With `mapped` its arrays stay on the disk and are paged in as they are used; do not write to the
+        file meanwhile. (Replacing it, as `save` does, is safe.)
+        """
+        if Path(path).is_dir():
+            parts, order = load_shards(path, FIELDS)
+            whole = combine_rollouts([cls(**fields) for fields in parts])
+            return dataclasses.replace(whole, episodes=tuple(whole.episodes[index] for index in order))
+        fields = load_fields(path, FIELDS, mapped=mapped)
+        return cls(**{name: fields[name] for name in FIELDS})
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Rollout))
@@ -234,11 +254,12 @@ _CUTS = ("cut_observations", "cut_state", "cut_valid", "cut_global_state")  # ea
 def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
     """Concatenate rollouts along lanes. Right for parallel workers and for rollouts taken one after another.
 
-    Each must have the same number of steps and the same trees, shapes and dtypes; a mapping is read by `Rollout.from_dict`. Lanes of
-    episodes and cut rows are renumbered.
+    Each must have the same trees, shapes and dtypes; a mapping is read by `Rollout.from_dict`. Shorter ones are padded with invalid rows
+    at the end, which count nowhere. Lanes of episodes and cut rows are renumbered.
     """
     rollouts = tuple((one if isinstance(one, Rollout) else Rollout.from_dict(one)).to_numpy() for one in given)
     _check_combinable(rollouts)
+    rollouts = tuple(_padded(rollout, max(one.num_steps for one in rollouts), number) for number, rollout in enumerate(rollouts))
     first_lane = np.cumsum([0, *(rollout.num_lanes for rollout in rollouts)])  # [R + 1]
     cut_rows = np.concatenate([rollout.cut_rows + np.array([0, lane]) for rollout, lane in zip(rollouts, first_lane)])  # [K, 2]
     order = sort_cut_rows(cut_rows)
@@ -255,7 +276,7 @@ def combine_rollouts(given: Sequence[Rollout | Mapping[str, Any]]) -> Rollout:
         index = np.concatenate([rollout.context[1] + row for rollout, row in zip(rollouts, first_row)], 1)  # [T, B]
         context = freeze((table, index.astype(rollouts[0].context[1].dtype)))
     return Rollout(
-        **{name: join(name, axis=1) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state", "global_state")},
+        **{name: join(name, axis=1) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state", "global_state", "extras")},
         **{name: _take(join(name, axis=0), order) for name in _CUTS},
         state_every=min(rollout.state_every for rollout in rollouts),
         cut_rows=freeze(cut_rows[order].astype(np.int32)),
@@ -276,16 +297,13 @@ def _check_combinable(rollouts: Sequence[Rollout]) -> None:
         raise RolloutError("there is no rollout to combine; give at least one")
     first = rollouts[0]
     for number, other in enumerate(rollouts[1:], 1):
-        if other.num_steps != first.num_steps:
-            raise RolloutError(
-                f"rollout {number} has {other.num_steps} steps, not {first.num_steps} as rollout 0; combine rollouts of equal length"
-            )
-        for name in ("observations", "actions", "policy_state", "global_state", "cut_state", "cut_global_state"):
+        for name in ("observations", "actions", "policy_state", "global_state", "cut_state", "cut_global_state", "extras"):
             where = f"rollout {number}: {name}"
             check_structure(other[name], first[name], where, "rollout 0")
             lane_axis = 0 if name.startswith("cut_") else 1
             for (leaf_name, leaf), model in zip(named_leaves(other[name], where), optree.tree_leaves(first[name])):
-                shapes = [[size for axis, size in enumerate(array.shape) if axis != lane_axis] for array in (leaf, model)]
+                same_length = lane_axis == 1 and other.num_steps == first.num_steps
+                shapes = [(*array.shape[: lane_axis * same_length], *array.shape[lane_axis + 1 :]) for array in (leaf, model)]
                 if shapes[0] != shapes[1] or leaf.dtype != model.dtype:
                     raise RolloutError(
                         f"{leaf_name}: {leaf.dtype}{list(leaf.shape)} does not fit {model.dtype}{list(model.shape)} of rollout 0"
@@ -298,6 +316,46 @@ def _check_combinable(rollouts: Sequence[Rollout]) -> None:
     spacings = {rollout.state_every for rollout in rollouts} - {0}
     if len(spacings) > 1:
         raise RolloutError(f"memory is recorded every {sorted(spacings)} rows; combine rollouts of one ppo.sequence_length")
+
+
+def _padded(rollout: Rollout, num_steps: int, number: int) -> Rollout:
+    """Append invalid rows up to `num_steps`. What was a lane's last row is cut off there, so that no advantage comes from the padding."""
+    own = rollout.num_steps
+    if own == num_steps:
+        return rollout
+    every, memory = rollout.state_every, optree.tree_leaves(rollout.policy_state)
+    if own == 0 or (memory and not every):
+        raise RolloutError(
+            f"rollout {number} has {own} steps, not {num_steps}, and cannot be padded: "
+            + ("it has no row" if own == 0 else "state_every, the number of rows between its recorded policy states, is not known")
+        )
+    last = own - 1
+    rows = np.minimum(np.arange(num_steps), last)  # [T] padding repeats the last row
+    records = np.minimum(np.arange(-(-num_steps // max(1, every))), -(-own // max(1, every)) - 1)  # the memory's
+    padding = np.arange(num_steps) > last
+    cut = rollout.truncated.copy()
+    cut[last] = ~rollout.terminated[last]
+    at_end = np.flatnonzero(rollout.cut_rows[:, 0] == last)  # sorted, so lane by lane
+    ends = np.stack([np.full(rollout.num_lanes, num_steps - 1), np.arange(rollout.num_lanes)], 1)
+
+    def longer(tree: Tree, rows: np.ndarray = rows) -> Tree:
+        return freeze(optree.tree_map(lambda leaf: leaf[rows], tree))
+
+    fields: dict[str, Any] = {name: longer(rollout[name]) for name in ("observations", "actions", "log_probs", "global_state", "extras")}
+    zeros = {"rewards": rollout.rewards, "terminated": rollout.terminated, "truncated": cut, "valid": rollout.valid}
+    for name, array in (zeros | {"episode_starts": rollout.episode_starts}).items():
+        fields[name] = freeze(np.where(padding[:, None], np.zeros((), array.dtype), array[rows]))
+    for name in _CUTS:
+        fields[name] = freeze(optree.tree_map(lambda leaf: np.concatenate([leaf, leaf[at_end]]), rollout[name]))
+    fields["cut_valid"] = freeze(np.concatenate([rollout.cut_valid, np.zeros(rollout.num_lanes, np.bool_)]))
+    if rollout.context != ():
+        fields["context"] = (rollout.context[0], longer(rollout.context[1]))
+    return dataclasses.replace(
+        rollout,
+        **fields,
+        policy_state=longer(rollout.policy_state, records),
+        cut_rows=freeze(np.concatenate([rollout.cut_rows, ends]).astype(np.int32)),
+    )
 
 
 def _take(tree: Tree, rows: np.ndarray) -> Tree:
@@ -321,7 +379,7 @@ def select_lanes(rollout: Rollout, lanes: Sequence[int] | np.ndarray) -> Rollout
     starts = np.flatnonzero(np.diff(copies, prepend=-1))
     lengths = np.diff(starts, append=len(copies))
     return Rollout(
-        **{name: columns(rollout[name]) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state")},
+        **{name: columns(rollout[name]) for name in ("observations", "actions", *FLAT_DTYPES, "policy_state", "extras")},
         **{name: _take(rollout[name], kept[order]) for name in _CUTS},
         state_every=rollout.state_every,
         cut_rows=freeze(cut_rows[order].astype(np.int32)),

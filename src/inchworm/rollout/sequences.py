@@ -54,6 +54,7 @@ def minibatch_fields(rollout: Rollout, advantages: Advantages, where: Callable[.
         "returns": where(rollout.valid, advantages.returns, advantages.values),
         "values": advantages.values,
         "next_observations": rollout.next_observations if successors else (),
+        "extras": rollout.extras,
     }
 
 

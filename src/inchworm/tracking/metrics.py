@@ -22,7 +22,8 @@ GROUPS = {
     "loss": ("loss", "policy_loss", "value_loss", "entropy"),
     "update": (
         "approx_kl", "clip_fraction", "explained_variance", "return_mean", "return_std", "advantage_std", "grad_norm", "learning_rate",
-        "ratio_error", "effective_sample_size", "staleness", "n_updates", "epochs", "skipped_steps", "reward_scale", "warm_up",
+        "ratio_error", "effective_sample_size", "behavior_kl", "staleness", "n_updates", "epochs", "skipped_steps", "reward_scale",
+        "warm_up",
     ),
     "episode": (
         "iteration", "env_steps", "episodes", "iteration_episodes", "mean_return", "mean_length", "length_std", "truncated_share",

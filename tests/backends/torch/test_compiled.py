@@ -123,7 +123,7 @@ def nothing_moves(learner, policy, rollout):
     huge = rollout.to_dict() | {"rewards": rollout.rewards * np.float32(1e30)}  # ½ (1e30)² overflows float32
     with pytest.raises(BadNumberError, match="3 minibatches in a row"):
         learner.update(huge)
-    minibatch = learner.shuffle(learner.make_sequences(*learner.critic_pass(rollout), 1, successors=False), 4, np.arange(36))[0]
+    minibatch = learner.shuffle(learner.make_sequences(*learner.critic_pass(rollout, None), 1, successors=False), 4, np.arange(36))[0]
     minibatch.valid[:] = False
     table = learner.take_steps([minibatch], learner._coefficients(), 1.0, ())
     assert (table["empty"], table["bad"], table["loss"]) == (1, 0, 0)

@@ -149,7 +149,7 @@ def test_learning_from_tensors_and_from_arrays_is_the_same(index: int) -> None:
 def test_learning_takes_the_tensors_without_a_copy() -> None:
     collector, _, learned = both_paths("cartpole", PolicyConfig(hidden_sizes=(8,)))
     rollout = collector.collect(STEPS)
-    on_device, _ = PPOOptimizer(learned, PPOConfig()).critic_pass(rollout)
+    on_device, _ = PPOOptimizer(learned, PPOConfig()).critic_pass(rollout, None)
     for field in ("observations", "actions", "rewards", "log_probs", "terminated"):
         assert on_device[field].data_ptr() == rollout[field].data_ptr(), field
 
@@ -158,7 +158,7 @@ def test_advantages_of_both_forms_are_equal(tmp_path: Path) -> None:
     collector, _, learned = both_paths("cartpole", PolicyConfig(hidden_sizes=(8,)))
     rollout = collector.collect(STEPS)
     expected = compute_advantages(learned, rollout.to_numpy(), PPOConfig())
-    found = PPOOptimizer(learned, PPOConfig()).critic_pass(rollout)[1]
+    found = PPOOptimizer(learned, PPOConfig()).critic_pass(rollout, None)[1]
     np.testing.assert_allclose(found.advantages.numpy(), expected.advantages, rtol=1e-6, atol=1e-6)
     assert Rollout.load(rollout.save(tmp_path / "rollout.safetensors")).num_valid == STEPS * LANES
     assert combine_rollouts([rollout, rollout]).num_lanes == 2 * LANES

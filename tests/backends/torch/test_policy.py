@@ -1,6 +1,5 @@
 """The torch policy: random streams, values in chunks, and networks and policies that users bring."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -249,13 +248,14 @@ def test_what_changes_with_the_mode_shows_in_the_ratio_and_is_named(layer, named
 def test_measuring_the_ratio_changes_nothing():
     layer = torch.nn.BatchNorm1d(MyNetwork().features(torch.zeros(1, 2)).shape[1])
     policy = TorchPolicy(SPEC, network=Modes(torch.nn.Sequential(layer, torch.nn.Dropout(0.5))))
-    learner = PPOOptimizer(policy, CONFIG.replace(min_effective_sample_size=1.0))  # no step is taken
+    learner, rollout = PPOOptimizer(policy, CONFIG), play(policy, 0)
     before, generator = policy.get_weights(), torch.get_rng_state()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert learner.update(play(policy, 0))["epochs"] == 0
+    assert np.abs(learner.log_probs(rollout) - rollout.log_probs).max() < 1e-5  # as it acts
+    sequences = learner.make_sequences(*learner.critic_pass(rollout, None), 1, successors=False)
+    ratios = learner.ratios(learner.shuffle(sequences, 1, np.arange(sequences.valid.shape[1]))[0])
+    assert np.abs(ratios - 1).max() > 1e-3  # as it learns
     after = policy.get_weights()
-    assert [name for name in before if not np.array_equal(before[name], after[name])] == ["policy_version"]
+    assert [name for name in before if not np.array_equal(before[name], after[name])] == []
     assert torch.equal(torch.get_rng_state(), generator)
 
 
@@ -269,7 +269,7 @@ def test_a_network_acts_in_eval_mode_and_learns_in_train_mode():
             return super().features(observations)
 
     policy = TorchPolicy(SPEC, network=Watching())
-    rollout = play(policy, 0)
+    rollout = replace(play(policy, 0), weights_fingerprint=np.full(8, fingerprint(policy.get_weights()), np.uint64))
     assert set(modes) == {False}, "dropout and the like are off while acting"
     modes.clear()
     PPOOptimizer(policy, CONFIG).update(rollout)

@@ -24,6 +24,7 @@ from inchworm.backends.jax.samples import Steps, steps_of
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
 from inchworm.backends.jax.worlds import WORLDS
 from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.off_policy import row_log_probs
 from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
@@ -75,19 +76,24 @@ def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | P
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _estimates(static: StaticSpec, params: Params, scales: Scales, steps: Steps, length: int, discounts: Any) -> Estimates:
-    return gae.compute_advantages(static.spec, params, scales, steps, length, discounts[0], discounts[1])
+    return gae.compute_advantages(static.spec, params, scales, steps, length, *(discounts[place] for place in range(3)))
 
 
-def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: np.ndarray | None = None) -> Advantages:
     """The advantages of a rollout of NumPy arrays, as NumPy arrays."""
     if not isinstance(policy, JaxPolicy):
         raise ConfigError(f"the jax backend reads policies of its own, not {type(policy).__name__}")
     length = config.sequence_length_for(rollout.num_steps, memory=policy.spec.memory is not None)
     with policy.precision():
-        steps = steps_of(policy.spec, fill_invalid_rows(rollout), length)
-        discounts = np.array([config.gamma, config.gae_lambda], policy.dtype)
+        steps = steps_of(policy.spec, fill_invalid_rows(rollout), length)._replace(log_ratios=() if log_ratios is None else log_ratios)
+        discounts = np.array([config.gamma, config.gae_lambda, config.vtrace_clip], policy.dtype)
         found = _estimates(StaticSpec(policy.spec), policy.params, policy.scales, steps, length, discounts)
     return Advantages(*[np.array(part) for part in found])
+
+
+def log_probs(policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray:
+    """The log-probs [T, B] of a rollout's actions under the policy."""
+    return np.asarray(row_log_probs(policy, fill_invalid_rows(rollout), config))
 
 
 _compute_gae = jax.jit(gae.compute_gae)

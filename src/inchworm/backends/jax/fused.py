@@ -189,6 +189,8 @@ def why_not_fused(policy: Any, collector: Any, learner: Any) -> str | None:
         return "the environments are stepped from the host"
     if any(name.partition(".")[0] in policy.statistics.parts for name in learner.frozen):
         return "ppo.freeze keeps a normaliser"
+    if learner.config.correction != "off" or learner.config.proximal_decay is not None:
+        return "ppo.correction and ppo.proximal_decay look at a rollout before it is learned from"
     return None
 
 
@@ -206,7 +208,7 @@ class FusedTraining:
         self._sequences = num_sequences(ppo.rollout_steps, len(collector.lane_numbers), self._program.learning.length)
         # Where an epoch may end an update, the next orders depend on it, where the rate adapts, the next settings do, and normalisers and
         # the scale of rewards are moved on the host, in float64.
-        stops = ppo.target_kl is not None or ppo.min_effective_sample_size is not None
+        stops = ppo.target_kl is not None
         moves = ppo.learning_rate_schedule == "adaptive" or ppo.scale_rewards or learner.policy.statistics.parts
         alone = stops or moves
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))

@@ -36,6 +36,25 @@ def compute_gae(
     return (row_by_row if deltas.shape[1] >= MANY_LANES else by_doubling)(deltas, carries)
 
 
+def compute_vtrace(
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminated: Array,
+    truncated: Array,
+    log_ratios: Array,
+    gamma: Any,
+    gae_lambda: Any,
+    clip: Any,
+) -> tuple[Array, Array]:
+    """V-trace's advantages and value targets, each [T, B], as derived in `backends/numpy/gae`."""
+    deltas = rewards + jnp.where(terminated, 0, gamma * next_values) - values  # [T, B]
+    carries = jnp.where(terminated | truncated, 0, jnp.full_like(deltas, gamma * gae_lambda))
+    ratios = jnp.minimum(jnp.exp(log_ratios), clip).astype(deltas.dtype)
+    sums = (row_by_row if deltas.shape[1] >= MANY_LANES else by_doubling)(ratios * deltas, carries * ratios)
+    return deltas + carries * jnp.concatenate([sums[1:], jnp.zeros_like(sums[:1])]), values + sums
+
+
 def row_by_row(deltas: Array, carries: Array) -> Array:
     """A_t = delta_t + carry_t A_{t+1} [T, B], from the last row to the first."""
 
@@ -84,7 +103,7 @@ class Estimates(NamedTuple):
 
 
 def compute_advantages(
-    spec: PolicySpec, params: Params, scales: Scales, steps: Steps, length: int, gamma: Any, gae_lambda: Any
+    spec: PolicySpec, params: Params, scales: Scales, steps: Steps, length: int, gamma: Any, gae_lambda: Any, vtrace_clip: float = 1.0
 ) -> Estimates:
     """One pass of the critic over a rollout and the successors of its cut rows, then the advantages: a pure function.
 
@@ -106,7 +125,11 @@ def compute_advantages(
         after = Past(cuts.memory, jnp.zeros((1, len(cuts.valid)), bool))
         successors = reward_units(scales, critic_rows(spec, params, normalized_inputs(spec, scales, *at_cuts), after))
     next_values = shift_values(values, cuts.places, successors)
-    advantages = compute_gae(steps.rewards, values, next_values, steps.terminated, steps.truncated, gamma, gae_lambda)
+    given = (steps.rewards, values, next_values, steps.terminated, steps.truncated)
+    if not isinstance(steps.log_ratios, tuple):
+        advantages, returns = compute_vtrace(*given, steps.log_ratios, gamma, gae_lambda, vtrace_clip)
+        return Estimates(values, next_values, advantages, returns)
+    advantages = compute_gae(*given, gamma, gae_lambda)
     return Estimates(values, next_values, advantages, advantages + values)
 
 

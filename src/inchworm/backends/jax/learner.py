@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.samples import steps_of
 from inchworm.backends.jax.update import Carry, Metrics, Program, compiled_update, settings_array
 from inchworm.backends.learner import ALL_FROZEN, EMPTY, RATIO_TOLERANCE, BaseLearner, StepMetrics, summary
+from inchworm.backends.off_policy import OldData
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import Advantages, Minibatch, ProfilePoint, Tree
@@ -131,14 +133,23 @@ class JaxOptimizer(BaseLearner):
         """The order of the sequences in every epoch [epochs, N] i32, from the shuffle stream."""
         return np.stack([self._stream.permutation(total) for _ in range(self.config.update_epochs)]).astype(np.int32)
 
-    def learn(self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool) -> tuple[dict[str, float], Advantages]:
+    def log_probs(self, rollout: Rollout) -> np.ndarray:
+        """The log-probs [T, B] of a rollout's actions."""
+        return backend.log_probs(self.policy, rollout, self.config)
+
+    def learn(
+        self, rollout: Rollout, losses: tuple[CustomLoss, ...], *, on_policy: bool, old: OldData | None = None
+    ) -> tuple[dict[str, float], Advantages]:
         """Advantages and all steps, in one compiled call."""
-        filled = fill_invalid_rows(rollout)
+        filled = fill_invalid_rows(rollout if old is None or old.log_probs is None else replace(rollout, log_probs=old.log_probs))
         if self.policy.statistics.pending:  # it was collected without them: it only initialises them
             return {**EMPTY, "warm_up": 1.0}, backend.compute_advantages(self.policy, filled, self.config)
         program, before = self.program(rollout.num_steps, losses), self._stream.bit_generator.state
         total = num_sequences(rollout.num_steps, rollout.num_lanes, program.length)
         steps = steps_of(program.spec, filled, program.length, raw_fields(filled, losses) if losses else None)
+        if old is not None:
+            corrects = self.config.correction == "vtrace"
+            steps = steps._replace(log_ratios=old.log_ratios if corrects else (), weights=() if old.weights is None else old.weights)
         permutations = self.permutations(total)
         with self.policy.precision():
             update = compiled_update(program, program.length * -(-total // self.config.minibatches_for(total, program.length)))
@@ -151,7 +162,7 @@ class JaxOptimizer(BaseLearner):
         self._restore_stream(before, total, max(1, int(metrics.epochs)))
         for order in permutations[: max(1, int(metrics.epochs))]:
             self.tell_order(order.astype(np.int64), self.config.minibatches_for(total, program.length))
-        return self._report(program, metrics, filled, advantages, permutations, on_policy), advantages
+        return self._report(program, metrics, filled, advantages, permutations, on_policy and old is None), advantages
 
     def _restore_stream(self, before: Mapping[str, Any], total: int, epochs: int) -> None:
         """Leave the shuffle stream as if only the epochs that were run had drawn from it, as in every backend."""
@@ -176,7 +187,7 @@ class JaxOptimizer(BaseLearner):
         """The metrics of the epochs that were run; an adaptive learning rate follows them."""
         first = {"ratio_error": float(metrics.ratio_error), "effective_sample_size": float(metrics.effective_sample_size)}
         self.epoch = int(metrics.epochs)
-        if self._too_few_count(first["effective_sample_size"]) or not self.epoch:
+        if not self.epoch:
             return {**EMPTY, **first}
         epochs: list[StepMetrics] = [dict(zip(program.columns, rows.T)) for rows in metrics.table[: self.epoch]]
         if program.adaptive:
@@ -246,4 +257,5 @@ def raw_fields(rollout: Rollout, losses: Sequence[CustomLoss]) -> dict[str, Tree
         "episode_starts": rollout.episode_starts,
         "next_observations": rollout.next_observations if successors else (),
         "global_state": lane_states(rollout),
+        "extras": rollout.extras,
     }

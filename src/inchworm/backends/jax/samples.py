@@ -66,6 +66,10 @@ class Steps(NamedTuple):
     """[N, layers, size] each, before the first row of every sequence; `()` without memory."""
     raw: Tree = ()
     """What custom losses may ask for, by the fields of a minibatch, each [T, B, …]; `()` without them."""
+    log_ratios: Any = ()
+    """[T, B] f32 log p / b, by which advantages are V-trace's; `()` for GAE."""
+    weights: Any = ()
+    """[T, B] f32 by which the decoupled objective weights advantages; `()` without it."""
 
 
 MIN_CUTS = 64

@@ -54,7 +54,6 @@ class Settings(NamedTuple):
     desired_kl: Any
     min_rate: Any
     max_rate: Any
-    min_effective_sample_size: Any
     loss_weights: Any = ()
     """[n] those of the custom losses, if there are any."""
 
@@ -67,7 +66,7 @@ def read_settings(array: Any) -> Settings:
 
 def settings_array(config: PPOConfig, coefficients: LossCoefficients, rate: float, dtype: Any = np.float32) -> np.ndarray:
     """The settings of one update as one array."""
-    least, target = config.min_effective_sample_size, config.target_kl
+    target = config.target_kl
     settings = Settings(
         rate=rate,
         clip_coef=coefficients.clip_coef,
@@ -83,7 +82,6 @@ def settings_array(config: PPOConfig, coefficients: LossCoefficients, rate: floa
         desired_kl=config.desired_kl,
         min_rate=config.min_learning_rate,
         max_rate=config.max_learning_rate,
-        min_effective_sample_size=-np.inf if least is None else least,
     )
     return np.array(settings[:-1], dtype)
 
@@ -103,7 +101,9 @@ class Program(Static):
         flags = (config.ent_coef > 0, config.max_grad_norm is None, config.weight_decay > 0, config.gradient_accumulation)
         adaptive = config.learning_rate_schedule == "adaptive"
         functions = tuple((loss.name, id(loss.function), loss.arguments, loss.keywords) for loss in losses)
-        super().__init__((repr(policy.spec.to_dict()), tuple(self.shapes), *decided, *flags, adaptive, functions, length))
+        super().__init__(
+            (repr(policy.spec.to_dict()), tuple(self.shapes), *decided, *flags, adaptive, functions, length, config.vtrace_clip)
+        )
 
     @cached_property
     def adaptive(self) -> bool:
@@ -150,7 +150,8 @@ def update(
     `permutations` [epochs, N] give the order of the sequences in each epoch, `settings` is `settings_array`.
     """
     given = read_settings(settings)
-    estimates = compute_advantages(program.spec, carry.params(program), scales, steps, program.length, given.gamma, given.gae_lambda)
+    discounts = (given.gamma, given.gae_lambda, program.config.vtrace_clip)
+    estimates = compute_advantages(program.spec, carry.params(program), scales, steps, program.length, *discounts)
     samples = samples_of(program, scales, steps, estimates)
     carry, metrics = learn(program, carry, scales, samples, permutations, given)
     return carry, metrics, estimates
@@ -190,6 +191,8 @@ def samples_of(program: Program, scales: Scales, steps: Steps, estimates: Estima
     advantages = estimates.advantages
     if program.config.normalize_advantages == "batch":
         advantages = normalize(advantages, jnp.asarray(steps.valid))
+    if not isinstance(steps.weights, tuple):
+        advantages = advantages * jnp.asarray(steps.weights).astype(advantages.dtype)
     return make_samples(program.spec, scales, steps, advantages, estimates.values, estimates.returns, program.length)
 
 
@@ -208,7 +211,7 @@ class _Loop(NamedTuple):
 def learn(
     program: Program, carry: Carry, scales: Scales, samples: Samples, permutations: Array, settings: Settings
 ) -> tuple[Carry, Metrics]:
-    """All epochs: until the last one, or until `target_kl` is exceeded or too many steps in a row are bad; none if too few samples count.
+    """All epochs: until the last one, or until `target_kl` is exceeded or too many steps in a row are bad.
 
     The epochs are a loop with a dynamic end, so that stopping early costs nothing and compiles nothing.
     """
@@ -242,7 +245,7 @@ def learn(
         carry=carry,
         rate=settings.rate,
         table=jnp.zeros((count, len(places), len(program.columns)), carry.state.rows.dtype),
-        go=effective >= settings.min_effective_sample_size,
+        go=jnp.ones((), bool),
         stopped=jnp.zeros((), bool),
     )
     end = lax.while_loop(lambda loop: loop.go, epoch, start)

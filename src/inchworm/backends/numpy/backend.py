@@ -12,9 +12,12 @@ import numpy as np
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages
 from inchworm.backends.numpy.gae import compute_gae as compute_gae
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.config.sections import TrainingConfig
+from inchworm.backends.off_policy import row_log_probs
+from inchworm.config.sections import PPOConfig, TrainingConfig
 from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.policy.spec import PolicySpec
+from inchworm.rollout.rollout import Rollout
+from inchworm.rollout.sequences import fill_invalid_rows
 
 
 def make_policy(spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
@@ -28,6 +31,12 @@ def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | P
 
     run = config.run
     return NumpyOptimizer(policy, config.ppo, seed=run.seed, total_timesteps=run.total_timesteps, dump_directory=dump_directory)
+
+
+def log_probs(policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray:
+    """The log-probs [T, B] of a rollout's actions under the policy."""
+    found: np.ndarray = row_log_probs(policy, fill_invalid_rows(rollout), config)
+    return found
 
 
 def acting_policy(policy: Policy) -> Actor:

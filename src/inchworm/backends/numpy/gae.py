@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import numpy as np
@@ -42,11 +43,41 @@ def compute_gae(
     # `where` instead of a product with 0: a terminated row's next value is not read, whatever it is.
     deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
     carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
+    return _sums(deltas, carries).astype(values.dtype)
+
+
+def compute_vtrace(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    next_values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    log_ratios: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+    clip: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """V-trace's advantages and value targets, each [T, B], in the dtype of `values` (Espeholt et al. 2018, "IMPALA", section 4.1).
+
+    With r_t = min(clip, p / b) of each row, from its `log_ratios`, the targets are v_t = V_t + Σ_k γ^k c_t … c_{t+k-1} r_{t+k} delta_{t+k},
+    where c = lambda r. The advantage is delta_t + γ lambda (v_{t+1} - V_{t+1}): the step's own ratio is left to the policy's loss. With
+    ratios of 1 it is GAE, with a lambda of 1 the paper's r_t + γ v_{t+1} - V_t.
+    """
+    deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
+    carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
+    ratios = np.exp(np.minimum(log_ratios.astype(np.float64), math.log(clip)))  # [T, B] truncated
+    sums = _sums(ratios * deltas, carries * ratios)  # v - V
+    advantages = deltas + carries * np.concatenate([sums[1:], np.zeros_like(sums[:1])])
+    return advantages.astype(values.dtype), (values + sums).astype(values.dtype)
+
+
+def _sums(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
+    """A_t = delta_t + carry_t A_{t+1} [T, B], from the last row to the first; `deltas` may be overwritten."""
     if deltas.shape[1] <= FEW_LANES:
-        return _by_lane(deltas, carries).astype(values.dtype)
-    for t in range(len(deltas) - 2, -1, -1):  # A_t = delta_t + carry_t A_{t+1}, from the last row to the first
+        return _by_lane(deltas, carries)
+    for t in range(len(deltas) - 2, -1, -1):
         deltas[t] += carries[t] * deltas[t + 1]
-    return deltas.astype(values.dtype)
+    return deltas
 
 
 def _by_lane(deltas: np.ndarray, carries: np.ndarray) -> np.ndarray:
@@ -82,10 +113,17 @@ def critic_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> tuple[
     return values, critic.value(successors, rollout.cut_state, no_resets, *((states, valid) if central else ()))[0]
 
 
-def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
-    """Values, values of the true successors, advantages and returns of a rollout under the current critic."""
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: np.ndarray | None = None) -> Advantages:
+    """Values, values of the true successors, advantages and returns of a rollout under the current critic.
+
+    With the `log_ratios` [T, B] of the current policy to the one that collected, they are V-trace's, else GAE's.
+    """
     values, at_cuts = map(np.asarray, critic_values(policy, rollout, config))  # [T, B], [K]
     next_values = shift_values(values, rollout.cut_rows, at_cuts)
     flags = (rollout.terminated, rollout.truncated)
+    if log_ratios is not None:
+        discounts = (config.gamma, config.gae_lambda, config.vtrace_clip)
+        advantages, returns = compute_vtrace(rollout.rewards, values, next_values, *flags, log_ratios, *discounts)
+        return Advantages(values, next_values, advantages, returns)
     advantages = compute_gae(rollout.rewards, values, next_values, *flags, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)

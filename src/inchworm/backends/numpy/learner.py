@@ -19,6 +19,7 @@ import optree
 
 from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.learner import ALL_FROZEN, MinibatchLearner, StepMetrics
+from inchworm.backends.numpy import backend
 from inchworm.backends.numpy.distributions import ActionTerms
 from inchworm.backends.numpy.gae import compute_advantages
 from inchworm.backends.numpy.loss import LossGradients, Samples, normalize, ppo_loss
@@ -280,15 +281,23 @@ class NumpyOptimizer(MinibatchLearner):
             raise ConfigError(ALL_FROZEN)
         self._step = MinibatchStep(policy, self.config, self._network, self.optimizer, self.frozen)
 
-    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+    def log_probs(self, rollout: Rollout) -> np.ndarray:
+        """The log-probs [T, B] of a rollout's actions."""
+        return backend.log_probs(self.policy, rollout, self.config)
+
+    def critic_pass(self, rollout: Rollout, log_ratios: np.ndarray | None) -> tuple[Rollout, Advantages]:
         """Fill invalid rows and compute advantages."""
         filled = fill_invalid_rows(rollout)
-        return filled, compute_advantages(self.policy, filled, self.config)
+        return filled, compute_advantages(self.policy, filled, self.config, log_ratios)
 
-    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> RolloutSamples:
+    def make_sequences(
+        self, rollout: Rollout, advantages: Advantages, length: int, weights: np.ndarray | None = None, *, successors: bool
+    ) -> RolloutSamples:
         """Load the current weights, and lay the rollout out as samples, with advantages normalised if that is per batch."""
         if self.config.normalize_advantages == "batch":
             advantages = dataclasses.replace(advantages, advantages=normalize(advantages.advantages, rollout.valid))
+        if weights is not None:
+            advantages = dataclasses.replace(advantages, advantages=advantages.advantages * weights)
         self._network.load(self.policy.get_weights())
         return RolloutSamples(self.policy, rollout, advantages, length, successors=successors)
 

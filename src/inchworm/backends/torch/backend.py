@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 from inchworm.backends.numpy.policy import NumpyPolicy
+from inchworm.backends.off_policy import row_log_probs
 from inchworm.backends.torch import gae
 from inchworm.backends.torch.gae import compute_gae as compute_gae
-from inchworm.backends.torch.network import Network, to_tensor
+from inchworm.backends.torch.network import Network, to_tensor, to_tensors
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.config.sections import PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
@@ -24,7 +26,7 @@ from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.core.types import Advantages
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.rollout import Rollout
-from inchworm.rollout.sequences import fill_invalid_rows
+from inchworm.rollout.sequences import fill_invalid_rows, lane_states
 
 
 def make_policy(spec: PolicySpec, weights: Mapping[str, np.ndarray] | None, seed: int) -> Policy:
@@ -50,11 +52,26 @@ def make_learner(policy: Policy, config: TrainingConfig, dump_directory: str | P
     )
 
 
-def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: np.ndarray | None = None) -> Advantages:
     """The advantages of a rollout of NumPy arrays, as NumPy arrays."""
-    device = next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
-    result = gae.compute_advantages(policy, fill_invalid_rows(rollout).map(partial(to_tensor, device=device)), config)
+    device = _device_of(policy)
+    ratios = None if log_ratios is None else to_tensor(log_ratios, device)
+    result = gae.compute_advantages(policy, fill_invalid_rows(rollout).map(partial(to_tensor, device=device)), config, ratios)
     return Advantages(*[tensor.cpu().numpy() for tensor in (result.values, result.next_values, result.advantages, result.returns)])
+
+
+def log_probs(policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray:
+    """The log-probs [T, B] of a rollout's actions under the policy, evaluated as it acts: without dropout, and changing nothing."""
+    device = _device_of(policy)
+    on_device = replace(fill_invalid_rows(rollout), global_state=()).map(partial(to_tensor, device=device))
+    shared = to_tensors(lane_states(rollout), device)
+    with torch.no_grad():
+        found: np.ndarray = row_log_probs(policy, on_device, config, shared).cpu().numpy()
+    return found
+
+
+def _device_of(policy: Policy) -> torch.device:
+    return next(iter(policy.parameters())).device if isinstance(policy, torch.nn.Module) else torch.device("cpu")
 
 
 def acting_policy(policy: Policy) -> Actor:

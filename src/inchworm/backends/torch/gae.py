@@ -29,18 +29,66 @@ def gae_on_device(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
     """The recursion with tensors only, for devices whose memory NumPy cannot read."""
-    advantages = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B] the deltas, for now
-    carries = torch.where(terminated | truncated, 0, torch.full_like(advantages, gamma * gae_lambda))  # [T, B]
-    for t in range(len(advantages) - 2, -1, -1):
-        advantages[t] += carries[t] * advantages[t + 1]
-    return advantages
+    deltas = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B]
+    return _sums(deltas, torch.where(terminated | truncated, 0, torch.full_like(deltas, gamma * gae_lambda)))
 
 
-def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig) -> Advantages:
+def _sums(deltas: Tensor, carries: Tensor) -> Tensor:
+    """A_t = delta_t + carry_t A_{t+1} [T, B], from the last row to the first; `deltas` is overwritten."""
+    for t in range(len(deltas) - 2, -1, -1):
+        deltas[t] += carries[t] * deltas[t + 1]
+    return deltas
+
+
+def compute_vtrace(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    log_ratios: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    clip: float,
+) -> tuple[Tensor, Tensor]:
+    """V-trace's advantages and value targets, as derived in `backends/numpy/gae`; on the CPU computed there."""
+    given = (rewards, values, next_values, terminated, truncated, log_ratios)
+    if rewards.device.type == "cpu":
+        r, v, w, ended, cut, logs = (tensor.detach().numpy() for tensor in given)
+        advantages, targets = reference.compute_vtrace(r, v, w, ended, cut, logs, gamma, gae_lambda, clip)
+        return torch.from_numpy(advantages), torch.from_numpy(targets)
+    return vtrace_on_device(*given, gamma, gae_lambda, clip)
+
+
+def vtrace_on_device(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    log_ratios: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    clip: float,
+) -> tuple[Tensor, Tensor]:
+    """The same with tensors only."""
+    deltas = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B]
+    carries = torch.where(terminated | truncated, 0, torch.full_like(deltas, gamma * gae_lambda))
+    ratios = log_ratios.exp().clamp(max=clip)
+    sums = _sums(ratios * deltas, carries * ratios)
+    following = torch.cat([sums[1:], torch.zeros_like(sums[:1])])
+    return deltas + carries * following, values + sums
+
+
+def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: Tensor | None = None) -> Advantages:
     """Values, values of the true successors, advantages and returns of a rollout of tensors under the current critic."""
     values, at_cuts = reference.critic_values(policy, rollout, config)  # [T, B], [K]
     next_values = torch.cat([values[1:], values[-1:]])
     rows = rollout.cut_rows.long()
     next_values[rows[:, 0], rows[:, 1]] = at_cuts
-    advantages = compute_gae(rollout.rewards, values, next_values, rollout.terminated, rollout.truncated, config.gamma, config.gae_lambda)
+    given = (rollout.rewards, values, next_values, rollout.terminated, rollout.truncated)
+    if log_ratios is not None:
+        advantages, returns = compute_vtrace(*given, log_ratios, config.gamma, config.gae_lambda, config.vtrace_clip)
+        return Advantages(values, next_values, advantages, returns)
+    advantages = compute_gae(*given, config.gamma, config.gae_lambda)
     return Advantages(values, next_values, advantages, advantages + values)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.learner import ALL_FROZEN, RATIO_TOLERANCE, MinibatchLearner, StepMetrics, ratio_metrics
+from inchworm.backends.torch import backend
 from inchworm.backends.torch.compiled import CompiledStep
 from inchworm.backends.torch.distributed import TorchRanks, own_part
 from inchworm.backends.torch.gae import compute_advantages
@@ -227,15 +228,24 @@ class PPOOptimizer(MinibatchLearner):
         minibatch = Minibatch(**steps, policy_state=to_tensors(policy_state, self.device))
         return ppo_loss(self.policy.evaluate(minibatch), minibatch, self._coefficients(), minibatch.valid.sum())
 
-    def critic_pass(self, rollout: Rollout) -> tuple[Rollout, Advantages]:
+    def log_probs(self, rollout: Rollout) -> np.ndarray:
+        """The log-probs [T, B] of a rollout's actions."""
+        return backend.log_probs(self.policy, rollout, self.config)
+
+    def critic_pass(self, rollout: Rollout, log_ratios: np.ndarray | None) -> tuple[Rollout, Advantages]:
         """Fill invalid rows, move the rollout to the device and compute advantages."""
         on_device = fill_invalid_rows(rollout).map(partial(to_tensor, device=self.device))  # the one transfer
-        return on_device, compute_advantages(self.policy, on_device, self.config)
+        ratios = None if log_ratios is None else to_tensor(log_ratios, self.device)
+        return on_device, compute_advantages(self.policy, on_device, self.config, ratios)
 
-    def make_sequences(self, rollout: Rollout, advantages: Advantages, length: int, *, successors: bool) -> PackedSequences:
+    def make_sequences(
+        self, rollout: Rollout, advantages: Advantages, length: int, weights: np.ndarray | None = None, *, successors: bool
+    ) -> PackedSequences:
         """Pack the rollout's sequences, with advantages normalised if that is per batch."""
         if self.config.normalize_advantages == "batch":
             advantages = replace(advantages, advantages=normalize(advantages.advantages, rollout.valid, total=self._total))
+        if weights is not None:
+            advantages = replace(advantages, advantages=advantages.advantages * to_tensor(weights, self.device))
         shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
         return PackedSequences(sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors), shared)
 
