@@ -19,6 +19,7 @@ import numpy as np
 import results
 from figures import Section, Target, table
 from inchworm import EvalConfig, PPOTrainer, TrainingConfig
+from inchworm.backends.registry import learning_threads
 from inchworm.config.presets import PRESETS
 
 LIMIT = 1.02
@@ -52,7 +53,7 @@ def train(config: TrainingConfig) -> tuple[dict[str, float], np.ndarray]:
 
 def bare_loop(config: TrainingConfig) -> tuple[dict[str, float], np.ndarray]:
     """Collect, update, and hand over the weights, until as many steps are taken."""
-    with closing(trainer_of(config)) as trainer:
+    with closing(trainer_of(config)) as trainer, learning_threads(config.run.threads, config.run.backend):  # as many as `train` uses
         collector, learner, ppo = trainer.collector, trainer.learner, config.ppo
         began, busy = time.perf_counter(), time.process_time()
         while collector.env_steps < config.run.total_timesteps:

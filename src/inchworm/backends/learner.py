@@ -167,7 +167,8 @@ class BaseLearner(ABC):
             counters = {"learning_rate": self.learning_rate, "n_updates": float(self.updates)}
             return UpdateStats({**EMPTY, **{f"loss/{loss.name}": 0.0 for loss in losses}, **counters})
         kept = self._frozen_weights()
-        on_policy = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
+        own = bool((rollout.weights_fingerprint == np.uint64(self._history[-1])).all())
+        on_policy = self.ranks.total(int(not own)) == 0
         old = self._look_back(rollout, on_policy=on_policy)
         if old is not None and (reason := describe_distance(old.metrics, self.config)):
             warnings.warn(f"no steps were taken on this rollout: {reason}. Collect a newer one or change the setting", stacklevel=3)

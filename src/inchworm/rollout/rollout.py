@@ -220,14 +220,15 @@ class Rollout:
 
     def save(self, path: str | Path, *, shard_bytes: int | None = None) -> Path:
         """Write the rollout atomically: to one file, or to a new directory of files of about `shard_bytes` bytes, each of some lanes."""
+        host = self.to_numpy()
         if shard_bytes is None:
-            return save_fields(path, self.to_numpy().to_dict())
-        width = self.lanes_per_copy
-        copies = max(1, self.num_lanes // width)
-        together = width * max(1, int(shard_bytes * copies / max(1, self.nbytes)))  # lanes per shard
-        firsts = range(0, max(1, self.num_lanes), together)
-        lanes = [np.arange(first, min(first + together, self.num_lanes)) for first in firsts]
-        return save_shards(path, self.to_dict(), lanes, lambda chosen: self.select_lanes(chosen).to_dict())
+            return save_fields(path, host.to_dict())
+        width = host.lanes_per_copy
+        copies = max(1, host.num_lanes // width)
+        together = width * max(1, int(shard_bytes * copies / max(1, host.nbytes)))  # lanes per shard
+        firsts = range(0, max(1, host.num_lanes), together)
+        lanes = [np.arange(first, min(first + together, host.num_lanes)) for first in firsts]
+        return save_shards(path, host.to_dict(), lanes, lambda chosen: host.select_lanes(chosen).to_dict())
 
     @classmethod
     def load(cls, path: str | Path, *, mapped: bool = False) -> Rollout:
