@@ -32,6 +32,7 @@ from inchworm.config.presets import medium_config as medium_config
 from inchworm.config.presets import small_fast_config as small_fast_config
 from inchworm.config.sections import CollectConfig as CollectConfig
 from inchworm.config.sections import ConvergenceConfig as ConvergenceConfig
+from inchworm.config.sections import CurriculumConfig as CurriculumConfig
 from inchworm.config.sections import EnvConfig as EnvConfig
 from inchworm.config.sections import EvalConfig as EvalConfig
 from inchworm.config.sections import MlflowConfig as MlflowConfig
@@ -101,11 +102,13 @@ from inchworm.selfplay.callback import SelfPlayCallback as SelfPlayCallback
 from inchworm.selfplay.opponent_pool import OpponentPool as OpponentPool
 from inchworm.selfplay.opponent_pool import Rating as Rating
 from inchworm.tracking.metrics import StatsLogger as StatsLogger
+from inchworm.train.curriculum import CurriculumCallback as CurriculumCallback
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
 from inchworm.train.seeds import SeedsSummary as SeedsSummary
 from inchworm.train.seeds import train_seeds as train_seeds
+from inchworm.train.trainer import CurriculumPPOTrainer as CurriculumPPOTrainer
 from inchworm.train.trainer import PPOTrainer as PPOTrainer
 from inchworm.train.trainer import create_training_components as create_training_components
 from inchworm.train.trainer import functional_training_loop as functional_training_loop

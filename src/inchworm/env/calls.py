@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from inchworm.config.sections import CurriculumConfig
 from inchworm.core.errors import EnvError, InchwormError, describe_error
 
 CALLS = "inchworm.calls"
@@ -81,3 +82,15 @@ def plain_result(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain_result(item, name) for key, item in value.items()}
     raise EnvError(f"{name} returned {type(value).__name__}; a method that is called in all copies returns numbers, text, lists or dicts")
+
+
+def set_level(env: Any, curriculum: CurriculumConfig, level: int, indices: Sequence[int] | None = None) -> None:
+    """Give copies of a vector env a level of a curriculum, from their next resets on: by reset options, or by its method."""
+    curriculum.check_level(level, "level")
+    method = f"set_{curriculum.option}"
+    has_method = getattr(env, "has_method", None)  # a vector env that was written elsewhere may lack it
+    calls = not curriculum.levels and has_method is not None and has_method(method)
+    options = dict(curriculum.levels[level - 1]) if curriculum.levels else {} if calls else {curriculum.option: level}
+    env.set_reset_options({**options, LEVEL: level}, indices)
+    if calls:
+        env.call(method, level, indices=indices)

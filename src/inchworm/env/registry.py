@@ -47,6 +47,7 @@ class World:
 _WORLDS = {
     "CartPole-v0": "inchworm.worlds.cartpole:WORLD",
     "CartPole-v1": "inchworm.worlds.cartpole:WORLD",
+    "Maze-v0": "inchworm.worlds.maze:WORLD",
     "Skirmish-v0": "inchworm.worlds.skirmish:WORLD",
 }
 """Id -> `package.module:NAME` of its `World`."""

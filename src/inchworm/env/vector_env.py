@@ -246,7 +246,7 @@ class LaneVectorEnv(Closes):
                 more = {} if returns is None else {"team_return": float(returns[copy])}
                 options = self._ledger.options[copy]
                 if options and LEVEL in options:
-                    more["level"] = float(options[LEVEL])
+                    more["curriculum_level"] = float(options[LEVEL])
                 records.append(EndedEpisode(lane, seed, last, {**info, **more}, state, bool(rows.final_valid[lane])))
             for lane, _ in ended:
                 if lane % width == 0:  # once for each copy, after its seed was read
