@@ -62,6 +62,10 @@ from inchworm.env.check import check_env as check_env
 from inchworm.env.make import make_env as make_env
 from inchworm.env.registry import config_for as config_for
 from inchworm.env.source import make_vector_env as make_vector_env
+from inchworm.env.tasks import Task as Task
+from inchworm.env.tasks import TaskDistribution as TaskDistribution
+from inchworm.env.tasks import TaskList as TaskList
+from inchworm.env.tasks import TrialEnv as TrialEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator as PolicyEvaluator
 from inchworm.evaluate.evaluator import evaluate_policy as evaluate_policy
 from inchworm.evaluate.evaluator import evaluate_vs_heuristic as evaluate_vs_heuristic
@@ -106,6 +110,9 @@ from inchworm.train.curriculum import CurriculumCallback as CurriculumCallback
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
+from inchworm.train.meta import Adaptation as Adaptation
+from inchworm.train.meta import MetaLearningPPOTrainer as MetaLearningPPOTrainer
+from inchworm.train.meta import evaluate_adaptation as evaluate_adaptation
 from inchworm.train.seeds import SeedsSummary as SeedsSummary
 from inchworm.train.seeds import train_seeds as train_seeds
 from inchworm.train.trainer import CurriculumPPOTrainer as CurriculumPPOTrainer

@@ -326,7 +326,7 @@ class PPOTrainer(Closes):
                 self.config, self._asked = (each.replace(env=each.env.replace(num_envs=copies)) for each in (self.config, self._asked))
             self.size = describe_size(self.env, self.config)
             self.callbacks = bound_curricula(self.config, self.env, [*curricula, *own])
-            self.policy = resolve_policy(policy, self.config, self.env)
+            self.policy = self.make_policy(policy)
             self.continues = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
             """Whether the run has a checkpoint, which `load_checkpoint` restores."""
             self.warm_start = None if self.continues else warm_start(self.policy, self.config.run)
@@ -427,6 +427,10 @@ class PPOTrainer(Closes):
     def failures(self) -> list[str]:
         """Errors outside of the training itself, such as a crashed evaluation."""
         return self.state.failures
+
+    def make_policy(self, policy: Any) -> Policy:
+        """Make the policy from what the trainer was given; the environments are made, and the config is complete."""
+        return resolve_policy(policy, self.config, self.env)
 
     def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
         """Collect the next `n_steps` steps of every lane with the current policy, without learning."""
