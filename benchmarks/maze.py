@@ -65,8 +65,8 @@ def section(data: dict[str, Any]) -> Section:
         rows.append([name, *cells])
     lines = [
         "9 x 9 cells, the longest way 59 steps, reward 1 at the goal and nothing else. The curriculum is `curriculum.mode=adaptive` with",
-        f"{LEVELS} levels; plain PPO always begins far from the goal and has twice the env steps, and its entropy coefficient is the best of",
-        f"{len(ENTROPIES)}, here {chosen:g}. Success of {EPISODES} sampled episodes at the highest level, seed by seed:",
+        f"{LEVELS} levels; plain PPO always begins far from the goal and has twice the env steps, and its entropy coefficient is the best",
+        f"of {len(ENTROPIES)}, here {chosen:g}. Success of {EPISODES} sampled episodes at the highest level, seed by seed:",
         "",
         *table(["", "success", "highest level reached after (env steps)", "env steps", "seconds, all seeds"], rows),
     ]

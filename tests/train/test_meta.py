@@ -22,7 +22,7 @@ def trainer_of(env: Any = PointWorld, **options: Any) -> MetaLearningPPOTrainer:
 
 def test_a_rollout_holds_the_context_of_each_round() -> None:
     with trainer_of(adaptations=2) as trainer:
-        assert trainer.get_task_trajectories(EAST).shape == (0, 16, 10)
+        assert trainer.get_task_trajectories(EAST).shape == (0, 16, 8)
         rollout = trainer.collect_task_specific_rollouts([EAST, NORTH])
         assert (rollout.num_steps, rollout.num_lanes) == (16, 12)  # 4 lanes, three rounds
         table, index = rollout.context
@@ -31,7 +31,7 @@ def test_a_rollout_holds_the_context_of_each_round() -> None:
             2,
             16,
             10,
-        )  # a row for each lane of each round; 1, reward, 2 actions, 2 places, 2 changes … of 2 trajectories
+        )  # a row for each lane of each round
         known = table[..., 0].sum((1, 2))
         assert known.tolist() == [0.0] * 4 + [16.0] * 4 + [32.0] * 4
         assert (index == np.arange(12)).all()
@@ -86,7 +86,7 @@ def test_meta_train_takes_tasks_and_steps_and_held_out_tasks_are_scored() -> Non
     with trainer_of() as trainer:
         history = trainer.meta_train([EAST, NORTH], steps_per_task=64, iterations=2)
         assert history["timesteps"] == [256.0, 512.0]  # 4 copies of 64 steps
-        assert trainer.get_task_trajectories(EAST).shape == (1, 32, 10)
+        assert trainer.get_task_trajectories(EAST).shape == (1, 32, 8)
         found = trainer.evaluate_adaptation([EAST, NORTH, Task("far", {"goal_x": 9.0})], episodes=1)
         assert found.returns.shape == (2, 3)
         assert (found.returns[:, 2] < found.returns[:, 0]).all()
