@@ -36,7 +36,8 @@ class PhysicsCartPole(gym.Env[np.ndarray, int]):
     DEFAULTS = {"length": 0.5, "masscart": 1.0, "force": 10.0}  # noqa: RUF012
 
     def __init__(self, limit: int = 100) -> None:
-        self._world, self.limit = CartPoleEnv(), limit
+        self._world: Any = CartPoleEnv()
+        self.limit = limit
         self.observation_space, self.action_space = self._world.observation_space, self._world.action_space  # type: ignore[assignment]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:

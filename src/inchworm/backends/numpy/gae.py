@@ -86,8 +86,10 @@ def critic_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> tuple[
 
 def _context_values(policy: Any, rollout: Rollout) -> tuple[Array, Array]:
     """The same for a policy that is conditioned on the rollout's task context, which has no memory."""
-    table, index = rollout.context or ((), ())
-    at_cuts = (table, index[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]][None]) if rollout.context else ()
+    at_cuts: Tree = ()
+    if rollout.context:
+        table, index = rollout.context
+        at_cuts = table, index[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]][None]  # [1, K]
     values = policy.value(rollout.observations, (), rollout.episode_starts, context=rollout.context)
     successors = optree.tree_map(lambda leaf: leaf[None], rollout.cut_observations)  # [1, K, …]
     return values, policy.value(successors, (), rollout.cut_valid[None], context=at_cuts)[0]
