@@ -6,6 +6,7 @@ recorded as the rollout's context, so that learning sees what acting saw, and tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def evaluate_adaptation(
     `episodes` + 1 episodes. An episode, or a trial, has at most `steps` steps.
     """
     acting: Any = _Greedy(policy) if deterministic else policy
-    with make_world(env, len(tasks), seed) as world:
+    with contextlib.closing(make_world(env, len(tasks), seed)) as world:
         for copy, task in enumerate(tasks):
             world.set_reset_options(task.options, [copy])
         collector = RolloutCollector(world, acting, seed=seed)
