@@ -433,7 +433,7 @@ def test_the_maze_by_hand_and_in_small(module: Any) -> None:
 
 
 def test_adaptation_by_hand_and_in_small(module: Any) -> None:
-    """Means 4 and 2 after one episode and without context; half intervals t(0.975, 1) · 1/sqrt 2 · sqrt 2/sqrt 2 of (3, 5) and of (2, 2)."""
+    """Means 4 and 2 after one episode and without context; the half interval of (3, 5) is t(0.975, 1) times 1, that of (2, 2) is 0."""
     meta = module("meta")
     runs = [{"world": "point", "context": True, "means": [0.0, value], "seconds": 1.0} for value in (3.0, 5.0)]
     runs += [{"world": "point", "context": False, "means": [2.0], "seconds": 1.0} for _ in range(2)]
