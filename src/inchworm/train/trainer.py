@@ -275,6 +275,7 @@ class PPOTrainer(Closes):
     """
 
     default_curriculum: str | None = None
+    """The mode of the curriculum of a trainer that is given none."""
 
     def __init__(
         self,
