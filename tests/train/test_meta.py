@@ -26,12 +26,7 @@ def test_a_rollout_holds_the_context_of_each_round() -> None:
         rollout = trainer.collect_task_specific_rollouts([EAST, NORTH])
         assert (rollout.num_steps, rollout.num_lanes) == (16, 12)  # 4 lanes, three rounds
         table, index = rollout.context
-        assert table.shape == (
-            12,
-            2,
-            16,
-            10,
-        )  # a row for each lane of each round
+        assert table.shape == (12, 2, 16, 8)  # a row for each lane of each round
         known = table[..., 0].sum((1, 2))
         assert known.tolist() == [0.0] * 4 + [16.0] * 4 + [32.0] * 4
         assert (index == np.arange(12)).all()
