@@ -16,7 +16,6 @@ STEPS = {
     "collectors": 800,
     "components": 600,
     "curiosity": 2100,
-    "curriculum": 1600,
     "curriculum": "1600 4096",
     "custom_loss": 600,
     "custom_network": 600,
