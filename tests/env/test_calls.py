@@ -208,9 +208,9 @@ def test_a_level_is_in_the_info_of_the_episodes_that_began_with_it():
         env.set_reset_options({LEVEL: 1})
         env.reset()
         env.set_reset_options({LEVEL: 2, "a": 1}, indices=[0])
-        assert [dict(end.info) for end in act(env, 3).ended] == [{"level": 1.0}] * 2
+        assert [dict(end.info) for end in act(env, 3).ended] == [{"curriculum_level": 1.0}] * 2
         after = frozen(act(env, 3))
-        assert [dict(end.info) for end in after.ended] == [{"level": 2.0}, {"level": 1.0}]
+        assert [dict(end.info) for end in after.ended] == [{"curriculum_level": 2.0}, {"curriculum_level": 1.0}]
         assert column(after, 3) == [1, 0]
 
 
