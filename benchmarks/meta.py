@@ -21,7 +21,7 @@ from figures import Section, Target, table
 from seeds import half_interval
 
 SEEDS, EPISODES = 5, 3
-STEPS = {"point": 400_000, "cartpole": 600_000, "trials": 400_000}
+STEPS = {"point": 150_000, "cartpole": 600_000, "trials": 400_000}
 """Env steps of each training, with and without context."""
 MARGINS = {"point": 2.0, "cartpole": 10.0, "trials": 1.0}
 """By how much the return after one episode must be above that of the same policy without context."""
