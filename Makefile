@@ -21,7 +21,7 @@ JOBS ?= 3
 CODE := src tests faults examples benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help train test browser lint format bench guard teams extensions learning variants presets faults doctor collectors docs clean
+.PHONY: help train test browser lint format bench guard teams tasks extensions learning variants presets faults doctor collectors docs clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,3\}//p' Makefile
@@ -107,6 +107,11 @@ teams: $(VENV)/installed-dev
 extensions: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/curiosity.py
 	$(BIN)/python benchmarks/exports.py
+
+tasks: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/maze.py
+	$(BIN)/python benchmarks/meta.py
+	$(BIN)/python benchmarks/symbolic.py
 
 learning: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/learning.py

@@ -96,6 +96,17 @@ PAGES = (
         ),
         {name: name for name in ("async_collection", "ray_scaling")},
     ),
+    Page(
+        DOCS / "curricula_measured.md",
+        (
+            "# Curricula and tasks, measured",
+            "",
+            "Made by `make tasks`: a maze with and without a curriculum, adaptation to tasks that were not trained, laws found from data.",
+            "The scripts in `benchmarks/` hold the budgets and targets, and keep their figures in `benchmarks/results/speed/`;",
+            "`benchmarks/page.py` writes this page. What falls short is shown as it is.",
+        ),
+        {name: name for name in ("maze", "meta", "symbolic")},
+    ),
 )
 
 

@@ -18,7 +18,7 @@ PAGE = Path(__file__).with_name("config.md")
 
 HEAD = """# Config
 
-A run is described by a `TrainingConfig` of nine sections and, for [several policies](several_policies.md), one for each. Every field
+A run is described by a `TrainingConfig` of ten sections and, for [several policies](several_policies.md), one for each. Every field
 has a default; `inchworm config ENV` prints all of them with the environment's preset filled in, as YAML that `inchworm train --config`
 reads. On the command line a field is a flag, `--ppo.clip-coef 0.1`; in Python it is a keyword, `PPOConfig(clip_coef=0.1)`. Both are
 validated, and the error for a misspelt name suggests the nearest one. Configs are frozen: `config.replace(…)` returns a changed copy.

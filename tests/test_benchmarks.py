@@ -438,3 +438,40 @@ def test_step_costs_by_hand(module: Any) -> None:
         "| CartPole-v1, 8 copies: workers / AsyncVectorEnv | 5.5 × | at least 5 × | met |"
     ]
     assert "| two choices | 8 | 1.0 | 2.0 | 3.0 | 4.0 |" in section.lines
+
+
+def test_the_maze_by_hand_and_in_small(module: Any) -> None:
+    """The best coefficient is that with the best mean: 0.03, with 0.1 + 0.3 over 0.2 + 0.1. Its best seed counts against the target."""
+    maze = module("maze")
+
+    def run(mode: str, ent_coef: float, success: float, reached: int | None = None) -> dict[str, Any]:
+        return {"mode": mode, "ent_coef": ent_coef, "success": success, "reached": reached, "steps": 10, "seconds": 1.0}
+
+    plain = [run("none", ent_coef, success) for ent_coef, success in ((0.01, 0.2), (0.01, 0.1), (0.03, 0.1), (0.03, 0.3))]
+    assert maze.best_entropy(plain) == 0.03
+    assert maze.best_entropy([run("none", ent_coef, 0.0) for ent_coef in (0.003, 0.01, 0.1)]) == 0.01
+    found = maze.section({"runs": [*plain, run("adaptive", 0.01, 1.0, 7), run("adaptive", 0.01, 0.8)]})
+    assert [(target.value, target.verdict) for target in found.targets] == [(0.8, "**missed**"), (0.3, "**missed**")]
+    small = maze.train("adaptive", 0, 0.01, 20_000, size=3, levels=2)
+    assert (small["level"], small["success"]) == (2.0, 1.0), "nine cells are learned at once"
+
+
+def test_adaptation_by_hand_and_in_small(module: Any) -> None:
+    """Means 4 and 2 after one episode and without context; the half interval of (3, 5) is t(0.975, 1) times 1, that of (2, 2) is 0."""
+    meta = module("meta")
+    runs = [{"world": "point", "context": True, "means": [0.0, value], "seconds": 1.0} for value in (3.0, 5.0)]
+    runs += [{"world": "point", "context": False, "means": [2.0], "seconds": 1.0} for _ in range(2)]
+    found = meta.section({"runs": runs})
+    assert found.targets[0].value == pytest.approx(2.0)
+    assert found.targets[1].value == pytest.approx(2.0 - t.ppf(0.975, 1) * 1.0)  # the standard error of (3, 5) is 1
+    for world in ("point", "trials"):
+        assert len(meta.train(world, True, 0, steps=2_000)["means"]) == 3
+
+
+def test_laws_are_found_in_small(module: Any) -> None:
+    symbolic = module("symbolic")
+    found = symbolic.search_all(["kinetic_energy", "pendulum"], 60_000, 1e-3)
+    assert [symbolic.is_found(run) for run in found] == [True, True]
+    missed = {**found[0], "score": 0.9999}
+    section = symbolic.section({"ppo": [found[0], missed], "random": [missed, missed]})
+    assert (section.targets[0].value, section.targets[0].verdict) == (1, "**missed**")

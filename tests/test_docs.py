@@ -15,6 +15,7 @@ import pytest
 from doubles.trackers import Recorder
 from inchworm import (
     ConvergenceConfig,
+    CurriculumConfig,
     EnvConfig,
     EvalConfig,
     Loss,
@@ -216,6 +217,7 @@ def test_the_page_of_metrics_has_every_name_that_is_logged_and_no_other() -> Non
     logged = logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), losses=[Loss(calm, weight=0.5)])
     logged |= logged_names(game, opponent=OpponentConfig(mode="self_play", **league))
     logged |= logged_names(game, opponent=OpponentConfig(mode="heuristic", skill_start=0.3), cap=3)
+    logged |= logged_names(lambda: Succeeds(gym.make("CartPole-v1", max_episode_steps=5)), curriculum=CurriculumConfig(mode="progress"))
     logged |= logged_names(EnvConfig(num_workers=0), PolicyConfig(kind="gru", hidden_sizes=(4,), memory_size=4))
     duo = PolicyMap(policies={"one": "mlp", "two": "mlp"}, lane_map=["one", "two", "one"])
     parts = logged_names(lambda: comings(plan=DEATHS, masks="info"), duo)

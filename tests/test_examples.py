@@ -16,7 +16,7 @@ STEPS = {
     "collectors": 800,
     "components": 600,
     "curiosity": 2100,
-    "curriculum": 1600,
+    "curriculum": "1600 4096",
     "custom_loss": 600,
     "custom_network": 600,
     "demonstrations": 300,
@@ -24,6 +24,7 @@ STEPS = {
     "device_env": 17000,
     "episode_trainer": 2048,
     "functional_loop": 600,
+    "meta_learning": 3072,
     "offline": 2048,
     "own_env": 1100,
     "stored_rollouts": 800,
@@ -56,13 +57,13 @@ def test_every_example_is_tested() -> None:
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("name", sorted(STEPS))
 def test_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", str(STEPS[name])])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *str(STEPS[name]).split()])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert capsys.readouterr().out.strip(), "an example shows what it did"
 
 
 def test_curriculum_gets_harder_at_30_and_60_percent() -> None:
-    history = runpy.run_path(str(EXAMPLES / "curriculum.py"))["main"](6144)  # 12 iterations of 8 lanes x 64 steps
+    history = runpy.run_path(str(EXAMPLES / "curriculum.py"))["corridor"](6144)  # 12 iterations of 8 lanes x 64 steps
     lengths = history["episode/length"]
     assert lengths[0] == 4.0
     assert lengths[-1] == 16.0

@@ -35,6 +35,7 @@ from inchworm.config.presets import medium_config as medium_config
 from inchworm.config.presets import small_fast_config as small_fast_config
 from inchworm.config.sections import CollectConfig as CollectConfig
 from inchworm.config.sections import ConvergenceConfig as ConvergenceConfig
+from inchworm.config.sections import CurriculumConfig as CurriculumConfig
 from inchworm.config.sections import EnvConfig as EnvConfig
 from inchworm.config.sections import EvalConfig as EvalConfig
 from inchworm.config.sections import MlflowConfig as MlflowConfig
@@ -64,6 +65,10 @@ from inchworm.env.check import check_env as check_env
 from inchworm.env.make import make_env as make_env
 from inchworm.env.registry import config_for as config_for
 from inchworm.env.source import make_vector_env as make_vector_env
+from inchworm.env.tasks import Task as Task
+from inchworm.env.tasks import TaskDistribution as TaskDistribution
+from inchworm.env.tasks import TaskList as TaskList
+from inchworm.env.tasks import TrialEnv as TrialEnv
 from inchworm.evaluate.evaluator import PolicyEvaluator as PolicyEvaluator
 from inchworm.evaluate.evaluator import evaluate_policy as evaluate_policy
 from inchworm.evaluate.evaluator import evaluate_vs_heuristic as evaluate_vs_heuristic
@@ -106,9 +111,13 @@ from inchworm.selfplay.callback import SelfPlayCallback as SelfPlayCallback
 from inchworm.selfplay.opponent_pool import OpponentPool as OpponentPool
 from inchworm.selfplay.opponent_pool import Rating as Rating
 from inchworm.tracking.metrics import StatsLogger as StatsLogger
+from inchworm.train.curriculum import CurriculumCallback as CurriculumCallback
 from inchworm.train.loop import TrainingComponents as TrainingComponents
 from inchworm.train.loop import TrainingState as TrainingState
 from inchworm.train.loop import default_training_step as default_training_step
+from inchworm.train.meta import Adaptation as Adaptation
+from inchworm.train.meta import MetaLearningPPOTrainer as MetaLearningPPOTrainer
+from inchworm.train.meta import evaluate_adaptation as evaluate_adaptation
 from inchworm.train.offline import CollectionComparison as CollectionComparison
 from inchworm.train.offline import RolloutStore as RolloutStore
 from inchworm.train.offline import compare_collection as compare_collection
@@ -116,6 +125,7 @@ from inchworm.train.offline import save_rollouts as save_rollouts
 from inchworm.train.offline import train_from_saved_rollouts as train_from_saved_rollouts
 from inchworm.train.seeds import SeedsSummary as SeedsSummary
 from inchworm.train.seeds import train_seeds as train_seeds
+from inchworm.train.trainer import CurriculumPPOTrainer as CurriculumPPOTrainer
 from inchworm.train.trainer import PPOTrainer as PPOTrainer
 from inchworm.train.trainer import create_training_components as create_training_components
 from inchworm.train.trainer import functional_training_loop as functional_training_loop

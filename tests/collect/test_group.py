@@ -20,6 +20,7 @@ from inchworm.collect.async_collector import AsyncCollector
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.group import CollectorGroup
 from inchworm.collect.host import CollectorEnvs, LocalEngine
+from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import CollectConfig, EnvConfig, OpponentConfig, PolicyConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, WorkerError, WorkerRestartWarning
 from inchworm.core.seeding import episode_seed
@@ -31,6 +32,39 @@ def pid_of(collectors: CollectorGroup, index: int) -> int:
     found = re.search(r"process (\d+)", collectors.processes[index])
     assert found is not None
     return int(found[1])
+
+
+class Level(gym.Env[np.ndarray, int]):
+    """Rewards are the level; an episode has 3 steps."""
+
+    observation_space, action_space = gym.spaces.Box(0, 9, (1,), np.float32), gym.spaces.Discrete(2)
+    level, now = 1, 0
+
+    def set_level(self, level: int) -> None:
+        self.level = level
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        return np.zeros(1, np.float32), float(self.level), self.now == 3, False, {}
+
+
+def test_methods_are_called_in_the_copies_of_all_collectors_before_their_next_resets() -> None:
+    """Copies 0 and 1 are of the first collector, 2 and 3 of the second. The second call comes after 4 steps, the next reset after 6."""
+    collectors = local(Level, RandomActor(Level.action_space), num_envs=4, num_collectors=2)
+    envs: Any = collectors.vector_env
+    envs.call("set_level", 3, indices=[0, 3])
+    assert collectors.collect(4).rewards.tolist() == [[3, 1, 1, 3]] * 4
+    envs.call("set_level", 5)
+    assert collectors.collect(4).rewards.tolist() == [[3, 1, 1, 3]] * 2 + [[5] * 4] * 2
+    with pytest.raises(EnvError, match="no method set_levle"):
+        envs.call("set_levle", 3)
+    with pytest.raises(EnvError, match="cannot be called at once"):
+        envs.call("set_level", 3, at_reset=False)
 
 
 def test_one_collector_in_a_group_gives_the_bits_of_a_collector_alone() -> None:

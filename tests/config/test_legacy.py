@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from inchworm.config.reading import LegacyNameWarning
-from inchworm.config.sections import CollectConfig, ConvergenceConfig, EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.config.sections import (
+    CollectConfig,
+    ConvergenceConfig,
+    CurriculumConfig,
+    EnvConfig,
+    EvalConfig,
+    PPOConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from inchworm.core.errors import ConfigError
 
 OTHERS = pytest.mark.filterwarnings("ignore::inchworm.config.reading.LegacyNameWarning")
@@ -246,7 +255,7 @@ def test_what_is_off_in_a_section_is_off_here() -> None:
         ({"optimizer": {"learning_rate": 1e-3}, "ppo": {"learning_rate": 1e-4}}, "are the same setting; keep ppo.learning_rate"),
         ({"hardware": {"distributed": True}}, "hardware.distributed=True is not supported"),
         ({"hardware": 8}, "hardware must be a mapping of names to values, not 8"),
-        ({"curriculum": {"enabled": True}}, "curriculum.enabled=True is not supported: a callback sets the options of resets"),
+        ({"curriculum": {"enabled": True}}, "curriculum.enabled=True is not supported: levels are set by curriculum.mode"),
         ({"evaluation": {"suites": ["a"]}}, r"evaluation.suites=\['a'\] is not supported: suites are passed to PolicyEvaluator"),
         ({"evaluation": 3}, "evaluation must be a mapping"),
         ({"environment": {"overrides": 3}}, "environment.overrides must be a mapping"),
@@ -258,3 +267,8 @@ def test_what_a_section_asks_for_and_is_not_here_is_refused_by_name(data: dict[s
     with pytest.raises(ConfigError, match=message) as raised:
         TrainingConfig.from_dict(data)
     assert "\n" not in str(raised.value)
+
+
+def test_a_curriculum_of_ours_is_read_as_it_is() -> None:
+    config = TrainingConfig(curriculum=CurriculumConfig(mode="adaptive", levels=[{"length": 1}, {"length": 2}]))
+    assert TrainingConfig.from_dict(config.to_dict()) == config

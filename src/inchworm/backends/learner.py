@@ -27,7 +27,7 @@ from inchworm.backends.off_policy import OldData, ProximalWeights, decoupled, de
 from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
-from inchworm.core.protocols import Policy, Stateful, reads_global_state
+from inchworm.core.protocols import Policy, Stateful, reads_context, reads_global_state
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.tensor_file import flatten_tree, write_tensor_file
 from inchworm.core.types import Advantages, LossCoefficients, Minibatch, ProfilePoint, Tree, UpdateStats, Weights
@@ -291,6 +291,11 @@ class BaseLearner(ABC):
             raise RolloutError(
                 "the rollout has a global state and agents that died, so credit continues after death, which only a central critic can "
                 "value; learn with policy.central_critic=true, or collect from a vector env made without global_state"
+            )
+        if rollout.context != () and not reads_context(self.policy):
+            raise RolloutError(
+                "the rollout has a task context, with which its actions were chosen, and this policy reads none; learn from it with the "
+                "policy that collected it (a TaskPolicy)"
             )
         current = fingerprint(self.policy.get_weights())
         if not self._history or self._history[-1] != current:

@@ -44,7 +44,10 @@ def row_log_probs(policy: Policy, rollout: Rollout, config: PPOConfig, shared: T
         **dict.fromkeys(("advantages", "returns", "values"), nothing),  # no log-prob depends on them
     }
     memory = sequence_states(rollout.policy_state, rollout.num_steps, length, rollout.state_every)
-    minibatch = Minibatch(**split_into_sequences(fields, length), policy_state=memory)
+    steps = split_into_sequences(fields, length)
+    if rollout.context:
+        steps["context"] = rollout.context[0], split_into_sequences(rollout.context[1], length)
+    minibatch = Minibatch(**steps, policy_state=memory)
     return join_sequences(policy.evaluate(minibatch).log_probs, rollout.num_steps, rollout.num_lanes)
 
 

@@ -85,6 +85,10 @@ class RolloutCollector:
             self._fingerprint = fingerprint(self._trained.get_weights())
         self._version = self._trained.policy_version
 
+    def restart(self) -> None:
+        """Begin new episodes in all lanes with the next `collect`; those that are running are dropped."""
+        self._reset_episode_state()
+
     def _reset_episode_state(self) -> None:
         """Reset per-episode state; drain and discard any pending env step."""
         lanes = self.vector_env.num_lanes

@@ -24,7 +24,8 @@ from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.core.types import Weights
-from inchworm.env.episodes import plain_options
+from inchworm.env.calls import CALLS
+from inchworm.env.episodes import plain_options, plain_value
 from inchworm.env.source import env_source, make_vector_env
 from inchworm.env.workers.process import WorkerDied
 from inchworm.rollout.rollout import Rollout
@@ -56,7 +57,8 @@ class CollectorEnvs(Closes):
         self.turn_based, self.resets_itself, self.agents_leave = example.turn_based, example.resets_itself, example.agents_leave
         self.agents, self.agent_spaces, self.inexact = example.agents, example.agent_spaces, list(example.inexact)
         self.changes: list[tuple[dict[str, Any] | None, list[int] | None]] = []
-        """Reset options that the collectors have not been given yet, with the copies that they are for."""
+        """Reset options and calls that the collectors have not been given yet, with the copies that they are for."""
+        self._has_method: Callable[[str], bool] = getattr(example, "has_method", lambda _: False)  # a closed copy still knows its methods
 
     @classmethod
     def of(cls, env: Any, num_envs: int, num_workers: int = 0, seed: int = 0, *, global_state: bool = False) -> Self:
@@ -77,6 +79,19 @@ class CollectorEnvs(Closes):
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:
         """Options that `env.reset` gets from the copies' next reset on, in the rollouts that are begun from now on."""
         self.changes.append((plain_options(options), None if indices is None else [int(index) for index in indices]))
+
+    def call(self, name: str, *arguments: Any, indices: Sequence[int] | None = None, at_reset: bool = True, **keywords: Any) -> None:
+        """Call a method of the environment before the copies' next resets, in the rollouts that are begun from now on."""
+        if not at_reset:
+            raise EnvError(f"{name} cannot be called at once: these env copies are stepped by their collectors")
+        if not self.has_method(name):
+            raise EnvError(f"the environment has no method {name}")
+        made = [name, plain_value(list(arguments), f"{name}: an argument"), plain_value(keywords, f"{name}: an argument")]
+        self.changes.append(({CALLS: [made]}, None if indices is None else [int(index) for index in indices]))
+
+    def has_method(self, name: str) -> bool:
+        """Whether `call` can call a method of this name."""
+        return self._has_method(name)
 
     def reset(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: the copies are in the collectors."""
@@ -214,7 +229,12 @@ class Host:
         for options, copies in job.changes:
             first = self._share.first_copy
             own = None if copies is None else [each - first for each in copies if 0 <= each - first < self._share.num_envs]
-            collector.vector_env.set_reset_options(options, own)
+            copies_env: Any = collector.vector_env
+            if options is not None and options.keys() == {CALLS}:
+                for name, arguments, keywords in options[CALLS]:
+                    copies_env.call(name, *arguments, indices=own, **keywords)
+            else:
+                copies_env.set_reset_options(options, own)
         if weights is not None:
             collector.set_weights(weights)
             actor: Any = self._recipe.actor

@@ -367,6 +367,18 @@ class OpponentVectorEnv(Closes):
         """Set the options for the copies' next resets."""
         self.inner.set_reset_options(options, indices)
 
+    def call(
+        self, name: str, *arguments: Any, indices: Sequence[int] | None = None, at_reset: bool = True, **keywords: Any
+    ) -> list[Any] | None:
+        """Call a method of the environment in some copies, before their next resets or now: see `LaneVectorEnv.call`."""
+        inner: Any = self.inner
+        return inner.call(name, *arguments, indices=indices, at_reset=at_reset, **keywords)  # type: ignore[no-any-return]
+
+    def has_method(self, name: str) -> bool:
+        """Whether `call` can call a method of this name."""
+        inner: Any = self.inner
+        return bool(inner.has_method(name))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the environments, the opponents and their source."""
         return {

@@ -78,7 +78,7 @@ _NO_SETTING = {
     "replay_dir": _FILES,
     "evaluation.suites": "suites are passed to PolicyEvaluator().evaluate_suites, as docs/evaluation.md shows",
     "evaluation.replay_interval": "a replay is kept of every evaluation; set evaluation.keep_replays",
-    "curriculum.enabled": "a callback sets the options of resets, with set_reset_options of the env, as docs/environments.md shows",
+    "curriculum.enabled": "levels are set by curriculum.mode and curriculum.levels, as docs/curricula.md shows",
 }
 _POLICY_KINDS = {"simple_mlp": "mlp", "simple_cnn": "cnn"}
 
@@ -198,7 +198,7 @@ def _section(name: str, found: Any) -> dict[str, Any]:
 def _section_moves(name: str, config: dict[str, Any]) -> list[tuple[str, str, str, Any]]:
     """Take a section of another trainer out of a config; return its settings as (old name, section, name, value) here.
 
-    `evaluation` is a section here, too: settings that have their names here stay.
+    `evaluation` and `curriculum` are sections here, too: settings that have their names here stay.
     """
     section = _section(name, config.pop(name) or {})
     moves: list[tuple[str, str, str, Any]] = []
@@ -214,7 +214,11 @@ def _section_moves(name: str, config: dict[str, Any]) -> list[tuple[str, str, st
         section.pop("backend", None)  # of communication between processes
     elif name == "evaluation" and section.pop("enabled", True) is False:
         section |= {"interval": 0, "final_episodes": 0}
-    elif name == "curriculum" and not section.get("enabled"):
+    elif name == "curriculum" and "enabled" not in section:
+        if section:
+            config[name] = section
+        return moves
+    elif name == "curriculum" and not section["enabled"]:
         section = {}
     kept, kwargs = dict[str, Any](), dict[str, Any]()
     for key, value in section.items():

@@ -389,6 +389,74 @@ class CollectConfig(ConfigBase):
         return self.engine == "local" and self.num_collectors == 1 and self.staleness in (0, "auto")
 
 
+if TYPE_CHECKING:
+    Shares: TypeAlias = Sequence[float]
+    Options: TypeAlias = Sequence[dict[str, Any]]
+else:
+    Shares = Annotated[tuple[Share, ...], FROM_LIST]
+    Options = Annotated[tuple[dict[str, Any], ...], FROM_LIST]
+
+
+@config_class("curriculum.")
+class CurriculumConfig(ConfigBase):
+    """Levels of difficulty, or tasks, of the training episodes. A copy of the environment changes its level at its next reset only."""
+
+    mode: Literal["none", "progress", "adaptive", "learning_progress"] = "none"
+    """How the level is chosen: by the share of total_timesteps that is done; up or down by the success rate at the current level; or for
+    each copy at random, levels more often where success or return changes."""
+    max_level: Annotated[Integer, Field(ge=1, le=10_000)] = 3
+    """The highest level; the lowest is 1. With levels it is their number."""
+    start_level: Annotated[Integer, Field(ge=1, le=10_000)] = 1
+    """The first level of adaptive."""
+    option: str = "difficulty"
+    """The reset option that has the level's number as its value, unless the environment has a method set_<option>, or levels are given."""
+    levels: Options = ()
+    """The reset options of each level, from the first, such as [{length: 0.5}, {length: 1.0}]; empty for the level's number."""
+    opponent_skills: Shares = ()
+    """The skill of the heuristic opponent at each level, from the first; empty leaves it as it is."""
+    milestones: Shares = ()
+    """With progress, the shares of the run at which the levels from the second on begin; by default evenly spaced up to 0.6, so for three
+    levels 0.3 and 0.6."""
+    promote: Share = 0.8
+    """With adaptive, the success rate above which the level rises."""
+    demote: Share = 0.3
+    """With adaptive, the success rate below which it falls."""
+    window: Annotated[Integer, Field(ge=2, le=1_000_000)] = 50
+    """Number of a level's latest episodes whose mean is its success rate and return; adaptive decides only when there are as many."""
+    success_return: float | None = None
+    """The return from which an episode is a success; null takes is_success, success or win of its last info."""
+    explore: Share = 0.2
+    """With learning_progress, the share of the copies whose level is drawn uniformly."""
+    evaluation_level: Annotated[Integer, Field(ge=1, le=10_000)] | None = None
+    """The level of all evaluations, which the curriculum never changes; null is the highest."""
+
+    def __post_init__(self) -> None:
+        for index, options in enumerate(self.levels):
+            check_plain(options, f"curriculum.levels[{index}]")
+        for name in ("start_level", "evaluation_level"):
+            self.check_level(getattr(self, name) or 1, f"curriculum.{name}")
+        for name, count in (("opponent_skills", self.num_levels), ("milestones", self.num_levels - 1)):
+            found = getattr(self, name)
+            if found and len(found) != count:
+                raise ConfigError(f"curriculum.{name} has {len(found)} values, but {self.num_levels} levels need {count}")
+        if list(self.milestones) != sorted(self.milestones):
+            raise ConfigError(f"curriculum.milestones={short(list(self.milestones))} must not fall")
+        if self.demote > self.promote:
+            raise ConfigError(f"curriculum.demote={self.demote:g} is above curriculum.promote={self.promote:g}")
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels."""
+        return len(self.levels) or self.max_level
+
+    def check_level(self, level: Any, name: str) -> int:
+        """Return a level, or refuse one that there is not; `name` is how the user gave it."""
+        if isinstance(level, bool) or level not in range(1, self.num_levels + 1):
+            more = "give more curriculum.levels" if self.levels else "raise curriculum.max_level"
+            raise ConfigError(f"{name}={short(level)} is not a level of the curriculum, which are 1 to {self.num_levels}; {more}")
+        return int(level)
+
+
 @config_class("evaluation.")
 class EvalConfig(ConfigBase):
     """How the policy is evaluated, on separate copies of the environment."""
@@ -611,6 +679,7 @@ class TrainingConfig(ConfigBase):
     ppo: PPOConfig = field(default_factory=PPOConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     opponent: OpponentConfig = field(default_factory=OpponentConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     convergence: ConvergenceConfig = field(default_factory=ConvergenceConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -629,6 +698,8 @@ class TrainingConfig(ConfigBase):
         if self.run.backend == "jax" and self.ppo.compile == "on":
             raise ConfigError("ppo.compile=on compiles torch's step, and run.backend=jax is always compiled; set ppo.compile=off")
         self._check_collectors()
+        if self.curriculum.opponent_skills and self.opponent.mode != "heuristic":
+            raise ConfigError(f"curriculum.opponent_skills needs opponent.mode=heuristic, not {self.opponent.mode}")
         if self.convergence.stops and self.convergence.returns == "evaluation" and not self.evaluation.interval:
             raise ConfigError(
                 f"convergence.target={self.convergence.target:g} is compared with evaluations, and evaluation.interval=0 makes none during "

@@ -266,6 +266,11 @@ def reads_global_state(policy: object) -> bool:
     return bool(getattr(policy, "central_critic", False))
 
 
+def reads_context(policy: object) -> bool:
+    """Whether a policy is conditioned on the task context of a rollout: its `value` takes `context`, and its minibatches have one."""
+    return bool(getattr(policy, "reads_context", False))
+
+
 def default_agents(lanes_per_copy: int) -> tuple[str, ...]:
     """Names of a copy's agents where the environment gives none."""
     return tuple(f"agent_{place}" for place in range(lanes_per_copy))

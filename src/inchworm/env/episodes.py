@@ -250,18 +250,19 @@ class EpisodeLedger:
 
 def plain_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Reset options as plain data, which workers and checkpoints can hold."""
-    return None if options is None else {key: _plain(value, key) for key, value in options.items()}
+    return None if options is None else {key: plain_value(value, key) for key, value in options.items()}
 
 
-def _plain(value: Any, where: str) -> Any:
+def plain_value(value: Any, where: str) -> Any:
+    """A value as plain data; `where` names it in the error about one that is not."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return float(value)
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [plain_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: plain_value(item, f"{where}.{key}") for key, item in value.items()}
     raise EnvError(
         f"reset options must be plain data (numbers, text, lists, dicts with text keys); {where} is {type(value).__name__}: "
         "give an array as a list, by its tolist()"

@@ -19,6 +19,7 @@ from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import Array, Tree
+from inchworm.env.calls import env_options
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.registry import ENVPOOL
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
@@ -151,7 +152,7 @@ class BatchedEngine(Engine):
             chosen = [lane for lane, _, _ in same]
             first = zeros(self.observation_space, (len(chosen),))  # [n, *obs]
             own_seeds = [int(seed) for _, seed, _ in same] if self._world.takes_seeds else None
-            self._put(self._world.begin(chosen, own_seeds, same[0][2]), first)
+            self._put(self._world.begin(chosen, own_seeds, env_options(same[0][2])), first)
             scatter(first, self.rows.observations, chosen)
 
     def start(self) -> None:
@@ -186,6 +187,10 @@ class BatchedEngine(Engine):
             raise EnvError("the vector env resets itself, without options; give an id or a factory, of which copies are made here")
         for lane, value in zip(indices, options):
             self._options[lane] = value
+
+    def check_method(self, name: str) -> str | None:
+        """Say that methods are called on the vector env itself."""
+        return f"{name} cannot be called through a vector env that was made elsewhere; call it there, or pass an id or a factory"
 
     def replay(self, jobs: Sequence[Replay]) -> list[tuple[float, int]]:
         """Replay episodes in their copies, all at once.

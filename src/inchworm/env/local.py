@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ from inchworm.core.errors import EnvError, InchwormError, describe_error, error_
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import map_tree
 from inchworm.core.types import Tree
+from inchworm.env.calls import call_method, find_method, plain_result
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.pettingzoo_copy import TeamCopy, TurnCopy, as_team, check_one_env, is_team_env
@@ -158,6 +159,19 @@ class LocalCopies:
         """What `env.reset` gets from the copies' next reset on."""
         for index, value in zip(indices, options):
             self._copy(index).next_options = value
+
+    def check_method(self, name: str) -> str | None:
+        """Why the copies have no such method; None if they have."""
+        try:
+            find_method(self.copies[0].env, name)
+        except EnvError as error:
+            return str(error)
+        return None
+
+    def call(self, indices: Sequence[int], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+        """Call a method of some copies now; returns their results as plain data."""
+        chosen = [self._copy(index) for index in indices]
+        return [plain_result(call_method(copy.env, name, arguments, keywords, copy.where), name) for copy in chosen]
 
     def replay(self, jobs: Sequence[Replay], tick: Callable[[], None] = lambda: None) -> list[tuple[float, int]]:
         """Replay episodes in their copies: (return, steps) of each; fewer steps if one ended early. `tick` is called before every step.

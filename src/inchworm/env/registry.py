@@ -47,7 +47,11 @@ class World:
 _WORLDS = {
     "CartPole-v0": "inchworm.worlds.cartpole:WORLD",
     "CartPole-v1": "inchworm.worlds.cartpole:WORLD",
+    "Maze-v0": "inchworm.worlds.maze:WORLD",
+    "PhysicsCartPole-v0": "inchworm.worlds.tasks:CARTPOLE",
+    "PointWorld-v0": "inchworm.worlds.tasks:POINT",
     "Skirmish-v0": "inchworm.worlds.skirmish:WORLD",
+    "Symbolic-v0": "inchworm.worlds.symbolic:WORLD",
 }
 """Id -> `package.module:NAME` of its `World`."""
 

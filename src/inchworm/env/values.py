@@ -37,6 +37,7 @@ from inchworm.core.spaces import (
     value_range,
 )
 from inchworm.core.types import Tree
+from inchworm.env.calls import env_options, make_calls
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
 """(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""
@@ -68,9 +69,12 @@ RESET_KEYWORDS = "reset must accept the keywords seed and options: def reset(sel
 
 
 def call_reset(env: Any, seed: int, options: Any, where: Callable[[], str]) -> Any:
-    """Call `env.reset`; one that does not take the keywords, as in old versions of Gym, is an error that says so."""
+    """Make the calls that the options hold, then `env.reset`; one without the keywords, as in old versions of Gym, is an error."""
+    if options:
+        make_calls(env, options, where)
+        options = copy.deepcopy(env_options(options))
     try:
-        return env.reset(seed=seed, options=copy.deepcopy(options) if options else options)
+        return env.reset(seed=seed, options=options)
     except TypeError:
         if accepts(env.unwrapped.reset, seed=seed, options=options):
             raise

@@ -21,7 +21,8 @@ from inchworm.core.padding import AgentSpaces
 from inchworm.core.protocols import Closes, default_agents
 from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
-from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options
+from inchworm.env.calls import CALLS, LEVEL, with_call
+from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options, plain_value
 from inchworm.env.restore import Restore, observation_hash, shown_arrays, why_not_restored
 from inchworm.env.step_arrays import StepRows
 from inchworm.env.values import make_put, put_legal_actions
@@ -89,6 +90,14 @@ class Engine(Protocol):
     def set_states(self, jobs: Sequence[Restore]) -> None:
         """Begin episodes in some copies and set their saved states; their rows show first observations."""
         raise EnvError(f"{len(jobs)} copies were saved by get_state, but the environments here have no get_state and set_state")
+
+    def check_method(self, name: str) -> str | None:
+        """Why the copies have no such method that can be called by name; None if they have."""
+        return f"{name} cannot be called: {type(self).__name__} steps all copies as one; set env.native=false, or pass a factory"
+
+    def call(self, indices: Sequence[int], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+        """Call a method of some copies now; returns their results as plain data."""
+        raise EnvError(str(self.check_method(name)) + f" (asked of {list(indices)} with {arguments!r}, {keywords!r})")
 
     def close(self) -> None:
         """Release everything."""
@@ -234,8 +243,11 @@ class LaneVectorEnv(Closes):
                 seed = int(rows.seeds[copy]) if self.takes_seeds else NO_SEED
                 last = final[lane].copy() if type(final) is np.ndarray else copy_row(final, lane)
                 state = copy_row(rows.final_global_state, copy) if self.global_state_space is not None else ()
-                team = {} if returns is None else {"team_return": float(returns[copy])}
-                records.append(EndedEpisode(lane, seed, last, {**info, **team}, state, bool(rows.final_valid[lane])))
+                more = {} if returns is None else {"team_return": float(returns[copy])}
+                options = self._ledger.options[copy]
+                if options and LEVEL in options:
+                    more["curriculum_level"] = float(options[LEVEL])
+                records.append(EndedEpisode(lane, seed, last, {**info, **more}, state, bool(rows.final_valid[lane])))
             for lane, _ in ended:
                 if lane % width == 0:  # once for each copy, after its seed was read
                     self._ledger.begin(lane // width)
@@ -255,9 +267,38 @@ class LaneVectorEnv(Closes):
         """Options that `env.reset` gets from the copies' next reset on; nothing changes in a running episode."""
         self._require(_NEW, _READY, _FAILED)
         plain, chosen = plain_options(options), self._indices(indices)
-        for copy in chosen:
-            self._ledger.next_options[copy] = plain
-        self._engine.set_options(chosen, [plain] * len(chosen))
+        before = [self._ledger.next_options[copy] for copy in chosen]
+        self._set_next_options(chosen, [{CALLS: old[CALLS], **(plain or {})} if old and CALLS in old else plain for old in before])
+
+    def call(
+        self, name: str, *arguments: Any, indices: Sequence[int] | None = None, at_reset: bool = True, **keywords: Any
+    ) -> list[Any] | None:
+        """Call a method of the environment, such as `set_difficulty`, in some copies (all by default), also those in workers.
+
+        It is called before the next reset of each copy and before all later ones: nothing changes in a running episode, and resumed runs
+        and rebuilt workers repeat it. The latest call of a method replaces earlier ones, so its result must depend on its arguments
+        alone. With `at_reset=False` it is called now and the results are returned, one for each copy: for methods that only read.
+        """
+        self._require(_NEW, _READY, _FAILED)
+        chosen, where = self._indices(indices), f"{name}: an argument"
+        arguments, keywords = tuple(plain_value(list(arguments), where)), plain_value(keywords, where)
+        problem = self._engine.check_method(name)
+        if problem is not None:
+            raise EnvError(problem)
+        if not at_reset:
+            return self._engine.call(chosen, name, arguments, keywords)
+        made = [name, list(arguments), keywords]
+        self._set_next_options(chosen, [with_call(self._ledger.next_options[copy], made) for copy in chosen])
+        return None
+
+    def has_method(self, name: str) -> bool:
+        """Whether `call` can call a method of this name."""
+        return self._engine.check_method(name) is None
+
+    def _set_next_options(self, copies: Sequence[int], options: Sequence[Any]) -> None:
+        for copy, own in zip(copies, options):
+            self._ledger.next_options[copy] = own
+        self._engine.set_options(copies, options)
 
     def state_dict(self) -> dict[str, Any]:
         """What restores every copy: plain data, the actions since each copy's reset, and states from `get_state` where it is offered."""

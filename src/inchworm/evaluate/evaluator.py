@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed, episode_seed
+from inchworm.env.calls import set_level
 from inchworm.env.registry import heuristic_env, heuristic_of, team_worlds
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, RecordedVectorEnv, check_episodes, episode_limit, make_world, opened, play_games
@@ -37,16 +39,19 @@ class PolicyEvaluator(Closes):
         config: EvalConfig | None = None,
         *,
         wrap: Callable[[VectorEnv], VectorEnv] | None = None,
+        prepare: Callable[[VectorEnv], None] | None = None,
         record: int = 0,
     ) -> None:
         """`env` is anything that `make_vector_env` accepts; instances are not closed. `evaluate_suites` needs no `env`.
 
-        `wrap` is applied to the environments when they are made, for example to add an opponent. The actions of the first `record`
+        `wrap` is applied to the environments when they are made, for example to add an opponent, and `prepare` before it, for example to
+        set reset options. The actions of the first `record`
         episodes of each evaluation are kept in its stats, for a video.
         """
         self.config = config or EvalConfig()
         self.source = None if env is None else env_source(env)
         self._wrap, self._record = wrap, record
+        self._prepare = prepare
         self._recorder: RecordedVectorEnv | None = None
         self._made: VectorEnv | None = None
         self._played: VectorEnv | None = None
@@ -111,6 +116,8 @@ class PolicyEvaluator(Closes):
             if self.source.kind != "vector":
                 self._made = make_world(self.source, self.config.num_envs, self.config.seed)
             env: Any = self.source.given if self._made is None else self._made
+            if self._prepare is not None:
+                self._prepare(env)
             if self._record:
                 env = self._recorder = RecordedVectorEnv(env)
             self._played = env if self._wrap is None else self._wrap(env)
@@ -156,9 +163,12 @@ def evaluate_policy(
 
 def make_evaluator(source: Any, config: TrainingConfig, *, record: int = 0) -> PolicyEvaluator:
     """Make the evaluator of a run's policy; a run with opponents is scored against its `evaluation_opponent`."""
-    opponent = evaluation_opponent(config)
+    opponent, curriculum = evaluation_opponent(config), config.curriculum
+    prepare = None
+    if curriculum.mode != "none":
+        prepare = partial(set_level, curriculum=curriculum, level=curriculum.evaluation_level or curriculum.num_levels)
     if opponent is None:
-        return PolicyEvaluator(source, config.evaluation, record=record)
+        return PolicyEvaluator(source, config.evaluation, prepare=prepare, record=record)
     loaded = load_player(opponent, config.env)
 
     def add_opponent(env: VectorEnv) -> VectorEnv:
@@ -166,7 +176,7 @@ def make_evaluator(source: Any, config: TrainingConfig, *, record: int = 0) -> P
         return OpponentVectorEnv(env, loaded or load_player(opponent, config.env, env), lanes, seed=config.evaluation.seed)
 
     alone = config.evaluation.replace(baseline=None)  # it plays, and is not compared with
-    return PolicyEvaluator(source, alone, wrap=add_opponent, record=record)
+    return PolicyEvaluator(source, alone, wrap=add_opponent, prepare=prepare, record=record)
 
 
 def load_player(name: str, source: Any, env: VectorEnv | None = None) -> Any:

@@ -137,7 +137,9 @@ def make_opponent(config: TrainingConfig, observation_space: Space, action_space
     if opponent.mode == "random":
         return named("random")
     if opponent.mode == "heuristic":
-        top = named(f"heuristic:{opponent.skill}")
+        top, skills = named(f"heuristic:{opponent.skill}"), config.curriculum.opponent_skills
+        if skills:  # which the curriculum sets
+            return SkillLadder(lambda skill: named(f"heuristic:{skill}"), start=skills[0], top=skills[0])
         if opponent.skill_start is None:
             return top
         return SkillLadder(

@@ -11,7 +11,7 @@ uncertainty is that of these games.
 from __future__ import annotations
 
 import copy as copying
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -232,15 +232,21 @@ class SkillLadder:
         self._make, self._top, self._threshold = make, top, threshold
         self.skill, self._score, self._played = start, Score(), 0
         self._actors: dict[str, Actor] = {}
+        self._held: dict[int, float] = {}  # copy -> skill that was set from outside
+
+    def hold(self, skill: float, copies: Iterable[int]) -> None:
+        """Keep these copies at a skill, from their next episodes on, whatever the results."""
+        self._held |= dict.fromkeys(copies, skill)
+        self.skill = self._top = skill
 
     @property
     def name(self) -> str:
         """Name of the next episode's opponent."""
         return f"heuristic:{self.skill:.6g}"
 
-    def draw(self, copy: int, rng: np.random.Generator) -> str:  # noqa: ARG002 - there is only one
-        """Return the heuristic at the current skill."""
-        return self.name
+    def draw(self, copy: int, rng: np.random.Generator) -> str:  # noqa: ARG002 - nothing is random
+        """Return the heuristic at the copy's skill."""
+        return f"heuristic:{self._held[copy]:.6g}" if copy in self._held else self.name
 
     def actor(self, name: str) -> Actor:
         """Return the heuristic of that name."""

@@ -30,7 +30,7 @@ GROUPS = {
         "observation_scale", "forced_share", "memory_spread",
     ),
     "opponent": ("win_rate", "pool_size", "rating", "rating_sigma", "rating_failed"),
-    "evaluation": (), "convergence": (), "time": (), "system": (),
+    "evaluation": (), "convergence": (), "curriculum": (), "time": (), "system": (),
 }  # fmt: skip
 """Group -> the metrics that belong to it besides those whose names begin with it, such as `evaluation/mean_return`."""
 

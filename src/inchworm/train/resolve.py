@@ -269,6 +269,8 @@ def check_ranks(env: Any, config: TrainingConfig) -> None:
         obstacle = f"opponent.mode={config.opponent.mode}, because opponents are not split over processes; set opponent.mode=none"
     elif not config.collect.is_plain:
         obstacle = "collect.engine, collect.num_collectors or collect.staleness, because each process collects by itself; leave them out"
+    elif config.curriculum.mode != "none":
+        obstacle = f"curriculum.mode={config.curriculum.mode}, which only the first of them would follow; set curriculum.mode=none"
     elif config.policies:
         obstacle = f"the policies {', '.join(config.policies)}; train one policy"
     elif source.is_instance:

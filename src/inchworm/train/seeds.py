@@ -88,6 +88,8 @@ def why_not_together(policy: Any, env: Any, config: TrainingConfig, functions: S
         return f"run.backend={config.run.backend} does not compile whole iterations; jax does, with a JAX-native environment"
     if config.convergence.target is not None and config.convergence.returns == "training":
         return "convergence.returns=training reads every rollout"
+    if config.curriculum.mode != "none":
+        return "a curriculum reads every rollout"
     if config.ppo.freeze and (config.policy.normalize_observations or config.policy.normalize_values):
         return "ppo.freeze may keep a normaliser"
     is_native, reason = is_native_env(env, config)

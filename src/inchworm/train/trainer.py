@@ -27,7 +27,7 @@ from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.group import make_group
 from inchworm.collect.host import CollectorEnvs
 from inchworm.collect.rank_collector import RankCollector
-from inchworm.config.sections import EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
+from inchworm.config.sections import CurriculumConfig, EnvConfig, MlflowConfig, PolicyConfig, PPOConfig, TrainingConfig, WandbConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, SaveError, error_text
 from inchworm.core.protocols import Actor, Callback, Closes, Learner, Policy, Tracker, VectorEnv
 from inchworm.core.types import Activity, UpdateStats
@@ -59,6 +59,7 @@ from inchworm.train.callbacks import (
     interruptible,
 )
 from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
+from inchworm.train.curriculum import CurriculumCallback, bound_curricula, resolve_curriculum
 from inchworm.train.loop import (
     FusedStep,
     History,
@@ -162,6 +163,7 @@ def create_training_components(
         begun = warm_start(policy, config.run)
         learner, collector = begin_learner(make_learner(policy, config), begun), make_collector(policy, vector_env, config)
         opponents = opponent_callbacks(vector_env, lambda: collector.policy, config, env_source(source).for_evaluation(config.env))
+        callbacks = bound_curricula(config, vector_env, list(callbacks))
     except BaseException:
         vector_env.close()
         raise
@@ -177,15 +179,18 @@ def functional_training_loop(
     custom_losses: Sequence[Callable[..., Any]] = (),
     callbacks: Sequence[Callback] = (),
     policy_store: PolicyStore | None = None,
+    curriculum: str | CurriculumConfig | CurriculumCallback | None = None,
     fuse: Callable[..., FusedStep | str] = fuse,
 ) -> TrainingState:
     """Train as the config says, in one call; `step_fn` replaces or wraps `default_training_step`, and `fuse` what compiles iterations.
 
     With a `policy_store` a version of the policy is saved there every `run.checkpoint_interval` iterations and at the end.
+    `curriculum` is a mode ("progress", "adaptive", "learning_progress"), a `CurriculumConfig`, or a `CurriculumCallback` of your own.
 
     If `run.name` or `run.directory` is set, the run is written there, and an existing one of that name is continued. Otherwise nothing
     is written, and settings of files are refused.
     """
+    config, curricula = resolve_curriculum(curriculum, config)
     writes = bool(changed_settings(config, RUN_DIRECTORY))
     files = [name for name in RUN_FILES if policy_store is None or name != "run.checkpoint_interval"]
     if not writes and (unused := changed_settings(config, files)):
@@ -200,7 +205,7 @@ def functional_training_loop(
         if run is not None:
             run.save_config(config)  # what was chosen by measuring is chosen once
         try:
-            trainer = PPOTrainer(policy, config.env if env is None else env, config, callbacks=callbacks, run_dir=run)
+            trainer = PPOTrainer(policy, config.env if env is None else env, config, callbacks=[*curricula, *callbacks], run_dir=run)
         except USAGE_ERRORS:
             if run is not None:
                 run.discard()
@@ -270,7 +275,11 @@ class PPOTrainer(Closes):
     time. Both use separate copies of `env`, or `eval_env`, which is anything that `env` may be, with the same spaces. The weights begin as
     those of `init_from`, a policy file, run or checkpoint, all or those whose names match a pattern of `init_weights`. `trackers` are
     "csv", "tensorboard", "mlflow", a `MlflowConfig`, a `WandbConfig`, and objects with the methods of `Tracker`; `close` waits for them.
+    `curriculum` is a mode, a `CurriculumConfig`, or a `CurriculumCallback` of your own.
     """
+
+    default_curriculum: str | None = None
+    """The mode of the curriculum of a trainer that is given none."""
 
     def __init__(
         self,
@@ -288,13 +297,17 @@ class PPOTrainer(Closes):
         init_weights: Sequence[str] | None = None,
         callbacks: Sequence[Callback | Callable[..., Any]] = (),
         trackers: Sequence[Tracker | str | WandbConfig | MlflowConfig] = (),
+        curriculum: str | CurriculumConfig | CurriculumCallback | None = None,
         run_dir: str | Path | Run | None = None,
     ) -> None:
         if not isinstance(callbacks, Sequence):
             raise ConfigError(f"callbacks must be a list of callbacks, not {type(callbacks).__name__}; put it into one: callbacks=[…]")
-        self.callbacks = [as_callback(callback) for callback in callbacks]  # before anything is made
+        own = [as_callback(callback) for callback in callbacks]  # before anything is made
         given: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers, "seed": seed, "backend": backend, "device": device}
         asked = resolve_config(policy, env, config, **given, init_from=init_from, init_weights=init_weights)
+        if curriculum is None and asked.curriculum.mode == "none" and not any(isinstance(one, CurriculumCallback) for one in own):
+            curriculum = self.default_curriculum
+        asked, curricula = resolve_curriculum(curriculum, asked)
         tracking, own_trackers = with_trackers(asked.tracking, trackers)
         check_installed(tracking)
         if tracking.sinks and run_dir is None:
@@ -317,7 +330,8 @@ class PPOTrainer(Closes):
                 copies = int(self.ranks.lanes.sum()) // self.env.lanes_per_copy  # those of all ranks, where each brought its own
                 self.config, self._asked = (each.replace(env=each.env.replace(num_envs=copies)) for each in (self.config, self._asked))
             self.size = describe_size(self.env, self.config)
-            self.policy = resolve_policy(policy, self.config, self.env)
+            self.callbacks = bound_curricula(self.config, self.env, [*curricula, *own])
+            self.policy = self.make_policy(policy)
             self.continues = self.run_dir is not None and TrainingCheckpointer(self.run_dir / CHECKPOINTS).latest() is not None
             """Whether the run has a checkpoint, which `load_checkpoint` restores."""
             self.warm_start = None if self.continues else warm_start(self.policy, self.config.run)
@@ -390,6 +404,11 @@ class PPOTrainer(Closes):
         return str(learner.device)
 
     @property
+    def curriculum(self) -> CurriculumCallback | None:
+        """The curriculum of the training, if there is one."""
+        return next((callback for callback in self.callbacks if isinstance(callback, CurriculumCallback)), None)
+
+    @property
     def total_timesteps(self) -> int:
         """Env steps collected so far."""
         return self.collector.env_steps
@@ -413,6 +432,10 @@ class PPOTrainer(Closes):
     def failures(self) -> list[str]:
         """Errors outside of the training itself, such as a crashed evaluation."""
         return self.state.failures
+
+    def make_policy(self, policy: Any) -> Policy:
+        """Make the policy from what the trainer was given; the environments are made, and the config is complete."""
+        return resolve_policy(policy, self.config, self.env)
 
     def collect_rollouts(self, n_steps: int | None = None) -> Rollout:
         """Collect the next `n_steps` steps of every lane with the current policy, without learning."""
@@ -462,6 +485,8 @@ class PPOTrainer(Closes):
         self.learner.total_timesteps = config.run.total_timesteps
         if isinstance(self.learner, BaseLearner | CompositeLearner):
             self.learner.attach_losses(custom_loss_fns)  # before a callback asks a loss for intrinsic rewards
+        if self.curriculum is not None:
+            self.curriculum.total_timesteps = config.run.total_timesteps
         # A run that was killed after a callback stopped it only has to finish.
         self.state.should_stop = self.state.stopped or has_stopped(self.state, config.convergence)
         self.state.interrupted = self.state.ended = False
@@ -714,3 +739,19 @@ class PPOTrainer(Closes):
     def _close_evaluator(self) -> None:
         if self.evaluator is not None:
             self.evaluator.close()
+
+
+class CurriculumPPOTrainer(PPOTrainer):
+    """A `PPOTrainer` whose environment gets harder while it trains: by the config's `curriculum`, or in three levels by progress.
+
+    The level is set at each copy's next reset, by the environment's method `set_difficulty` if it has one, else by the reset option
+    `difficulty`. A subclass may override only `collect_rollouts`, or only `learn`.
+    """
+
+    default_curriculum = "progress"
+
+    def collect_rollouts(self, n_steps: int | None = None, difficulty_level: int | None = None) -> Rollout:
+        """Collect the next steps; with a level, episodes begin there until the curriculum chooses again."""
+        if difficulty_level is not None and self.curriculum is not None:
+            self.curriculum.set_level(difficulty_level)
+        return super().collect_rollouts(n_steps)

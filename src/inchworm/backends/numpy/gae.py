@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import optree
 
 from inchworm.config.sections import PPOConfig
-from inchworm.core.protocols import Policy, ReadsGlobalState, reads_global_state
+from inchworm.core.protocols import Policy, ReadsGlobalState, reads_context, reads_global_state
 from inchworm.core.types import Advantages, Array, Tree
 from inchworm.rollout.rollout import Rollout
 from inchworm.rollout.sequences import cut_lane_states, join_sequences, lane_states, sequence_states, split_into_sequences
@@ -100,6 +100,8 @@ def critic_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> tuple[
     """
     central, critic = reads_global_state(policy), cast(ReadsGlobalState, policy)
     shared: tuple[Tree, ...] = (lane_states(rollout), rollout.valid) if central else ()
+    if reads_context(policy):
+        return _context_values(cast(Any, policy), rollout)
     if not optree.tree_leaves(rollout.policy_state):
         values = critic.value(rollout.observations, rollout.policy_state, rollout.episode_starts, *shared)
     else:
@@ -111,6 +113,17 @@ def critic_values(policy: Policy, rollout: Rollout, config: PPOConfig) -> tuple[
     successors, valid, states = optree.tree_map(lambda leaf: leaf[None], cuts)  # [1, K, …]
     no_resets = valid != valid  # false everywhere, in the backend's arrays
     return values, critic.value(successors, rollout.cut_state, no_resets, *((states, valid) if central else ()))[0]
+
+
+def _context_values(policy: Any, rollout: Rollout) -> tuple[Array, Array]:
+    """The same for a policy that is conditioned on the rollout's task context, which has no memory."""
+    at_cuts: Tree = ()
+    if rollout.context:
+        table, index = rollout.context
+        at_cuts = table, index[rollout.cut_rows[:, 0], rollout.cut_rows[:, 1]][None]  # [1, K]
+    values = policy.value(rollout.observations, (), rollout.episode_starts, context=rollout.context)
+    successors = optree.tree_map(lambda leaf: leaf[None], rollout.cut_observations)  # [1, K, …]
+    return values, policy.value(successors, (), rollout.cut_valid[None], context=at_cuts)[0]
 
 
 def compute_advantages(policy: Policy, rollout: Rollout, config: PPOConfig, log_ratios: np.ndarray | None = None) -> Advantages:

@@ -52,6 +52,7 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
     """The whole rollout as one minibatch of [L, N] sequences, in order."""
     steps = minibatch_fields(rollout, advantages, torch.where, successors=successors)
     steps["global_state"] = to_tensors(lane_states(rollout), rollout.valid.device)
+    steps["context"] = rollout.context[1:]  # (index [T, B],), or () without one
     return Minibatch(
         **split_into_sequences(steps, length),
         valid=split_valid(rollout.valid, length),
@@ -62,11 +63,12 @@ def sequences_of(rollout: Rollout, advantages: Advantages, length: int, *, succe
 class PackedSequences:
     """A rollout's sequences, packed so that an epoch gathers few arrays: all leaves [L, N] of one dtype are one array [L, N, k].
 
-    `shared` is the global state, once per env copy, [L, N / lanes per copy, *]; each sequence gets the state of its copy.
+    `shared` is the global state, once per env copy, [L, N / lanes per copy, *]; each sequence gets the state of its copy. `table` is that
+    of the task context, which every minibatch has as a whole, with its own part of the index.
     """
 
-    def __init__(self, sequences: Minibatch, shared: Tree = ()) -> None:
-        self.valid, self._shared = sequences.valid, shared
+    def __init__(self, sequences: Minibatch, shared: Tree = (), table: Tree = ()) -> None:
+        self.valid, self._shared, self._table = sequences.valid, shared, table
         leaves: Tree = {field.name: getattr(sequences, field.name) for field in fields(sequences)}
         self._states = leaves.pop(PER_SEQUENCE)
         flat, self._structure = optree.tree_flatten(leaves)
@@ -104,7 +106,12 @@ class PackedSequences:
             steps["global_state"] = {WORLD: worlds, PLACE: (columns % per_copy).repeat(length, 1)}
         states: Tree = optree.tree_map(lambda leaf: leaf[columns], self._states)
         parts = zip(_chunks(steps, count, 1), _chunks(states, count, 0))
-        return [Minibatch(**chunk, policy_state=state) for chunk, state in parts]
+        return [Minibatch(**with_table(chunk, self._table), policy_state=state) for chunk, state in parts]
+
+
+def with_table(steps: Tree, table: Tree) -> Tree:
+    """The fields of a minibatch whose `context` is (index,), with the table put before it; without a context as they are."""
+    return {**steps, "context": (table, *steps["context"])} if steps["context"] else steps
 
 
 def _chunks(tree: Tree, count: int, axis: int) -> list[Tree]:
@@ -120,10 +127,14 @@ def micro_batches(minibatch: Minibatch, pieces: int) -> Iterator[Minibatch]:
         return
     steps: Tree = {field.name: getattr(minibatch, field.name) for field in fields(minibatch)}
     states = steps.pop(PER_SEQUENCE)
+    table, steps["context"] = minibatch.context[:1], minibatch.context[1:]
     width = minibatch.valid.shape[1]
     for start, stop in pairwise(np.linspace(0, width, min(pieces, width) + 1).astype(int)):
         chosen: Tree = optree.tree_map(lambda leaf, part=slice(start, stop): leaf[:, part], steps)
-        yield Minibatch(**chosen, policy_state=optree.tree_map(lambda leaf, part=slice(start, stop): leaf[part], states))
+        yield Minibatch(
+            **with_table(chosen, *table) if table else chosen,
+            policy_state=optree.tree_map(lambda leaf, part=slice(start, stop): leaf[part], states),
+        )
 
 
 Row = dict[str, Tensor]
@@ -247,7 +258,8 @@ class PPOOptimizer(MinibatchLearner):
         if weights is not None:
             advantages = replace(advantages, advantages=advantages.advantages * to_tensor(weights, self.device))
         shared = split_into_sequences(rollout.global_state, length)  # [L, N / lanes per copy, *]
-        return PackedSequences(sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors), shared)
+        sequences = sequences_of(replace(rollout, global_state=()), advantages, length, successors=successors)
+        return PackedSequences(sequences, shared, rollout.context[0] if rollout.context else ())
 
     def shuffle(self, sequences: PackedSequences, num_minibatches: int, permutation: np.ndarray) -> list[Minibatch]:
         """One epoch of minibatches, with advantages normalised if that is per minibatch."""

@@ -165,7 +165,7 @@ class TorchPolicy(Predicts, nn.Module):
         """Log-probs, entropy and values of a minibatch under the current weights, with gradients."""
         self._set_training(torch.is_grad_enabled())  # without gradients, as it acts
         layout = self.spec.actions
-        seen = self._seen(minibatch.observations)
+        seen = self._inputs(minibatch)
         flat, leading = merge_leading(with_world(seen, minibatch.global_state, minibatch.valid) if self.central_critic else seen)
         memory = self._memory
         past = [] if memory is None else [self._past(memory, minibatch.policy_state, minibatch.episode_starts, leading)]
@@ -263,6 +263,10 @@ class TorchPolicy(Predicts, nn.Module):
         if self.statistics.values is None or not isinstance(self.network, SpecNetwork):
             return normalized
         return normalized * self.network.value_std + self.network.value_mean
+
+    def _inputs(self, minibatch: Minibatch) -> Tree:
+        """What the network reads of a minibatch, each leaf [L, N, …]."""
+        return self._seen(minibatch.observations)
 
     def _seen(self, observations: Tree) -> Tree:
         """The observation without its mask, which networks do not read."""

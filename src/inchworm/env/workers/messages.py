@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 # From the vector env to a worker.
 SETUP, ATTACH, RESET, STEP, OPTIONS, REPLAY, GET_STATES, SET_STATES, CLOSE = b"u", b"m", b"r", b"s", b"o", b"p", b"g", b"t", b"c"
+CALL = b"a"
 # From a worker to the vector env.
 HELLO, DONE, STEPPED, ENDED, STATES, ALIVE, ERROR, EXITING, CLOSED = b"h", b"d", b"S", b"E", b"G", b".", b"!", b"X", b"C"
+RESULTS = b"v"  # of calls
 WARNING = b"w"  # any number of these, before an answer
 
 _SINGLE_BYTE = (STEP, STEPPED, DONE, ALIVE)

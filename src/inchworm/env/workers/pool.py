@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -134,6 +134,27 @@ class WorkerPool:
         self._ask(Exchange(changes))
         if self._local is not None:
             self._local.set_options(*ours)
+
+    def check_method(self, name: str) -> str | None:
+        """Why the copies have no such method; None if they have."""
+        first = self._workers[:1]  # all copies are alike
+        asked = messages.pack(messages.CALL, {"copies": None, "name": name})
+        answers = self._ask(Exchange(dict.fromkeys(first, asked)))
+        return next((message.header["problem"] for message in answers.values()), None)
+
+    def call(self, indices: Sequence[int], name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+        """Call a method of some copies now; returns their results."""
+        theirs, (our_copies, _) = self._split(indices, indices)
+        how = {"name": name, "arguments": list(arguments), "keywords": dict(keywords)}
+        calls = {worker: messages.pack(messages.CALL, {"copies": copies, **how}) for worker, (copies, _) in theirs.items()}
+        results: dict[int, Any] = {}
+        for worker, message in self._ask(Exchange(calls)).items():
+            if message.header["problem"] is not None:
+                raise EnvError(message.header["problem"])
+            results |= dict(zip(theirs[worker][0], message.header["results"]))
+        if self._local is not None:
+            results |= dict(zip(our_copies, self._local.call(our_copies, name, arguments, keywords)))
+        return [results[copy] for copy in indices]
 
     def start(self) -> None:
         """Start the step of every worker."""

@@ -126,6 +126,17 @@ class Worker:
         self._created().set_options(message.header["copies"], message.header["options"])
         return messages.pack(messages.DONE)
 
+    def call(self, message: Message) -> bytes:
+        """Call a method of some copies, or only look whether there is one; an error is an answer, because it changes no episode."""
+        header, copies = message.header, self._created()
+        if header["copies"] is None:
+            return messages.pack(messages.RESULTS, {"problem": copies.check_method(header["name"])})
+        try:
+            results = copies.call(header["copies"], header["name"], header["arguments"], header["keywords"])
+        except EnvError as error:
+            return messages.pack(messages.RESULTS, {"problem": str(error)[:TEXT_LIMIT]})
+        return messages.pack(messages.RESULTS, {"problem": None, "results": results})
+
     def replay(self, message: Message) -> bytes:
         """Replay episodes and return (return, steps) of each."""
         jobs = [Replay(*job) for job in unpack_tree(message.header, message.raw)]
@@ -150,6 +161,7 @@ class Worker:
         messages.ATTACH: attach,
         messages.RESET: reset,
         messages.OPTIONS: set_options,
+        messages.CALL: call,
         messages.REPLAY: replay,
         messages.GET_STATES: get_states,
         messages.SET_STATES: set_states,
