@@ -64,7 +64,7 @@ def test_the_gradient_of_the_encoder_is_that_of_finite_differences() -> None:
     policy = make_policy().double()
     rollout = collected(policy)
     learner = PPOOptimizer(policy, PPOConfig(), device="cpu")
-    on_device, advantages = learner.critic_pass(rollout)
+    on_device, advantages = learner.critic_pass(rollout, None)
     (minibatch,) = learner.shuffle(learner.make_sequences(on_device, advantages, 1, successors=False), 1, np.arange(LANES * STEPS))
     assert [tuple(part.shape) for part in minibatch.context] == [(2, 2, 6, FEATURES), (1, LANES * STEPS)]
 
