@@ -5,6 +5,7 @@ python docs/make_site.py
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -80,6 +81,20 @@ def files_of(folder: str) -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / folder).rglob("*")) if path.suffix in {".py", ".pyi", ".c"}]
 
 
+def definitions(path: str) -> dict[str, int]:
+    """Return the line of every class, function and method of a Python file, by its qualified name."""
+    found: dict[str, int] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(prefix + child.name, child.lineno)
+                visit(child, f"{prefix}{child.name}.")
+
+    visit(ast.parse((ROOT / path).read_text(encoding="utf-8")), "")
+    return found
+
+
 @cache
 def linked_files() -> frozenset[str]:
     """Return the source files and folders that the pages link to, with the files of those folders."""
@@ -113,6 +128,11 @@ def rewritten(page: Path, link_to_code: Callable[[str, str], str]) -> str:
     return "".join(part if part.startswith("```") else re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", link, part) for part in parts)
 
 
+def address_of_code(path: str, anchor: str) -> str:
+    """Return the address of a source file's page, and of a definition in it."""
+    return f"{CODE}/{path}.html" + (f"#{anchor}" if anchor else "")
+
+
 def navigation(index: str) -> str:
     """Return the site's navigation: the groups of the table of pages on the first page, then the pages that it does not name."""
     groups: dict[str, list[str]] = {}
@@ -132,9 +152,9 @@ def navigation(index: str) -> str:
 def stage() -> None:
     """Write what Sphinx reads into build/site/pages."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    for folder in ("images", "curves"):
+    for folder in ("images", "curves", "notebooks"):
         shutil.copytree(DOCS / folder, PAGES / folder)
-    texts = {place: rewritten(page, lambda path, anchor: f"{CODE}/{path}.html" + (f"#{anchor}" if anchor else "")) for place, page in sources().items()}
+    texts = {place: rewritten(page, address_of_code) for place, page in sources().items()}
     texts |= api_pages()
     for folder in sorted({Path(place).parent for place in texts} - {Path()}):
         inside = [Path(place).stem for place in sorted(texts) if Path(place).parent == folder and Path(place).stem != "index"]

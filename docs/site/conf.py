@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
@@ -22,7 +21,7 @@ import inchworm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from make_site import CODE, PAGES, api_names, files_of, linked_files  # noqa: E402
+from make_site import CODE, PAGES, api_names, definitions, files_of, linked_files  # noqa: E402
 
 project = "inchworm"
 author = "the inchworm developers"
@@ -58,21 +57,7 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
     assert home is not None
     path = Path(home).relative_to(ROOT).as_posix()
     anchor = ".".join([name, *rest])
-    return f"../{CODE}/{path}.html" + (f"#{anchor}" if anchor in definitions(ROOT / path) else f"#{name}")
-
-
-def definitions(path: Path) -> dict[str, int]:
-    """Return the line of every class, function and method of a Python file, by its qualified name."""
-    found: dict[str, int] = {}
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(prefix + child.name, child.lineno)
-                visit(child, f"{prefix}{child.name}.")
-
-    visit(ast.parse(path.read_text(encoding="utf-8")), "")
-    return found
+    return f"../{CODE}/{path}.html" + (f"#{anchor}" if anchor in definitions(path) else f"#{name}")
 
 
 def code_page(path: str) -> tuple[str, dict[str, Any], str]:
@@ -94,28 +79,30 @@ def highlighted(path: str) -> str:
         lexer = TextLexer()
     lines = highlight(text, lexer, HtmlFormatter(linenos="inline", cssclass="highlight")).split("\n")
     if path.endswith(".py"):
-        for name, line in definitions(ROOT / path).items():
+        for name, line in definitions(path).items():
             head, mark, rest = lines[line - 1].rpartition("<pre>") if line == 1 else ("", "", lines[line - 1])
             lines[line - 1] = f'{head}{mark}<span id="{name}">{rest}</span>'
     return "\n".join(lines)
 
 
-def code_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+def code_pages(_: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Make a page of every source file that a page or the API refers to."""
     api = {Path(str(inspect.getsourcefile(importlib.import_module(home)))).relative_to(ROOT).as_posix() for _, home in api_names()}
     for path in sorted(api | linked_files()):
         yield code_page(path)
 
 
-def as_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Turn the Markdown of docstrings into reStructuredText: the mark-up that differs, and the characters that only mean something there."""
+def as_text(*event: Any) -> None:
+    """Turn a docstring's Markdown into reStructuredText: escape characters that only have a meaning there."""
+    lines: list[str] = event[-1]
     for number, line in enumerate(lines):
         parts = re.split(r"(`[^`]*`)", line)
         lines[number] = "".join(part if part.startswith("`") else re.sub(r"[*|]|_(?=\W|$)", r"\\\g<0>", part) for part in parts)
 
 
-def readable(app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returned: str | None) -> Any:
+def readable(*event: Any) -> tuple[str | None, str | None]:
     """Write defaults that are made by a function so that the signature can be parsed, and shown with one line per parameter."""
+    signature, returned = event[-2:]
     return (signature and re.sub(r"=\s?<[^>]*>", "=...", signature).replace("~typing.", "")), returned
 
 
