@@ -9,7 +9,6 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES, HTML = ROOT / "build" / "site" / "pages", ROOT / "build" / "site" / "html"
+SITE = ROOT / "build" / "site"
 CODE = "code"
 """The part of the site with source files."""
 
@@ -81,6 +80,7 @@ def files_of(folder: str) -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / folder).rglob("*")) if path.suffix in {".py", ".pyi", ".c"}]
 
 
+@cache
 def definitions(path: str) -> dict[str, int]:
     """Return the line of every class, function and method of a Python file, by its qualified name."""
     found: dict[str, int] = {}
@@ -149,11 +149,11 @@ def navigation(index: str) -> str:
     )
 
 
-def stage() -> None:
-    """Write what Sphinx reads into build/site/pages."""
-    shutil.rmtree(PAGES, ignore_errors=True)
+def stage(pages: Path) -> None:
+    """Write what Sphinx reads."""
+    shutil.rmtree(pages, ignore_errors=True)
     for folder in ("images", "curves", "notebooks"):
-        shutil.copytree(DOCS / folder, PAGES / folder)
+        shutil.copytree(DOCS / folder, pages / folder)
     texts = {place: rewritten(page, address_of_code) for place, page in sources().items()}
     texts |= api_pages()
     for folder in sorted({Path(place).parent for place in texts} - {Path()}):
@@ -163,20 +163,22 @@ def stage() -> None:
         texts[f"{folder}/index.md"] = head + f"\n```{{toctree}}\n{hidden}:maxdepth: 1\n\n" + "\n".join(inside) + "\n```\n"
     texts["index.md"] += navigation(texts["index.md"])
     for place, text in texts.items():
-        (PAGES / place).parent.mkdir(parents=True, exist_ok=True)
-        (PAGES / place).write_text(text, encoding="utf-8")
+        (pages / place).parent.mkdir(parents=True, exist_ok=True)
+        (pages / place).write_text(text, encoding="utf-8")
 
 
-def main() -> int:
-    """Build the site; warnings are errors."""
-    stage()
-    shutil.rmtree(HTML, ignore_errors=True)
-    options = ["-b", "html", "-W", "--keep-going", "-q", "-E", "-c", str(DOCS / "site"), "-d", str(HTML.with_name("doctrees"))]
-    code = subprocess.run([sys.executable, "-m", "sphinx", *options, str(PAGES), str(HTML)], check=False).returncode
-    if not code:
-        print(f"the site is in {(HTML / 'index.html').relative_to(ROOT)}")
-    return code
+def build(directory: Path, builder: str = "html") -> int:
+    """Build the site in `directory`; warnings are errors. `dummy` reads and checks everything and writes no pages."""
+    from sphinx.cmd.build import build_main
+
+    pages, built = directory / "pages", directory / builder
+    stage(pages)
+    shutil.rmtree(built, ignore_errors=True)
+    options = ["-W", "--keep-going", "-q", "-E", "-c", str(DOCS / "site"), "-d", str(directory / "doctrees")]
+    return build_main(["-b", builder, *options, str(pages), str(built)])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if code := build(SITE):
+        sys.exit(code)
+    print(f"the site is in {(SITE / 'html' / 'index.html').relative_to(ROOT)}")

@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import pytest
 
+import inchworm
 from doubles.trackers import Recorder
 from inchworm import (
     ConvergenceConfig,
@@ -169,6 +170,24 @@ def site(script: str) -> ModuleType:
 def test_config_page_is_up_to_date() -> None:
     module = site("make_config_table")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/config.md is out of date; type: make docs"
+
+
+@pytest.mark.filterwarnings("ignore:'myst_parser:PendingDeprecationWarning")
+def test_the_site_reads_every_page_and_every_public_name_without_a_warning(tmp_path: Path) -> None:
+    """All of a build but the writing of pages: links between pages, the API's docstrings, the navigation."""
+    make_site = site("make_site")
+    assert make_site.build(tmp_path, "dummy") == 0
+    texts = {
+        page.relative_to(tmp_path / "pages").as_posix(): page.read_text(encoding="utf-8") for page in (tmp_path / "pages").rglob("*.md")
+    }
+    described = [
+        name for text in texts.values() for name in re.findall(r"^\.\. auto(?:class|function):: inchworm\.(\w+)$", text, re.MULTILINE)
+    ]
+    with_optional = {name for name, _ in make_site.api_names()}
+    assert sorted(described) == sorted(with_optional)
+    assert with_optional >= set(inchworm.__all__) - {"__version__"}
+    trees = "\n".join(re.findall(r"^```{toctree}\n(.*?)^```$", texts["index.md"], re.MULTILINE | re.DOTALL))
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= set(trees.split())
 
 
 def test_the_notebook_of_the_tutorial_has_its_blocks_and_text() -> None:

@@ -21,7 +21,7 @@ import inchworm
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from make_site import CODE, PAGES, api_names, definitions, files_of, linked_files  # noqa: E402
+from make_site import CODE, api_names, definitions, files_of, linked_files  # noqa: E402
 
 project = "inchworm"
 author = "the inchworm developers"
@@ -45,7 +45,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "friendly"
-pygments_dark_style = "native"
+pygments_dark_style = "github-dark"
 
 
 def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
@@ -108,7 +108,6 @@ def readable(*event: Any) -> tuple[str | None, str | None]:
 
 def setup(app: Sphinx) -> None:
     """Register what this file adds to Sphinx."""
-    assert Path(app.srcdir) == PAGES, "build the site with docs/make_site.py"
     app.connect("autodoc-process-docstring", as_text)
     app.connect("autodoc-process-signature", readable)
     app.connect("html-collect-pages", code_pages)
