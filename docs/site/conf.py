@@ -44,6 +44,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # would be fetched, which a browser refuses for files
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
