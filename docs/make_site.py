@@ -161,7 +161,7 @@ def stage(pages: Path) -> None:
         head = texts.get(f"{folder}/index.md", f"# {folder.name.capitalize()}\n")
         hidden = ":hidden:\n" if f"{folder}/index.md" in texts else ""
         texts[f"{folder}/index.md"] = head + f"\n```{{toctree}}\n{hidden}:maxdepth: 1\n\n" + "\n".join(inside) + "\n```\n"
-    texts["index.md"] += navigation(texts["index.md"])
+    texts["index.md"] = texts["index.md"].replace("· API:", "· [API](api/index.md):") + navigation(texts["index.md"])
     for place, text in texts.items():
         (pages / place).parent.mkdir(parents=True, exist_ok=True)
         (pages / place).write_text(text, encoding="utf-8")
