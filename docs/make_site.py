@@ -57,7 +57,7 @@ def api_pages() -> dict[str, str]:
         if names:
             title = GROUPS.get(package, package)
             pages[f"api/{package}.md"] = f"# {title}\n\n" + "".join(entry(name, home) for name, home in names)
-            overview += f"- [{title}]({package}.md): {', '.join(f'`{name}`' for name, _ in names)}\n"
+            overview += f"- [{title}]({package}.md): {', '.join(f'[`{name}`]({package}.md#{name.lower()})' for name, _ in names)}\n"
     return pages | {"api/index.md": overview}
 
 
