@@ -137,7 +137,7 @@ def navigation(index: str) -> str:
     """Return the site's navigation: the groups of the table of pages on the first page, then the pages that it does not name."""
     groups: dict[str, list[str]] = {}
     for title, cell in re.findall(r"^\| \*\*(.+?)\*\* \| (.*) \|$", index, re.MULTILINE):
-        groups[title] = [re.sub(r"\.md$", "", target) for target in re.findall(r"\]\(([\w./-]+\.md)\)", cell)]
+        groups[title] = [re.sub(r"\.md$", "", target) for target in re.findall(r"\]\(([\w./-]+\.md)(?:#[\w-]+)?\)", cell)]
     named = {page for pages in groups.values() for page in pages}
     rest = [page for page in (place[:-3] for place in sources()) if "/" not in page and page not in named | {"index"}]
     groups.setdefault("Reference", []).append("api/index")
