@@ -9,7 +9,8 @@
 #   make presets    the presets' scores over seeds, for docs/results.md (hours; an interrupted one continues)
 #   make faults     faults that a run survives, for docs/reliability.md (half an hour); IDS="A1 C7" selects procedures, FACTOR=1 runs the full counts
 #   make doctor     what the doctor finds on environments and seeds that did not set its thresholds, for docs/doctor.md (20 minutes)
-#   make docs       update the generated config page            make clean     remove .venv and the files left by tools
+#   make docs       update the config page and the notebook     make site      build the documentation as a site in build/site/html
+#   make clean      remove .venv and the files left by tools
 
 SHELL := /bin/sh
 VENV := .venv
@@ -142,6 +143,11 @@ collectors: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py
+	$(BIN)/python docs/make_notebook.py
+
+.PHONY: site
+site: $(VENV)/installed-dev
+	$(BIN)/python docs/make_site.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov dist build MUJOCO_LOG.TXT

@@ -3,15 +3,19 @@
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import pytest
 
+import inchworm
 from doubles.trackers import Recorder
 from inchworm import (
     ConvergenceConfig,
@@ -146,17 +150,65 @@ def test_links_resolve(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
+    """The titles of a page as links name them, or the classes and functions of a source file."""
+    if page.suffix == ".py":
+        return set(site("make_site").definitions(page.relative_to(ROOT).as_posix()))
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def test_config_page_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("make_config_table", ROOT / "docs" / "make_config_table.py")
+@cache
+def site(script: str) -> ModuleType:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_config_page_is_up_to_date() -> None:
+    module = site("make_config_table")
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), "docs/config.md is out of date; type: make docs"
+
+
+@pytest.mark.filterwarnings("ignore:'myst_parser:PendingDeprecationWarning")
+def test_the_site_reads_every_page_and_every_public_name_without_a_warning(tmp_path: Path) -> None:
+    """All of a build but the writing of pages: links between pages, the API's docstrings, the navigation."""
+    make_site = site("make_site")
+    assert make_site.build(tmp_path, "dummy") == 0
+    texts = {
+        page.relative_to(tmp_path / "pages").as_posix(): page.read_text(encoding="utf-8") for page in (tmp_path / "pages").rglob("*.md")
+    }
+    described = [
+        name for text in texts.values() for name in re.findall(r"^\.\. auto(?:class|function):: inchworm\.(\w+)$", text, re.MULTILINE)
+    ]
+    with_optional = {name for name, _ in make_site.api_names()}
+    assert sorted(described) == sorted(with_optional)
+    assert with_optional >= set(inchworm.__all__) - {"__version__"}
+    trees = "\n".join(re.findall(r"^```{toctree}\n(.*?)^```$", texts["index.md"], re.MULTILINE | re.DOTALL))
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= set(trees.split())
+
+
+def test_the_notebook_of_the_tutorial_has_its_blocks_and_text() -> None:
+    """The page runs as a test, so its notebook does if the cells are the same."""
+    module = site("make_notebook")
+    assert module.NOTEBOOK.read_text(encoding="utf-8") == module.content(), "the notebook is out of date; type: make docs"
+    cells = json.loads(module.content())["cells"]
+    assert ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"] == [
+        code.strip() for _, code in blocks(module.PAGE, "python")
+    ]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
+        assert (module.NOTEBOOK.parent / target).exists(), target
+
+
+def test_every_setting_of_ppo_has_advice() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+) \| (.+) \| (.*) \|$", (ROOT / "docs" / "hyperparameters.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(name for name, *_ in rows) == sorted(PPOConfig().to_dict())
 
 
 def test_the_troubleshooting_page_answers_the_usual_problems_with_settings_that_exist() -> None:
