@@ -79,6 +79,9 @@ FIELDS: dict[str, Field] = {
     "ppo.sequence_length": _int(1, 1, words=("auto",)),
     "ppo.max_staleness": _int(0, 0, 3, empty=True),
     "ppo.min_effective_sample_size": _float(0, 0.0, 0.5, high=1, empty=True),
+    "ppo.max_behavior_kl": _float(0, 0.1, 1.0, above=True, empty=True),
+    "ppo.correction": _choice("off", "vtrace"),
+    "ppo.vtrace_clip": _float(0, 1.0, 2.0, above=True),
     "ppo.compile": Field("choice", options=("off", "on", "auto"), usual=("off",)),
     "env.id": Field("text", usual=("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0")),
     "env.num_envs": _int(1, 2, 3, 4),
@@ -109,6 +112,18 @@ FIELDS: dict[str, Field] = {
     "policy.lstm_forget_bias": Field("float", -20, 20, usual=(0.0, 1.0)),
     "policy.central_critic": Field("bool", usual=(False,)),  # it needs a world with state()
     "collect.max_replay_steps": _int(0, 0, 10, 100_000),
+    "collect.timeout": _float(0, 60.0, 600.0, high=1_000_000, above=True),
+    "collect.restarts": _int(0, 0, 10),
+    "curriculum.mode": Field("choice", options=("none", "progress", "adaptive", "learning_progress"), usual=("none",)),
+    "curriculum.max_level": _int(1, 3, high=10_000),
+    "curriculum.start_level": _int(1, 1, high=10_000),
+    "curriculum.option": Field("text", usual=("difficulty",)),
+    "curriculum.promote": _float(0, 0.8, 1.0, high=1),
+    "curriculum.demote": _float(0, 0.0, 0.3, high=1),
+    "curriculum.window": _int(2, 2, 50, high=1_000_000),
+    "curriculum.success_return": Field("float", empty=True, usual=(None, 100.0)),
+    "curriculum.explore": _float(0, 0.0, 0.2, high=1),
+    "curriculum.evaluation_level": _int(1, None, 1, high=10_000, empty=True),
     "opponent.mode": Field("choice", options=("none", "random", "heuristic", "pool", "self_play"), usual=("none",)),
     "opponent.skill": Field("float", 0, 1, usual=(1.0, 0.5)),
     "opponent.skill_start": _float(0, 0.0, 0.5, high=1, empty=True),
@@ -151,6 +166,7 @@ FIELDS: dict[str, Field] = {
     "run.keep_best": _FLAG,
     "run.log_interval": _int(1, 1, 2),
     "run.init_from": Field("text", empty=True, usual=(None,)),
+    "run.rank_timeout": _float(0, 60.0, 1800.0, high=1_000_000, above=True),
     "run.notes": Field("text", usual=("", "why: to see")),
     "tracking.csv": Field("bool", usual=(False,)),  # one that is on starts a process
     "tracking.tensorboard": Field("bool", usual=(False,)),
@@ -159,8 +175,11 @@ FIELDS: dict[str, Field] = {
 OTHERS = (
     *("env.kwargs", "env.wrappers", "policy.cnn_filters", "opponent.anchors", "opponent.policies"),
     *("ppo.freeze", "run.init_weights", "evaluation.seeds", "tracking.wandb", "tracking.mlflow"),
+    *("curriculum.levels", "curriculum.milestones", "curriculum.opponent_skills", "ppo.proximal_decay"),
+    *("collect.engine", "collect.num_collectors", "collect.staleness"),
+    *("collect.ray_address", "collect.ray_cpus", "collect.ray_memory", "collect.ray_resources", "collect.ray_strategy"),
 )
-"""Fields of nested data or of lists of text, which have separate cases or tests."""
+"""Fields of nested data or of lists of text, and fields that depend on others, which have separate cases or tests."""
 
 WORDS = {"float": ("number",), "int": ("integer",), "bool": ("true or false",), "text": ("text",), "ints": ("list", "integer")}
 """Kind -> words of which one must be in the error for a value of another type."""

@@ -205,7 +205,7 @@ def in_sequences(policy: Any, rollout: Any, length: int) -> dict[str, np.ndarray
     shape = (rollout.num_steps, rollout.num_lanes)
     found = {"log_probs": np.full(shape, np.nan), "values": np.full(shape, np.nan)}
     with torch.no_grad():
-        for minibatch, columns, is_real in zip(packed.shuffled(3, order), order[places], real):
+        for minibatch, columns, is_real in zip(packed.minibatches(order[places], real), order[places], real):
             said = policy.evaluate(minibatch)
             for place, column in enumerate(columns):
                 chunk, lane = divmod(int(column), rollout.num_lanes)

@@ -120,7 +120,7 @@ class BaseLearner(ABC):
         self.on_stage: Callable[..., object] | None = None
         """Called within an update with the name of a stage and its arrays: "order" for each epoch, and once "advantages"."""
         self.reward_scaler = RewardScaler(self.config.gamma) if self.config.scale_rewards else None
-        self._running = np.zeros(0)  # [B] of the reward scaler, of all lanes
+        self._running = np.zeros(0)  # [B] of the reward scaler, of the lanes of all ranks
         self.ranks = Ranks()
         """The processes that learn together; see `join`."""
         decay = self.config.proximal_decay
@@ -432,9 +432,13 @@ class BaseLearner(ABC):
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
             **({} if self._proximal is None else {"proximal": self._proximal.state_dict()}),
-            **({} if self.reward_scaler is None else {"rewards": {**self.reward_scaler.state_dict(), "running": self._running}}),
+            **({} if self.reward_scaler is None else {"rewards": self._reward_state(self.reward_scaler)}),
             **({"losses": losses} if losses else {}),
         }
+
+    def _reward_state(self, scaler: RewardScaler) -> dict[str, Any]:
+        """The state of the scale of rewards, of the lanes of all ranks; rank 0 alone asks for it, so it has what the update exchanged."""
+        return scaler.state_dict() | ({"running": self._running} if self.ranks.count > 1 else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -149,7 +149,9 @@ def _read(flags: list[_Flag], options: type[ConfigBase], arguments: Sequence[str
             in_run = [known for known in same_word if known.startswith("--run.")]
             elsewhere = None if same_word else explain_other_flag(name, set(by_name))
             fields = {known.rpartition(".")[2].lstrip("-"): known for known in by_name}  # `--ppo.clip-coef` for `--clip-cof`
-            near = in_run or same_word or close_names(name, by_name) or [fields[one] for one in close_names(name.lstrip("-"), fields)]
+            near = in_run or same_word or close_names(name, by_name)
+            if not near and not any(known.startswith(name) for known in by_name):  # one of a section's flags would be a guess
+                near = [fields[one] for one in close_names(name.lstrip("-"), fields)]
             help_text = f"did you mean {near[0]}?" if near else f"{prog} --help lists all flags"
             raise UsageError(f"unknown flag {name}; {elsewhere or help_text}")
         flag = role_flag or by_name[name]

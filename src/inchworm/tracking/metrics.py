@@ -19,7 +19,7 @@ from typing import Any
 from inchworm.core.protocols import Tracker
 
 GROUPS = {
-    "loss": ("loss", "policy_loss", "value_loss", "entropy"),
+    "loss": ("loss", "policy_loss", "value_loss", "entropy", "loss_weight"),
     "update": (
         "approx_kl", "clip_fraction", "explained_variance", "return_mean", "return_std", "advantage_std", "grad_norm", "learning_rate",
         "ratio_error", "effective_sample_size", "behavior_kl", "staleness", "n_updates", "epochs", "skipped_steps", "reward_scale",
@@ -29,8 +29,9 @@ GROUPS = {
         "iteration", "env_steps", "episodes", "iteration_episodes", "mean_return", "mean_length", "length_std", "truncated_share",
         "observation_scale", "forced_share", "memory_spread",
     ),
+    "curriculum": (),
     "opponent": ("win_rate", "pool_size", "rating", "rating_sigma", "rating_failed"),
-    "evaluation": (), "convergence": (), "curriculum": (), "time": (), "system": (),
+    "evaluation": (), "convergence": (), "time": (), "system": (),
 }  # fmt: skip
 """Group -> the metrics that belong to it besides those whose names begin with it, such as `evaluation/mean_return`."""
 

@@ -39,11 +39,23 @@ def compute_gae(
     A terminated row has no next value. Neither it nor a truncated row sees the advantages after it, but a truncated row
     keeps its next value: V of the true successor, which `next_values` holds.
     """
+    return _sums(*_deltas(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)).astype(values.dtype)
+
+
+def _deltas(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    next_values: np.ndarray,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The error delta of each row's value, and how much of what comes after it counts, each [T, B]."""
     # In float64, whatever the arrays are: T additions in a row stay exact enough, and both recursions give the same bits.
     # `where` instead of a product with 0: a terminated row's next value is not read, whatever it is.
-    deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
-    carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
-    return _sums(deltas, carries).astype(values.dtype)
+    deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values
+    return deltas, np.where(terminated | truncated, 0.0, gamma * gae_lambda)
 
 
 def compute_vtrace(
@@ -63,8 +75,7 @@ def compute_vtrace(
     where c = lambda r. The advantage is delta_t + γ lambda (v_{t+1} - V_{t+1}): the step's own ratio is left to the policy's loss. With
     ratios of 1 it is GAE, with a lambda of 1 the paper's r_t + γ v_{t+1} - V_t.
     """
-    deltas: np.ndarray = rewards + np.where(terminated, 0.0, gamma * next_values.astype(np.float64)) - values  # [T, B]
-    carries = np.where(terminated | truncated, 0.0, gamma * gae_lambda)  # [T, B]
+    deltas, carries = _deltas(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
     ratios = np.exp(np.minimum(log_ratios.astype(np.float64), math.log(clip)))  # [T, B] truncated
     sums = _sums(ratios * deltas, carries * ratios)  # v - V
     advantages = deltas + carries * np.concatenate([sums[1:], np.zeros_like(sums[:1])])

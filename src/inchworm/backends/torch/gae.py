@@ -29,8 +29,15 @@ def gae_on_device(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
     """The recursion with tensors only, for devices whose memory NumPy cannot read."""
-    deltas = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B]
-    return _sums(deltas, torch.where(terminated | truncated, 0, torch.full_like(deltas, gamma * gae_lambda)))
+    return _sums(*_deltas(rewards, values, next_values, terminated, truncated, gamma, gae_lambda))
+
+
+def _deltas(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """The error delta of each row's value, and how much of what comes after it counts, each [T, B]."""
+    deltas = rewards + torch.where(terminated, 0, gamma * next_values) - values
+    return deltas, torch.where(terminated | truncated, 0, torch.full_like(deltas, gamma * gae_lambda))
 
 
 def _sums(deltas: Tensor, carries: Tensor) -> Tensor:
@@ -72,8 +79,7 @@ def vtrace_on_device(
     clip: float,
 ) -> tuple[Tensor, Tensor]:
     """The same with tensors only."""
-    deltas = rewards + torch.where(terminated, 0, gamma * next_values) - values  # [T, B]
-    carries = torch.where(terminated | truncated, 0, torch.full_like(deltas, gamma * gae_lambda))
+    deltas, carries = _deltas(rewards, values, next_values, terminated, truncated, gamma, gae_lambda)
     ratios = log_ratios.exp().clamp(max=clip)
     sums = _sums(ratios * deltas, carries * ratios)
     following = torch.cat([sums[1:], torch.zeros_like(sums[:1])])

@@ -321,8 +321,10 @@ class PPOOptimizer(MinibatchLearner):
             if not isinstance(value, Tensor) or value.shape != ():
                 found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigError(f"the custom loss {loss.name} returned {found}; it must return a scalar tensor, such as a mean")
-            if not value.requires_grad:
+            if not value.requires_grad and not self.frozen:
                 raise no_gradient(loss.name)
+            if not value.requires_grad:  # it depends on what is frozen
+                value = value + 0 * terms["loss"]
             value = value * (micro.valid.sum().to(evaluation.values.dtype) / count.clamp(min=1))
             value = value if loss.weight == 1.0 else value * loss.weight
             parameters = [*self._updater.parameters, *(self._own[loss.name].parameters if loss.name in self._own else ())]
