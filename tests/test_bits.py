@@ -22,6 +22,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from threadpoolctl import threadpool_info
 
 from inchworm import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PolicyMap, PPOConfig, PPOTrainer, RunConfig, TrainingConfig
 
@@ -183,7 +184,9 @@ def machine() -> str:
     )
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
     kernels = "+".join(np.show_config(mode="dicts")["SIMD Extensions"]["found"][-3:])  # type: ignore[index]
-    versions = f"numpy {np.__version__}, torch {torch.__version__}, {blas['name']} {blas['version']}"
+    [library] = [each for each in threadpool_info() if each["user_api"] == "blas" and "numpy" in each["filepath"]]
+    products = "AVX-512" if library["architecture"] in ("SkylakeX", "Cooperlake") else library["architecture"]
+    versions = f"numpy {np.__version__}, torch {torch.__version__}, {blas['name']} {blas['version']} {products}"
     return f"{platform.machine()} {model} [{kernels}; {torch.backends.cpu.get_cpu_capability()}], {versions}"
 
 
