@@ -1,6 +1,7 @@
 """Hashes of rows and rollouts, and the rows that iterations leave."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from doubles.runs import SMALL, small_config
 from doubles.teams import Teams
 from inchworm.analysis.diff import diff_runs
 from inchworm.config.sections import EnvConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
+from inchworm.core.seeding import make_stream
 from inchworm.policy.composite import PolicyMap
 from inchworm.rollout.fake import create_fake_rollout
 from inchworm.rollout.rollout import Rollout
@@ -20,7 +22,6 @@ from inchworm.train import stages
 from inchworm.train.stages import STAGES, hash_rows, pack_marks, read_hashes, rollout_hashes, unpack_marks
 from inchworm.train.trainer import PPOTrainer
 
-PARTS = ("environment", "acting", "advantages", "order")
 PLAIN = {"environment", "acting", "advantages", "order", "weights_before", "environment_steps", "acting_steps"}
 
 
@@ -128,21 +129,83 @@ def test_a_run_without_a_directory_takes_no_hashes(monkeypatch: pytest.MonkeyPat
         assert learner.on_stage is None
 
 
-def test_compiled_loops_record_the_weights_at_the_ends_of_calls(tmp_path: Path) -> None:
+def compiled_run(path: Path, fault: Callable[[PPOTrainer], None] | None = None, together: int = 64, **changes: Any) -> Path:
+    """A run of four iterations in a compiled loop, of at most `together` in a call."""
+    config = TrainingConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=2, num_workers=0),
+        policy=SMALL,
+        ppo=PPOConfig(**{"rollout_steps": 32, "num_minibatches": 2, "update_epochs": 1, **changes}),
+        evaluation=EvalConfig(interval=0, final_episodes=0),
+        run=RunConfig(total_timesteps=256, backend="jax", checkpoint_interval=together),
+    )
+    with PPOTrainer(SMALL, config.env, config, run_dir=path) as trainer:
+        if fault is not None:
+            fault(trainer)
+        trainer.train()
+        assert trainer.state.iteration == 4
+    return path
+
+
+def other_weights(trainer: PPOTrainer) -> None:
+    weights = trainer.policy.get_weights()
+    trainer.policy.set_weights({name: array + 1e-6 if name == "critic.head.bias" else array for name, array in weights.items()})
+
+
+def other_sampling(trainer: PPOTrainer) -> None:
+    collector: Any = trainer.collector
+    seeds = np.array(collector.state.seeds)
+    collector._state = collector.state._replace(seeds=seeds + np.array([0, 1], np.uint32))
+
+
+def other_episodes(trainer: PPOTrainer) -> None:
+    collector: Any = trainer.collector
+    seeds = np.array(collector.state.seeds)
+    collector._state = collector.state._replace(seeds=seeds + np.array([1, 0], np.uint32))
+
+
+def other_shuffle(trainer: PPOTrainer) -> None:
+    learner: Any = trainer.learner
+    learner._stream = make_stream(99, "shuffle")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("jax")
-    for name, rate in (("one", 1e-3), ("two", 1e-3), ("three", 1e-2)):
-        config = TrainingConfig(
-            env=EnvConfig(id="CartPole-v1", num_envs=2, num_workers=0),
-            policy=SMALL,
-            ppo=PPOConfig(rollout_steps=8, num_minibatches=1, update_epochs=1, learning_rate=rate),
-            evaluation=EvalConfig(interval=0, final_episodes=0),
-            run=RunConfig(total_timesteps=64, backend="jax", checkpoint_interval=2),
-        )
-        with PPOTrainer(SMALL, config.env, config, run_dir=tmp_path / name) as trainer:
-            trainer.train()
-    same, apart = (diff_runs(tmp_path / "one", tmp_path / other) for other in ("two", "three"))
+    return compiled_run(tmp_path_factory.mktemp("compiled") / "plain")
+
+
+def test_a_compiled_loop_takes_hashes_of_every_stage_however_it_is_divided_into_calls(compiled: Path, tmp_path: Path) -> None:
+    same = diff_runs(compiled, compiled_run(tmp_path / "same", together=1))
     assert same.identical
-    assert {name: same.missing[name] for name in PARTS} == dict.fromkeys(PARTS, 4)
-    assert "iterations in a compiled loop have weights only" in str(same)
-    assert apart.parting is not None
-    assert (apart.parting.iteration, apart.parting.stage) == (1, "weights")
+    assert not same.missing
+    rows = read_hashes(compiled / HASHES)
+    assert all(str(rows[number][stage]).startswith("loop:") for number in (1, 2, 3, 4) for stage in STAGES)
+    assert len({rows[number][stage] for number in (1, 2, 3, 4) for stage in STAGES}) == 20
+    assert (compiled / HASHES).read_bytes() == (tmp_path / "same" / HASHES).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("how", "iteration", "stage"),
+    [
+        ({"fault": other_episodes}, 1, "environment"),
+        ({"fault": other_sampling}, 1, "acting"),
+        ({"gamma": 0.9}, 1, "advantages"),
+        ({"fault": other_shuffle}, 1, "order"),
+        ({"learning_rate": 1e-3}, 1, "weights"),
+        ({"learning_rate_schedule": "linear"}, 2, "weights"),
+        ({"fault": other_weights}, 0, "weights"),
+    ],
+)
+def test_where_two_compiled_loops_part(compiled: Path, tmp_path: Path, how: dict[str, Any], iteration: int, stage: str) -> None:
+    parting = diff_runs(compiled, compiled_run(tmp_path / "other", **how)).parting
+    assert parting is not None
+    assert (parting.iteration, parting.stage) == (iteration, stage)
+    assert (parting.step is not None) == (stage in ("environment", "acting"))
+
+
+def test_a_compiled_loop_cannot_be_compared_with_another_kind_of_run(compiled: Path, tmp_path: Path) -> None:
+    with PPOTrainer(SMALL, "CartPole-v1", small_config(iterations=2, backend="numpy"), run_dir=tmp_path / "host") as trainer:
+        trainer.train()
+    found = diff_runs(compiled, tmp_path / "host")
+    assert {found.missing[stage] for stage in STAGES} == {2}
+    assert "the hashes of a compiled loop can be compared only with those of another one" in str(found)

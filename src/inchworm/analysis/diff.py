@@ -16,7 +16,7 @@ from inchworm.analysis.runs import RunRecord, read_run
 from inchworm.core.errors import ConfigError
 from inchworm.run.directory import FREE_FIELDS, config_changes
 from inchworm.tracking.jsonl import HASHES
-from inchworm.train.stages import STAGES, read_hashes, unpack_marks
+from inchworm.train.stages import STAGES, comparable, read_hashes, unpack_marks
 
 MACHINE = ("platform", "cpu", "simd")
 """Entries of `versions.json` that describe the machine."""
@@ -115,7 +115,7 @@ class RunDiff:
             for stage, count in self.missing.items()
         ]
         if self.missing:
-            lines.append("               (iterations in a compiled loop have weights only, at the ends of its calls)")
+            lines.append("               (the hashes of a compiled loop can be compared only with those of another one)")
         return "\n".join(lines)
 
     def _longer(self) -> str:
@@ -135,7 +135,7 @@ def diff_runs(first: str | Path, second: str | Path, *, directory: str | Path = 
         spans = " and ".join(f"{min(rows)} to {max(rows)} of {run.name}" for run, rows in zip((one, other), hashes))
         raise ConfigError(f"these runs have no iteration in common that could be compared: there are hashes of the iterations {spans}")
     numbers = range(max(1, shared[0]), min(ends) + 1)
-    lacking = {stage: sum(not all(rows.get(number, {}).get(stage) for rows in hashes) for number in numbers) for stage in STAGES}
+    lacking = {stage: sum(not comparable(*(rows.get(number, {}).get(stage) for rows in hashes)) for number in numbers) for stage in STAGES}
     changes = {name: line for name, line in config_changes(one.config, other.config).items() if name not in NAMES}
     versions = {
         name: f"{name}: {one.versions.get(name)} → {other.versions.get(name)}"
@@ -173,7 +173,7 @@ def find_parting(first: Mapping[int, Mapping[str, Any]], second: Mapping[int, Ma
     """The first iteration that both have, and the first stage of it, whose hashes differ; `first` and `second` are rows by iteration."""
     for number in sorted(first.keys() & second.keys()):
         one, other = first[number], second[number]
-        differing = [stage for stage in STAGES if one.get(stage) and other.get(stage) and one[stage] != other[stage]]
+        differing = [stage for stage in STAGES if comparable(one.get(stage), other.get(stage)) and one[stage] != other[stage]]
         if not differing:
             continue
         steps = {stage: _first_step(one, other, stage) for stage in ("environment", "acting")}

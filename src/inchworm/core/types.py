@@ -137,6 +137,8 @@ class Iteration:
     """Of the run, after it."""
     records: Sequence[EpisodeRecord]
     """The last of the episodes that ended in it: at least as many as running means are taken over."""
+    stages: Mapping[str, tuple[Array, ...]] = field(default_factory=dict)
+    """Hashes of what it computed, by stage; empty if there are none. Of environment and acting the first are by step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ class TrainingState:
     settled: bool = True
     """Whether the policy, the collector and the learner are as this iteration left them; not so while callbacks see an iteration in the
     middle of several that were computed in one call."""
+    stages: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    """`Iteration.stages` of the last iteration, if a compiled loop did it."""
     ended: bool = False
     """Whether everything that follows the last iteration is done, too."""
     best_score: float | None = None
@@ -209,7 +211,7 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         between = began - ended
         warming_up = getattr(components.learner, "warming_up", False)  # a short rollout, once
         if fused is None or warming_up:
-            metrics, state.phase = dict(step_fn(state, components)), ""
+            metrics, state.phase, state.stages = dict(step_fn(state, components)), "", {}
             ended = time.perf_counter()
             finish_iteration(state, components, metrics, ended - began, between, state.env_steps - steps_before)
             continue
@@ -221,6 +223,7 @@ def run_training_loop(state: TrainingState, components: TrainingComponents, step
         for place, one in enumerate(iterations, 1):
             steps, finished = one.env_steps - state.env_steps, one.episodes - state.episodes
             state.env_steps, state.episodes, state.settled = one.env_steps, one.episodes, place == len(iterations)
+            state.stages = one.stages
             state.recent.extend(one.records)
             metrics = {**one.metrics, **episode_metrics(state), "iteration_episodes": float(finished)}
             finish_iteration(state, components, metrics, seconds, between / len(iterations), steps)

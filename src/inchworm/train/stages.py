@@ -36,6 +36,8 @@ STAGES = {
 
 BEFORE = "weights_before"
 """The name of the hash of the weights that acted."""
+COMPILED = "loop:"
+"""How hashes begin that a compiled loop took on its device. They are made in another way than those of NumPy arrays."""
 BLOCK = 2**16
 """Words that are multiplied at a time, so that they stay in the processor's cache."""
 
@@ -125,8 +127,7 @@ class StageCallback(BaseCallback):
     """Writes a row of hashes per iteration into the run's directory.
 
     It sees the rollout as it was collected, with the fingerprint of the weights that acted, which are those after the iteration before;
-    and the learner passes advantages and orders to `on_stage`. Of iterations that were computed in one call it has only the weights
-    after the last.
+    and the learner passes advantages and orders to `on_stage`. Iterations of a compiled loop bring hashes of their own.
     """
 
     profile_section, sees_every, reads_rollouts = "tracking", 0, False  # it does not keep iterations from being computed together
@@ -156,7 +157,10 @@ class StageCallback(BaseCallback):
         """Write the row."""
         del metrics
         row = self._row | {stage: f"{zlib.crc32(b''.join(parts)):08x}" for stage, parts in self._computed.items()}
-        if state.settled and "environment" not in row:  # not by the next rollout either
+        if state.stages:
+            row |= {stage: f"{COMPILED}{checksum(*arrays):08x}" for stage, arrays in state.stages.items()}
+            row |= {f"{stage}_steps": pack_marks(state.stages[stage][0]) for stage in ("environment", "acting")}
+        elif state.settled and "environment" not in row:  # the next rollout does not bring them either
             row["weights"] = f"{fingerprint(self._policy.get_weights()):016x}"
         if row:
             self._tracker.log_hashes({"iteration": state.iteration, "env_steps": state.env_steps, **row})
@@ -177,12 +181,18 @@ class StageCallback(BaseCallback):
         self._row = {}
 
 
+def comparable(one: Any, other: Any) -> bool:
+    """Whether two hashes of a stage are there and made in the same way."""
+    return bool(one and other) and str(one).startswith(COMPILED) == str(other).startswith(COMPILED)
+
+
 def read_hashes(path: Path) -> dict[int, dict[str, Any]]:
     """The hashes of a run's iterations by their numbers; those of iteration 0 are of the weights that it began with."""
     found: dict[int, dict[str, Any]] = {}
     for row in read_rows(path):
         if "iteration" in row:
-            found.setdefault(row["iteration"], {}).update(row)
+            known = found.setdefault(row["iteration"], {})
+            known.update(row | known if known.get("environment", "").startswith(COMPILED) else row)
     for number, row in list(found.items()):
         if row.get(BEFORE) and (number == 1 or number - 1 in found):
             found.setdefault(number - 1, {}).setdefault("weights", row[BEFORE])

@@ -21,10 +21,11 @@ from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales, paused_garbage_collection
-from inchworm.backends.jax.scan import MEASURES, ScanState, rollout_measures, scan_rollout, steps_on_device
+from inchworm.backends.jax.samples import Steps
+from inchworm.backends.jax.scan import MEASURES, Scanned, ScanState, rollout_measures, scan_rollout, steps_on_device
 from inchworm.backends.jax.scan_collector import ScanCollector
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, compiled, is_small, read_settings, update
-from inchworm.backends.learner import TARGETS
+from inchworm.backends.learner import ORDER_SAMPLE, TARGETS
 from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.types import RECENT_EPISODES, Iteration
@@ -60,6 +61,8 @@ class Report(NamedTuple):
     """What normalisers are moved by: the flat observations [T, B, F] and the value targets [T, B]; `()` without any."""
     rewards: tuple[Array, ...]
     """What the scale of rewards is moved by: rewards and `starts` [T, B]; `()` where rewards are not scaled."""
+    hashes: Array
+    """[5, T + 2] u32: of `hash_stages`."""
 
 
 class RewardState(NamedTuple):
@@ -118,6 +121,40 @@ def target_numbers(estimates: Estimates) -> tuple[Array, ...]:
     return explained, means[0], jnp.sqrt(variance), jnp.sqrt(unexplained)
 
 
+def hash_rows(*arrays: Array) -> Array:
+    """A 32-bit hash [T] of each row over all arrays [T, …]: the sum of the row's words, each times an odd number that its place decides.
+
+    A row of which one word differs never has the same one. The numbers are not linear in the place, so that regular differences do not
+    cancel out; at the end every bit of the sum moves the upper half, of which marks are made.
+    """
+    total = jnp.zeros(len(arrays[0]), jnp.uint32)
+    for number, array in enumerate(arrays):
+        wide = array.dtype.itemsize >= 4
+        words = (lax.bitcast_convert_type(array, jnp.uint32) if wide else array.astype(jnp.uint32)).reshape(len(array), -1)  # [T, W]
+        places = (lax.iota(jnp.uint32, words.shape[1]) + np.uint32((number << 24) + 1)) * np.uint32(0x9E3779B1)
+        keys = (places ^ (places >> 15)) * np.uint32(0x85EBCA77)
+        total += (words * (keys ^ (keys >> 13) | 1)).sum(1, dtype=jnp.uint32)
+    total = (total ^ (total >> 16)) * np.uint32(0x85EBCA77)
+    return (total ^ (total >> 15)) * np.uint32(0x9E3779B1)
+
+
+def hash_stages(scanned: Scanned, steps: Steps, estimates: Estimates, weights: Array) -> Array:
+    """Hashes of what an iteration computed [5, T + 2] u32: by step of observations, what followed them, actions, log-probs and advantages.
+
+    The last two columns are of the successors of cut rows and of the weights.
+    """
+    ends = scanned.terminated + 2 * scanned.truncated + 4 * scanned.starts
+    rows = (
+        hash_rows(*jax.tree.leaves(scanned.observations)),
+        hash_rows(scanned.rewards, ends),
+        hash_rows(scanned.choices, scanned.gaussians),
+        hash_rows(scanned.log_probs),
+        hash_rows(estimates.returns, estimates.values),
+    )
+    whole = hash_rows(steps.cuts.flat[None], *(image[None] for image in steps.cuts.images)), hash_rows(weights[None])
+    return jnp.concatenate([jnp.stack(rows), jnp.broadcast_to(jnp.concatenate(whole), (len(rows), 2))], 1)
+
+
 def run_iteration(
     program: FusedProgram, lanes: Any, state: FusedState, scales: Scales, scaled: Any, permutations: Array, settings: Array
 ) -> tuple[FusedState, Report, Array]:
@@ -138,6 +175,7 @@ def run_iteration(
         lengths=jnp.where(scanned.ended, scanned.lengths, 0),
         samples=(steps.flat, estimates.returns) if learning.policy.statistics.parts else (),
         rewards=(scanned.rewards, scanned.starts) if scaled else (),
+        hashes=hash_stages(scanned, steps, estimates, carry.state.rows[0]),
     )
     return FusedState(scan, carry), report, jnp.isfinite(sums).all() & ~metrics.stopped
 
@@ -213,7 +251,8 @@ class FusedTraining:
         alone = stops or moves
         self._most = 1 if alone else max(1, min(MOST_ITERATIONS, MOST_ROWS // self.steps_per_iteration))
         self._count = 1  # of the next call
-        size = self.steps_per_iteration // ppo.minibatches_for(self._sequences, self._program.learning.length)
+        self._num_minibatches = ppo.minibatches_for(self._sequences, self._program.learning.length)
+        size = self.steps_per_iteration // self._num_minibatches
         self._run = partial(_compiled[is_small(self._program.learning, size)], self._program)
 
     def __call__(self, components: Any, most: int) -> list[Iteration]:
@@ -287,8 +326,7 @@ class FusedTraining:
             learner.policy.add_to_statistics(reports.samples[0][0], reports.samples[1][0], valid)
         if learner.reward_scaler is not None:
             learner.reward_scaler.add(reports.rewards[0][0], reports.rewards[1][0], reports.lengths[0] > 0, valid)
-        numbers = np.asarray(call.state.scan.episodes)
-        iterations = [self._iteration(index, reports, call.settings[index], numbers, updates + index + 1) for index in range(good)]
+        iterations = [self._iteration(index, reports, call, updates + index + 1) for index in range(good)]
         records = [record for iteration in iterations for record in iteration.records]
         collector.advance(after.scan, good * self.steps_per_iteration, iterations[-1].episodes - collector.episodes, records)
         return iterations
@@ -315,22 +353,32 @@ class FusedTraining:
             scaled = RewardState(*(np.asarray(number, learner.policy.dtype) for number in numbers))
         return Call(state, learner.policy.scales, scaled, orders, np.stack(settings + settings[-1:] * (self._most - count)))
 
-    def _iteration(self, index: int, reports: Any, settings: np.ndarray, numbers: np.ndarray, updates: int) -> Iteration:
-        """What one iteration did; `numbers` [B] are those of the lanes' episodes before the call, `updates` those after it."""
+    def _iteration(self, index: int, reports: Any, call: Call, updates: int) -> Iteration:
+        """What one iteration of a call did; `updates` are those after it."""
         collector, learner = self._collector, self._learner
         ended = reports.lengths[: index + 1] > 0  # [iterations, T, B]
-        records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers + ended[:-1].sum((0, 1)))
+        numbers = np.asarray(call.state.scan.episodes) + ended[:-1].sum((0, 1))  # [B] of the lanes' episodes before the iteration
+        records = collector.records(ended[-1], reports.returns[index], reports.lengths[index], numbers)
         found = learner.epoch_metrics(self._program.learning, self._metrics(reports, index))
         targets, measures = np.split(reports.numbers[index, len(Metrics._fields) - 1 :].astype(float), [len(TARGETS)])
         found |= dict(zip(TARGETS, targets.tolist())) | {name: value for name, value in zip(MEASURES, measures.tolist()) if value >= 0}
         found |= {
-            "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(read_settings(settings).rate),
+            "learning_rate": learner.learning_rate if self._program.learning.adaptive else float(read_settings(call.settings[index]).rate),
             "staleness": 0.0,
             "n_updates": float(updates),
             **({} if learner.reward_scaler is None else {"reward_scale": learner.reward_scaler.scale}),
         }
         total = collector.episodes + int(ended.sum())
-        return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:])
+        observations, results, actions, log_probs, advantages = reports.hashes[index, :, :-2]
+        cuts, weights = reports.hashes[index, 0, -2:]
+        stages = {
+            "environment": (observations, results, cuts),
+            "acting": (actions, log_probs),
+            "advantages": (advantages,),
+            "order": (call.orders[index, :, :ORDER_SAMPLE], np.int64(self._num_minibatches)),
+            "weights": (weights,),
+        }
+        return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:], stages)
 
     def _apart(self) -> Iteration:
         """One iteration by the collector and the learner themselves."""
