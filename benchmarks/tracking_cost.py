@@ -1,8 +1,9 @@
 """What tracking costs a training: its time with every tracker on, against none, in turns; also with a slow MLflow server.
 
-python benchmarks/tracking_cost.py [--repeats 5] [--steps 200000]          (on a quiet machine; longer runs are more precise)
+python benchmarks/tracking_cost.py [--repeats 3] [--steps 2000000]          (about ten minutes, on a quiet machine)
 
-The wait at the end of a training is not part of it and is given apart.
+The wait at the end of a training is not part of it and is given apart. MLflow writes its SQLite file, or is a server on this machine, which
+runs with the lowest priority because servers run elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def mlflow_server(folder: Path) -> Iterator[int]:
     """A server of MLflow on a port of 127.0.0.1."""
     port = free_port()
     store = [f"--backend-store-uri=sqlite:///{folder}/server.db", f"--artifacts-destination={folder}/artifacts"]
-    command = [sys.executable, "-m", "mlflow", "server", *store, "--host=127.0.0.1", f"--port={port}", "--workers=1"]
+    command = ["nice", "-n", "19", sys.executable, "-m", "mlflow", "server", *store, "--host=127.0.0.1", f"--port={port}", "--workers=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         while True:
@@ -62,7 +63,7 @@ def mlflow_server(folder: Path) -> Iterator[int]:
 def delayed(port: int, seconds: float) -> Iterator[int]:
     """A port of 127.0.0.1 that passes everything on to another, each request after `seconds`; in a process of its own."""
     listening = free_port()
-    process = subprocess.Popen([sys.executable, __file__, "--pass-on", str(listening), str(port), str(seconds)])
+    process = subprocess.Popen(["nice", "-n", "19", sys.executable, __file__, "--pass-on", str(listening), str(port), str(seconds)])
     try:
         yield listening
     finally:
@@ -108,8 +109,10 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
         every = {"csv": True, "tensorboard": True, "wandb": wandb, "finish_seconds": 60.0}
         sides = {
             "none": TrackingConfig(),
-            "every tracker": TrackingConfig(**every, mlflow=MlflowConfig(uri=f"http://127.0.0.1:{port}")),
-            "every tracker, MLflow answers in 500 ms": TrackingConfig(**every, mlflow=MlflowConfig(uri=f"http://127.0.0.1:{slow}")),
+            "every tracker": TrackingConfig(**every, mlflow=MlflowConfig(experiment="benchmark")),
+            "every tracker, a server of MLflow answers in 500 ms": TrackingConfig(
+                **every, mlflow=MlflowConfig(uri=f"http://127.0.0.1:{slow}")
+            ),
         }
         train(config, sides["none"], Path(name) / "warm-up")
         for repeat in range(repeats):
@@ -118,13 +121,21 @@ def measure(repeats: int, steps: int) -> dict[str, Any]:
             for side, one in found.items():
                 runs.setdefault(side, []).append(one)
             print({side: {key: round(value, 3) for key, value in one.items()} for side, one in found.items()}, flush=True)
-    return {"steps": steps, "repeats": repeats, "load": os.getloadavg()[0], "runs": runs}
+    return {
+        "steps": steps,
+        "rows": -(-steps // (preset.env.num_envs * preset.ppo.rollout_steps)),
+        "repeats": repeats,
+        "load": os.getloadavg()[0],
+        "runs": runs,
+    }
 
 
 def section(data: dict[str, Any]) -> Section:
     """The page's section."""
+    seconds = statistics.median(one["seconds"] for one in data["runs"]["none"])
     lines = [
-        f"CartPole-v1, {data['steps']:,} steps, {data['repeats']} repeats in turns, with a load of {data['load']:.0f} on the machine:",
+        f"The preset of CartPole-v1, {data['steps']:,} steps in {seconds:.0f} seconds, {data['rows']:,} rows of metrics, {data['repeats']}",
+        f"repeats in turns, with a load of {data['load']:.0f} on the machine:",
         "time of a training with trackers, relative to one without. Wall time is compared within each repeat, median and range: it",
         "holds what the trackers' process takes from the machine. Processor time is that of the training process, the least of all",
         "repeats. The wait is at the end of a training, for what has not been delivered yet.",
@@ -146,8 +157,8 @@ def section(data: dict[str, Any]) -> Section:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--pass-on", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.pass_on is not None:

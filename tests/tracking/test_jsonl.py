@@ -89,7 +89,7 @@ def test_rows_are_cut_to_what_a_checkpoint_knew(tmp_path: Path) -> None:
 def test_rows_of_hashes_are_written_together_and_cut_as_the_others(tmp_path: Path) -> None:
     tracker, path = JsonlTracker(tmp_path), tmp_path / "hashes.jsonl"
     for iteration in range(1, 18):
-        tracker.log_hashes({"iteration": iteration, "weights": f"{iteration:x}"})
+        tracker.log_hashes(lambda iteration=iteration: {"iteration": iteration, "weights": f"{iteration:x}"})  # type: ignore[misc]
         assert len(read_rows(path)) == (0 if iteration < 16 else 16)
     assert tracker.counts()["hashes.jsonl"] == 17
     tracker.flush()

@@ -200,6 +200,7 @@ def start(run: RunFacts, server: Server, monkeypatch: pytest.MonkeyPatch, **sett
     """Deliver in a thread of this process, to a server that is none."""
     monkeypatch.setattr(shipping, "make_deliveries", lambda run, _: [delivery(run, server)])
     monkeypatch.setattr(shipping, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(shipping, "MOST_POLL_SECONDS", 0.02)
     monkeypatch.setattr(shipping, "RETRY_SECONDS", 0.02)
     warned: list[str] = []
     ending = threading.Event()

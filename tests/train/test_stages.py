@@ -209,3 +209,14 @@ def test_a_compiled_loop_cannot_be_compared_with_another_kind_of_run(compiled: P
     found = diff_runs(compiled, tmp_path / "host")
     assert {found.missing[stage] for stage in STAGES} == {2}
     assert "the hashes of a compiled loop can be compared only with those of another one" in str(found)
+
+
+def test_large_rollouts_are_hashed_at_once_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(name: str) -> dict[int, dict[str, Any]]:
+        with PPOTrainer(SMALL, "CartPole-v1", small_config(iterations=3, backend="numpy"), run_dir=tmp_path / name) as trainer:
+            trainer.train()
+        return read_hashes(tmp_path / name / HASHES)
+
+    kept = run("kept")
+    monkeypatch.setattr(stages, "KEPT_BYTES", 0)
+    assert run("at once") == kept

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class RowFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._waiting: list[bytes] = []
+        self._waiting: list[bytes | Callable[[], bytes]] = []
         self._written = 0
         self._whole: int | None = None  # the size to cut back to, while a write is under way or after one that failed
         self._warned = False
@@ -39,8 +39,8 @@ class RowFile:
             return len(read_complete_rows(self.path)) + len(self._waiting)
         return self._written + len(self._waiting)
 
-    def append(self, row: bytes, *, together: int = 1) -> None:
-        """Add a row, which is written with those before it when there are `together` of them, or by `flush`.
+    def append(self, row: bytes | Callable[[], bytes], *, together: int = 1) -> None:
+        """Add a row, or what makes it: it is made and written with those before it when there are `together` of them, or by `flush`.
 
         If it cannot be written it is kept, with one warning until writing works again.
         """
@@ -58,15 +58,17 @@ class RowFile:
         """Write the pending rows, all of them or none."""
         if not self._waiting:
             return
+        rows = [row if isinstance(row, bytes) else row() for row in self._waiting]
+        self._waiting = [*rows]
         try:
             descriptor = self._open()
             if self._whole is not None:  # a partial row of a failed attempt
                 os.ftruncate(descriptor, self._whole)
             self._whole = os.fstat(descriptor).st_size
-            left = memoryview(b"".join(self._waiting))
+            left = memoryview(b"".join(rows))
             while left:  # a full disk may accept a part before it fails
                 left = left[os.write(descriptor, left) :]
-            self._written += len(self._waiting)
+            self._written += len(rows)
             self._whole, self._waiting, self._warned = None, [], False
         except OSError as error:
             if self._descriptor is not None and self._whole is not None:
@@ -122,7 +124,7 @@ METRICS = "metrics.jsonl"
 TIMING = "timing.jsonl"
 HASHES = "hashes.jsonl"
 HASHES_TOGETHER = 16
-"""Rows of hashes that are written at a time; a kill loses fewer, of which a resumed run needs none."""
+"""Rows of hashes that are made and written at a time; a kill loses fewer, of which a resumed run needs none."""
 TIMING_PREFIX = "timing/"  # left out in its file
 _COUNTERS = ("iteration", "env_steps")
 
@@ -150,9 +152,9 @@ class JsonlTracker:
                 row = head | {name.removeprefix(TIMING_PREFIX): _plain(values[name]) for name in sorted(values)}
                 self._files[file].append(json.dumps(row).encode() + b"\n")
 
-    def log_hashes(self, row: Mapping[str, Any]) -> None:
-        """Log the hashes of an iteration. Several rows are written together, because iterations may be short."""
-        self._files[HASHES].append(json.dumps(row).encode() + b"\n", together=HASHES_TOGETHER)
+    def log_hashes(self, make_row: Callable[[], Mapping[str, Any]]) -> None:
+        """Log the hashes of an iteration. Several rows are made and written together, while the code is in the processor's cache."""
+        self._files[HASHES].append(lambda: json.dumps(make_row()).encode() + b"\n", together=HASHES_TOGETHER)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Write the config as `config.yaml`, unless it exists."""

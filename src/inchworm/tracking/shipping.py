@@ -42,8 +42,8 @@ FILES = (METRICS, TIMING)
 ARTEFACTS = ("config.yaml", "versions.json", "policy*.safetensors", "best_policy*.safetensors", "*.html", "*.png", "*.svg", "*.pdf")
 """Files of a run that trackers receive at the end of a training, where they exist."""
 
-POLL_SECONDS, RETRY_SECONDS = 1.0, 30.0
-"""How often new rows are looked for, and the longest time between two attempts after a failure."""
+POLL_SECONDS, MOST_POLL_SECONDS, RETRY_SECONDS = 1.0, 10.0, 30.0
+"""How often new rows are looked for at first, and later in a training; the longest time between two attempts after a failure."""
 
 _BATCH = 1_000
 """Most values in a batch: MLflow accepts no more."""
@@ -255,7 +255,8 @@ def _deliver_one(delivery: Delivery, ending: threading.Event, finish_seconds: fl
             deadline = time.monotonic() + finish_seconds
         try:
             while delivery.pump():
-                delay = POLL_SECONDS
+                pass
+            delay = min(1.5 * delay, MOST_POLL_SECONDS)  # many rows at a time cost less than a few often
             if ends:
                 delivery.finish()
                 delivery.reset()
@@ -372,7 +373,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # packages print
     with contextlib.suppress(OSError):
-        os.nice(10)  # the training comes first
+        os.nice(19)  # the training comes first
     task = json.loads(sys.stdin.readline())
     ending, lock = threading.Event(), threading.Lock()
 

@@ -38,6 +38,8 @@ BEFORE = "weights_before"
 """The name of the hash of the weights that acted."""
 COMPILED = "loop:"
 """How hashes begin that a compiled loop took on its device. They are made in another way than those of NumPy arrays."""
+KEPT_BYTES = 2**18
+"""Rollouts up to this size are kept until their rows are written, several together; larger ones are hashed when they come."""
 BLOCK = 2**16
 """Words that are multiplied at a time, so that they stay in the processor's cache."""
 
@@ -135,36 +137,46 @@ class StageCallback(BaseCallback):
     def __init__(self, policy: Policy, tracker: JsonlTracker) -> None:
         self._policy, self._tracker = policy, tracker
         self._row: dict[str, Any] = {}  # of the running iteration, or of the end until it is written
-        self._computed: dict[str, list[bytes]] = {}  # stage -> content, which is hashed at once at the end of the iteration
+        self._rollout: Rollout | None = None  # of the running iteration
+        self._computed: dict[str, list[bytes]] = {}  # stage -> content of the running iteration
 
     def on_train_start(self, state: TrainingState) -> None:
         """Forget what is left of an earlier call, and hash the weights that the run begins with."""
-        self._row, self._computed = {}, {}
+        self._row, self._rollout, self._computed = {}, None, {}
         if state.iteration == 0:
             self._row[BEFORE] = f"{fingerprint(self._policy.get_weights()):016x}"
 
     def on_rollout(self, state: TrainingState, rollout: Rollout) -> None:
-        """Hash the two stages of collecting."""
+        """Keep what was collected; a large rollout is hashed at once."""
         del state
         acted = int(rollout.weights_fingerprint[0]) or fingerprint(self._policy.get_weights())  # 0: a collector that does not know
-        self._row = {BEFORE: f"{acted:016x}", **rollout_hashes(rollout.to_numpy())}
+        self._row, self._rollout = {BEFORE: f"{acted:016x}"}, rollout.to_numpy()
+        if self._rollout.nbytes > KEPT_BYTES:
+            self._row, self._rollout = self._row | rollout_hashes(self._rollout), None
 
     def on_stage(self, stage: str, *arrays: Array) -> None:
         """Keep what the learner computed in a stage; called again, it goes into the same hash."""
         self._computed.setdefault(stage, []).extend(np.asarray(array).tobytes() for array in arrays)
 
     def on_iteration(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Write the row."""
+        """Log the row, which is made when several are written together."""
         del metrics
-        row = self._row | {stage: f"{zlib.crc32(b''.join(parts)):08x}" for stage, parts in self._computed.items()}
-        if state.stages:
-            row |= {stage: f"{COMPILED}{checksum(*arrays):08x}" for stage, arrays in state.stages.items()}
-            row |= {f"{stage}_steps": pack_marks(state.stages[stage][0]) for stage in ("environment", "acting")}
-        elif state.settled and "environment" not in row:  # the next rollout does not bring them either
+        row, rollout, computed, stages = self._row, self._rollout, self._computed, state.stages
+        if state.settled and not stages and rollout is None and "environment" not in row:  # the next rollout does not bring them either
             row["weights"] = f"{fingerprint(self._policy.get_weights()):016x}"
-        if row:
-            self._tracker.log_hashes({"iteration": state.iteration, "env_steps": state.env_steps, **row})
-        self._row, self._computed = {}, {}
+        head = {"iteration": state.iteration, "env_steps": state.env_steps}
+
+        def make_row() -> dict[str, Any]:
+            found = head | row | ({} if rollout is None else rollout_hashes(rollout))
+            found |= {stage: f"{zlib.crc32(b''.join(parts)):08x}" for stage, parts in computed.items()}
+            if stages:
+                found |= {stage: f"{COMPILED}{checksum(*arrays):08x}" for stage, arrays in stages.items()}
+                found |= {f"{stage}_steps": pack_marks(stages[stage][0]) for stage in ("environment", "acting")}
+            return found
+
+        if row or rollout is not None or computed or stages:
+            self._tracker.log_hashes(make_row)
+        self._row, self._rollout, self._computed = {}, None, {}
 
     def on_train_end(self, state: TrainingState) -> None:
         """Hash the final weights, for `log_last`."""
@@ -176,8 +188,8 @@ class StageCallback(BaseCallback):
 
         `train` calls this after the last save, so that a resumed run removes the row and has those of an undisturbed one.
         """
-        if "iteration" in self._row:
-            self._tracker.log_hashes(self._row)
+        if "iteration" in (row := self._row):
+            self._tracker.log_hashes(lambda: row)
         self._row = {}
 
 
