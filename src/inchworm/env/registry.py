@@ -47,7 +47,7 @@ class World:
 _WORLDS = {
     "CartPole-v0": "inchworm.worlds.cartpole:WORLD",
     "CartPole-v1": "inchworm.worlds.cartpole:WORLD",
-    "Maze-v0": "inchworm.worlds.maze:WORLD",
+    "Maze-v0": "inchworm.worlds.toys:MAZE",
     "PhysicsCartPole-v0": "inchworm.worlds.tasks:CARTPOLE",
     "PointWorld-v0": "inchworm.worlds.tasks:POINT",
     "Skirmish-v0": "inchworm.worlds.skirmish:WORLD",

@@ -37,7 +37,7 @@ from inchworm.core.spaces import (
     value_range,
 )
 from inchworm.core.types import Tree
-from inchworm.env.calls import env_options, make_calls
+from inchworm.env.episodes import env_options, make_calls
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
 """(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""

@@ -15,7 +15,7 @@ from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed, episode_seed
-from inchworm.env.calls import set_level
+from inchworm.env.episodes import set_level
 from inchworm.env.registry import heuristic_env, heuristic_of, team_worlds
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, RecordedVectorEnv, check_episodes, episode_limit, make_world, opened, play_games

@@ -71,7 +71,7 @@ class TrainingState:
     scored: int | None = None
     """The iteration after which the final evaluation was taken."""
     convergence: dict[str, Any] = field(default_factory=dict)
-    """The checks so far, as plain data: see `train/convergence`; empty without a target."""
+    """The checks so far, as plain data: see `train/callbacks`; empty without a target."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the current iteration; callbacks may add to them."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)

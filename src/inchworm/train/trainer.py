@@ -51,14 +51,18 @@ from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
 from inchworm.train.callbacks import (
     CheckpointCallback,
+    ConvergenceCallback,
     EvaluateCallback,
     SnapshotCallback,
     StoreCallback,
     TrackCallback,
+    convergence_report,
+    describe_end,
+    has_stopped,
     ignoring_interrupts,
     interruptible,
+    stop_reason,
 )
-from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.curriculum import CurriculumCallback, bound_curricula, resolve_curriculum
 from inchworm.train.loop import (
     FusedStep,

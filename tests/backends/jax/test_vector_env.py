@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.adapters import GymnaxEnv
 from inchworm.backends.jax.native import read_space
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
+from inchworm.backends.jax.worlds import GymnaxEnv
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.check import check_env

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from inchworm.backends.jax import gae
-from inchworm.backends.jax.adapters import is_of_package
 from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.native import why_not_native
 from inchworm.backends.jax.network import Params, Scales
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.samples import Steps, steps_of
 from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
-from inchworm.backends.jax.worlds import WORLDS
+from inchworm.backends.jax.worlds import WORLDS, is_of_package
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.off_policy import row_log_probs
 from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig

@@ -22,8 +22,15 @@ from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales, paused_garbage_collection
 from inchworm.backends.jax.samples import Steps
-from inchworm.backends.jax.scan import MEASURES, Scanned, ScanState, rollout_measures, scan_rollout, steps_on_device
-from inchworm.backends.jax.scan_collector import ScanCollector
+from inchworm.backends.jax.scan_collector import (
+    MEASURES,
+    ScanCollector,
+    Scanned,
+    ScanState,
+    rollout_measures,
+    scan_rollout,
+    steps_on_device,
+)
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, compiled, is_small, read_settings, update
 from inchworm.backends.learner import ORDER_SAMPLE, TARGETS
 from inchworm.backends.reward_scaling import MIN_VARIANCE

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inchworm.backends.jax.adapters import is_of_package, make_of_package
 from inchworm.backends.jax.native import Lanes, NativeEnv, begin_lanes, refuse_settings, replace_lanes, seed_words, step_lanes
-from inchworm.backends.jax.worlds import make_world
+from inchworm.backends.jax.worlds import is_of_package, make_of_package, make_world
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError
 from inchworm.core.spaces import map_tree, tree_leaves
