@@ -15,8 +15,7 @@ from jax import Array
 
 from inchworm.backends.jax import network
 from inchworm.backends.jax.distributions import log_prob_and_entropy
-from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import Params, Scales
+from inchworm.backends.jax.network import Params, Past, Scales
 from inchworm.backends.numpy.policy import choose, flat_worlds, fresh_weights
 from inchworm.backends.numpy.policy import encode_legal as encode_legal_numpy
 from inchworm.backends.numpy.policy import encode_observations as encode_observations_numpy

@@ -18,7 +18,6 @@ import numpy as np
 from jax import Array, lax
 
 from inchworm.backends.jax.distributions import env_action, log_prob, sample
-from inchworm.backends.jax.memory import Past
 from inchworm.backends.jax.native import (
     Lanes,
     NativeEnv,
@@ -32,6 +31,7 @@ from inchworm.backends.jax.native import (
 from inchworm.backends.jax.network import (
     COMPILER_OPTIONS,
     Params,
+    Past,
     Scales,
     action_outputs,
     encode_legal,

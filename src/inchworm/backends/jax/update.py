@@ -21,8 +21,7 @@ from inchworm.backends.custom_losses import CustomLoss, no_gradient
 from inchworm.backends.jax.distributions import log_prob_and_entropy
 from inchworm.backends.jax.gae import Estimates, compute_advantages
 from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
-from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, forward, log_std_of, reward_units
+from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Past, Scales, forward, log_std_of, reward_units
 from inchworm.backends.jax.optimizer import State, apply_gradient, check_kind, split_vector
 from inchworm.backends.jax.policy import JaxPolicy, Static
 from inchworm.backends.jax.samples import Batch, Samples, Steps, columns_of, make_samples, unpack

@@ -14,9 +14,10 @@ from inchworm.backends.numpy.policy import choose, flat_worlds, fresh_weights
 from inchworm.backends.numpy.policy import encode_legal as encode_legal_numpy
 from inchworm.backends.numpy.policy import encode_observations as encode_observations_numpy
 from inchworm.backends.torch.distributions import log_prob_and_entropy, sample, to_env
-from inchworm.backends.torch.memory import Memory, Past
 from inchworm.backends.torch.network import (
+    Memory,
     Network,
+    Past,
     SpecNetwork,
     encode_legal,
     encode_observations,
