@@ -25,7 +25,7 @@ import numpy as np
 
 from inchworm.analysis.charts import Line, legend, metric_line, shared_steps
 from inchworm.analysis.report import e, large_chart, report_page, section, table
-from inchworm.analysis.runs import RunRecord, read_run
+from inchworm.analysis.runs import RunRecord, areas, read_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, CorruptFileError, InchwormError
@@ -297,23 +297,6 @@ def _scores(bundle: Path) -> dict[int, float]:
         if score is None:
             raise InchwormError(f"seed {seed} in {bundle} has no score: its evaluation failed, or no episode has ended; train longer")
     return done
-
-
-def areas(runs: Sequence[RunRecord], *, end: float | None = None) -> tuple[float, ...]:
-    """The mean return of training over env steps: the area under each curve, divided by the steps that both have, or by those up to `end`.
-
-    A run that has ended earlier keeps its last return, and before its first row it has that one's; one in which no episode has ended has 0.
-    """
-    curves = [run.series("mean_return") for run in runs]
-    known = [steps for steps, _ in curves if len(steps)]
-    if not known:
-        return tuple(0.0 for _ in runs)
-    grid = (
-        np.linspace(max(steps[0] for steps in known), max(steps[-1] for steps in known), 1_000)
-        if end is None
-        else np.linspace(0, end, 1_000)
-    )
-    return tuple(float(np.interp(grid, *curve).mean()) if len(curve[0]) else 0.0 for curve in curves)
 
 
 # The page

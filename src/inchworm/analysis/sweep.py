@@ -29,8 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from inchworm.analysis.compare import areas
-from inchworm.analysis.runs import RunRecord, read_run
+from inchworm.analysis.runs import RunRecord, areas, read_run
 from inchworm.analysis.search_space import Range, Space, Values, base_values, check_space, default_space, with_values
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig

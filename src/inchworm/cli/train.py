@@ -243,8 +243,7 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
     from inchworm.evaluate.evaluator import evaluation_opponent
-    from inchworm.train.callbacks import describe_convergence, has_stopped
-    from inchworm.train.loop import is_done
+    from inchworm.train.loop import describe_convergence, has_stopped, is_done
     from inchworm.train.profile import Profile, table_text
     from inchworm.train.resolve import resolve_choices
     from inchworm.train.trainer import PPOTrainer, make_console

@@ -26,8 +26,7 @@ from inchworm.run.bundle import SUMMARY_JSON, Bundle, create_bundle
 from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
 from inchworm.run.directory import NOT_BIT_IDENTICAL, NotExactWarning
 from inchworm.tracking.jsonl import METRICS, read_rows
-from inchworm.train.callbacks import has_stopped
-from inchworm.train.loop import TrainingState, as_callback, reached_limits
+from inchworm.train.loop import TrainingState, as_callback, has_stopped, reached_limits
 from inchworm.train.resolve import is_native_env, resolve_config
 from inchworm.train.seed_trainers import ProcessTrainer, TogetherTrainer, default_jobs
 

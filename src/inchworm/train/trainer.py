@@ -51,31 +51,31 @@ from inchworm.tracking.metrics import StatsLogger
 from inchworm.tracking.shipping import Shipping, artefacts, check_installed, with_trackers
 from inchworm.train.callbacks import (
     CheckpointCallback,
-    ConvergenceCallback,
     EvaluateCallback,
     SnapshotCallback,
     StoreCallback,
     TrackCallback,
-    convergence_report,
-    describe_end,
-    has_stopped,
     ignoring_interrupts,
     interruptible,
-    stop_reason,
 )
 from inchworm.train.curriculum import CurriculumCallback, bound_curricula, resolve_curriculum
 from inchworm.train.loop import (
+    ConvergenceCallback,
     FusedStep,
     History,
     StepFunction,
     TrainingComponents,
     TrainingState,
     as_callback,
+    convergence_report,
     default_training_step,
+    describe_end,
     give_weights,
+    has_stopped,
     reads_rollouts,
     run_training_loop,
     stateful_parts,
+    stop_reason,
 )
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import (
