@@ -30,7 +30,7 @@ _TESTS = {
         "backends/numpy/test_distributions.py conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights "
         "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py"
     ),
-    "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
+    "backends/torch/policy.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
     "env/values.py": "env/test_values.py",
     "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py conformance/test_learner.py train/test_profile.py",

@@ -43,7 +43,7 @@ from inchworm.run.directory import (
     refuse_code,
     take_lock,
 )
-from inchworm.tracking.seeds_view import SeedsView
+from inchworm.tracking.console import SeedsView
 from inchworm.train.seed_trainers import default_jobs
 from inchworm.train.seeds import SeedScore, plan_seeds, train_bundle
 

@@ -10,7 +10,8 @@ from rich.table import Column, Table
 from inchworm.analysis import sweep as analysis
 from inchworm.analysis.compare import Comparison, check_settings, compare_settings, find_comparison, read_comparison
 from inchworm.analysis.search_space import check_field, default_space, read_space
-from inchworm.analysis.sweep import BEST, OBJECTIVES, Sweep, SweepConfig, TrialResult, find_sweep, read_sweep_config, show_value, trial_rows
+from inchworm.analysis.sweep import BEST, find_sweep, read_sweep_config
+from inchworm.analysis.sweep_results import OBJECTIVES, Sweep, SweepConfig, TrialResult, show_value, trial_rows
 from inchworm.cli.arguments import (
     Changes,
     File,
@@ -26,8 +27,7 @@ from inchworm.cli.main import FAILED, OK
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.run.directory import make_run_directory
-from inchworm.tracking.console import Terminal, make_terminal
-from inchworm.tracking.seeds_view import SeedsView
+from inchworm.tracking.console import SeedsView, Terminal, make_terminal
 
 PROG_COMPARE = "inchworm compare"
 

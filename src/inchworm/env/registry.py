@@ -61,7 +61,7 @@ ENVPOOL = "envpool:"
 _VECTOR_PREFIXES = {
     ENVPOOL: ("inchworm.env.foreign:make_envpool", "envpool", "envpool"),
     **{
-        f"{package}:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")
+        f"{package}:": ("inchworm.backends.jax.worlds:make_jax_env", "jax", "jax-envs")
         for package in ("gymnax", "brax", "navix", "craftax")
     },
 }

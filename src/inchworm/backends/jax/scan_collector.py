@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from inchworm.backends.jax.distributions import env_action, log_prob, sample
 from inchworm.backends.jax.native import (
+    JaxVectorEnv,
     Lanes,
     NativeEnv,
     begin_lanes,
@@ -42,9 +42,8 @@ from inchworm.backends.jax.network import (
     unflatten_actions,
     with_reversed_layers,
 )
-from inchworm.backends.jax.policy import JaxPolicy, StaticSpec, without_mask
+from inchworm.backends.jax.policy import JaxPolicy, StaticSpec, env_action, log_prob, sample, without_mask
 from inchworm.backends.jax.samples import Cuts, Steps
-from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.registry import acting_policy
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Policy

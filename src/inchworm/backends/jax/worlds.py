@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from inchworm.backends.jax.native import NativeEnv, device_dtype, fit_to_space, read_space, typed_keys
+from inchworm.backends.jax.native import JaxVectorEnv, NativeEnv, device_dtype, fit_to_space, read_space, refuse_settings, typed_keys
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError, close_names
 from inchworm.core.spaces import Space, build_tree, leaf_shape
@@ -413,3 +413,28 @@ def make_of_package(config: EnvConfig) -> NativeEnv:
         raise
     except Exception as error:  # each refuses names and arguments in its own way
         raise EnvError(f"env.id={config.id!r} cannot be made with env.kwargs={config.kwargs}: {type(error).__name__}: {error}") from error
+
+
+_made: dict[tuple[Any, ...], NativeEnv] = {}
+
+
+def make_native(config: EnvConfig) -> NativeEnv:
+    """The JAX-native environment of a config: a package's, or the world with the dynamics of Gymnasium's.
+
+    It has no state, so equal configs get the same object, for which programs are compiled once per process.
+    """
+    refuse_settings(config)
+    key = (config.id, config.max_episode_steps, repr(config.kwargs))
+    if key not in _made:
+        made = make_of_package(config) if is_of_package(config.id) else make_world(config)
+        if made is None:
+            raise EnvError(f"there is no JAX-native world for env.id={config.id!r}")
+        _made[key] = made
+    return _made[key]
+
+
+def make_jax_env(config: EnvConfig, *, global_state: bool = False, **options: Any) -> JaxVectorEnv:
+    """All copies of a config as one vector env."""
+    if global_state:
+        raise EnvError(f"env.id={config.id!r}: a JAX-native environment has no global state for a central critic")
+    return JaxVectorEnv(make_native(config), config.num_envs, **options)
