@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from inchworm import CurriculumConfig, PolicyConfig, PPOConfig, PPOTrainer, Rollout
-from inchworm.worlds.maze import Maze
+from inchworm.worlds.toys import Maze
 
 LENGTHS = {1: 4, 2: 8, 3: 16}
 

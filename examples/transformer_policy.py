@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from inchworm import Evaluation, Minibatch, PolicyConfig, PolicySpec, PolicyStep, PPOConfig, PPOTrainer, TorchPolicy
 from inchworm.backends.numpy.policy import choose
-from inchworm.backends.torch.distributions import log_prob_and_entropy
 from inchworm.backends.torch.network import Network, encode_observations, flatten_actions, to_tensor, to_tensors
+from inchworm.backends.torch.policy import log_prob_and_entropy
 from inchworm.worlds.toys import PartialCartPole
 
 

@@ -30,20 +30,20 @@ _TESTS = {
         "backends/numpy/test_distributions.py conformance/test_learner.py::test_every_kind_of_space_gives_equal_weights "
         "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py"
     ),
-    "backends/torch/distributions.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
+    "backends/torch/policy.py": "conformance/test_distributions.py conformance/test_policy.py conformance/test_ratio.py",
     "env/values.py": "env/test_values.py",
     "policy/statistics.py": "policy/test_statistics.py conformance/test_policy.py backends/torch/test_learner.py",
     "backends/learner.py": "backends/test_learner.py conformance/test_learner.py train/test_profile.py",
     "rollout/sequences.py": "rollout/test_sequences.py backends/torch/test_learner.py conformance/test_central.py policy/test_spec.py",
     "policy/layout.py": "policy/test_layout.py policy/test_memory.py conformance/test_memory.py",
-    "backends/numpy/memory.py": "conformance/test_memory.py policy/test_memory.py",
-    "backends/torch/memory.py": "backends/torch/test_memory.py conformance/test_memory.py train/test_trainer.py",
+    "backends/numpy/network.py": "conformance/test_memory.py policy/test_memory.py",
     "backends/numpy/policy.py": (
         "backends/numpy/test_policy.py conformance/test_central.py policy/test_spec.py conformance/test_policy.py "
         "conformance/test_distributions.py conformance/test_memory.py"
     ),
     "backends/torch/network.py": (
-        "backends/torch/test_network.py conformance/test_central.py conformance/test_distributions.py backends/torch/test_learner.py"
+        "backends/torch/test_memory.py conformance/test_memory.py backends/torch/test_network.py conformance/test_central.py "
+        "conformance/test_distributions.py backends/torch/test_learner.py"
     ),
     "backends/composite.py": "backends/test_composite.py policy/test_composite.py",
     "env/pettingzoo_copy.py": "env/test_pettingzoo_copy.py collect/test_teams.py env/workers/test_pool.py",

@@ -11,9 +11,9 @@ from inchworm.analysis.doctor import diagnose as diagnose
 from inchworm.analysis.report import report as report
 from inchworm.analysis.runs import RunRecord as RunRecord
 from inchworm.analysis.runs import read_run as read_run
-from inchworm.analysis.sweep import Sweep as Sweep
-from inchworm.analysis.sweep import TrialResult as TrialResult
 from inchworm.analysis.sweep import sweep as sweep
+from inchworm.analysis.sweep_results import Sweep as Sweep
+from inchworm.analysis.sweep_results import TrialResult as TrialResult
 from inchworm.backends.custom_losses import Loss as Loss
 from inchworm.backends.jax.learner import JaxOptimizer as JaxOptimizer
 from inchworm.backends.jax.policy import JaxPolicy as JaxPolicy

@@ -15,8 +15,8 @@ import pytest
 from doubles.run_files import write_pairs, write_run
 from doubles.runs import small_config
 from doubles.seeds import train_here
-from inchworm.analysis.compare import COMPARISON, ComparisonConfig, areas, compare_settings, comparison_page, measure_pairs, read_comparison
-from inchworm.analysis.runs import read_run
+from inchworm.analysis.compare import COMPARISON, ComparisonConfig, compare_settings, comparison_page, measure_pairs, read_comparison
+from inchworm.analysis.runs import areas, read_run
 from inchworm.cli.main import main
 from inchworm.config.sections import EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError

@@ -17,8 +17,7 @@ from inchworm.analysis.compare import ComparisonConfig, comparison_page, measure
 from inchworm.analysis.report import make_server, write_report
 from inchworm.analysis.runs import read_run
 from inchworm.analysis.search_space import Choice, Range
-from inchworm.analysis.sweep import Sweep, SweepConfig, TrialResult
-from inchworm.analysis.sweep_report import sweep_page
+from inchworm.analysis.sweep_results import Sweep, SweepConfig, TrialResult, sweep_page
 from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, TrainingConfig
 from inchworm.evaluate.video import record_video

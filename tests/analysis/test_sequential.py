@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from inchworm.analysis.sequential import FIRST_LOOK, bounds, look
+from inchworm.analysis.compare import FIRST_LOOK, bounds, look
 
 
 def test_one_look_is_the_t_test() -> None:

@@ -19,8 +19,8 @@ from doubles.run_files import write_run
 from doubles.runs import small_config
 from doubles.seeds import train_here
 from inchworm.analysis import sweep as module
-from inchworm.analysis.sweep import STUDY, SWEEP, Sweep, SweepConfig, TrialResult, read_sweep_config, run_sweep, trial_rows
-from inchworm.analysis.sweep_report import sweep_page
+from inchworm.analysis.sweep import STUDY, SWEEP, read_sweep_config, run_sweep
+from inchworm.analysis.sweep_results import Sweep, SweepConfig, TrialResult, sweep_page, trial_rows
 from inchworm.cli.main import main
 from inchworm.config.sections import ConvergenceConfig, EvalConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError

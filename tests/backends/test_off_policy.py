@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from doubles.learners import CONFIG, SIDES, collect, of_unknown_weights, parameters
+from inchworm.backends.corrections import ProximalWeights, importance_metrics
 from inchworm.backends.jax import gae as jax_gae
 from inchworm.backends.numpy import gae as numpy_gae
-from inchworm.backends.off_policy import ProximalWeights, importance_metrics
 from inchworm.backends.registry import compute_advantages, log_probs
 from inchworm.backends.torch import gae as torch_gae
 from inchworm.config.sections import PPOConfig

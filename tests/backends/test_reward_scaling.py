@@ -12,7 +12,7 @@ from gymnasium.wrappers import NormalizeReward, TransformReward
 from doubles.learners import SIDES, collect
 from doubles.toys import Counter
 from inchworm import PPOTrainer, load_policy
-from inchworm.backends.reward_scaling import RewardScaler
+from inchworm.backends.corrections import RewardScaler
 from inchworm.config.sections import PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import CorruptFileError
 from inchworm.core.tensor_file import write_tensor_file

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from inchworm.cli.arguments import NO_FLAG, OTHER_FLAGS, Metavar, parse, parse_with_config, resolve_config
+from inchworm.cli.arguments import NO_FLAG, OTHER_FLAGS, Metavar, TrainOptions, parse, parse_with_config, resolve_config
 from inchworm.cli.evaluate import EvaluateOptions
-from inchworm.cli.train import TrainOptions
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import TrainingConfig, WrapperConfig
 from inchworm.core.errors import ConfigError

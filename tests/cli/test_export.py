@@ -24,7 +24,7 @@ def test_a_run_and_its_policy_file_are_exported(cli: Any, run: Path, tmp_path: P
 def test_several_policies_get_a_directory_each(cli: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one: Any = load_policy(run / "policy.safetensors")
     team = CompositePolicy({"red": one, "blue": NumpyPolicy(one.spec, seed=1)}, ["red", "blue"])
-    monkeypatch.setattr("inchworm.cli.export.load_run_policy", lambda run, best: (team, run.path))
+    monkeypatch.setattr("inchworm.cli.evaluate.load_run_policy", lambda run, best: (team, run.path))
     assert cli("export", "small", "--format", "numpy", "--out", "out").code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["blue", "red"]
 

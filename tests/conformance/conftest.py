@@ -14,20 +14,20 @@ import torch
 from gymnasium import spaces
 
 from doubles.learners import torch_policy
-from inchworm.backends.jax import distributions as jax_distributions
 from inchworm.backends.jax import gae as jax_gae
 from inchworm.backends.jax import loss as jax_loss
 from inchworm.backends.jax import network as jax_encoding
+from inchworm.backends.jax import policy as jax_distributions
 from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.numpy import distributions as numpy_distributions
 from inchworm.backends.numpy import gae as numpy_gae
 from inchworm.backends.numpy import loss as numpy_loss
 from inchworm.backends.numpy import policy as numpy_encoding
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.torch import distributions as torch_distributions
 from inchworm.backends.torch import gae as torch_gae
 from inchworm.backends.torch import loss as torch_loss
 from inchworm.backends.torch import network as torch_encoding
+from inchworm.backends.torch import policy as torch_distributions
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves, mask_sizes, mask_space, with_mask
 from inchworm.core.types import Evaluation, LossCoefficients, Minibatch
 

@@ -18,8 +18,8 @@ from doubles.toys import SpacesEnv
 from inchworm.backends.numpy.policy import NumpyPolicy
 from inchworm.backends.torch.gae import compute_advantages
 from inchworm.backends.torch.learner import sequences_of
-from inchworm.backends.torch.memory import Memory as TorchMemory
-from inchworm.backends.torch.memory import Past
+from inchworm.backends.torch.network import Memory as TorchMemory
+from inchworm.backends.torch.network import Past
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig

@@ -1,4 +1,4 @@
-"""Tests of env/calls.py: methods called by name take effect at the next reset, in every copy, and are part of the episode."""
+"""Tests of env/episodes.py: methods called by name take effect at the next reset, in every copy, and are part of the episode."""
 
 import sys
 
@@ -11,7 +11,7 @@ from doubles.crashing import kill
 from doubles.stepping import assert_equal_steps, continue_run, frozen
 from inchworm import OpponentVectorEnv, RandomActor, team_lanes
 from inchworm.core.errors import EnvError, WorkerRestartWarning
-from inchworm.env.calls import CALLS, LEVEL, env_options, with_call
+from inchworm.env.restore import CALLS, LEVEL, env_options, with_call
 from inchworm.env.source import InProcessVectorEnv, WorkerVectorEnv, make_vector_env
 from inchworm.worlds.toys import Sacrifice
 

@@ -3,8 +3,7 @@
 import io
 
 from inchworm.core.types import SeedEvent
-from inchworm.tracking.console import Terminal, make_terminal
-from inchworm.tracking.seeds_view import SeedsView
+from inchworm.tracking.console import SeedsView, Terminal, make_terminal
 
 
 def shown(view: SeedsView) -> str:

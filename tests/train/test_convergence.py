@@ -12,8 +12,7 @@ from inchworm.config.sections import ConvergenceConfig, EvalConfig
 from inchworm.core.errors import ConfigError
 from inchworm.run.checkpoint import TrainingCheckpointer
 from inchworm.tracking.jsonl import read_rows
-from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_convergence, has_converged
-from inchworm.train.loop import TrainingState
+from inchworm.train.loop import ConvergenceCallback, TrainingState, convergence_report, describe_convergence, has_converged
 from inchworm.train.trainer import PPOTrainer, create_training_components
 
 

@@ -11,10 +11,10 @@ from inchworm import CurriculumCallback, CurriculumConfig, CurriculumPPOTrainer,
 from inchworm.config.sections import EnvConfig, EvalConfig, OpponentConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EpisodeRecord
-from inchworm.env.calls import LEVEL
+from inchworm.env.restore import LEVEL
 from inchworm.train.loop import TrainingState
 from inchworm.train.trainer import create_training_components
-from inchworm.worlds.maze import Maze
+from inchworm.worlds.toys import Maze
 
 
 class Recorder:

@@ -23,8 +23,7 @@ from inchworm.collect.opponents import RandomActor
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, EnvError, InchwormError, SpaceError
 from inchworm.core.types import Weights
-from inchworm.env.source import make_vector_env
-from inchworm.env.workers.auto import WorkerChoice
+from inchworm.env.source import WorkerChoice, make_vector_env
 from inchworm.policy.composite import PolicyMap
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.directory import keep_choices

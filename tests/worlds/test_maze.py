@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from inchworm.env.check import check_env
-from inchworm.worlds.maze import Maze
+from inchworm.worlds.toys import Maze
 
 
 def test_the_maze_is_a_tree_and_its_reward_is_at_the_goal() -> None:

@@ -20,8 +20,8 @@ import optree
 
 from inchworm.analysis.estimates import BranchPlayer, GradientNoise, Samples, gradient_noise, std_without
 from inchworm.analysis.runs import read_run
+from inchworm.backends.corrections import RewardScaler
 from inchworm.backends.registry import acting_policy, compute_gae, is_builtin
-from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.collect.collector import RolloutCollector
 from inchworm.collect.opponents import check_spaces
 from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ import numpy as np
 
 from inchworm.analysis.charts import Line, legend, metric_line, shared_steps
 from inchworm.analysis.report import e, large_chart, report_page, section, table
-from inchworm.analysis.runs import RunRecord, read_run
-from inchworm.analysis.sequential import FIRST_LOOK, Answer, look
+from inchworm.analysis.runs import RunRecord, areas, read_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, CorruptFileError, InchwormError
@@ -43,7 +43,7 @@ from inchworm.run.directory import (
     refuse_code,
     take_lock,
 )
-from inchworm.tracking.seeds_view import SeedsView
+from inchworm.tracking.console import SeedsView
 from inchworm.train.seed_trainers import default_jobs
 from inchworm.train.seeds import SeedScore, plan_seeds, train_bundle
 
@@ -299,23 +299,6 @@ def _scores(bundle: Path) -> dict[int, float]:
     return done
 
 
-def areas(runs: Sequence[RunRecord], *, end: float | None = None) -> tuple[float, ...]:
-    """The mean return of training over env steps: the area under each curve, divided by the steps that both have, or by those up to `end`.
-
-    A run that has ended earlier keeps its last return, and before its first row it has that one's; one in which no episode has ended has 0.
-    """
-    curves = [run.series("mean_return") for run in runs]
-    known = [steps for steps, _ in curves if len(steps)]
-    if not known:
-        return tuple(0.0 for _ in runs)
-    grid = (
-        np.linspace(max(steps[0] for steps in known), max(steps[-1] for steps in known), 1_000)
-        if end is None
-        else np.linspace(0, end, 1_000)
-    )
-    return tuple(float(np.interp(grid, *curve).mean()) if len(curve[0]) else 0.0 for curve in curves)
-
-
 # The page
 
 
@@ -379,3 +362,82 @@ def _curve_differences(pairs: Sequence[Sequence[RunRecord]]) -> str:
     hint = "returns of training, changed less base; the band is the 95 % interval of the mean at each point alone"
     drawn = large_chart(lines, "difference of returns", zero=True)
     return section("difference of the learning curves", drawn, legend([middle]), f'<p class="hint">{hint}</p>')
+
+
+# A paired test that may stop after any pair: whether the mean of differences is 0, with an interval that holds whenever one stops.
+#
+# Looking at a t-test after every pair and stopping at the first p below 5 % would find a difference where there is none in far more than
+# 5 % of all cases. Here an error-spending function divides the 5 % over the looks.
+
+FIRST_LOOK = 3
+"""Pairs before the first look: with fewer, no t-statistic is convincing."""
+POWER = 2.0
+"""After n of N pairs, the share (n/N)^POWER of the error has been spent."""
+PATHS = 200_000
+"""Simulated sequences of differences that the bounds are computed from."""
+LEAST_PATHS = 20
+"""Fewer sequences beyond a bound would not determine it: their error is spent later."""
+
+
+@lru_cache(maxsize=16)
+def bounds(most: int, level: float) -> tuple[float, ...]:
+    """The bound of |t| after each number of pairs, from 0 to `most`; infinite where no claim is made.
+
+    Normal differences of mean 0 and any variance exceed the bounds at any of the looks with probability `level`. The error is spent as in
+    Lan & DeMets 1983, "Discrete sequential boundaries for clinical trials", with the power family of Kim & DeMets 1987, "Design and
+    analysis of group sequential tests based on the type I error spending rate function". Their integrals assume a known variance; with few
+    pairs that is far off, so the bounds are quantiles of simulated t-statistics, always the same.
+    """
+    rng, found = np.random.default_rng(0), [math.inf] * (most + 1)
+    total, squares = np.zeros(PATHS), np.zeros(PATHS)
+    going, crossed = np.ones(PATHS, np.bool_), 0
+    for count in range(1, most + 1):
+        drawn = rng.standard_normal(PATHS)
+        total += drawn
+        squares += drawn * drawn
+        if count < FIRST_LOOK:
+            continue
+        allowed = int(level * (count / most) ** POWER * PATHS) - crossed
+        if allowed < LEAST_PATHS:
+            continue
+        statistics = np.abs(total) / np.sqrt((squares - total * total / count) / (count - 1) * count)
+        statistics[~going] = 0.0
+        found[count] = float(-np.partition(-statistics, allowed - 1)[allowed - 1])
+        going &= statistics < found[count]
+        crossed += allowed
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of the mean difference after some pairs."""
+
+    pairs: int
+    """Pairs that were looked at, up to the first look that showed a difference."""
+    mean: float
+    """NaN without pairs."""
+    low: float
+    high: float
+    """The interval of the mean, at the confidence 1 - level at all looks together; infinite as long as no claim would be made."""
+    differs: bool
+    """Whether a difference is shown."""
+
+
+def look(differences: np.ndarray, most: int, level: float) -> Answer:
+    """Look at differences [n] in order, of up to `most` that are planned, and stop at the first look that shows a mean other than 0.
+
+    The interval is the repeated confidence interval of Jennison & Turnbull 1989, "Interim analyses: the repeated confidence interval
+    approach": the means that the bound would not reject. Differences without any spread, as of scores that are won or lost, have no
+    t-statistic: they are shown when so many of one sign are as unlikely as what may have been spent by then, 2^(1 - n).
+    """
+    limits, answer = bounds(most, level), Answer(0, math.nan, -math.inf, math.inf, differs=False)
+    for count in range(1, min(len(differences), most) + 1):
+        seen = differences[:count]
+        mean, half = float(seen.mean()), math.inf
+        spread = float(seen.std(ddof=1)) if count > 1 else 0.0
+        if spread > 0 or 2.0 ** (1 - count) <= level * (count / most) ** POWER:
+            half = limits[count] * spread / math.sqrt(count) if spread > 0 else 0.0
+        answer = Answer(count, mean, mean - half, mean + half, differs=abs(mean) > half)
+        if answer.differs:
+            break
+    return answer

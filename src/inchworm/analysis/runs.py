@@ -267,3 +267,20 @@ def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = Fal
     finally:
         os.close(descriptor)
     return packed
+
+
+def areas(runs: Sequence[RunRecord], *, end: float | None = None) -> tuple[float, ...]:
+    """The mean return of training over env steps: the area under each curve, divided by the steps that both have, or by those up to `end`.
+
+    A run that has ended earlier keeps its last return, and before its first row it has that one's; one in which no episode has ended has 0.
+    """
+    curves = [run.series("mean_return") for run in runs]
+    known = [steps for steps, _ in curves if len(steps)]
+    if not known:
+        return tuple(0.0 for _ in runs)
+    grid = (
+        np.linspace(max(steps[0] for steps in known), max(steps[-1] for steps in known), 1_000)
+        if end is None
+        else np.linspace(0, end, 1_000)
+    )
+    return tuple(float(np.interp(grid, *curve).mean()) if len(curve[0]) else 0.0 for curve in curves)

@@ -23,17 +23,15 @@ import sqlite3
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from inchworm.analysis.compare import areas
-from inchworm.analysis.runs import RunRecord, read_run
-from inchworm.analysis.search_space import Range, Space, Values, base_values, check_space, default_space, with_values
-from inchworm.config.reading import ConfigBase, config_class
-from inchworm.config.sections import Count, TrainingConfig
+from inchworm.analysis.runs import areas, read_run
+from inchworm.analysis.search_space import Range, Space, Values, base_values, check_space, default_space
+from inchworm.analysis.sweep_results import Sweep, SweepConfig, TrialResult, sweep_page
+from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, InchwormError, MissingExtraError
 from inchworm.core.seeding import derive_seed
 from inchworm.core.tensor_file import write_atomically
@@ -49,157 +47,11 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
 
 SWEEP, STUDY, BEST, RESULT = "sweep.yaml", "study.db", "best.yaml", "sweep.json"
-OBJECTIVES = {"score": "final score", "area": "area under curve", "steps": "env steps to the target"}
-"""What trials are compared by, with its name in texts; fewer steps are better."""
 UNREACHED = 2.0
 """The steps of a run that does not reach the target, in budgets: the penalised average runtime (PAR2) of algorithm configuration."""
 STARTUP_TRIALS = 6
 """Trials that are suggested at random before the sampler learns from them."""
 _STUDY_NAME = "sweep"
-
-
-@config_class("sweep.")
-class SweepConfig(ConfigBase):
-    """The content of `sweep.yaml`."""
-
-    base: TrainingConfig
-    """What trials start from; `run.seed` is the seed of the sweep."""
-    space: dict[str, Any]
-    """field -> its values, as in a file of `--space`."""
-    objective: Literal["score", "area", "steps"] = "score"
-    """What trials are compared by."""
-    trials: Count = 20
-    """Trials in all; may be raised later."""
-    seeds: Count = 3
-    """Runs of each trial, with seeds that all trials share."""
-    rungs: Count = 4
-    """Parts of a run; after each but the last one, a trial may be pruned."""
-    pruner: Literal["median", "hyperband", "none"] = "median"
-    """What prunes."""
-    sampler: Literal["tpe", "random"] = "tpe"
-    """What suggests values."""
-    evaluations: Count = 40
-    """Evaluations of a whole run with objective steps: how finely the time to the target is measured."""
-
-    def __post_init__(self) -> None:
-        if self.objective == "steps" and self.base.convergence.target is None:
-            raise ConfigError(
-                f"the objective steps needs a target, and {self.base.env.id} has no preset with one; add --convergence.target RETURN"
-            )
-
-    @property
-    def all_seeds(self) -> tuple[int, ...]:
-        """The seeds of every trial's runs, derived from the sweep's."""
-        return tuple(sorted(derive_seed(self.base.run.seed, "sweep seed", index) for index in range(self.seeds)))
-
-    def shown(self, value: float) -> float:
-        """A value of the study, which is maximised, as it is shown: steps are positive."""
-        return -value if self.objective == "steps" else value
-
-    def trial_config(self, values: Values, rung: int, lanes_per_copy: int = 1) -> TrainingConfig:
-        """The config of a trial's runs up to a rung, from 1 on.
-
-        The total number of steps is that of the whole run, which schedules stretch over. Evaluations that no objective needs are left out,
-        and others are as many for any size of rollout.
-        """
-        config = with_values(self.base, values)
-        run, evaluation, convergence, last = config.run, config.evaluation, config.convergence, rung >= self.rungs
-        iterations = -(-run.total_timesteps // (config.env.num_envs * lanes_per_copy * config.ppo.rollout_steps))
-        iterations = min(iterations, run.max_iterations or iterations)
-        run = run.replace(max_iterations=run.max_iterations if last else -(-iterations * rung // self.rungs), keep_best=False, report=False)
-        final = {"score": evaluation.final_episodes if last else 0}.get(self.objective, 0)
-        final = final or (evaluation.episodes if self.objective == "score" else 0)
-        if self.objective == "steps":
-            convergence = convergence.replace(stop=True)
-        needed = convergence.stops and convergence.returns == "evaluation"
-        every = max(1, round(iterations / self.evaluations)) if self.objective == "steps" else evaluation.interval
-        evaluation = evaluation.replace(final_episodes=final, interval=every if needed else 0)
-        return config.replace(run=run, evaluation=evaluation, convergence=convergence)
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """One trial of a sweep."""
-
-    number: int
-    """Its directory is `trial-NUMBER`."""
-    state: Literal["complete", "pruned", "failed", "running"]
-    values: Values
-    """The searched fields."""
-    score: float | None = None
-    """The objective as the mean over seeds; of a pruned trial None."""
-    seeds: Mapping[str, float] = field(default_factory=dict)
-    """seed -> its objective; of a pruned trial what it was pruned by."""
-    rungs: Mapping[int, float] = field(default_factory=dict)
-    """rung -> what the pruner compared: the area up to there, with other objectives the mean return of the latest evaluations."""
-    env_steps: int = 0
-    """Env steps of all its runs."""
-    error: str = ""
-    """Why it failed."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The trials of a sweep and the best of them."""
-
-    path: Path
-    config: SweepConfig
-    space: Space
-    trials: tuple[TrialResult, ...]
-    """In the order of their numbers."""
-    importance: Mapping[str, float] = field(default_factory=dict)
-    """field -> its share in what sets good trials apart (PED-ANOVA); empty below 10 complete trials."""
-
-    @property
-    def ended(self) -> tuple[TrialResult, ...]:
-        """The trials that count: complete, pruned and failed ones."""
-        return tuple(trial for trial in self.trials if trial.state != "running")
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to train."""
-        return len(self.ended) >= self.config.trials
-
-    @property
-    def best(self) -> TrialResult | None:
-        """The best complete trial, the first of equals."""
-        rows = [(trial.score, trial) for trial in self.trials if trial.state == "complete" and trial.score is not None]
-        sign = -1.0 if self.config.objective == "steps" else 1.0
-        return max(rows, key=lambda row: (sign * row[0], -row[1].number))[1] if rows else None
-
-    @property
-    def base(self) -> TrialResult | None:
-        """The trial with the settings that the sweep starts from, if they are in the space and it is complete."""
-        values = base_values(self.config.base, self.space)
-        return next((trial for trial in self.trials if trial.values == values and trial.state == "complete"), None)
-
-    @property
-    def best_config(self) -> TrainingConfig:
-        """What the sweep starts from with the values of the best trial, without a name."""
-        if self.best is None:
-            raise InchwormError(f"no trial of {self.path} is complete")
-        base = self.config.base
-        return with_values(base.replace(run=base.run.replace(name=None, directory="runs")), self.best.values)
-
-    def __str__(self) -> str:
-        """One line, such as `CartPole-v1, 20 trials (12 complete, 8 pruned): best final score 499.1, trial 7 (trial 0: 480.2)`."""
-        states = [trial.state for trial in self.trials]
-        counts = ", ".join(f"{states.count(one)} {one}" for one in ("complete", "pruned", "failed", "running") if one in states)
-        what = f"{self.config.base.env.id}, {len(self.trials)} of {self.config.trials} trials ({counts})"
-        if self.best is None or self.best.score is None:
-            return f"{what}: none is complete"
-        start = f"; the settings it starts from: {self.base.score:,.6g}" if self.base is not None and self.base.score is not None else ""
-        return f"{what}: best {OBJECTIVES[self.config.objective]} {self.best.score:,.6g}, trial {self.best.number}{start}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for `sweep.json`."""
-        return {
-            "env": self.config.base.env.id,
-            "objective": self.config.objective,
-            "best": None if self.best is None else self.best.number,
-            "importance": dict(self.importance),
-            "trials": [asdict(trial) for trial in self.trials],
-        }
 
 
 def sweep(
@@ -481,7 +333,9 @@ class Searcher:
             reported = max(frozen.intermediate_values, default=0)
             active = self._open(optuna.trial.Trial(self.study, frozen._trial_id), reported)
             for seed in self.config.all_seeds:  # a run notices that its sweep was killed, saves and ends
-                _wait_until_unlocked(active.bundle.run_path(seed))
+                deadline = time.monotonic() + STOP_SECONDS
+                while is_locked(active.bundle.run_path(seed)) and time.monotonic() < deadline:
+                    time.sleep(0.05)
             if reported and active.trial.should_prune():
                 active.scores = {seed: score_seed(active.bundle, seed, None) for seed in self.config.all_seeds}
                 values = {seed: self._measure(active, seed, final=False) for seed in self.config.all_seeds}
@@ -584,7 +438,9 @@ class Searcher:
             return areas([record], end=total if final else total * active.rung / self.config.rungs)[0]
         if self.config.objective == "steps" and final:
             return -float(row.converged["env_steps"] if row.converged is not None else UNREACHED * config.run.total_timesteps)
-        score = _latest_score(record, evaluated=config.evaluation.interval > 0 or config.evaluation.final_episodes > 0)
+        score = record.score
+        if config.evaluation.interval > 0 or config.evaluation.final_episodes > 0:  # never of training instead of one that failed
+            score = record.evaluations[-1]["evaluation/mean_return"] if record.evaluations else None
         if score is None:
             raise InchwormError(f"seed {seed} has no score: its evaluation failed, or no episode has ended; train longer")
         return score
@@ -616,27 +472,12 @@ class Searcher:
         trials = read_trials(self.study, self.space, self.config)
         found = Sweep(self.path, self.config, self.space, trials, importances(self.study))
         if write:
-            from inchworm.analysis.sweep_report import sweep_page  # draws; the search does not need it
-
             write_atomically(self.path / RESULT, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
             if found.best is not None:
                 write_atomically(self.path / BEST, found.best_config.to_yaml())
             if self.config.base.run.report:
                 write_atomically(self.path / REPORT, sweep_page(found))
         return found
-
-
-def _latest_score(record: RunRecord, *, evaluated: bool) -> float | None:
-    """The latest mean return: of evaluations if there are any by its config, never of training instead of one that failed."""
-    if not evaluated:
-        return record.score
-    return record.evaluations[-1]["evaluation/mean_return"] if record.evaluations else None
-
-
-def _wait_until_unlocked(path: Path) -> None:
-    deadline = time.monotonic() + STOP_SECONDS
-    while is_locked(path) and time.monotonic() < deadline:
-        time.sleep(0.05)
 
 
 def make_sampler(config: SweepConfig, index: int) -> Any:
@@ -667,20 +508,3 @@ def importances(study: Study) -> dict[str, float]:
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.3)
     found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return {name: float(value) for name, value in found.items()}
-
-
-def trial_rows(found: Sweep) -> tuple[list[str], list[list[str]]]:
-    """The headings and rows of a table with a row per trial, the best first, then by number."""
-    names = list(found.space)
-    order: Sequence[TrialResult] = sorted(found.trials, key=lambda trial: (trial is not found.best, trial.number))
-    rows = []
-    for trial in order:
-        last = max(trial.rungs, default=0)
-        score = f"{trial.score:,.6g}" if trial.score is not None else f"(rung {last}: {trial.rungs[last]:,.5g})" if last else ""
-        rows.append([str(trial.number), trial.state, score, f"{trial.env_steps:,}", *(show_value(trial.values[name]) for name in names)])
-    return ["trial", "state", OBJECTIVES[found.config.objective], "env steps", *names], rows
-
-
-def show_value(value: Any) -> str:
-    """A value of a field in a few characters."""
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False).strip('"')

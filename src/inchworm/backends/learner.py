@@ -22,9 +22,16 @@ from typing import Any
 import numpy as np
 import optree
 
+from inchworm.backends.corrections import (
+    OldData,
+    ProximalWeights,
+    RewardScaler,
+    decoupled,
+    describe_distance,
+    importance_metrics,
+    log_ratios_of,
+)
 from inchworm.backends.custom_losses import CustomLoss, bind_custom_losses
-from inchworm.backends.off_policy import OldData, ProximalWeights, decoupled, describe_distance, importance_metrics, log_ratios_of
-from inchworm.backends.reward_scaling import RewardScaler
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import BadNumberError, ConfigError, InchwormError, RolloutError
 from inchworm.core.protocols import Policy, Stateful, reads_context, reads_global_state
@@ -423,6 +430,9 @@ class BaseLearner(ABC):
         """Optimiser moments, shuffle stream, counters, the scale of rewards and the state of custom losses, as plain data and arrays."""
         states = {name: self.loss_state(name) for name in self._losses}
         losses = self._loss_states | {name: state for name, state in states.items() if state is not None}
+        rewards = None if self.reward_scaler is None else self.reward_scaler.state_dict()
+        if rewards is not None and self.ranks.count > 1:  # of the lanes of all ranks; rank 0 alone asks, and has what the update exchanged
+            rewards["running"] = self._running
         return {
             "moments": self.moments(),
             "stream": stream_state(self._stream),
@@ -432,13 +442,9 @@ class BaseLearner(ABC):
             "learning_rate_scale": self.learning_rate_scale,
             "history": np.array(self._history, np.uint64),
             **({} if self._proximal is None else {"proximal": self._proximal.state_dict()}),
-            **({} if self.reward_scaler is None else {"rewards": self._reward_state(self.reward_scaler)}),
+            **({} if rewards is None else {"rewards": rewards}),
             **({"losses": losses} if losses else {}),
         }
-
-    def _reward_state(self, scaler: RewardScaler) -> dict[str, Any]:
-        """The state of the scale of rewards, of the lanes of all ranks; rank 0 alone asks for it, so it has what the update exchanged."""
-        return scaler.state_dict() | ({"running": self._running} if self.ranks.count > 1 else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import threadpoolctl
 
-from inchworm.backends.off_policy import log_ratios_of
+from inchworm.backends.corrections import log_ratios_of
 from inchworm.config.sections import BACKENDS, EnvConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, InchwormError, MissingExtraError
 from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
@@ -56,26 +56,27 @@ class Backend(Protocol):
     def acting_policy(self, policy: Policy) -> Actor:
         """See `acting_policy`."""
 
+    def to_array(self, value: object) -> np.ndarray | None:
+        """A copy of one of the framework's tensors as an array; None for anything else."""
+
+    def from_array(self, array: np.ndarray, like: Any = None) -> Any:
+        """A copy of an array as one of the framework's tensors, on the device of `like`."""
+
+    # Optional: a framework whose threads can be set, or that has a global random generator, has these.
     def threads(self, count: int) -> contextlib.AbstractContextManager[None]:
         """Use `count` CPU threads inside."""
 
-    def num_threads(self) -> int | None:
-        """The current number of CPU threads; None where it cannot be changed."""
+    def num_threads(self) -> int:
+        """The current number of CPU threads."""
 
-    def cpu_capability(self) -> str | None:
-        """The vector instructions in use, which decide the last bits of a result; None if unknown."""
+    def cpu_capability(self) -> str:
+        """The vector instructions in use, which decide the last bits of a result."""
 
     def generator_state(self) -> Any:
         """The state of the framework's global random generator, as plain data."""
 
     def restore_generator(self, state: Any) -> None:
         """Restore what `generator_state` returned."""
-
-    def to_array(self, value: object) -> np.ndarray | None:
-        """A copy of one of the framework's tensors as an array; None for anything else."""
-
-    def from_array(self, array: np.ndarray, like: Any = None) -> Any:
-        """A copy of an array as one of the framework's tensors, on the device of `like`."""
 
     # Optional: a backend that steps some environments itself has these.
     def native_choice(self, config: EnvConfig) -> tuple[bool, str]:
@@ -352,7 +353,8 @@ def learning_threads(threads: int, backend: str = "torch") -> Iterator[None]:
     if not threads:
         yield
         return
-    with _matrix_library().limit(limits=1), get_backend(backend).threads(threads):
+    use = getattr(get_backend(backend), "threads", None)  # NumPy has one thread, and XLA's are fixed when JAX starts
+    with _matrix_library().limit(limits=1), contextlib.nullcontext() if use is None else use(threads):
         yield
 
 

@@ -11,12 +11,15 @@ from typing import Annotated
 
 from rich.table import Column, Table
 
+from inchworm.analysis.audit import audit
 from inchworm.analysis.charts import duration, group_lines, group_runs, return_lines, save_plot
+from inchworm.analysis.compare import find_comparison, write_comparison_page
 from inchworm.analysis.diff import diff_runs
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose, findings_text
 from inchworm.analysis.report import make_server, report, score_text
 from inchworm.analysis.runs import RunRecord, list_runs, read_runs, remove_run
 from inchworm.cli.arguments import File, Metavar, RunName, UsageError, parse
+from inchworm.cli.evaluate import progress
 from inchworm.cli.main import FAILED, OK
 from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
@@ -40,8 +43,6 @@ class ReportOptions(ConfigBase):
 
 def run_report(arguments: Sequence[str]) -> int:
     """Write the page and print its path."""
-    from inchworm.analysis.compare import find_comparison, write_comparison_page  # late: no other command here trains
-
     options = parse(ReportOptions, arguments, "inchworm report")
     _check_named(options.runs, "inchworm report")
     if options.out is not None and (Path(options.out).is_dir() or Path(options.out).suffix not in (".html", ".htm")):
@@ -162,9 +163,6 @@ class AuditOptions(ConfigBase):
 
 def run_audit(arguments: Sequence[str]) -> int:
     """Audit the run and print the tables."""
-    from inchworm.analysis.audit import audit  # late: no other command here needs backends
-    from inchworm.cli.evaluate import progress
-
     options = parse(AuditOptions, arguments, "inchworm audit")
     if not options.run_name:
         raise UsageError("no run is given; type: inchworm audit RUN, the run's directory or its name in runs/")

@@ -25,8 +25,8 @@ import yaml
 
 from inchworm.config.legacy import current_name
 from inchworm.config.presets import SIZES
-from inchworm.config.reading import ConfigBase, as_whole, field_docs, load_yaml
-from inchworm.config.sections import EnvConfig, RoleConfig, TrainingConfig
+from inchworm.config.reading import ConfigBase, as_whole, config_class, field_docs, load_yaml
+from inchworm.config.sections import Count, EnvConfig, RoleConfig, TrainingConfig
 from inchworm.core.errors import ConfigError, CorruptFileError, EnvError, MissingExtraError, close_names, env_errors
 from inchworm.env.make import make_env
 from inchworm.env.pettingzoo_copy import is_team_env
@@ -461,3 +461,31 @@ def explain_other_flag(name: str, known: set[str]) -> str | None:
     if flag not in known and short not in known:
         return f"it is called {here} in inchworm train"
     return f"it is called {flag if flag in known else short}{space}{note} here"  # --num-envs of evaluate has no section
+
+
+@config_class("--")
+class TrainOptions(ConfigBase):
+    """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
+
+    A switch may be followed by true or false, and null clears an optional value. Flags that take YAML are typed as
+    --env.kwargs '{gravity: 5}' or --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
+    """
+
+    env: Annotated[str, ENV] = ""
+    """A Gymnasium id, or package.module:make_env for your own factory."""
+    config: File = None
+    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    preset: Preset = None
+    """Start from a config of this size, for any environment (a run of seconds, minutes or hours), instead of from the environment's own."""
+    quiet: bool = False
+    """Print nothing but errors and warnings."""
+    profile: bool = False
+    """Print a table of where the time went at the end."""
+    overwrite: bool = False
+    """Start over in the directory of --run.name: delete the run that is there."""
+    seeds: Count | None = None
+    """Train this many seeds, from --run.seed on, each as a run of its own, and summarise their scores."""
+    jobs: Count | None = None
+    """Seeds that are trained at a time, in a process each; by default as many as there are cores."""
+    together: bool | None = None
+    """Train all seeds at once in one compiled program, with --backend jax and a JAX-native environment; by default if not on a CPU."""

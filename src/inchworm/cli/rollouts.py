@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from inchworm.backends.corrections import describe_distance, importance_metrics, log_ratios_of
 from inchworm.backends.learner import check_policy_inputs
-from inchworm.backends.off_policy import describe_distance, importance_metrics, log_ratios_of
 from inchworm.backends.registry import log_probs
 from inchworm.cli.arguments import Metavar, RunName, UsageError, check_policy_of_config, named_run, parse
 from inchworm.cli.main import OK
@@ -32,6 +32,8 @@ from inchworm.run.directory import Run
 from inchworm.run.policies import load_policy, load_run_policy, run_of
 from inchworm.selfplay.callback import bind_pool, with_opponents
 from inchworm.tracking.console import Terminal, make_terminal
+from inchworm.train.offline import train_from_saved_rollouts
+from inchworm.train.trainer import PPOTrainer
 
 PROG_COLLECT, PROG_LEARN, PROG_INSPECT = "inchworm collect", "inchworm learn", "inchworm inspect"
 SHOWN = ("loss", "policy_loss", "value_loss", "approx_kl")
@@ -161,9 +163,6 @@ def _found(files: Sequence[str]) -> list[Path]:
 
 def _learn(run: Run, config: TrainingConfig, files: Sequence[str], terminal: Terminal) -> None:
     """Update the policy once with each rollout, and save a checkpoint."""
-    from inchworm.train.offline import train_from_saved_rollouts  # so that `inchworm collect` imports no trainer
-    from inchworm.train.trainer import PPOTrainer
-
     with PPOTrainer(config.policy, config.env, config, run_dir=run) as trainer:
         trainer.load_checkpoint()
 
@@ -204,7 +203,10 @@ def run_inspect(arguments: Sequence[str]) -> int:
     ppo = PPOConfig() if run is None else run.config.ppo
     for place, path in enumerate(paths):
         rollout = Rollout.load(path, mapped=True)
-        lines = {"rollout": _size_on_disk(path), **describe_rollout(rollout)}
+        files = shards_in(path) if path.is_dir() else [path]
+        shards = f"{len(files)} shards, " if path.is_dir() else ""
+        size = format_bytes(sum(file.stat().st_size for file in files))
+        lines = {"rollout": f"{path} ({shards}{size}, checksum verified)", **describe_rollout(rollout)}
         if policy is not None:
             try:
                 lines |= describe_staleness(rollout, policy, ppo)
@@ -213,12 +215,6 @@ def run_inspect(arguments: Sequence[str]) -> int:
         text = "\n".join(f"{name + ':':<15}{printable(value)}" for name, value in lines.items())
         sys.stdout.write(("\n" if place else "") + text + "\n")
     return OK
-
-
-def _size_on_disk(path: Path) -> str:
-    files = shards_in(path) if path.is_dir() else [path]
-    shards = f"{len(files)} shards, " if path.is_dir() else ""
-    return f"{path} ({shards}{format_bytes(sum(file.stat().st_size for file in files))}, checksum verified)"
 
 
 def describe_rollout(rollout: Rollout) -> dict[str, str]:

@@ -15,9 +15,8 @@ from typing import Annotated
 
 import yaml
 
-from inchworm.cli.arguments import Metavar, UsageError, parse, parse_with_config, resolve_config
+from inchworm.cli.arguments import Metavar, TrainOptions, UsageError, parse, parse_with_config, resolve_config
 from inchworm.cli.main import OK
-from inchworm.cli.train import TrainOptions
 from inchworm.config.reading import ConfigBase, config_class, dump_yaml, field_docs
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import CorruptFileError

@@ -9,18 +9,18 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.table import Column, Table
 
+from inchworm.analysis.doctor import diagnose, findings_text
+from inchworm.analysis.report import after_training, write_last_report
 from inchworm.backends.registry import join_ranks, num_ranks, own_rank
 from inchworm.cli.arguments import (
-    ENV,
     Changes,
-    File,
     Metavar,
-    Preset,
     RunName,
+    TrainOptions,
     UsageError,
     apply_changes,
     check_can_be_trained_in,
@@ -34,44 +34,20 @@ from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS
 from inchworm.env.registry import heuristic_of
+from inchworm.evaluate.evaluator import evaluation_opponent
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
 from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run, refuse_code
+from inchworm.run.saver import Saver
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
-
-if TYPE_CHECKING:
-    from inchworm.run.saver import Saver
-    from inchworm.train.loop import TrainingState
+from inchworm.tracking.shipping import check_installed, ship
+from inchworm.train.loop import TrainingState, describe_convergence, has_stopped, is_done, reached_limits
+from inchworm.train.profile import Profile, table_text
+from inchworm.train.resolve import resolve_choices
+from inchworm.train.seeds import check_together, choose_seeds, make_view, plan_seeds, train_bundle
+from inchworm.train.trainer import PPOTrainer, make_console
 
 PROG_TRAIN, PROG_RESUME, PROG_SHIP = "inchworm train", "inchworm resume", "inchworm ship"
-
-
-@config_class("--")
-class TrainOptions(ConfigBase):
-    """Train a policy on an environment. Flags change the environment's preset, or the config of --config.
-
-    A switch may be followed by true or false, and null clears an optional value. Flags that take YAML are typed as
-    --env.kwargs '{gravity: 5}' or --env.wrappers '[{name: ClipReward, kwargs: {min_reward: -1}}]'.
-    """
-
-    env: Annotated[str, ENV] = ""
-    """A Gymnasium id, or package.module:make_env for your own factory."""
-    config: File = None
-    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
-    preset: Preset = None
-    """Start from a config of this size, for any environment (a run of seconds, minutes or hours), instead of from the environment's own."""
-    quiet: bool = False
-    """Print nothing but errors and warnings."""
-    profile: bool = False
-    """Print a table of where the time went at the end."""
-    overwrite: bool = False
-    """Start over in the directory of --run.name: delete the run that is there."""
-    seeds: Count | None = None
-    """Train this many seeds, from --run.seed on, each as a run of its own, and summarise their scores."""
-    jobs: Count | None = None
-    """Seeds that are trained at a time, in a process each; by default as many as there are cores."""
-    together: bool | None = None
-    """Train all seeds at once in one compiled program, with --backend jax and a JAX-native environment; by default if not on a CPU."""
 
 
 def run_train(arguments: Sequence[str]) -> int:
@@ -147,8 +123,6 @@ class ShipOptions(ConfigBase):
 
 def run_ship(arguments: Sequence[str]) -> int:
     """Deliver what trackers have not received yet."""
-    from inchworm.tracking.shipping import check_installed, ship
-
     options, changes = parse_with_config(ShipOptions, arguments, PROG_SHIP)
     with named_run(options.run_name, PROG_SHIP, env=options.env) as run:
         others = [f"--{section}.{name.replace('_', '-')}" for section in changes if section != "tracking" for name in changes[section]]
@@ -165,8 +139,6 @@ def run_ship(arguments: Sequence[str]) -> int:
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:
     """Train several seeds, new ones or those of the bundle that --run.name names."""
-    from inchworm.train.seeds import check_together, choose_seeds
-
     assert options.seeds is not None
     if options.together:
         check_together(config.policy, config.env, config, jobs=options.jobs)
@@ -193,8 +165,6 @@ def resume_several(changes: Changes, options: ResumeOptions) -> int:
 
 def train_seeds_of(bundle: Bundle, terminal: Terminal, *, jobs: int | None, together: bool | None = None) -> int:
     """Train the seeds of a bundle that are not finished, and print the summary. The bundle must be locked."""
-    from inchworm.train.seeds import make_view, plan_seeds, train_bundle
-
     trainer, how = plan_seeds(bundle.config.policy, bundle.config.env, bundle, jobs=jobs, together=together)
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
@@ -242,13 +212,6 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
 
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
-    from inchworm.evaluate.evaluator import evaluation_opponent
-    from inchworm.train.convergence import describe_convergence, has_stopped
-    from inchworm.train.loop import is_done
-    from inchworm.train.profile import Profile, table_text
-    from inchworm.train.resolve import resolve_choices
-    from inchworm.train.trainer import PPOTrainer, make_console
-
     profile = Profile() if profiled else None
     console = make_console(run.config, terminal)
     with contextlib.ExitStack() as stack, _interruptions(run, console, terminal, stack) as savers:
@@ -306,8 +269,6 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
 
 def follow_run(config: TrainingConfig, env: str | None) -> int:
     """Learn together with rank 0, which has the run and its config; print nothing but errors."""
-    from inchworm.train.trainer import PPOTrainer
-
     ranks = join_ranks(config.run.replace(backend="torch") if config.run.backend == "auto" else config.run)
     assert ranks is not None
     config = TrainingConfig.from_dict(ranks.broadcast_tree())
@@ -323,9 +284,6 @@ def follow_run(config: TrainingConfig, env: str | None) -> int:
 
 def _look_back(run: Run, reason: str) -> str:
     """Write the report, and return what the doctor finds; a failure is a warning, because the training is done."""
-    from inchworm.analysis.doctor import diagnose, findings_text
-    from inchworm.analysis.report import after_training, write_last_report
-
     with after_training():
         wrong = [finding for finding in diagnose(write_last_report(run.path, reason)) if not finding.note]
         if wrong:
@@ -354,8 +312,6 @@ def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack:
 
 def _longer(run: Run, state: TrainingState) -> str:
     """Return the command that continues a run beyond the limits that it has reached."""
-    from inchworm.train.loop import reached_limits
-
     names = {"total_timesteps": "--total-timesteps", "max_iterations": "--run.max-iterations", "max_episodes": "--run.max-episodes"}
     flags = [f"{names[limit]} {2 * done}" for limit, done in reached_limits(state, run.config.run).items()]
     if run.config.convergence.stop and "converged" in state.convergence:

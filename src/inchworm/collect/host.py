@@ -24,8 +24,8 @@ from inchworm.core.errors import ConfigError, EnvError
 from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed
 from inchworm.core.types import Weights
-from inchworm.env.calls import CALLS
 from inchworm.env.episodes import plain_options, plain_value
+from inchworm.env.restore import CALLS
 from inchworm.env.source import env_source, make_vector_env
 from inchworm.env.workers.process import WorkerDied
 from inchworm.rollout.rollout import Rollout

@@ -26,10 +26,10 @@ from inchworm.env.local import Copy, team_copy
 from inchworm.env.make import call_factory, complete_env, make_env, named_factory
 from inchworm.env.pettingzoo_copy import TeamCopy, has_state, is_team_env
 from inchworm.env.registry import is_vector_only
-from inchworm.env.restore import Env, wrapper_chain
+from inchworm.env.restore import Env, accepts, wrapper_chain
 from inchworm.env.source import env_source, is_vector_env, make_vector_env
 from inchworm.env.step_arrays import allocate_rows
-from inchworm.env.values import RESET_KEYWORDS, CastWarning, accepts, make_split, put_legal_actions
+from inchworm.env.values import RESET_KEYWORDS, CastWarning, make_split, put_legal_actions
 
 _LANES = 4
 """Copies of an environment that is made as one vector env only."""

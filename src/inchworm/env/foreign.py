@@ -19,10 +19,9 @@ from inchworm.core.errors import EnvError, env_errors
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import Array, Tree
-from inchworm.env.calls import env_options
 from inchworm.env.episodes import Ended, Replay
 from inchworm.env.registry import ENVPOOL
-from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, find_state_keeper, wrapper_chain
+from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, env_options, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer, put_legal_actions
 from inchworm.env.vector_env import Engine, LaneVectorEnv

@@ -32,7 +32,8 @@ from inchworm.core.spaces import (
     zeros,
 )
 from inchworm.core.types import Tree
-from inchworm.env.values import Masks, Write, accepts, allow_all, make_writer, refusal
+from inchworm.env.restore import accepts
+from inchworm.env.values import Masks, Write, allow_all, make_writer, refusal
 
 Agent = Any
 """PettingZoo's name of an agent: mostly text."""

@@ -11,11 +11,10 @@ from inchworm.core.errors import EnvError, InchwormError, describe_error, error_
 from inchworm.core.padding import AgentSpaces
 from inchworm.core.spaces import map_tree
 from inchworm.core.types import Tree
-from inchworm.env.calls import call_method, find_method, plain_result
 from inchworm.env.episodes import Ended, Replay, team_sums
 from inchworm.env.gymnasium_copy import GymnasiumCopy
 from inchworm.env.pettingzoo_copy import TeamCopy, TurnCopy, as_team, check_one_env, is_team_env
-from inchworm.env.restore import Env, Restore
+from inchworm.env.restore import Env, Restore, call_method, find_method, plain_result
 from inchworm.env.step_arrays import StepRows, allocate_rows
 from inchworm.env.values import make_split
 

@@ -47,7 +47,7 @@ class World:
 _WORLDS = {
     "CartPole-v0": "inchworm.worlds.cartpole:WORLD",
     "CartPole-v1": "inchworm.worlds.cartpole:WORLD",
-    "Maze-v0": "inchworm.worlds.maze:WORLD",
+    "Maze-v0": "inchworm.worlds.toys:MAZE",
     "PhysicsCartPole-v0": "inchworm.worlds.tasks:CARTPOLE",
     "PointWorld-v0": "inchworm.worlds.tasks:POINT",
     "Skirmish-v0": "inchworm.worlds.skirmish:WORLD",
@@ -61,7 +61,7 @@ ENVPOOL = "envpool:"
 _VECTOR_PREFIXES = {
     ENVPOOL: ("inchworm.env.foreign:make_envpool", "envpool", "envpool"),
     **{
-        f"{package}:": ("inchworm.backends.jax.vector_env:make_jax_env", "jax", "jax-envs")
+        f"{package}:": ("inchworm.backends.jax.worlds:make_jax_env", "jax", "jax-envs")
         for package in ("gymnax", "brax", "navix", "craftax")
     },
 }

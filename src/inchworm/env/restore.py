@@ -1,19 +1,20 @@
-"""Exact resume: environments with `get_state` and `set_state` need no replay; others are compared after it."""
+"""Exact resume: environments with `get_state` and `set_state` need no replay; others are compared after it.
+
+Also what else an environment is asked for besides `reset` and `step`: its wrappers, and methods that are called by name.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import wrappers
 
-from inchworm.core.errors import EnvError
-from inchworm.core.spaces import tree_leaves
-from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import accepts
+from inchworm.core.errors import EnvError, InchwormError, describe_error
 
 Env: TypeAlias = gym.Env[Any, Any]
 """What copies are made of. A factory may also make a PettingZoo environment; it goes through here as a `Team`."""
@@ -161,19 +162,87 @@ def why_not_restored(saved: Mapping[str, Any], result: tuple[float, int] | None,
     return None
 
 
-def observation_hash(rows: StepRows, copy: int) -> str:
-    """A hash of what a copy shows."""
-    digest = hashlib.sha256()
-    for array in shown_arrays(rows, copy):
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Whether a function can be called with these arguments: one of the expected name may mean something else."""
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    except ValueError:  # some built-in callables have no signature
+        pass
+    return True
 
 
-def shown_arrays(rows: StepRows, copy: int) -> list[np.ndarray]:
-    """What a copy shows between two steps, as views: observations [*obs] (of k lanes [k, *obs], valid, joined) and its global state."""
-    width, seen = rows.lanes_per_copy, tree_leaves(rows.observations)
-    shared = [array[copy, ...] for array in tree_leaves(rows.global_state)]
-    if width == 1:
-        return [array[copy, ...] for array in seen] + shared
-    lanes = slice(copy * width, (copy + 1) * width)
-    return [array[lanes] for array in (*seen, rows.valid, rows.joined)] + shared
+# Methods of an environment that are called by name in every copy, such as `set_difficulty` and `set_task`.
+#
+# What changes the task is kept with the reset options, and called before every reset: an episode is a function of its seed, options, calls
+# and actions, so that a resumed run, a replay and a rebuilt worker repeat it. The options that the environment sees hold nothing of this.
+
+CALLS = "inchworm.calls"
+"""Key of reset options: the methods to call before the reset, each as [name, arguments, keywords], the latest call of each name."""
+
+LEVEL = "inchworm.level"
+"""Key of reset options: a number that an episode's last info then has as `level`, such as the curriculum's level."""
+
+
+def env_options(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The reset options that the environment sees; None if there are none."""
+    if not options or (CALLS not in options and LEVEL not in options):
+        return None if options is None else dict(options)
+    return {key: value for key, value in options.items() if key not in (CALLS, LEVEL)} or None
+
+
+def with_call(options: Mapping[str, Any] | None, call: Sequence[Any]) -> dict[str, Any]:
+    """Reset options with one more call, which replaces an earlier one of the same method."""
+    kept = [list(one) for one in (options or {}).get(CALLS, ()) if one[0] != call[0]]
+    return {**(options or {}), CALLS: [*kept, list(call)]}
+
+
+def make_calls(env: Any, options: Mapping[str, Any], where: Callable[[], str]) -> None:
+    """Make the calls that reset options hold."""
+    for name, arguments, keywords in options.get(CALLS, ()):
+        call_method(env, name, arguments, keywords, where)
+
+
+def call_method(env: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], where: Callable[[], str]) -> Any:
+    """Call a method of one copy; an error names the copy and the call."""
+    try:
+        return find_method(env, name)(*arguments, **keywords)
+    except (InchwormError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # an environment may raise anything, also SystemExit
+        raise EnvError(f"{where()}: {name} raised {describe_error(error)}") from error
+
+
+def find_method(env: Any, name: str) -> Callable[..., Any]:
+    """The method of an environment, or of a wrapper around it; an error names those that are similar."""
+    found = None
+    for layer in _layers(env):
+        found = getattr(layer, name, None)
+        if callable(found) and not name.startswith("_"):
+            return found  # type: ignore[no-any-return]
+    problem = "is private" if name.startswith("_") else "is not a method" if found is not None else "does not exist"
+    known = sorted({each for layer in _layers(env) for each in dir(layer) if not each.startswith("_")})
+    near = difflib.get_close_matches(name, known, n=1)
+    raise EnvError(f"{name} of {type(env.unwrapped).__name__} {problem}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _layers(env: Any) -> list[Any]:
+    """The environment with its wrappers, outermost first."""
+    layers = [env]
+    while layers[-1] is not env.unwrapped and getattr(layers[-1], "env", None) is not None:
+        layers.append(layers[-1].env)
+    return layers
+
+
+def plain_result(value: Any, name: str) -> Any:
+    """What a method returned, as plain data that a message can hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain_result(item, name) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain_result(item, name) for key, item in value.items()}
+    raise EnvError(f"{name} returned {type(value).__name__}; a method that is called in all copies returns numbers, text, lists or dicts")

@@ -7,6 +7,7 @@ be left behind under one.
 from __future__ import annotations
 
 import errno
+import hashlib
 import mmap
 import os
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.core.errors import WorkerError
-from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape
+from inchworm.core.spaces import Space, build_tree, leaf_dtype, leaf_shape, tree_leaves
 from inchworm.core.types import Array, Tree
 
 _ALIGNMENT = 64
@@ -157,3 +158,21 @@ def _no_memory(size: int, error: OSError) -> WorkerError:
         f"{size / 1e6:.1f} MB of memory to share with the env workers could not be had: {error}; "
         "use fewer env.num_envs, or env.num_workers=0"
     )
+
+
+def observation_hash(rows: StepRows, copy: int) -> str:
+    """A hash of what a copy shows."""
+    digest = hashlib.sha256()
+    for array in shown_arrays(rows, copy):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def shown_arrays(rows: StepRows, copy: int) -> list[np.ndarray]:
+    """What a copy shows between two steps, as views: observations [*obs] (of k lanes [k, *obs], valid, joined) and its global state."""
+    width, seen = rows.lanes_per_copy, tree_leaves(rows.observations)
+    shared = [array[copy, ...] for array in tree_leaves(rows.global_state)]
+    if width == 1:
+        return [array[copy, ...] for array in seen] + shared
+    lanes = slice(copy * width, (copy + 1) * width)
+    return [array[lanes] for array in (*seen, rows.valid, rows.joined)] + shared

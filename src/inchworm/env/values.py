@@ -8,7 +8,6 @@ order; where the first reset provides one, every step must.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import operator
 import warnings
@@ -37,7 +36,7 @@ from inchworm.core.spaces import (
     value_range,
 )
 from inchworm.core.types import Tree
-from inchworm.env.calls import env_options, make_calls
+from inchworm.env.restore import accepts, env_options, make_calls
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
 """(value, tree of rows [B, *leaf], lane): check the value and put it into its row."""
@@ -52,17 +51,6 @@ class Refusal(Exception):
 
 class CastWarning(UserWarning):
     """An environment returns another dtype than its space declares, so every value is cast."""
-
-
-def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
-    """Whether a function can be called with these arguments: one of the expected name may mean something else."""
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        return False
-    except ValueError:  # some built-in callables have no signature
-        pass
-    return True
 
 
 RESET_KEYWORDS = "reset must accept the keywords seed and options: def reset(self, *, seed=None, options=None)"

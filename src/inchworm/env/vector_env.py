@@ -21,10 +21,9 @@ from inchworm.core.padding import AgentSpaces
 from inchworm.core.protocols import Closes, default_agents
 from inchworm.core.spaces import Space, map_tree, tree_leaves, zeros
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
-from inchworm.env.calls import CALLS, LEVEL, with_call
 from inchworm.env.episodes import Ended, EpisodeLedger, Replay, plain_options, plain_value
-from inchworm.env.restore import Restore, observation_hash, shown_arrays, why_not_restored
-from inchworm.env.step_arrays import StepRows
+from inchworm.env.restore import CALLS, LEVEL, Restore, why_not_restored, with_call
+from inchworm.env.step_arrays import StepRows, observation_hash, shown_arrays
 from inchworm.env.values import make_put, put_legal_actions
 
 NO_SEED = -1

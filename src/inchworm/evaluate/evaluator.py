@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inchworm.collect.opponents import OpponentVectorEnv, check_spaces, own_lanes, team_lanes
-from inchworm.config.sections import EvalConfig, TrainingConfig
+from inchworm.config.sections import CurriculumConfig, EvalConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Closes, VectorEnv
 from inchworm.core.seeding import derive_seed, episode_seed
-from inchworm.env.calls import set_level
 from inchworm.env.registry import heuristic_env, heuristic_of, team_worlds
+from inchworm.env.restore import LEVEL
 from inchworm.env.source import EnvSource, env_source
 from inchworm.evaluate.games import Progress, RecordedVectorEnv, check_episodes, episode_limit, make_world, opened, play_games
 from inchworm.evaluate.stats import EvalStats, MatchStats
@@ -325,3 +325,15 @@ def even_copies(num_envs: int, episodes: int) -> int:
     if num_envs < 1:
         raise ConfigError(f"num_envs={num_envs} must be 1 or more")
     return min(num_envs + num_envs % 2, episodes)
+
+
+def set_level(env: Any, curriculum: CurriculumConfig, level: int, indices: Sequence[int] | None = None) -> None:
+    """Give copies of a vector env a level of a curriculum, from their next resets on: by reset options, or by its method."""
+    curriculum.check_level(level, "level")
+    method = f"set_{curriculum.option}"
+    has_method = getattr(env, "has_method", None)  # a vector env that was written elsewhere may lack it
+    calls = not curriculum.levels and has_method is not None and has_method(method)
+    options = dict(curriculum.levels[level - 1]) if curriculum.levels else {} if calls else {curriculum.option: level}
+    env.set_reset_options({**options, LEVEL: level}, indices)
+    if calls:
+        env.call(method, level, indices=indices)

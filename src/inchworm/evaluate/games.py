@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from inchworm.core.errors import BadNumberError, ConfigError, EnvError
 from inchworm.core.protocols import Actor, VectorEnv
 from inchworm.core.seeding import episode_seed, make_stream
 from inchworm.core.spaces import map_tree
-from inchworm.core.types import Array, EnvStep, Tree
+from inchworm.core.types import EnvStep, Tree
 from inchworm.env.registry import vectorised
 from inchworm.env.source import InProcessVectorEnv, env_source, make_vector_env
 from inchworm.evaluate.stats import UNDECIDED, EvalStats, RecordedEpisode
@@ -226,7 +226,7 @@ class RecordedVectorEnv:
     def send(self, actions: Tree) -> None:
         """Forward, and record the actions."""
         for copy, episode in self._running.items():
-            episode.actions.append(map_tree(partial(_copy_lanes, self._lanes(copy)), actions))
+            episode.actions.append(map_tree(np.array, map_tree(itemgetter(self._lanes(copy)), actions)))
         self._inner.send(actions)
 
     def recv(self) -> EnvStep:
@@ -253,7 +253,3 @@ class RecordedVectorEnv:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-def _copy_lanes(lanes: slice, array: Array) -> Array:
-    return np.array(array[lanes])

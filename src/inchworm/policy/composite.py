@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -165,7 +164,9 @@ class CompositePolicy:
                 padded = cut.padded_actions(step.actions), cut.padded_actions(step.env_actions)
                 step = PolicyStep(*padded, step.log_probs, step.state)
             if name in self._with_memory:
-                after[name] = optree.tree_map(partial(_replace_lanes, lanes), state[name], step.state)
+                after[name] = optree.tree_map(np.array, state[name])  # the caller owns the old arrays
+                for memory, own_memory in zip(optree.tree_leaves(after[name]), optree.tree_leaves(step.state)):
+                    memory[lanes] = own_memory
             steps.append(step)
         actions, env_actions, log_probs = (
             optree.tree_map(lambda *parts: np.concatenate(parts)[inverse], *[getattr(step, what) for step in steps])  # [B, …]
@@ -277,13 +278,6 @@ def weights_of(weights: Mapping[str, np.ndarray], name: str) -> Weights:
     """The weights of one part, from those of a composite policy."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-
-
-def _replace_lanes(lanes: np.ndarray, before: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """A copy of memory [B, …] with that of some lanes [n] replaced; the caller owns the old array."""
-    after = np.array(before)
-    after[lanes] = part
-    return after
 
 
 def _check_names(policies: Mapping[str, Any], lane_map: Sequence[str]) -> None:

@@ -74,7 +74,8 @@ def export_policy(policy: Actor, directory: str | Path, format: Format = "onnx",
         raise ConfigError(f"{directory} is not empty and holds no earlier export; name another directory")
     given: Any = policy
     spec: PolicySpec = given.spec
-    reference = given if network is not None else make_policy(spec, weights=policy.get_weights(), backend=_backend_for(spec))
+    backend = "torch" if spec.observations.images else "numpy"  # the one that acts with it
+    reference = given if network is not None else make_policy(spec, weights=policy.get_weights(), backend=backend)
     make_directory(directory)
     paths = tuple(directory / name for name in FILES[format])
     inputs, outputs = _names(spec, reference)
@@ -99,11 +100,6 @@ def export_policy(policy: Actor, directory: str | Path, format: Format = "onnx",
     error = check_parity(spec, reference, run, paths[0], tolerance)
     write_atomically(directory / INTERFACE, json.dumps(_interface(spec, format, inputs, outputs, example, error), indent=1))
     return Export(directory, format, (*paths, directory / INTERFACE), error)
-
-
-def _backend_for(spec: PolicySpec) -> str:
-    """The backend that acts with a built-in policy."""
-    return "torch" if spec.observations.images else "numpy"
 
 
 def _dotted(root: str, path: tuple[str | int, ...]) -> str:

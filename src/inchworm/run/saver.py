@@ -144,7 +144,7 @@ def restore_states(parts: Sequence[object], saved: Sequence[Mapping[str, Any]], 
 def generators_state() -> dict[str, Any]:
     """State of the process-wide random generators of Python, NumPy and other imported frameworks, which user code may draw from."""
     version, numbers, gauss = random.getstate()
-    frameworks = {name: backend.generator_state() for name, backend in imported_backends().items()}
+    frameworks = {name: state() for name, backend in imported_backends().items() if (state := getattr(backend, "generator_state", None))}
     return {"random": [version, list(numbers), gauss], **frameworks}
 
 
@@ -153,8 +153,9 @@ def restore_generators(state: Mapping[str, Any]) -> None:
     version, numbers, gauss = state["random"]
     random.setstate((version, tuple(numbers), gauss))
     for name, backend in imported_backends().items():
-        if name in state:
-            backend.restore_generator(state[name])
+        restore = getattr(backend, "restore_generator", None)
+        if restore is not None and name in state:
+            restore(state[name])
 
 
 @contextmanager
@@ -173,8 +174,8 @@ def process_facts(threads: int) -> dict[str, Any]:
     None if unknown: `threads` of 0 is the process's default, which is known only if a framework that has one is imported.
     """
     backends = imported_backends().values()
-    counts = [count for backend in backends if (count := backend.num_threads()) is not None]
-    found = [capability for backend in backends if (capability := backend.cpu_capability()) is not None]
+    counts = [count() for backend in backends if (count := getattr(backend, "num_threads", None))]
+    found = [capability() for backend in backends if (capability := getattr(backend, "cpu_capability", None))]
     return {"threads": threads or (counts[0] if counts else None), "cpu_capability": found[0] if found else None}
 
 

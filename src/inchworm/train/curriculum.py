@@ -18,7 +18,7 @@ from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import BaseCallback, Callback, VectorEnv
 from inchworm.core.seeding import make_stream, restore_stream, stream_state
 from inchworm.core.types import EpisodeRecord
-from inchworm.env.calls import set_level
+from inchworm.evaluate.evaluator import set_level
 from inchworm.rollout.rollout import Rollout
 from inchworm.selfplay.opponent_pool import SkillLadder
 from inchworm.train.loop import TrainingState

@@ -18,9 +18,8 @@ from inchworm.core.errors import ConfigError, InchwormError, SpaceError
 from inchworm.core.protocols import Actor, Policy, VectorEnv, reads_global_state
 from inchworm.core.seeding import derive_seed
 from inchworm.core.spaces import Space, check_same_form, form_of, in_one_line, wide_one_hots
-from inchworm.env.source import EnvSource, env_source, make_vector_env
+from inchworm.env.source import EnvSource, choose_num_workers, env_source, make_vector_env
 from inchworm.env.vector_env import LaneVectorEnv, try_resume
-from inchworm.env.workers.auto import choose_num_workers
 from inchworm.evaluate.evaluator import PolicyEvaluator
 from inchworm.policy.composite import CompositePolicy, PolicyMap, own_spaces
 from inchworm.policy.file import check_shapes, match_names

@@ -28,9 +28,8 @@ from inchworm.config.sections import TrainingConfig
 from inchworm.core.errors import USAGE_ERRORS, ConfigError, InchwormError, describe_error
 from inchworm.core.protocols import BaseCallback
 from inchworm.core.types import Iteration, SeedEvent
-from inchworm.env.source import env_source
+from inchworm.env.source import env_source, usable_cores
 from inchworm.env.workers import messages
-from inchworm.env.workers.auto import usable_cores
 from inchworm.env.workers.process import TEXT_LIMIT, deferred_signals, describe_exit, describe_warning, repeat_warning, start_child
 from inchworm.run.bundle import Bundle
 from inchworm.train.loop import TrainingComponents, TrainingState

@@ -26,13 +26,12 @@ from inchworm.run.bundle import SUMMARY_JSON, Bundle, create_bundle
 from inchworm.run.checkpoint import Checkpoint, TrainingCheckpointer
 from inchworm.run.directory import NOT_BIT_IDENTICAL, NotExactWarning
 from inchworm.tracking.jsonl import METRICS, read_rows
-from inchworm.train.convergence import has_stopped
-from inchworm.train.loop import TrainingState, as_callback, reached_limits
+from inchworm.train.loop import TrainingState, as_callback, has_stopped, reached_limits
 from inchworm.train.resolve import is_native_env, resolve_config
 from inchworm.train.seed_trainers import ProcessTrainer, TogetherTrainer, default_jobs
 
 if TYPE_CHECKING:
-    from inchworm.tracking.seeds_view import SeedsView
+    from inchworm.tracking.console import SeedsView
     from inchworm.train.trainer import EnvLike
 
 SeedTrainer: TypeAlias = Callable[[Bundle, Sequence[int]], Generator[SeedEvent, None, None]]
@@ -266,7 +265,7 @@ def choose_seeds(config: TrainingConfig, seeds: int | Sequence[int]) -> tuple[in
 
 def make_view(bundle: Bundle, terminal: Any = None) -> SeedsView:
     """Create the display of a bundle's progress."""
-    from inchworm.tracking.seeds_view import SeedsView  # imports rich
+    from inchworm.tracking.console import SeedsView  # imports rich
 
     return SeedsView(bundle.seeds, bundle.config.run.total_timesteps, title=bundle.config.env.id, terminal=terminal)
 

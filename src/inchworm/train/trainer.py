@@ -58,20 +58,24 @@ from inchworm.train.callbacks import (
     ignoring_interrupts,
     interruptible,
 )
-from inchworm.train.convergence import ConvergenceCallback, convergence_report, describe_end, has_stopped, stop_reason
 from inchworm.train.curriculum import CurriculumCallback, bound_curricula, resolve_curriculum
 from inchworm.train.loop import (
+    ConvergenceCallback,
     FusedStep,
     History,
     StepFunction,
     TrainingComponents,
     TrainingState,
     as_callback,
+    convergence_report,
     default_training_step,
+    describe_end,
     give_weights,
+    has_stopped,
     reads_rollouts,
     run_training_loop,
     stateful_parts,
+    stop_reason,
 )
 from inchworm.train.profile import Profile
 from inchworm.train.resolve import (

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.adapters import AdaptedEnv, BraxEnv, CraftaxEnv, GymnaxEnv, NavixEnv, is_of_package
-from inchworm.backends.jax.vector_env import JaxVectorEnv, make_native
+from inchworm.backends.jax.native import JaxVectorEnv
+from inchworm.backends.jax.worlds import AdaptedEnv, BraxEnv, CraftaxEnv, GymnaxEnv, NavixEnv, is_of_package, make_native
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import EnvError, MissingExtraError
 

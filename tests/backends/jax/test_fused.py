@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inchworm.backends.jax import fused as fused_module
-from inchworm.backends.jax.vector_env import JaxVectorEnv
+from inchworm.backends.jax.native import JaxVectorEnv
 from inchworm.config.sections import EnvConfig, EvalConfig, PolicyConfig, PPOConfig, RunConfig, TrainingConfig
 from inchworm.core.errors import BadNumberError
 from inchworm.train.callbacks import BaseCallback

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inchworm.backends.jax.native import most_truncations
+from inchworm.backends.jax.native import JaxVectorEnv, most_truncations
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.vector_env import JaxVectorEnv
 from inchworm.backends.jax.worlds import make_world
 from inchworm.backends.registry import native_choice
 from inchworm.cli.main import main

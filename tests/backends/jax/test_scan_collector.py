@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.native import begin_lanes, seed_words, step_lanes
+from inchworm.backends.jax.native import JaxVectorEnv, begin_lanes, seed_words, step_lanes
 from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.scan_collector import ScanCollector
-from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
+from inchworm.backends.jax.worlds import make_jax_env
 from inchworm.config.sections import EnvConfig, PolicyConfig
 from inchworm.core.errors import BadNumberError, ConfigError
 from inchworm.core.types import Minibatch

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inchworm.backends.jax.adapters import GymnaxEnv
-from inchworm.backends.jax.native import read_space
-from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
+from inchworm.backends.jax.native import JaxVectorEnv, read_space
+from inchworm.backends.jax.worlds import GymnaxEnv, make_jax_env
 from inchworm.config.sections import EnvConfig, WrapperConfig
 from inchworm.core.errors import ConfigError, EnvError, MissingExtraError
 from inchworm.env.check import check_env
@@ -105,7 +104,7 @@ def test_without_gymnax_the_line_to_type_is_shown(monkeypatch):
 
 
 def test_without_jax_the_line_to_type_is_shown(monkeypatch):
-    monkeypatch.delitem(sys.modules, "inchworm.backends.jax.vector_env", raising=False)
+    monkeypatch.delitem(sys.modules, "inchworm.backends.jax.native", raising=False)
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(MissingExtraError, match=r'pip install "inchworm\[jax-envs\]"'):
         make_vector_env("gymnax:Catch-bsuite")  # not made by another test

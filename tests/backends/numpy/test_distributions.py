@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
 from inchworm.backends.numpy.distributions import ActionTerms
-from inchworm.backends.torch import distributions as torch_distributions
+from inchworm.backends.torch import policy as torch_distributions
 from inchworm.policy.layout import action_layout
 
 NO_STD = np.zeros(0)

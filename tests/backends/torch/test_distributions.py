@@ -3,7 +3,7 @@
 import torch
 from gymnasium import spaces
 
-from inchworm.backends.torch.distributions import log_prob_and_entropy, log_tanh_slope
+from inchworm.backends.torch.policy import log_prob_and_entropy, log_tanh_slope
 from inchworm.policy.layout import action_layout
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from inchworm.backends.registry import acting_policy, compute_advantages
 from inchworm.backends.torch.learner import PPOOptimizer
-from inchworm.backends.torch.memory import Past
+from inchworm.backends.torch.network import Past
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.collect.collector import RolloutCollector
 from inchworm.config.sections import PolicyConfig, PPOConfig

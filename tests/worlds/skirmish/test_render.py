@@ -8,7 +8,7 @@ import pytest
 
 from doubles.replays import skirmish_replay
 from inchworm.worlds.skirmish import SkirmishConfig
-from inchworm.worlds.skirmish.render import DYING, EMPTY, GROUND, HEALTHY, HURT, INNER, OUTSIDE, TEAMS, WALL, ZONE, render_frame
+from inchworm.worlds.skirmish.pettingzoo import DYING, EMPTY, GROUND, HEALTHY, HURT, INNER, OUTSIDE, TEAM_COLOURS, WALL, ZONE, render_frame
 
 WORLD: dict[str, Any] = {
     "width": 20.0,
@@ -43,16 +43,16 @@ def test_arena_zone_and_walls_are_where_they_belong() -> None:
 
 def test_units_are_discs_with_a_nose_and_the_second_team_has_a_white_middle() -> None:
     image = render_frame(WORLD, FRAME, 200)
-    assert at(image, 4, 6) == TEAMS[0]
-    assert at(image, 3.6, 6) == TEAMS[0]
+    assert at(image, 4, 6) == TEAM_COLOURS[0]
+    assert at(image, 3.6, 6) == TEAM_COLOURS[0]
     assert at(image, 3.4, 6) == GROUND
-    assert at(image, 4.7, 6) == TEAMS[0]  # it faces +x: 1.6 radii
+    assert at(image, 4.7, 6) == TEAM_COLOURS[0]  # it faces +x: 1.6 radii
     assert at(image, 16, 6) == INNER
-    assert at(image, 15.2, 6) == TEAMS[1]
-    assert at(image, 14.6, 6) == TEAMS[1]  # it faces -x
+    assert at(image, 15.2, 6) == TEAM_COLOURS[1]
+    assert at(image, 14.6, 6) == TEAM_COLOURS[1]  # it faces -x
     assert at(image, 17.4, 6) == GROUND
     up = render_frame(WORLD, changed(units=[[4.0, 6.0, np.pi / 2, 10.0, 0.0], FRAME["units"][1]]), 200)
-    assert at(up, 4, 6.7) == TEAMS[0]
+    assert at(up, 4, 6.7) == TEAM_COLOURS[0]
     assert at(up, 4, 5.3) == GROUND
 
 
@@ -67,7 +67,7 @@ def test_health_bars_are_as_long_as_the_health(health: float, colour: tuple[int,
 
 def test_the_dead_are_crosses_without_a_bar() -> None:
     image = render_frame(WORLD, changed(units=[FRAME["units"][0], [16.0, 6.0, 0.0, 0.0, 0.0]]), 200)
-    assert at(image, 16.4, 6.45) == TEAMS[1]
+    assert at(image, 16.4, 6.45) == TEAM_COLOURS[1]
     assert at(image, 16, 6.9) == GROUND
     assert at(image, 15.5, 7.65) == GROUND
 
@@ -76,8 +76,8 @@ def test_shots_are_lines_whole_where_they_hit() -> None:
     below = [[4.0, 4.0, 0.0, 10.0, 0.0], [16.0, 4.0, 0.0, 20.0, 0.0]]
     hit = render_frame(WORLD, changed(units=below, shots=[[0, 1, 1]]), 200)[110, 50:140]
     missed = render_frame(WORLD, changed(units=below, shots=[[1, 0, 0]]), 200)[110, 60:140]
-    assert (hit == TEAMS[0]).all()
-    share = (missed == TEAMS[1]).all(1).mean()
+    assert (hit == TEAM_COLOURS[0]).all()
+    share = (missed == TEAM_COLOURS[1]).all(1).mean()
     assert 0.4 < share < 0.6
 
 
@@ -96,5 +96,5 @@ def test_images_show_the_units_where_the_frame_has_them() -> None:
     image = render_frame(world, frame, 480)  # 16 x 12 units in 480 x 360 pixels, 60 rows above
     for unit, (x, y, *_) in zip(world["units"], frame["units"]):
         rim = image[int(60 + (world["height"] - y + 0.8 * unit["radius"]) * 30), int(x * 30)]
-        assert tuple(rim.tolist()) == TEAMS[unit["team"]]
+        assert tuple(rim.tolist()) == TEAM_COLOURS[unit["team"]]
     assert tuple(image[61, 1].tolist()) == GROUND

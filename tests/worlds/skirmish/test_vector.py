@@ -13,8 +13,7 @@ from doubles.stepping import assert_equal_steps, frozen
 from inchworm.config.sections import EnvConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import EnvStep
-from inchworm.env.source import make_vector_env
-from inchworm.env.workers.auto import choose_num_workers
+from inchworm.env.source import choose_num_workers, make_vector_env
 from inchworm.worlds.skirmish import HeuristicPolicy, SkirmishConfig, SkirmishVectorEnv, SkirmishWorld
 from inchworm.worlds.skirmish.state import COMPONENTS
 

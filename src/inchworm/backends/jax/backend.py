@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Mapping
@@ -14,17 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inchworm.backends.corrections import row_log_probs
 from inchworm.backends.jax import gae
-from inchworm.backends.jax.adapters import is_of_package
 from inchworm.backends.jax.gae import Estimates
-from inchworm.backends.jax.native import why_not_native
+from inchworm.backends.jax.native import JaxVectorEnv, why_not_native
 from inchworm.backends.jax.network import Params, Scales
 from inchworm.backends.jax.policy import JaxPolicy, StaticSpec
 from inchworm.backends.jax.samples import Steps, steps_of
-from inchworm.backends.jax.vector_env import JaxVectorEnv, make_jax_env
-from inchworm.backends.jax.worlds import WORLDS
+from inchworm.backends.jax.worlds import WORLDS, is_of_package, make_jax_env
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.off_policy import row_log_probs
 from inchworm.config.sections import EnvConfig, PPOConfig, TrainingConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor, Learner, Policy, VectorEnv
@@ -109,29 +106,6 @@ def acting_policy(policy: Policy) -> Actor:
     if isinstance(policy, JaxPolicy) and not policy.spec.observations.images:
         return NumpyPolicy(policy.spec, policy.get_weights())
     return policy
-
-
-def threads(_count: int) -> contextlib.AbstractContextManager[None]:
-    """Nothing to set: the number of XLA's CPU threads is fixed when JAX starts."""
-    return contextlib.nullcontext()
-
-
-def num_threads() -> int | None:
-    """None: XLA's CPU threads cannot be changed."""
-    return None
-
-
-def cpu_capability() -> str | None:
-    """None: XLA does not tell, and asking for its devices would start it in programs that only import jax."""
-    return None
-
-
-def generator_state() -> None:
-    """None: JAX has no global generator."""
-
-
-def restore_generator(_state: Any) -> None:
-    """Nothing to restore."""
 
 
 def to_array(value: object) -> np.ndarray | None:

@@ -17,16 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from inchworm.backends.corrections import MIN_VARIANCE
 from inchworm.backends.jax.gae import Estimates
 from inchworm.backends.jax.learner import JaxOptimizer
 from inchworm.backends.jax.native import NativeEnv
 from inchworm.backends.jax.network import Scales, paused_garbage_collection
 from inchworm.backends.jax.samples import Steps
-from inchworm.backends.jax.scan import MEASURES, Scanned, ScanState, rollout_measures, scan_rollout, steps_on_device
-from inchworm.backends.jax.scan_collector import ScanCollector
+from inchworm.backends.jax.scan_collector import (
+    MEASURES,
+    ScanCollector,
+    Scanned,
+    ScanState,
+    rollout_measures,
+    scan_rollout,
+    steps_on_device,
+)
 from inchworm.backends.jax.update import ONE_THREAD, Carry, Metrics, Program, compiled, is_small, read_settings, update
 from inchworm.backends.learner import ORDER_SAMPLE, TARGETS
-from inchworm.backends.reward_scaling import MIN_VARIANCE
 from inchworm.config.sections import TrainingConfig
 from inchworm.core.types import RECENT_EPISODES, Iteration
 from inchworm.policy.statistics import EPSILON
@@ -317,7 +324,10 @@ class FusedTraining:
         collector, learner = self._collector, self._learner
         if not good:  # its parts, one after another, find out what is wrong, and keep nothing of it
             learner.set_stream(self._stream)
-            return [self._apart()]
+            learner.env_steps = collector.env_steps
+            rollout = collector.collect(self._program.num_steps)
+            stats = learner.update(rollout)
+            return [Iteration(stats, collector.env_steps, collector.episodes, rollout.episodes[-RECENT_EPISODES:])]
         updates = learner.updates
         epochs = [int(self._metrics(reports, index).epochs) for index in range(good)]
         learner.adopt(after.carry, self._stream, self._sequences, epochs, self.steps_per_iteration, drawn=count)
@@ -379,14 +389,6 @@ class FusedTraining:
             "weights": (weights,),
         }
         return Iteration(found, collector.env_steps + (index + 1) * self.steps_per_iteration, total, records[-RECENT_EPISODES:], stages)
-
-    def _apart(self) -> Iteration:
-        """One iteration by the collector and the learner themselves."""
-        collector, learner = self._collector, self._learner
-        learner.env_steps = collector.env_steps
-        rollout = collector.collect(self._program.num_steps)
-        stats = learner.update(rollout)
-        return Iteration(stats, collector.env_steps, collector.episodes, rollout.episodes[-RECENT_EPISODES:])
 
     def _next_count(self, count: int, seconds: float) -> int:
         """The number of iterations that take about `CALL_SECONDS`, at most twice as many as the last time."""

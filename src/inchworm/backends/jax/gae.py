@@ -9,8 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import Inputs, Params, Scales, critic, merge_leading, normalized_inputs, reward_units, shared_features
+from inchworm.backends.jax.network import (
+    Inputs,
+    Params,
+    Past,
+    Scales,
+    critic,
+    merge_leading,
+    normalized_inputs,
+    reward_units,
+    shared_features,
+)
 from inchworm.backends.jax.samples import Steps
 from inchworm.policy.spec import PolicySpec
 from inchworm.rollout.sequences import join_sequences, split_into_sequences

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inchworm.backends.corrections import OldData
 from inchworm.backends.custom_losses import CustomLoss
 from inchworm.backends.jax import backend
 from inchworm.backends.jax.loss import normalize
@@ -23,7 +24,6 @@ from inchworm.backends.jax.policy import JaxPolicy
 from inchworm.backends.jax.samples import steps_of
 from inchworm.backends.jax.update import Carry, Metrics, Program, compiled_update, settings_array
 from inchworm.backends.learner import ALL_FROZEN, EMPTY, RATIO_TOLERANCE, BaseLearner, StepMetrics, summary
-from inchworm.backends.off_policy import OldData
 from inchworm.config.sections import PPOConfig
 from inchworm.core.errors import ConfigError
 from inchworm.core.types import Advantages, Minibatch, ProfilePoint, Tree
@@ -159,17 +159,14 @@ class JaxOptimizer(BaseLearner):
             metrics, estimates = jax.device_get((metrics, estimates))
         advantages = Advantages(*estimates)
         self.take_over(carry)
-        self._restore_stream(before, total, max(1, int(metrics.epochs)))
-        for order in permutations[: max(1, int(metrics.epochs))]:
-            self.tell_order(order.astype(np.int64), self.config.minibatches_for(total, program.length))
-        return self._report(program, metrics, filled, advantages, permutations, on_policy and old is None), advantages
-
-    def _restore_stream(self, before: Mapping[str, Any], total: int, epochs: int) -> None:
-        """Leave the shuffle stream as if only the epochs that were run had drawn from it, as in every backend."""
-        if epochs < self.config.update_epochs:
+        epochs = max(1, int(metrics.epochs))
+        if epochs < self.config.update_epochs:  # the shuffle stream is left as if only these had drawn from it, as in every backend
             self._stream.bit_generator.state = before
             for _ in range(epochs):
                 self._stream.permutation(total)
+        for order in permutations[:epochs]:
+            self.tell_order(order.astype(np.int64), self.config.minibatches_for(total, program.length))
+        return self._report(program, metrics, filled, advantages, permutations, on_policy and old is None), advantages
 
     def _report(
         self, program: Program, metrics: Metrics, rollout: Rollout, advantages: Advantages, permutations: np.ndarray, on_policy: bool

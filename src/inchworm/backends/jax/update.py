@@ -18,13 +18,11 @@ from jax import Array, lax
 from jax.extend.core import Literal
 
 from inchworm.backends.custom_losses import CustomLoss, no_gradient
-from inchworm.backends.jax.distributions import log_prob_and_entropy
 from inchworm.backends.jax.gae import Estimates, compute_advantages
 from inchworm.backends.jax.loss import TERMS, normalize, ppo_loss
-from inchworm.backends.jax.memory import Past
-from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Scales, forward, log_std_of, reward_units
+from inchworm.backends.jax.network import COMPILER_OPTIONS, Params, Past, Scales, forward, log_std_of, reward_units
 from inchworm.backends.jax.optimizer import State, apply_gradient, check_kind, split_vector
-from inchworm.backends.jax.policy import JaxPolicy, Static
+from inchworm.backends.jax.policy import JaxPolicy, Static, log_prob_and_entropy
 from inchworm.backends.jax.samples import Batch, Samples, Steps, columns_of, make_samples, unpack
 from inchworm.backends.learner import ADAPTIVE_MARGIN, ADAPTIVE_STEP, MAX_BAD_STEPS
 from inchworm.config.sections import PPOConfig
@@ -227,14 +225,16 @@ def learn(
         chosen = jax.tree.map(lambda leaf: leaf.reshape(*places.shape, *leaf.shape[1:]), chosen)  # [m, n, …]
         chosen = _real(program, chosen, real)
         if config.normalize_advantages == "minibatch":
-            at = columns_of(program.spec)
-            advantages = normalize(chosen.packed[..., at.advantages.start], chosen.packed[..., at.valid.start] != 0, (1, 2))
-            chosen = chosen._replace(packed=chosen.packed.at[..., at.advantages.start].set(advantages))
+            columns = columns_of(program.spec)
+            advantages = normalize(chosen.packed[..., columns.advantages.start], chosen.packed[..., columns.valid.start] != 0, (1, 2))
+            chosen = chosen._replace(packed=chosen.packed.at[..., columns.advantages.start].set(advantages))
         step = partial(take_step, program, scales, settings, loop.rate)
         (carry, worst), rows = lax.scan(step, (loop.carry, jnp.zeros((), jnp.int32)), chosen)
         stopped = worst >= MAX_BAD_STEPS
         rate, go = loop.rate, ~stopped & (loop.epoch + 1 < count)
-        approx_kl = _mean_of_steps(program, rows)
+        at = program.columns.index
+        taken = (rows[:, at("bad")] == 0) & (rows[:, at("empty")] == 0)
+        approx_kl = jnp.where(taken, rows[:, at("approx_kl")], 0).sum() / jnp.maximum(taken.sum(), 1)  # the mean; 0 if none was taken
         if program.adaptive:
             rate = adapted_rate(rate, approx_kl, settings)
         go &= ~(approx_kl > 1.5 * settings.target_kl)
@@ -263,13 +263,6 @@ def _real(program: Program, rows: Samples, real: np.ndarray) -> Samples:
         return rows
     at = columns_of(program.spec).valid
     return rows._replace(packed=rows.packed.at[..., at].multiply(real[..., None, None].astype(rows.packed.dtype)))
-
-
-def _mean_of_steps(program: Program, rows: Array) -> Array:
-    """The mean approx_kl of an epoch's steps [m, columns], of those that were taken; 0 if none was."""
-    at = program.columns.index
-    taken = (rows[:, at("bad")] == 0) & (rows[:, at("empty")] == 0)
-    return jnp.where(taken, rows[:, at("approx_kl")], 0).sum() / jnp.maximum(taken.sum(), 1)
 
 
 def adapted_rate(rate: Array, approx_kl: Array, settings: Settings) -> Array:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from inchworm.backends.corrections import row_log_probs
 from inchworm.backends.numpy.gae import compute_advantages as compute_advantages
 from inchworm.backends.numpy.gae import compute_gae as compute_gae
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.off_policy import row_log_probs
 from inchworm.config.sections import PPOConfig, TrainingConfig
 from inchworm.core.protocols import Actor, Learner, Policy
 from inchworm.policy.spec import PolicySpec
@@ -42,21 +41,6 @@ def log_probs(policy: Policy, rollout: Rollout, config: PPOConfig) -> np.ndarray
 def acting_policy(policy: Policy) -> Actor:
     """The policy itself."""
     return policy
-
-
-def threads(_count: int) -> contextlib.AbstractContextManager[None]:
-    """Nothing to set: NumPy always learns with one thread (see `learning_threads`)."""
-    return contextlib.nullcontext()
-
-
-def num_threads() -> int | None:
-    """None: NumPy always learns with one thread."""
-    return None
-
-
-def cpu_capability() -> str | None:
-    """None: the manifest has NumPy's build among the versions."""
-    return None
 
 
 def generator_state() -> dict[str, Any]:

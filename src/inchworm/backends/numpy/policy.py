@@ -16,8 +16,7 @@ import optree
 from gymnasium import spaces
 
 from inchworm.backends.numpy import distributions
-from inchworm.backends.numpy.memory import Memory
-from inchworm.backends.numpy.network import ACTIVATIONS
+from inchworm.backends.numpy.network import ACTIVATIONS, Memory
 from inchworm.core.errors import RolloutError, SpaceError
 from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.seeding import make_stream

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from inchworm.backends.corrections import row_log_probs
 from inchworm.backends.numpy.policy import NumpyPolicy
-from inchworm.backends.off_policy import row_log_probs
 from inchworm.backends.torch import gae
 from inchworm.backends.torch.gae import compute_gae as compute_gae
 from inchworm.backends.torch.network import Network, to_tensor, to_tensors

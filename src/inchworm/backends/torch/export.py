@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from inchworm.backends.numpy.distributions import MASKED_LOGIT
-from inchworm.backends.torch.memory import Memory, Past
-from inchworm.backends.torch.network import SpecNetwork, encode_legal, to_tensor
+from inchworm.backends.torch.network import Memory, Past, SpecNetwork, encode_legal, to_tensor
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.core.errors import ConfigError, MissingExtraError, describe_error
 from inchworm.core.spaces import MASK_KEY, build_tree, leaves

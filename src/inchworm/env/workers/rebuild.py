@@ -19,8 +19,8 @@ import numpy as np
 
 from inchworm.core.errors import WorkerError, WorkerRestartWarning
 from inchworm.env.episodes import EpisodeLedger, RunningEpisode
-from inchworm.env.restore import pack_tree, shown_arrays
-from inchworm.env.step_arrays import StepRows
+from inchworm.env.restore import pack_tree
+from inchworm.env.step_arrays import StepRows, shown_arrays
 from inchworm.env.workers import messages
 from inchworm.env.workers.messages import Message
 from inchworm.env.workers.process import WorkerDied, WorkerProcess

@@ -1,4 +1,4 @@
-"""`inchworm sweep ENV`: search hyperparameters. `analysis/sweep` does the work."""
+"""`inchworm compare ENV --change ppo.gae_lambda=0.9` and `inchworm sweep ENV`: commands that train many runs. `analysis` does the work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,134 @@ from typing import Annotated, Any, Literal
 from rich.table import Column, Table
 
 from inchworm.analysis import sweep as analysis
+from inchworm.analysis.compare import Comparison, check_settings, compare_settings, find_comparison, read_comparison
 from inchworm.analysis.search_space import check_field, default_space, read_space
-from inchworm.analysis.sweep import BEST, OBJECTIVES, Sweep, SweepConfig, TrialResult, find_sweep, read_sweep_config, show_value, trial_rows
-from inchworm.cli.arguments import Changes, File, Metavar, UsageError, check_can_be_trained_in, parse_with_config, resolve_config
+from inchworm.analysis.sweep import BEST, find_sweep, read_sweep_config
+from inchworm.analysis.sweep_results import OBJECTIVES, Sweep, SweepConfig, TrialResult, show_value, trial_rows
+from inchworm.cli.arguments import (
+    Changes,
+    File,
+    Metavar,
+    Preset,
+    UsageError,
+    apply_changes,
+    check_can_be_trained_in,
+    parse_with_config,
+    resolve_config,
+)
 from inchworm.cli.main import FAILED, OK
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
 from inchworm.run.directory import make_run_directory
-from inchworm.tracking.console import Terminal, make_terminal
+from inchworm.tracking.console import SeedsView, Terminal, make_terminal
 
-PROG = "inchworm sweep"
+PROG_COMPARE = "inchworm compare"
+
+
+@config_class("--")
+class CompareOptions(ConfigBase):
+    """Compare two settings: pairs of runs with the same seeds, until a test shows a difference or all seeds are done.
+
+    The other flags are those of inchworm train, and describe both settings. Give the directory of a comparison, or its name in runs/, to
+    continue it.
+    """
+
+    env: Annotated[str, Metavar("ENV", positional=True)] = ""
+    """A Gymnasium id, or package.module:make_env for your own factory; or a comparison that is to be continued."""
+    change: Annotated[tuple[str, ...], FROM_LIST, Metavar("SETTING=VALUE …", repeated=True)] = ()
+    """What differs in the second setting, such as ppo.gae_lambda=0.9; may be given several times."""
+    seeds: Count = 8
+    """The most pairs of runs, with the seeds from --run.seed on."""
+    config: File = None
+    """Start from this YAML file, as `inchworm config ENV` prints it, instead of from a preset."""
+    preset: Preset = None
+    """Start from a config of this size instead of from the environment's preset."""
+    jobs: Count | None = None
+    """Runs that are trained at a time, in a process each; by default as many as there are cores."""
+    together: bool | None = None
+    """Train all seeds of a setting at once in one compiled program, with --backend jax and a JAX-native environment."""
+    overwrite: bool = False
+    """Start over in the directory of --run.name: delete the comparison that is there."""
+    quiet: bool = False
+    """Print nothing but errors and warnings."""
+
+
+def run_compare(arguments: Sequence[str]) -> int:
+    """Compare, or continue a comparison, and print the answer."""
+    options, changes = parse_with_config(CompareOptions, arguments, PROG_COMPARE)
+    path = find_comparison(options.env)
+    seeds = options.seeds
+    if path is not None:
+        if options.change or changes or options.config or options.preset or options.overwrite:
+            raise UsageError(f"{options.env} is a comparison, which continues as it began; leave out other flags than --jobs and --quiet")
+        found = read_comparison(path)
+        base, changed, seeds = found.base, found.changed, found.seeds
+    else:
+        if not options.change:
+            raise UsageError(f"no change is given; type: {PROG_COMPARE} ENV --change ppo.gae_lambda=0.9")
+        base = resolve_config(options.env, options.config, changes, PROG_COMPARE, options.preset)
+        changed = apply_changes(base, read_changes(options.change))
+        check_settings(base, changed, seeds)
+        for config in (base, changed):
+            check_can_be_trained_in(config)
+        path = make_run_directory(base)
+    placed = {"name": path.name, "directory": str(path.parent)}
+    base, changed = (config.replace(run=config.run.replace(**placed)) for config in (base, changed))
+    terminal = make_terminal(quiet=options.quiet)
+
+    def make_view(name: str, seeds: Sequence[int], config: TrainingConfig) -> SeedsView:
+        terminal.print(f"{name}: seed{'' if len(seeds) == 1 else 's'} {seeds[0]}" + (f" to {seeds[-1]}" if len(seeds) > 1 else ""))
+        return SeedsView(seeds, config.run.total_timesteps, title=f"{name}, {config.env.id}", terminal=terminal)
+
+    terminal.print(f"comparing two settings of {base.env.id} with up to {seeds} seeds, {base.run.total_timesteps:,} steps each, run {path}")
+    try:
+        result = compare_settings(
+            base, changed, seeds=seeds, jobs=options.jobs, together=options.together, overwrite=options.overwrite, make_view=make_view
+        )
+    except KeyboardInterrupt:
+        terminal.print(f"interrupted; every run that had begun is saved. To continue:\n  {PROG_COMPARE} {path}")
+        raise
+    return show_comparison(result, terminal)
+
+
+def read_changes(texts: Sequence[str]) -> Changes:
+    """The changes that `--change ppo.gae_lambda=0.9` asks for, read as the flag `--ppo.gae_lambda=0.9` is."""
+    found: Changes = {}
+    for text in texts:
+        name, equals, _ = text.partition("=")
+        if not equals or "." not in name or name.startswith("-"):
+            raise UsageError(f"--change {text} must be SETTING=VALUE with the section, such as ppo.gae_lambda=0.9")
+        try:
+            _, changes = parse_with_config(CompareOptions, [f"--{text}"], PROG_COMPARE)
+        except UsageError as error:
+            raise UsageError(f"--change {text}: {error}") from None
+        for section, fields in changes.items():
+            found.setdefault(section, {}).update(fields)
+    return found
+
+
+def show_comparison(result: Comparison, terminal: Terminal) -> int:
+    """Print the table and the answer."""
+    headings, rows = result.table()
+    columns = [Column(headings[0], no_wrap=True), *(Column(heading, justify="right") for heading in headings[1:])]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    terminal.print(table)
+    terminal.print(f"answer: {result}")
+    terminal.print(f"run:    {result.path} (report.html, comparison.json, base, changed)")
+    errors = make_terminal(stderr=True)
+    for score in result.failed:
+        errors.print(f"inchworm: seed {score.seed} failed: {score.error}")
+    if not result.finished:
+        terminal.print(f"next:   {PROG_COMPARE} {result.path}")
+        return FAILED
+    return OK
+
+
+# `inchworm sweep ENV`: search hyperparameters. `analysis/sweep` does the work.
+
+PROG_SWEEP = "inchworm sweep"
 MOST_ROWS = 10
 """Trials of the table at the end."""
 
@@ -63,7 +181,7 @@ class SweepOptions(ConfigBase):
 
 def run_sweep(arguments: Sequence[str]) -> int:
     """Search, or continue a sweep, and print the trials."""
-    options, changes = parse_with_config(SweepOptions, arguments, PROG)
+    options, changes = parse_with_config(SweepOptions, arguments, PROG_SWEEP)
     path = find_sweep(options.env)
     if path is not None:
         fresh = SweepOptions(env=options.env, trials=options.trials, jobs=options.jobs, quiet=options.quiet)
@@ -93,16 +211,16 @@ def run_sweep(arguments: Sequence[str]) -> int:
     try:
         found = analysis.run_sweep(config.replace(base=base), jobs=options.jobs, overwrite=options.overwrite, on_trial=show_trial)
     except KeyboardInterrupt:
-        terminal.print(f"interrupted; every run that had begun is saved. To continue:\n  {PROG} {path}")
+        terminal.print(f"interrupted; every run that had begun is saved. To continue:\n  {PROG_SWEEP} {path}")
         raise
-    return show(found, terminal)
+    return show_sweep(found, terminal)
 
 
 def new_sweep(options: SweepOptions, changes: Changes) -> SweepConfig:
     """The sweep that a command line describes."""
     if not options.env and options.config is None:
-        raise UsageError(f"no environment is given; type: {PROG} CartPole-v1, or the name of a sweep to continue it")
-    base = resolve_config(options.env, options.config, changes, PROG)
+        raise UsageError(f"no environment is given; type: {PROG_SWEEP} CartPole-v1, or the name of a sweep to continue it")
+    base = resolve_config(options.env, options.config, changes, PROG_SWEEP)
     check_can_be_trained_in(base)
     settings = {name: getattr(options, name) for name in ("seeds", "rungs", "pruner", "sampler", "evaluations")}
     config = {"trials": options.trials or 20, "objective": options.objective or "score", **settings}
@@ -127,7 +245,7 @@ def choose_space(base: TrainingConfig, options: SweepOptions, changes: Changes) 
     return {name: space[name] for name in options.only} if options.only else space
 
 
-def show(found: Sweep, terminal: Terminal) -> int:
+def show_sweep(found: Sweep, terminal: Terminal) -> int:
     """Print the best trials and what to type next."""
     headings, rows = trial_rows(found)  # values are on the line of each trial, and in the report
     table = Table(*(Column(heading, justify="right", no_wrap=True) for heading in headings[:4]), box=None, pad_edge=False)

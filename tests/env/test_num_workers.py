@@ -1,4 +1,4 @@
-"""Tests of env/workers/auto.py: the choice by known step times, measuring by a fake clock, and the cores that may be used."""
+"""Tests of env/source.py: the choice by known step times, measuring by a fake clock, and the cores that may be used."""
 
 import os
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from doubles.toys import Counter
 from inchworm.config.sections import EnvConfig
-from inchworm.env.workers import auto
-from inchworm.env.workers.auto import WorkerChoice, choose_by_step, choose_num_workers, step_seconds, usable_cores
+from inchworm.env import source
+from inchworm.env.source import WorkerChoice, choose_by_step, choose_num_workers, step_seconds, usable_cores
 
 
 class Slow(gym.Env):
@@ -44,20 +44,20 @@ class Slow(gym.Env):
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(auto, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
+    monkeypatch.setattr(source, "time", SimpleNamespace(perf_counter=lambda: Slow.now))
 
 
 @pytest.fixture
 def costs(monkeypatch):
     """An exchange costs 20 µs and 20 for each worker."""
-    monkeypatch.setattr(auto, "_EXCHANGE_SECONDS", 20e-6)
-    monkeypatch.setattr(auto, "_EXCHANGE_SECONDS_PER_WORKER", 20e-6)
+    monkeypatch.setattr(source, "_EXCHANGE_SECONDS", 20e-6)
+    monkeypatch.setattr(source, "_EXCHANGE_SECONDS_PER_WORKER", 20e-6)
 
 
 def test_the_arithmetic_of_a_lockstep(costs):
-    assert auto.lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
-    assert auto.lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
-    assert auto.lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
+    assert source.lockstep_seconds(50e-6, 8, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # 4 copies each, in the worker and here
+    assert source.lockstep_seconds(50e-6, 7, 1) == pytest.approx(4 * 50e-6 + 40e-6)  # the fullest has 4
+    assert source.lockstep_seconds(50e-6, 8, 3) == pytest.approx(2 * 50e-6 + 80e-6)
 
 
 def test_the_reason_is_a_sentence_with_the_figures(costs):
@@ -94,7 +94,7 @@ def test_step_seconds_counts_steps_and_their_part_of_the_resets(clock):
 
 
 def test_answers_that_need_no_measuring(monkeypatch):
-    monkeypatch.setattr(auto, "step_seconds", lambda make: pytest.fail("measured"))
+    monkeypatch.setattr(source, "step_seconds", lambda make: pytest.fail("measured"))
     for config, cores, workers, words in (
         (EnvConfig(num_workers=3), 8, 3, "3 worker processes (env.num_workers=3)"),
         (EnvConfig(num_workers=0), 8, 0, "no worker processes (env.num_workers=0)"),
@@ -108,7 +108,7 @@ def test_answers_that_need_no_measuring(monkeypatch):
 
 @pytest.mark.parametrize(("made", "workers"), [(Slow, 1), (Counter, 0)])  # the second takes no time by this clock
 def test_what_a_config_makes_is_measured(clock, monkeypatch, made, workers):
-    monkeypatch.setattr(auto, "make_env", lambda config: made())
+    monkeypatch.setattr(source, "make_env", lambda config: made())
     assert choose_num_workers(EnvConfig(id="Acrobot-v1", num_envs=4), cores=2).num_workers == workers
 
 
@@ -136,21 +136,21 @@ def put(root, files):
     ],
 )
 def test_quota(tmp_path, files, quota):
-    assert auto.cpu_quota(put(tmp_path, files)) == quota
+    assert source.cpu_quota(put(tmp_path, files)) == quota
 
 
 def test_affinity_and_quota_bound_each_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto, "_CGROUPS", put(tmp_path, {"cpu.max": "250000 100000"}))
+    monkeypatch.setattr(source, "_CGROUPS", put(tmp_path, {"cpu.max": "250000 100000"}))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     assert usable_cores() == 2
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
     assert usable_cores() == 1
-    monkeypatch.setattr(auto, "_CGROUPS", put(tmp_path, {"cpu.max": "10000 100000"}))
+    monkeypatch.setattr(source, "_CGROUPS", put(tmp_path, {"cpu.max": "10000 100000"}))
     assert usable_cores() == 1
 
 
 def test_systems_without_affinity(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(source, "_CGROUPS", tmp_path)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert usable_cores() == 6
