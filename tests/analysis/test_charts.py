@@ -50,6 +50,26 @@ def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path: Path) -> None
     assert group_lines(groups, "nothing") == []
 
 
+def test_a_seed_that_occurs_again_is_no_new_sample(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "bundle.yaml").touch()
+    names = {"one": 0, "two": 1, "many/seed-0": 0, "many/seed-1": 1, "many/seed-2": 2, "alone": 0}
+    runs = [read_run(write_run(tmp_path / name, seed=seed)) for name, seed in names.items()]
+    groups = [(group.label, [run.name for run in group.runs]) for group in group_runs(runs)]
+    assert groups == [
+        ("CartPole-v1", ["one", "two"]),
+        ("CartPole-v1 (many)", ["many/seed-0", "many/seed-1", "many/seed-2"]),  # the third would fit into the first, too
+        ("alone", ["alone"]),
+    ]
+
+
+def test_one_row_is_a_point_at_the_end_of_the_axis() -> None:
+    svg = ElementTree.fromstring(chart_svg([Line("one", np.array([22_000.0]), np.array([1.0]))], "return", width=380.0))
+    (dot,) = svg.findall("circle")
+    assert float(dot.attrib["cx"]) == 366.0
+    assert [text.text for text in svg.findall("text")][-3:] == ["0", "10k", "20k"]
+
+
 def test_lines_of_a_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rows=16))
     line = metric_line(run, "entropy", label="mine", colour=3)

@@ -67,7 +67,7 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["runs"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"seed-0 +finished +200 ± 10 +10,240", printed)
+    assert re.search(r"seed-0 +run +finished +200 ± 10 +10,240", printed)
 
 
 def test_a_bundle_of_seeds_stands_for_its_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,11 +85,13 @@ def test_a_bundle_of_seeds_stands_for_its_runs(here: Path, capsys: pytest.Captur
         "runs/many/report.html",
         "both.html",
         "curve.svg",
-        "seed-2: nothing wrong found in 20 updates",
-        "seed-10: nothing wrong found in 20 updates",
+        "many/seed-2: nothing wrong found in 20 updates",
+        "many/seed-10: nothing wrong found in 20 updates",
     ]
-    assert "2 runs" in (bundle / "report.html").read_text()
-    assert "3 runs" in Path("both.html").read_text()
+    assert "<title>many: 2 seeds</title>" in (bundle / "report.html").read_text()
+    assert "<title>many: 2 seeds</title>" in Path("both.html").read_text(), "a run that is named twice is there once"
+    assert main(["runs"]) == 0
+    assert re.search(r"many +3 seeds +finished +206 +20,480 +\d+ s", capsys.readouterr().out), "206 is the mean of the scores 202 and 210"
     for run in bundle.glob("seed-*/metrics.jsonl"):
         run.unlink()
     assert main(["report", "many"]) == 2

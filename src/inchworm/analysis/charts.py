@@ -87,17 +87,23 @@ def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """Sort runs into groups whose configs differ only in the seed; a group is named by its environment and what differs from the first."""
+    """Sort runs into groups that differ only in the seed. Of a seed that occurs again the run is in another group: it is no new sample.
+
+    A group is named by its environment and what differs from the first; one that has no other name, and a single run, by its run.
+    """
     groups: list[Group] = []
     for run in runs:
-        home = next((group for group in groups if not _differing(group.runs[0], run)), None)
+        alike = (group for group in groups if not _differing(group.runs[0], run))
+        fitting = (group for group in alike if run.config.run.seed not in {one.config.run.seed for one in group.runs})
+        home = max(fitting, key=lambda group: group.runs[-1].path.parent == run.path.parent, default=None)  # with the others of its bundle
         if home is None:
             changes = _differing(groups[0].runs[0], run) if groups else {}
             new = [f"{name}={text.rpartition(' → ')[2]}" for name, text in changes.items() if name != "env.id"]
-            home = Group(", ".join([run.config.env.id, *new])[:120])
+            label = ", ".join([run.config.env.id, *new])[:120]
+            home = Group(label if all(label != group.label for group in groups) else f"{label} ({run.name.partition('/')[0]})")
             groups.append(home)
         home.runs.append(run)
-    return groups
+    return [group if len(group.runs) > 1 else Group(group.runs[0].name, group.runs) for group in groups]
 
 
 def _differing(one: RunRecord, other: RunRecord) -> dict[str, str]:
@@ -137,11 +143,18 @@ def group_lines(groups: Sequence[Group], name: str) -> list[Line]:
     return [line for line in lines if line is not None]
 
 
+def return_metric(runs: Sequence[RunRecord]) -> str:
+    """The metric of the learning curves: several runs are compared by their evaluations where there are enough."""
+    if len(runs) > 1 and all(len(run.evaluations) >= 5 for run in runs):
+        return "evaluation/mean_return"
+    return "episode/team_return" if all("episode/team_return" in run.names for run in runs) else "mean_return"
+
+
 def return_lines(runs: Sequence[RunRecord]) -> list[Line]:
-    """The learning curves: of one run training and evaluation, of several those of their groups, of evaluations where there are enough."""
+    """The learning curves: of one run training and evaluation, of several those of their groups."""
+    name = return_metric(runs)
     if len(runs) > 1:
-        return group_lines(group_runs(runs), "evaluation/mean_return" if all(len(run.evaluations) >= 5 for run in runs) else "mean_return")
-    name = "episode/team_return" if "episode/team_return" in runs[0].names else "mean_return"
+        return group_lines(group_runs(runs), name)
     training = metric_line(runs[0], name, label="training", colour=0)
     return [line for line in (training, evaluation_line(runs[0], colour=1, style="dots")) if line is not None]
 
@@ -153,23 +166,31 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#5
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 34.0
 
 
-def short_number(value: float) -> str:
-    """A number for an axis: 1.5M, 200k, 0.02."""
-    size = abs(value)
+def short_number(value: float, largest: float = 0.0) -> str:
+    """A number for an axis: 1.5M, 200k, 0.02. The unit is that of the `largest` on the axis, so that 5k stands beside 10k."""
+    if not value:
+        return "0"
+    size = max(abs(value), abs(largest))
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= unit:
             return f"{value / (1e3 if name == 'k' else unit):.4g}{name}"
-    return f"{value:.4g}" if size >= 1e-3 or not size else f"{value:.2g}"
+    return f"{value:.4g}" if size >= 1e-3 else f"{value:.2g}"
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most`: steps of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
+    """Round numbers from `low` to `high` with their texts: at least two, and about `most`; steps are 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     if not rough > 0 or not math.isfinite(rough):
-        return [low]
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
-    return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        return [(low, short_number(low))]
+    power, found = 10.0 ** math.floor(math.log10(rough)), list[float]()
+    for factor in (0.5, 1.0, 2.0, 5.0, 10.0):
+        step = factor * power
+        numbers = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        found = numbers if len(numbers) > 1 or not found else found
+        if len(found) <= most + 1:
+            break
+    largest = max(map(abs, found))
+    return [(number, short_number(number, largest)) for number in found]
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
@@ -194,8 +215,8 @@ def chart_svg(
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     first, last = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
-    first = 0.0 if first < 0.2 * last else first
-    last = last if last > first else first + 1.0
+    first = 0.0 if first < 0.2 * last or first == last else first
+    last = last or 1.0
 
     def x(value: float) -> float:
         return LEFT + (width - LEFT - RIGHT) * (value - first) / (last - first)
@@ -209,12 +230,14 @@ def chart_svg(
     bottom = height - BOTTOM
     parts = [
         f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
-        for level in ticks(low, high, max(3, int(height // 55)))
+        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{text}</text>'
+        for level, text in ticks(low, high, max(3, int(height // 55)))
     ]
-    for step in ticks(first, last, max(3, int(width // 110))):
+    for step, text in ticks(first, last, max(3, int(width // 110))):
+        if step % 1:
+            continue  # there is no half a step, and no half a trial
         anchor = "end" if x(step) > width - RIGHT - 20 else "middle"
-        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{short_number(step)}</text>')
+        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{text}</text>')
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     for line in lines:
         colour = f"c{line.colour % len(PALETTE)}"
@@ -265,8 +288,8 @@ def scatter_svg(
 
     parts = [
         f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
-        for level in ticks(low, high, 3)
+        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{text}</text>'
+        for level, text in ticks(low, high, 3)
     ]
     parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{html.escape(text)}</text>' for place, text in ends]
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')

@@ -32,7 +32,8 @@ def _history(found: Sweep) -> str:
     lines = [Line("best so far", numbers, best, colour=0), Line("each trial", numbers, scores, colour=1, style="points")]
     what = OBJECTIVES[found.config.objective]
     better = "less is better" if found.config.objective == "steps" else "more is better"
-    hint = f'<p class="hint">{e(what)}, mean over {found.config.seeds} seeds; {better}; the horizontal axis is the number of the trial</p>'
+    seeds = f"{found.config.seeds} seed{'s' if found.config.seeds > 1 else ''}"
+    hint = f'<p class="hint">{e(what)}, mean over {seeds}; {better}; the horizontal axis is the number of the trial</p>'
     return section("history", large_chart(lines, what, over="trial"), legend(lines), hint)
 
 

@@ -21,6 +21,7 @@ from inchworm.cli.main import FAILED, OK
 from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.core.errors import close_names
+from inchworm.evaluate.stats import interquartile_mean
 from inchworm.tracking.console import make_terminal
 
 Runs = Annotated[tuple[str, ...], FROM_LIST, Metavar("RUN …", positional=True)]
@@ -211,7 +212,10 @@ def run_diff(arguments: Sequence[str]) -> int:
 
 @config_class("--")
 class RunsOptions(ConfigBase):
-    """List runs with state, score, steps and age; or delete or archive some of them."""
+    """List runs, bundles of seeds, comparisons and sweeps with state, score, steps and age; or delete or archive some of them.
+
+    The score of a bundle is the interquartile mean over its seeds, and its steps are those of all of them.
+    """
 
     names: Annotated[tuple[str, ...], FROM_LIST, Metavar("NAME …", positional=True)] = ()
     """Only these runs; needed for --delete and --archive."""
@@ -246,13 +250,17 @@ def run_runs(arguments: Sequence[str]) -> int:
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
-    table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
-    for name, run in listed.items():
-        if isinstance(run, str):
-            table.add_row(name, "unreadable", run, "", "")
-        else:
-            table.add_row(name, run.state, score_text(run)[0], f"{run.env_steps:,}", duration(max(0.0, time.time() - run.changed)))
+    right = [Column(title, justify="right") for title in ("env steps", "age")]
+    table = Table("name", "kind", "state", "score", *right, box=None, pad_edge=False)
+    for name, entry in listed.items():
+        scores = [run.score for run in entry.runs if run.score is not None]
+        score = score_text(entry.runs[0])[0] if len(entry.runs) == 1 else f"{interquartile_mean(scores):.5g}" if scores else ""
+        steps = f"{sum(run.env_steps for run in entry.runs):,}" if entry.runs else ""
+        table.add_row(name, entry.kind, entry.state, score, steps, duration(max(0, round(time.time() - entry.changed))))
     terminal.print(table)
+    for entry in listed.values():
+        if entry.problem:
+            terminal.print(entry.problem)
     return OK
 
 

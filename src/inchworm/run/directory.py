@@ -36,8 +36,8 @@ from inchworm.core.tensor_file import make_directory, read_bytes, read_json, rem
 from inchworm.env.registry import names_code
 
 CONFIG = "config.yaml"
-BUNDLE = "bundle.yaml"
-"""In a directory with the runs of several seeds: see `run/bundle.py`."""
+BUNDLE, COMPARISON, SWEEP = "bundle.yaml", "comparison.yaml", "sweep.yaml"
+"""In directories that hold several runs: see `run/bundle.py`, `analysis/compare.py` and `analysis/sweep.py`."""
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 RATINGS = "ratings.json"
