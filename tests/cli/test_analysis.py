@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -169,6 +170,18 @@ def test_runs_are_removed_after_a_question(here: Path, monkeypatch: pytest.Monke
     assert main(["runs", "two", "--archive", "--yes"]) == 0
     assert "delete one in runs? [y/N]" in capsys.readouterr().out
     assert sorted(entry.name for entry in Path("runs").iterdir()) == ["archive", "three"]
+
+
+def test_a_port_that_is_taken_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(here / "runs" / "one")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["watch", "one", "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"inchworm: cannot serve the page at 127.0.0.1:{port}: Address already in use; without --port a free one is taken\n"
+    )
 
 
 @pytest.mark.slow

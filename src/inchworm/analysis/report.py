@@ -41,7 +41,7 @@ from inchworm.analysis.charts import (
 )
 from inchworm.analysis.doctor import MIN_UPDATES, diagnose
 from inchworm.analysis.runs import RunRecord, read_run, read_runs
-from inchworm.core.errors import InchwormError, error_text
+from inchworm.core.errors import ConfigError, InchwormError, error_text
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
@@ -476,6 +476,9 @@ def make_server(runs: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *arguments: Any) -> None:
             """Print nothing about requests."""
 
-    server = ThreadingHTTPServer((HOST, port), Handler)
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"cannot serve the page at {HOST}:{port}: {error.strerror}; without --port a free one is taken") from error
     server.daemon_threads = True
     return server
