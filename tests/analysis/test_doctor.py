@@ -89,7 +89,7 @@ def test_causes_come_before_what_follows_from_them(healthy: RunRecord) -> None:
     text = findings_text(found)
     assert text.startswith("1. Rewards are far from unit scale and nothing normalises them\n   why: ")
     assert "   try: set ppo.scale_rewards=true\n" in text
-    assert "2. The gradient is always clipped, and by far (probably because of reward_scale)" in text
+    assert "2. The gradient is always clipped, and by far (probably because of 1)" in text
 
 
 def test_a_run_of_few_updates_is_not_judged(healthy: RunRecord) -> None:

@@ -216,7 +216,11 @@ def test_numbers_of_axes() -> None:
     assert ticks(0, 10, 5) == [(0, "0"), (2, "2"), (4, "4"), (6, "6"), (8, "8"), (10, "10")]
     assert [text for _, text in ticks(0.52, 0.69, 3)] == ["0.55", "0.6", "0.65"], "one number alone tells no scale"
     assert [text for _, text in ticks(0, 20_480, 4)] == ["0", "5k", "10k", "15k", "20k"]
+    assert [text for _, text in ticks(0.69312, 0.69316, 3)] == ["0.69312", "0.69314", "0.69316"], "no two have the same text"
     assert ticks(3.0, 3.0) == [(3.0, "3")]
+    drawn = chart_svg([Line("constant", np.arange(2.0), np.array([0.3, 0.1 + 0.2]))], "label")
+    assert ">0.3</text>" in drawn, "what differs by rounding only is a constant"
+    assert ">0.28</text>" in drawn
     assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500, 266_400)] == [
         "0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min", "3 d 2 h",
     ]  # fmt: skip

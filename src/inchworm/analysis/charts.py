@@ -166,15 +166,15 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#5
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 34.0
 
 
-def short_number(value: float, largest: float = 0.0) -> str:
+def short_number(value: float, largest: float = 0.0, digits: int = 4) -> str:
     """A number for an axis: 1.5M, 200k, 0.02. The unit is that of the `largest` on the axis, so that 5k stands beside 10k."""
     if not value:
         return "0"
     size = max(abs(value), abs(largest))
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= unit:
-            return f"{value / (1e3 if name == 'k' else unit):.4g}{name}"
-    return f"{value:.4g}" if size >= 1e-3 else f"{value:.2g}"
+            return f"{value / (1e3 if name == 'k' else unit):.{digits}g}{name}"
+    return f"{value:.{digits if size >= 1e-3 else digits - 2}g}"
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
@@ -190,7 +190,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
         if len(found) <= most + 1:
             break
     largest = max(map(abs, found))
-    return [(number, short_number(number, largest)) for number in found]
+    written = ([short_number(each, largest, digits) for each in found] for digits in range(4, 18))
+    texts = next((texts for texts in written if len({*texts}) == len(found)), [f"{each:g}" for each in found])
+    return list(zip(found, texts))
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
@@ -202,7 +204,8 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
         spread = inner_high - inner_low
         if spread > 0:
             low, high = max(low, inner_low - spread), min(high, inner_high + spread)
-    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    differs = high - low > 1e-9 * max(abs(low), abs(high))  # else by rounding only, and it is drawn as a constant
+    margin = 0.06 * (high - low) if differs else 0.1 * abs(high) or 1.0
     return low - margin, high + margin
 
 

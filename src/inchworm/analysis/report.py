@@ -39,7 +39,7 @@ from inchworm.analysis.charts import (
     save_plot,
     shorten,
 )
-from inchworm.analysis.doctor import MIN_UPDATES, diagnose
+from inchworm.analysis.doctor import MIN_UPDATES, because, diagnose
 from inchworm.analysis.runs import RunRecord, read_run, read_runs
 from inchworm.core.errors import ConfigError, InchwormError, error_text
 from inchworm.core.tensor_file import write_atomically
@@ -258,11 +258,11 @@ def _findings(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         found = diagnose(run)
         parts += [f"<h3>{e(run.name)}</h3>"] if len(runs) > 1 and found else []
-        for finding in found:
-            follows = f' <span class="hint">(probably because of {e(finding.follows)})</span>' if finding.follows else ""
+        for number, finding in enumerate(found, 1):
+            follows = f'<span class="hint">{e(because(finding, found))}</span>'
             tries = "".join(f"<li>{e(text)}</li>" for text in finding.tries)
             parts.append(
-                f'<div class="finding{" note" if finding.note else ""}"><h3>{e(finding.title)}{follows}</h3>'
+                f'<div class="finding{" note" if finding.note else ""}"><h3>{number}. {e(finding.title)}{follows}</h3>'
                 f'<p class="why">{e(finding.why)}</p><p>What to try:</p><ul>{tries}</ul></div>'
             )
     if not parts:
