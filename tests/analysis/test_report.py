@@ -180,6 +180,18 @@ def test_hostile_names_and_values_stay_text(tmp_path: Path) -> None:
     assert HOSTILE[:30] in Parsed(report_page([runs[0]])).text, "it is shown as it is"
 
 
+def test_text_that_is_no_utf_8_is_escaped(tmp_path: Path) -> None:
+    """A directory's name may be any bytes, and JSON has half surrogates; a page and a figure are UTF-8."""
+    runs = [read_run(write_run(tmp_path / f"{name}\x1b[31m\x07", **{"half \ud800": 1.0})) for name in ("one", "two")]
+    for shown in (runs[:1], runs):
+        page = write_report(shown, tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "one\\x07" in page
+        assert "half \\ud800" in page
+    lines = [Line("half \ud800", np.array([0.0, 9.0]), np.array([1.0, 2.0]))]
+    for name in ("curve.svg", "curve.png"):
+        assert save_plot(lines, tmp_path / name).stat().st_size > 1_000
+
+
 def test_the_policy_of_the_page_allows_its_own_parts_only(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
     page = report_page([run])
@@ -238,11 +250,11 @@ def test_a_chart_maps_numbers_to_places() -> None:
 
 
 def test_plots_are_svg_by_our_own_code(tmp_path: Path) -> None:
-    lines = [Line("a <b>", np.array([0.0, 9.0]), np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.array([2.0, 3.0]))]
-    svg = ET.fromstring(save_plot(lines, tmp_path / "curve.svg", y_label="return").read_text())
+    lines = [Line("a <b>\x1b\ud800", np.array([0.0, 9.0]), np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.array([2.0, 3.0]))]
+    svg = ET.fromstring(save_plot(lines, tmp_path / "curve.svg", y_label="return\x00").read_text())
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     texts = [element.text for element in svg.iter() if element.tag.endswith("text")]
-    assert {"a <b>", "env steps", "return"} <= set(texts)
+    assert {"a <b>\\x1b\\ud800", "env steps", "return\\x00"} <= set(texts), "what XML cannot hold is escaped"
     with pytest.raises(ConfigError, match=r"must end in \.svg, \.png or \.pdf"):
         save_plot(lines, tmp_path / "curve.jpg")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.analysis.runs import RunRecord
-from inchworm.core.errors import ConfigError, MissingExtraError
+from inchworm.core.errors import ConfigError, MissingExtraError, printable
 from inchworm.core.tensor_file import write_atomically
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
 from inchworm.run.directory import FREE_FIELDS, config_changes
@@ -161,6 +161,12 @@ def return_lines(runs: Sequence[RunRecord]) -> list[Line]:
 
 # Drawing
 
+
+def e(value: object) -> str:
+    """Escape text for HTML and XML, which cannot hold control characters and half surrogates. All text of a run passes through here."""
+    return html.escape(printable(str(value)))
+
+
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#56b4e9", "#737d88")
 """Colours that people with any colour vision can tell apart (Okabe and Ito), in the order of the classes."""
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 34.0
@@ -251,15 +257,15 @@ def chart_svg(
                 parts.append(f'<line class="line {colour}" x1="{x(line.x[0]):.1f}" x2="{x(line.x[0]):.1f}" '
                              f'y1="{y(line.low[0]):.1f}" y2="{y(line.high[0]):.1f}"/>')  # fmt: skip
         if line.style != "points":
-            parts.append(f'<polyline class="line {html.escape(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
+            parts.append(f'<polyline class="line {e(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
         if line.style in ("dots", "points") or len(line.x) == 1:
             parts += [f'<circle class="dot {colour}" cx="{x(one):.1f}" cy="{y(two):.1f}" r="3"/>' for one, two in zip(line.x, line.y)]
     parts.append(f'<line class="cross" x1="0" x2="0" y1="{TOP:g}" y2="{bottom:g}"/>')
     numbers = {"area": [LEFT, width - RIGHT], "range": [first, last], "over": over.removeprefix("env "), "lines": [*map(_numbers, lines)]}
-    data = html.escape(json.dumps(numbers))
+    data = e(json.dumps(numbers))
     return (
         f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" '
-        f'aria-label="{html.escape(f"{label} over {over}")}" '
+        f'aria-label="{e(f"{label} over {over}")}" '
         f'data-chart="{data}">{"".join(parts)}</svg>'
     )
 
@@ -294,21 +300,17 @@ def scatter_svg(
         f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{text}</text>'
         for level, text in ticks(low, high, 3)
     ]
-    parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{html.escape(text)}</text>' for place, text in ends]
+    parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{e(text)}</text>' for place, text in ends]
     parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     for index, (place, value, name) in enumerate(zip(places, values, names)):
         looks = ("dot c1", 5) if index == best else ("dot c0", 3)
-        parts.append(
-            f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{html.escape(name)}</title></circle>'
-        )
-    return f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
+        parts.append(f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{e(name)}</title></circle>')
+    return f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{e(label)}">{"".join(parts)}</svg>'
 
 
 def legend(lines: Sequence[Line]) -> str:
     """The names of lines with their colours."""
-    entries = "".join(
-        f'<li><i class="key {html.escape(line.style)} c{line.colour % len(PALETTE)}"></i>{html.escape(line.name)}</li>' for line in lines
-    )
+    entries = "".join(f'<li><i class="key {e(line.style)} c{line.colour % len(PALETTE)}"></i>{e(line.name)}</li>' for line in lines)
     return f'<ul class="legend">{entries}</ul>'
 
 
@@ -319,11 +321,11 @@ def bar_html(parts: Mapping[str, float]) -> str:
     # Widths are attributes of SVG, because a page whose policy forbids inline styles must show them.
     begin, pieces = 0.0, []
     for name, _, share, index in shares:
-        title = f"<title>{html.escape(name)} {share:.1%}</title>"
+        title = f"<title>{e(name)} {share:.1%}</title>"
         pieces.append(f'<rect class="fill c{index}" x="{1000 * begin:.1f}" width="{1000 * share:.1f}" height="26">{title}</rect>')
         begin += share
     entries = "".join(
-        f'<li><i class="key c{index}"></i>{html.escape(name)} {share:.0%} <small>{duration(seconds)}</small></li>'
+        f'<li><i class="key c{index}"></i>{e(name)} {share:.0%} <small>{duration(seconds)}</small></li>'
         for name, seconds, share, index in shares
     )
     return (
@@ -363,12 +365,12 @@ def plot_svg(lines: Sequence[Line], y_label: str) -> str:
     named = [line for line in lines if line.style != "faint"]
     total = height + 28 + 18 * len(named)
     drawn = chart_svg(lines, y_label, width=width, height=height)
-    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{html.escape(y_label)}</text>']
+    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{e(y_label)}</text>']
     parts.append(f'<text x="{width - RIGHT:g}" y="{height - 1:g}" text-anchor="end">env steps</text>')
     for row, line in enumerate(named):
         level, colour = height + 10 + 18 * row, f"{line.style} c{line.colour % len(PALETTE)}"
         parts.append(f'<line class="line {colour}" x1="{LEFT:g}" x2="{LEFT + 26:g}" y1="{level:g}" y2="{level:g}"/>')
-        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{html.escape(line.name)}</text>')
+        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{e(line.name)}</text>')
     size = f'width="{width:g}" height="{total:g}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {total:g}"><style>{_FILE_STYLE}</style>'
     return f'{head}<rect {size} fill="#fff"/><g transform="translate(0 18)">{"".join(parts)}</g></svg>\n'
@@ -377,6 +379,7 @@ def plot_svg(lines: Sequence[Line], y_label: str) -> str:
 def save_plot(lines: Sequence[Line], out: str | Path, *, y_label: str = "return") -> Path:
     """Write lines as a figure for papers: .svg by our own code, .png and .pdf by matplotlib."""
     path = Path(out)
+    lines, y_label = [replace(line, name=printable(line.name)) for line in lines], printable(y_label)
     if path.suffix == ".svg":
         return write_atomically(path, plot_svg(lines, y_label))
     if path.suffix not in (".png", ".pdf"):

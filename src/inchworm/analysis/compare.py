@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.analysis.charts import Line, legend, metric_line, shared_steps
-from inchworm.analysis.report import e, large_chart, report_page, section, table
+from inchworm.analysis.charts import Line, e, legend, metric_line, shared_steps
+from inchworm.analysis.report import large_chart, report_page, section, table
 from inchworm.analysis.runs import RunRecord, read_run
 from inchworm.analysis.sequential import FIRST_LOOK, Answer, look
 from inchworm.config.reading import ConfigBase, config_class

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import html
 import json
 import math
 import shlex
@@ -31,6 +30,7 @@ from inchworm.analysis.charts import (
     bar_html,
     chart_svg,
     duration,
+    e,
     group_runs,
     legend,
     metric_line,
@@ -71,11 +71,6 @@ CURVE = "curve.svg"
 """The learning curve in the directory of a run; trackers receive it, like the report."""
 HOST = "127.0.0.1"
 """Of the live page."""
-
-
-def e(value: object) -> str:
-    """Escape text for HTML. All text of a run passes through here."""
-    return html.escape(str(value))
 
 
 def write_report(runs: Sequence[RunRecord], out: str | Path | None = None) -> Path:

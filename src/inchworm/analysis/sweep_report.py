@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from inchworm.analysis.charts import Line, legend, scatter_svg
-from inchworm.analysis.report import e, large_chart, section, table, whole_page
+from inchworm.analysis.charts import Line, e, legend, scatter_svg
+from inchworm.analysis.report import large_chart, section, table, whole_page
 from inchworm.analysis.search_space import Choice, Range
 from inchworm.analysis.sweep import OBJECTIVES, Sweep, show_value, trial_rows
 from inchworm.run.directory import config_changes

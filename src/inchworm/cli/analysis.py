@@ -32,7 +32,7 @@ class ReportOptions(ConfigBase):
     """Write a page about a run, or about several side by side: one HTML file that opens offline."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/; or one comparison."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/. A comparison alone has a page with its answer."""
     out: Annotated[str | None, Metavar("PAGE")] = None
     """The page to write; by default report.html in the directory of the run, bundle or comparison, or here for several runs."""
     open: bool = False
@@ -60,7 +60,7 @@ class WatchOptions(ConfigBase):
     """Serve the report of a run as a live page on this machine, while training goes on. Ctrl-C ends it."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
     port: int = 0
     """Port on 127.0.0.1; 0 takes a free one."""
     open: bool = False
@@ -87,7 +87,7 @@ class PlotOptions(ConfigBase):
     """Draw the learning curves of runs for a paper; runs that differ only in the seed become one curve with an interval."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
     out: Annotated[str, Metavar("FILE")] = "curve.svg"
     """The file to write: .svg, or .png and .pdf with matplotlib."""
     metric: str | None = None
@@ -116,7 +116,7 @@ class DoctorOptions(ConfigBase):
     """Say what is likely wrong with a run, by which numbers, and what to try; the most likely first."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
 
 
 def run_doctor(arguments: Sequence[str]) -> int:

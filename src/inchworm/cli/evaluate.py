@@ -347,7 +347,7 @@ class VideoOptions(ConfigBase):
     kwargs: dict[str, Any] | None = None
     """Keyword arguments of the environment, such as '{units: [scout, scout]}'; by default those of the run."""
     num_envs: int | None = None
-    """Copies of the environment that are played, of which sampled actions depend; as in the run's evaluations by default."""
+    """Copies of the environment that are played, on which sampled actions depend; as in the run's evaluations by default."""
     max_episode_steps: int | None = None
     """Cut episodes off after this many steps; as in the run's evaluations by default."""
     quiet: bool = False
