@@ -1,5 +1,6 @@
 """Series, groups of seeds and their statistics."""
 
+import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -77,6 +78,10 @@ def test_lines_of_a_run(tmp_path: Path) -> None:
     assert line is not None
     assert (line.name, line.colour, len(line.x)) == ("mine", 3, 16)
     assert metric_line(run, "nothing") is None
+    rows = [{"env_steps": step, "entropy": value} for step, value in ((30, 3.0), (20, 1.0), (20, 2.0), (10, 1.0))]
+    mixed = metric_line(dataclasses.replace(run, rows=rows), "entropy")
+    assert mixed is not None
+    assert (mixed.x.tolist(), mixed.y.tolist()) == ([10, 20, 30], [1, 2, 3]), "of one number of steps the last row, in any order"
     scores = evaluation_line(run)
     assert scores is not None
     assert scores.low is not None

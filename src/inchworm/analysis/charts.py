@@ -72,8 +72,8 @@ def metric_line(run: RunRecord, name: str, *, timing: bool = False, **options: A
     x, y = run.series(name, timing=timing)
     if not len(x):
         return None
-    last = np.append(x[1:] > x[:-1], True) & (x >= np.maximum.accumulate(x))
-    return Line(options.pop("label", name), x[last], y[last], **options)
+    points = dict(sorted(dict(zip(x.tolist(), y.tolist())).items()))
+    return Line(options.pop("label", name), np.array([*points]), np.array([*points.values()]), **options)
 
 
 def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
