@@ -298,6 +298,10 @@ def test_policies_that_cannot_be_are_refused_by_name(policies: dict[str, Any], w
         TrainingConfig.from_dict({"policies": policies, "run": {"backend": "numpy"}})
 
 
+def test_a_tracker_that_is_disabled_needs_no_project() -> None:
+    assert not WandbConfig(mode="disabled", entity="me", tags=("a",)).on
+
+
 def test_listed_seeds_of_evaluations_are_one_for_each_episode() -> None:
     config = EvalConfig(seeds=[5, 6], episodes=2, final_episodes=2)
     assert config.seeds == (5, 6)

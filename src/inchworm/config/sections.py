@@ -601,7 +601,8 @@ class WandbConfig(ConfigBase):
 
     def __post_init__(self) -> None:
         given = {"mode": self.mode == "offline", "entity": self.entity, "name": self.name, "group": self.group, "tags": self.tags}
-        if self.project is None and (names := [name for name, value in given.items() if value]):
+        names = [name for name, value in given.items() if value]
+        if names and self.project is None and self.mode != "disabled":
             raise ConfigError(f"tracking.wandb.{names[0]} is set, but nothing is sent to W&B without a project; set tracking.wandb.project")
 
     @property
