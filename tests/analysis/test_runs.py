@@ -9,7 +9,7 @@ import pytest
 
 from doubles.run_files import write_run
 from doubles.runs import small_config
-from inchworm.analysis.runs import list_runs, read_run, remove_run
+from inchworm.analysis.runs import list_runs, read_run, read_runs, remove_run
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.run.directory import CONFIG, LOCK, OUTCOME, take_lock
 from inchworm.train.trainer import PPOTrainer
@@ -151,6 +151,19 @@ def test_what_holds_several_runs_is_listed_and_removed_as_one(tmp_path: Path) ->
     for name in kinds:
         remove_run(name, directory=tmp_path, archive=name == "many")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["archive"]
+
+
+def test_a_comparison_stands_for_the_runs_of_both_settings(tmp_path: Path) -> None:
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "comparison.yaml").touch()
+    with pytest.raises(ConfigError, match=r"asked holds no run with metrics yet$"):
+        read_runs([tmp_path / "asked"])
+    for setting in ("changed", "base"):
+        for seed in (10, 9):
+            write_run(tmp_path / "asked" / setting / f"seed-{seed}", rows=4, seed=seed)
+        (tmp_path / "asked" / setting / "bundle.yaml").touch()
+    names = ["base/seed-9", "base/seed-10", "changed/seed-9", "changed/seed-10"]
+    assert [run.name for run in read_runs(["asked", tmp_path / "asked" / "base"], directory=tmp_path)] == names, "each once"
 
 
 def test_runs_are_deleted_and_archived(tmp_path: Path) -> None:

@@ -200,18 +200,15 @@ def read_runs(names: Iterable[str | Path], *, directory: str | Path = "runs", ro
     """
     found: list[RunRecord] = []
     for name in names:
-        if comparison := find_named(name, COMPARISON, directory):
-            found += read_runs(sorted(path.parent for path in comparison.glob(f"*/{BUNDLE}")), rows=rows)
-            continue
-        bundle = find_bundle(name, directory)
-        if bundle is None:
+        where = find_bundle(name, directory) or find_named(name, COMPARISON, directory)
+        if where is None:
             found.append(read_run(name, directory=directory, rows=rows))
             continue
-        paths = [path.parent for path in bundle.glob(f"seed-*/{CONFIG}")]
-        runs = [read_run(path, rows=False) for path in paths]
-        begun = sorted((run for run in runs if run.rows or not rows), key=lambda run: run.config.run.seed)
+        runs = [read_run(path.parent, rows=False) for pattern in ("seed-*", "*/seed-*") for path in where.glob(f"{pattern}/{CONFIG}")]
+        begun = sorted((run for run in runs if run.rows or not rows), key=lambda run: (run.path.parent.name, run.config.run.seed))
         if not begun:
-            raise ConfigError(f"{bundle} holds no run with metrics yet; inchworm resume {bundle} trains its seeds")
+            how = f"; inchworm resume {where} trains its seeds" if (where / BUNDLE).exists() else ""
+            raise ConfigError(f"{where} holds no run with metrics yet{how}")
         found += begun
     return list({run.path.resolve(): run for run in found}.values())
 
