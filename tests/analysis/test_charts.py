@@ -15,6 +15,8 @@ from inchworm.analysis.charts import (
     group_lines,
     group_runs,
     metric_line,
+    return_lines,
+    return_metric,
     scatter_svg,
     seeds_line,
     shorten,
@@ -63,6 +65,16 @@ def test_a_seed_that_occurs_again_is_no_new_sample(tmp_path: Path) -> None:
         ("CartPole-v1 (many)", ["many/seed-0", "many/seed-1", "many/seed-2"]),  # the third would fit into the first, too
         ("alone", ["alone"]),
     ]
+
+
+def test_several_runs_are_compared_by_evaluations_where_there_are_enough_else_by_the_teams_return(tmp_path: Path) -> None:
+    team = {"episode/team_return": 7.0}
+    short, other = (read_run(write_run(tmp_path / f"short-{seed}", rows=4, seed=seed, **team)) for seed in (0, 1))
+    long, alone = read_run(write_run(tmp_path / "long", rows=16, **team)), read_run(write_run(tmp_path / "alone", rows=4))
+    assert return_metric([short, other]) == "episode/team_return"
+    assert return_metric([long, long]) == "evaluation/mean_return"
+    assert return_metric([short, alone]) == "mean_return", "which both have"
+    assert return_lines([short, other])[-1].y.tolist() == [7.0] * 4
 
 
 def test_one_row_is_a_point_at_the_end_of_the_axis() -> None:
