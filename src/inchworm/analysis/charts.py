@@ -215,6 +215,17 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def _frame(low: float, high: float, width: float, height: float) -> list[str]:
+    """The horizontal axis, and a line with its number at each round level from `low` to `high`."""
+    bottom = height - BOTTOM
+    parts = [f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>']
+    for level, text in ticks(low, high, max(3, int(height // 55))):
+        y = TOP + (bottom - TOP) * (high - level) / (high - low)
+        parts.append(f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    return parts
+
+
 def chart_svg(
     lines: Sequence[Line], label: str, *, width: float = 720.0, height: float = 300.0, zero: bool = False, over: str = "env steps"
 ) -> str:
@@ -236,18 +247,12 @@ def chart_svg(
     def path(xs: np.ndarray, ys: np.ndarray) -> str:
         return " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in zip(xs.tolist(), ys.tolist()))
 
-    bottom = height - BOTTOM
-    parts = [
-        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{text}</text>'
-        for level, text in ticks(low, high, max(3, int(height // 55)))
-    ]
+    bottom, parts = height - BOTTOM, _frame(low, high, width, height)
     for step, text in ticks(first, last, max(3, int(width // 110))):
         if step % 1:
             continue  # there is no half a step, and no half a trial
         anchor = "end" if x(step) > width - RIGHT - 20 else "middle"
         parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{text}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     for line in lines:
         colour = f"c{line.colour % len(PALETTE)}"
         if line.low is not None and line.high is not None:
@@ -295,13 +300,8 @@ def scatter_svg(
     def y(value: float) -> float:
         return TOP + (bottom - TOP) * (high - value) / (high - low)
 
-    parts = [
-        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{text}</text>'
-        for level, text in ticks(low, high, 3)
-    ]
+    parts = _frame(low, high, width, height)
     parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{e(text)}</text>' for place, text in ends]
-    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
     for index, (place, value, name) in enumerate(zip(places, values, names)):
         looks = ("dot c1", 5) if index == best else ("dot c0", 3)
         parts.append(f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{e(name)}</title></circle>')
