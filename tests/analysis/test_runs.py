@@ -179,6 +179,15 @@ def test_runs_are_deleted_and_archived(tmp_path: Path) -> None:
     assert len(read_run(tmp_path / "back" / "two").rows) == 4
 
 
+def test_a_run_that_is_named_as_the_archive_is_not_packed_into_itself(tmp_path: Path) -> None:
+    for name in ("archive", "one"):
+        write_run(tmp_path / name, rows=4)
+    for name in ("archive", "one"):
+        with pytest.raises(ConfigError, match="archive is a run, and archives would be in its directory; rename it first"):
+            remove_run(name, directory=tmp_path, archive=True)
+        assert read_run(tmp_path / name).rows
+
+
 def test_nothing_outside_the_directory_is_removed_nor_a_run_in_use(tmp_path: Path) -> None:
     runs, outside = tmp_path / "runs", write_run(tmp_path / "outside", rows=4)
     inside = write_run(runs / "inside", rows=4)

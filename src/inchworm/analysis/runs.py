@@ -310,6 +310,8 @@ def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = Fal
     is_ours = any((path / file).is_file() for file in (CONFIG, *_SEVERAL))
     if Path(name).name != name or name in ("", ".", "..") or path.is_symlink() or not is_ours:
         raise ConfigError(f"{name} is not a run in {parent}; inchworm runs lists them, and only those can be removed")
+    if archive and (parent / ARCHIVE / CONFIG).exists():
+        raise ConfigError(f"{parent / ARCHIVE} is a run, and archives would be in its directory; rename it first")
     inside = [path, *(file.parent for what in (CONFIG, BUNDLE) for file in path.glob(f"**/*/{what}"))]
     with ExitStack() as locks:
         for each in inside:  # one that is training is in use
