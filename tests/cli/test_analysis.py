@@ -166,6 +166,8 @@ def test_runs_are_removed_after_a_question(here: Path, monkeypatch: pytest.Monke
     assert main(["runs", "one", "--delete"]) == 2
     assert Path("runs/one").exists()
     monkeypatch.setattr(sys, "stdin", Answers("y\n"))
+    assert main(["runs", "one", "nothing", "--delete"]) == 2
+    assert Path("runs/one").exists(), "all are known before the first is deleted"
     assert main(["runs", "one", "--delete"]) == 0
     assert main(["runs", "two", "--archive", "--yes"]) == 0
     assert "delete one in runs? [y/N]" in capsys.readouterr().out

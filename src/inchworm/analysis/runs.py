@@ -287,7 +287,7 @@ def list_runs(directory: str | Path = "runs") -> dict[str, Listed]:
         if file is None:
             continue
         inside = {CONFIG: [path], BUNDLE: [each.parent for each in path.glob(f"*/{CONFIG}")]}.get(file, [])
-        kind = {CONFIG: "run", BUNDLE: f"{len(inside)} seeds"}.get(file) or _SEVERAL[file]
+        kind = {CONFIG: "run", BUNDLE: f"{len(inside)} seed{'s' if len(inside) != 1 else ''}"}.get(file) or _SEVERAL[file]
         changed = path.stat().st_mtime
         try:
             runs = [read_run(each, rows=False) for each in inside]

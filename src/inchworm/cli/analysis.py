@@ -233,19 +233,19 @@ def run_runs(arguments: Sequence[str]) -> int:
     """Print the list, or remove runs."""
     options = parse(RunsOptions, arguments, "inchworm runs")
     terminal = make_terminal()
+    if options.delete and options.archive:
+        raise UsageError("--delete and --archive exclude each other; give one")
+    if (options.delete or options.archive) and not options.names:
+        raise UsageError(f"name the runs: inchworm runs NAME … --{'delete' if options.delete else 'archive'}")
+    known = list_runs(options.directory)
+    if missing := [name for name in options.names if name not in known]:
+        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
     if options.delete or options.archive:
-        if options.delete and options.archive:
-            raise UsageError("--delete and --archive exclude each other; give one")
-        if not options.names:
-            raise UsageError(f"name the runs: inchworm runs NAME … --{'delete' if options.delete else 'archive'}")
         _confirm(f"{'delete' if options.delete else 'archive'} {', '.join(options.names)} in {options.directory}", asked=not options.yes)
         for name in options.names:
             path = remove_run(name, directory=options.directory, archive=options.archive)
             terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    known = list_runs(options.directory)
-    if missing := [name for name in options.names if name not in known]:
-        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
     listed = {name: run for name, run in known.items() if not options.names or name in options.names}
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
