@@ -93,6 +93,7 @@ bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/tracking_cost.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/loop_cost.py
+	$(BIN)/python benchmarks/report_page.py
 
 guard: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/guard.py

@@ -51,6 +51,7 @@ PAGES = (
             "tracking_cost": "tracking_cost",
             "sweep": "sweep",
             "loop_cost": "loop_cost",
+            "report_page": "report_page",
         },
     ),
     Page(

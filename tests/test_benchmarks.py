@@ -375,6 +375,12 @@ def test_the_page_is_made_from_what_there_is(module: Any, tmp_path: Path) -> Non
     assert both.count("processor:") == 2  # measured on another day, and the page says so
 
 
+def test_the_report_by_hand(module: Any) -> None:
+    data = {"steps": 1_000_000, "bytes": 3_100_000, "writing": 0.5, "seconds": [1.0, 5.0, 1.5], "curves": 40}
+    size, opening = module("report_page").section(data).targets
+    assert (size.value, size.verdict, opening.value, opening.verdict) == (3.1, "**missed**", 1.5, "met")
+
+
 def test_guard_believes_a_loss_when_it_is_seen_twice(module: Any) -> None:
     """Recorded 4: 2.4 is a loss of 40 %, which is allowed; 2.2, one of 45 %, is not."""
     guard = module("guard")

@@ -187,6 +187,8 @@ def test_what_to_try(exact: Audit) -> None:
     calm = dataclasses.replace(exact, gradient=gradient, lambdas=fits, suggestions=())
     assert suggest(calm, TRAINING) == []
     assert str(calm).endswith("\nnothing stands out")
+    assert "too noisy" not in str(calm)
+    assert f"too noisy to tell lambdas apart: more --branches than {calm.branches}" in str(dataclasses.replace(calm, reachable=0.29))
 
     def found(**changes: Any) -> list[str]:
         return [each.setting for each in suggest(dataclasses.replace(calm, **changes), TRAINING)]

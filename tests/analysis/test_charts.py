@@ -1,5 +1,6 @@
 """Series, groups of seeds and their statistics."""
 
+import dataclasses
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,11 +15,14 @@ from inchworm.analysis.charts import (
     group_lines,
     group_runs,
     metric_line,
+    return_lines,
+    return_metric,
     scatter_svg,
     seeds_line,
     shorten,
 )
 from inchworm.analysis.runs import read_run
+from inchworm.core.errors import printable
 
 
 def test_a_long_line_is_shortened_and_keeps_its_extremes() -> None:
@@ -50,12 +54,46 @@ def test_runs_that_differ_only_in_the_seed_are_one_group(tmp_path: Path) -> None
     assert group_lines(groups, "nothing") == []
 
 
+def test_a_seed_that_occurs_again_is_no_new_sample(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "bundle.yaml").touch()
+    names = {"one": 0, "two": 1, "many/seed-0": 0, "many/seed-1": 1, "many/seed-2": 2, "alone": 0}
+    runs = [read_run(write_run(tmp_path / name, seed=seed)) for name, seed in names.items()]
+    groups = [(group.label, [run.name for run in group.runs]) for group in group_runs(runs)]
+    assert groups == [
+        ("CartPole-v1", ["one", "two"]),
+        ("CartPole-v1 (many)", ["many/seed-0", "many/seed-1", "many/seed-2"]),  # the third would fit into the first, too
+        ("alone", ["alone"]),
+    ]
+
+
+def test_several_runs_are_compared_by_evaluations_where_there_are_enough_else_by_the_teams_return(tmp_path: Path) -> None:
+    team = {"episode/team_return": 7.0}
+    short, other = (read_run(write_run(tmp_path / f"short-{seed}", rows=4, seed=seed, **team)) for seed in (0, 1))
+    long, alone = read_run(write_run(tmp_path / "long", rows=16, **team)), read_run(write_run(tmp_path / "alone", rows=4))
+    assert return_metric([short, other]) == "episode/team_return"
+    assert return_metric([long, long]) == "evaluation/mean_return"
+    assert return_metric([short, alone]) == "mean_return", "which both have"
+    assert return_lines([short, other])[-1].y.tolist() == [7.0] * 4
+
+
+def test_one_row_is_a_point_at_the_end_of_the_axis() -> None:
+    svg = ElementTree.fromstring(chart_svg([Line("one", np.array([22_000.0]), np.array([1.0]))], "return", width=380.0))
+    (dot,) = svg.findall("circle")
+    assert float(dot.attrib["cx"]) == 366.0
+    assert [text.text for text in svg.findall("text")][-3:] == ["0", "10k", "20k"]
+
+
 def test_lines_of_a_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rows=16))
     line = metric_line(run, "entropy", label="mine", colour=3)
     assert line is not None
     assert (line.name, line.colour, len(line.x)) == ("mine", 3, 16)
     assert metric_line(run, "nothing") is None
+    rows = [{"env_steps": step, "entropy": value} for step, value in ((30, 3.0), (20, 1.0), (20, 2.0), (10, 1.0))]
+    mixed = metric_line(dataclasses.replace(run, rows=rows), "entropy")
+    assert mixed is not None
+    assert (mixed.x.tolist(), mixed.y.tolist()) == ([10, 20, 30], [1, 2, 3]), "of one number of steps the last row, in any order"
     scores = evaluation_line(run)
     assert scores is not None
     assert scores.low is not None
@@ -75,6 +113,6 @@ def test_points_have_no_line_and_places_are_linear() -> None:
     heights = [float(dot.attrib["cy"]) for dot in dots]
     assert heights[1] < heights[2] < heights[0]
     assert [dot.attrib["r"] for dot in dots] == ["3", "5", "3"]
-    assert scatter.attrib["aria-label"] == HOSTILE
-    assert [dot.findtext("title") for dot in dots] == ["x", "y", HOSTILE]
+    assert scatter.attrib["aria-label"] == printable(HOSTILE)
+    assert [dot.findtext("title") for dot in dots] == ["x", "y", printable(HOSTILE)]
     assert scatter.findall("script") == []

@@ -77,6 +77,45 @@ def test_every_rule_is_in_the_documentation() -> None:
     assert [f"### {rule.name.replace('_', '-')}" for rule in RULES] == [line for line in page.splitlines() if line.startswith("### ")]
 
 
+NEAR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # rule -> metrics that look like its illness and are none, and the same beyond its threshold
+    "learning_rate_zero": ({"learning_rate": 1e-7}, {"learning_rate": 0.0}),
+    "hidden_termination": ({"truncated_share": 1.0, "length_std": 0.0}, {"truncated_share": 1.0, "length_std": 40.0}),
+    "reward_scale": ({"return_mean": 600.0, "return_std": 600.0}, {"return_mean": 800.0, "return_std": 800.0}),
+    "observation_scale": ({"observation_scale": 29.0}, {"observation_scale": 31.0}),
+    "forced_actions": ({"forced_share": 0.89}, {"forced_share": 0.91}),
+    "no_reward_signal": ({"advantage_std": 1e-9}, {"advantage_std": 1e-9, "mean_return": 20.0}),
+    "clipped_gradients": ({"grad_norm": 99.0}, {"grad_norm": 101.0}),
+    "large_updates": ({"approx_kl": 0.07, "clip_fraction": 0.5}, {"approx_kl": 0.09, "clip_fraction": 0.5}),
+    "no_updates": ({"approx_kl": 1e-5, "clip_fraction": 0.002}, {"approx_kl": 1e-5, "clip_fraction": 0.0005}),
+    "value_scale": (
+        {"value_loss": 90.0, "return_mean": 5.0, "return_std": 6.0},
+        {"value_loss": 120.0, "return_mean": 5.0, "return_std": 6.0},
+    ),
+    "useless_critic": ({"explained_variance": 0.03}, {"explained_variance": 0.01}),
+}
+
+
+@pytest.mark.parametrize("rule", NEAR)
+def test_both_sides_of_a_threshold(healthy: RunRecord, rule: str) -> None:
+    """Medians are equal to the metrics here; `ppo.max_grad_norm` is 0.5."""
+    for changes, is_sick in zip(NEAR[rule], (False, True), strict=True):
+        rows = [
+            {**row, "mean_length": 200.0, "mean_return": 20.0 + 5 * number, **changes} for number, row in enumerate([*healthy.rows] * 4)
+        ]
+        assert (rule in rules_of(dataclasses.replace(healthy, rows=rows))) == is_sick, changes
+
+
+def test_a_normaliser_excuses_any_scale(healthy: RunRecord) -> None:
+    large = {"return_mean": 1e5, "return_std": 1e5, "observation_scale": 1e5}
+    run = dataclasses.replace(healthy, rows=[{**row, **large} for row in healthy.rows])
+    assert rules_of(run)[:2] == ["reward_scale", "observation_scale"]
+    for values in ({"policy": {"normalize_observations": True, "normalize_values": True}},
+                   {"policy": {"normalize_observations": True}, "ppo": {"scale_rewards": True}}):  # fmt: skip
+        config = run.config.replace(**{name: getattr(run.config, name).replace(**changed) for name, changed in values.items()})
+        assert not {"reward_scale", "observation_scale"} & {*rules_of(dataclasses.replace(run, config=config))}
+
+
 def test_causes_come_before_what_follows_from_them(healthy: RunRecord) -> None:
     def sick(row: dict[str, Any]) -> dict[str, Any]:
         scales = {"return_mean": 1e5, "return_std": 1e4, "advantage_std": 1e4, "value_loss": 1e12}
@@ -89,7 +128,7 @@ def test_causes_come_before_what_follows_from_them(healthy: RunRecord) -> None:
     text = findings_text(found)
     assert text.startswith("1. Rewards are far from unit scale and nothing normalises them\n   why: ")
     assert "   try: set ppo.scale_rewards=true\n" in text
-    assert "2. The gradient is always clipped, and by far (probably because of reward_scale)" in text
+    assert "2. The gradient is always clipped, and by far (probably because of 1)" in text
 
 
 def test_a_run_of_few_updates_is_not_judged(healthy: RunRecord) -> None:

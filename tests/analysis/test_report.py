@@ -1,6 +1,7 @@
 """The page as text: what is on it, that nothing of a run becomes markup, its size; and figures for papers."""
 
 import builtins
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -15,7 +16,7 @@ import inchworm
 from doubles.run_files import HOSTILE, write_run
 from doubles.runs import small_config
 from inchworm.analysis.charts import Line, bar_html, chart_svg, duration, save_plot, short_number, ticks
-from inchworm.analysis.report import report_page, write_report
+from inchworm.analysis.report import report_page, score_text, write_report
 from inchworm.analysis.runs import read_run
 from inchworm.core.errors import ConfigError, MissingExtraError
 
@@ -112,6 +113,50 @@ def test_several_runs_are_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
     assert "run.seed" in page.text, "what differs"
 
 
+def test_groups_have_a_row_and_a_colour_each(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, seed=seed) for name, seed in (("one", 0), ("two", 1), ("again", 0))]
+    text = report_page([read_run(path) for path in paths])
+    page = Parsed(text)
+    assert re.search(r"CartPole-v1220\d(\.\d)?\[20", page.text), "two seeds with an interval"
+    assert "again1200one seed" in page.text
+    assert text.count('c1"></i>again</li></ul>') == 3, "the last key of the learning curve, of the diagnostics and of the speed"
+
+
+def test_the_score_has_two_digits_of_its_interval(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+
+    def score(mean: float, half: float) -> str:
+        row = {
+            "env_steps": 1,
+            "evaluation/mean_return": mean,
+            "evaluation/interval95_low": mean - half,
+            "evaluation/interval95_high": mean + half,
+        }
+        return score_text(dataclasses.replace(run, rows=[row]))[0]
+
+    assert [score(310.49, 21.48), score(-4.2271, 0.01443), score(5_904.4, 1_190.3), score(200, 0)] == [
+        "310 ± 21", "-4.227 ± 0.014", "5904 ± 1190", "200",
+    ]  # fmt: skip
+
+
+def test_a_compiled_loop_has_no_parts(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", rows=4)
+    rows = [json.loads(line) for line in (path / "timing.jsonl").read_text().splitlines()]
+    kept = [{name: row[name] for name in ("iteration", "env_steps", "seconds")} | {"between_seconds": 0.5} for row in rows]
+    (path / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert read_run(path).seconds == {"compiled loop": 2.0, "rest": 2.0}
+
+
+def test_why_a_run_ended_is_in_words(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", outcome=None)
+    reasons = {"total_timesteps": "reached run.total_timesteps", "converged": "converged", "callback": "stopped by a callback"}
+    for reason, text in reasons.items():
+        (path / "outcome.json").write_text(json.dumps({"outcome": "finished", "reason": reason}))
+        assert f"seed 0 · {text}<" in report_page([read_run(path)])
+    (path / "outcome.json").write_text(json.dumps({"outcome": "interrupted", "reason": "interrupted"}))
+    assert "seed 0<" in report_page([read_run(path)]), "the badge says it"
+
+
 def test_hostile_names_and_values_stay_text(tmp_path: Path) -> None:
     """B5: no element, handler or URL comes from an input."""
     name = HOSTILE.replace("/", "|").replace("\u2028", "")
@@ -133,6 +178,18 @@ def test_hostile_names_and_values_stay_text(tmp_path: Path) -> None:
         links = [value for _, attributes in page.elements for key, value in attributes.items() if key in ("src", "href", "xlink:href")]
         assert all(str(link).startswith(("data:video/mp4;base64,", "./")) for link in links)
     assert HOSTILE[:30] in Parsed(report_page([runs[0]])).text, "it is shown as it is"
+
+
+def test_text_that_is_no_utf_8_is_escaped(tmp_path: Path) -> None:
+    """A directory's name may be any bytes, and JSON has half surrogates; a page and a figure are UTF-8."""
+    runs = [read_run(write_run(tmp_path / f"{name}\x1b[31m\x07", **{"half \ud800": 1.0})) for name in ("one", "two")]
+    for shown in (runs[:1], runs):
+        page = write_report(shown, tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "one\\x07" in page
+        assert "half \\ud800" in page
+    lines = [Line("half \ud800", np.array([0.0, 9.0]), np.array([1.0, 2.0]))]
+    for name in ("curve.svg", "curve.png"):
+        assert save_plot(lines, tmp_path / name).stat().st_size > 1_000
 
 
 def test_the_policy_of_the_page_allows_its_own_parts_only(tmp_path: Path) -> None:
@@ -160,15 +217,22 @@ def test_a_run_without_episodes_or_timing_has_a_page(tmp_path: Path) -> None:
     (path / "timing.jsonl").unlink()
     page = Parsed(report_page([read_run(path)]))
     assert "No episode has ended yet." in page.text
-    assert "Too few updates to judge." in page.text
+    assert "Too few updates to judge: 5 are needed." in page.text
 
 
 def test_numbers_of_axes() -> None:
     assert [short_number(value) for value in (0, 0.02, 1.5, 2_000, 20_000, 1_500_000, -2e9, 1e-5)] == [
         "0", "0.02", "1.5", "2000", "20k", "1.5M", "-2G", "1e-05",
     ]  # fmt: skip
-    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
-    assert ticks(3.0, 3.0) == [3.0]
+    assert [short_number(value, 20_000) for value in (0, 5_000, 20_000)] == ["0", "5k", "20k"]
+    assert ticks(0, 10, 5) == [(0, "0"), (2, "2"), (4, "4"), (6, "6"), (8, "8"), (10, "10")]
+    assert [text for _, text in ticks(0.52, 0.69, 3)] == ["0.55", "0.6", "0.65"], "one number alone tells no scale"
+    assert [text for _, text in ticks(0, 20_480, 4)] == ["0", "5k", "10k", "15k", "20k"]
+    assert [text for _, text in ticks(0.69312, 0.69316, 3)] == ["0.69312", "0.69314", "0.69316"], "no two have the same text"
+    assert ticks(3.0, 3.0) == [(3.0, "3")]
+    drawn = chart_svg([Line("constant", np.arange(2.0), np.array([0.3, 0.1 + 0.2]))], "label")
+    assert ">0.3</text>" in drawn, "what differs by rounding only is a constant"
+    assert ">0.28</text>" in drawn
     assert [duration(value) for value in (0.5, 59, 61, 3_660, 7_500, 266_400)] == [
         "0.5 s", "59 s", "1 min", "1 h 1 min", "2 h 5 min", "3 d 2 h",
     ]  # fmt: skip
@@ -186,11 +250,11 @@ def test_a_chart_maps_numbers_to_places() -> None:
 
 
 def test_plots_are_svg_by_our_own_code(tmp_path: Path) -> None:
-    lines = [Line("a <b>", np.array([0.0, 9.0]), np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.array([2.0, 3.0]))]
-    svg = ET.fromstring(save_plot(lines, tmp_path / "curve.svg", y_label="return").read_text())
+    lines = [Line("a <b>\x1b\ud800", np.array([0.0, 9.0]), np.array([1.0, 2.0]), np.array([0.0, 1.0]), np.array([2.0, 3.0]))]
+    svg = ET.fromstring(save_plot(lines, tmp_path / "curve.svg", y_label="return\x00").read_text())
     assert svg.tag == "{http://www.w3.org/2000/svg}svg"
     texts = [element.text for element in svg.iter() if element.tag.endswith("text")]
-    assert {"a <b>", "env steps", "return"} <= set(texts)
+    assert {"a <b>\\x1b\\ud800", "env steps", "return\\x00"} <= set(texts), "what XML cannot hold is escaped"
     with pytest.raises(ConfigError, match=r"must end in \.svg, \.png or \.pdf"):
         save_plot(lines, tmp_path / "curve.jpg")
 

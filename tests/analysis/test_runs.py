@@ -9,7 +9,7 @@ import pytest
 
 from doubles.run_files import write_run
 from doubles.runs import small_config
-from inchworm.analysis.runs import list_runs, read_run, remove_run
+from inchworm.analysis.runs import list_runs, read_run, read_runs, remove_run
 from inchworm.core.errors import ConfigError, InchwormError
 from inchworm.run.directory import CONFIG, LOCK, OUTCOME, take_lock
 from inchworm.train.trainer import PPOTrainer
@@ -43,6 +43,8 @@ def test_a_torn_last_line_and_values_that_are_not_numbers_are_left_out(tmp_path:
         ("foreign", r"is not a run: it has no config.yaml but photo.png"),
         ("damaged", "is not a readable run"),
         ("half", "has no metrics: it ended before the first iteration was written"),
+        ("garbage", "has no metrics: metrics.jsonl has no readable row"),
+        ("sweep", "is a sweep, not a run; it holds runs of several seeds, such as .*sweep/trial-0"),
         ("absent", "there is no run"),
     ],
 )
@@ -54,11 +56,18 @@ def test_what_is_not_a_run_is_one_line(tmp_path: Path, name: str, message: str) 
         (path / "photo.png").touch()
     if name == "damaged":
         (path / CONFIG).write_text("ppo: {gamma: [")
-    if name == "half":
+    if name in ("half", "garbage"):
         (path / CONFIG).write_text(small_config().to_yaml())
-    with pytest.raises(InchwormError, match=message) as caught:
-        read_run(path, directory=tmp_path)
-    assert "\n" not in str(caught.value)
+    if name == "garbage":
+        (path / "metrics.jsonl").write_bytes(os.urandom(2_000) + b"\n[1]\n")
+    if name == "sweep":
+        (path / "trial-0").mkdir()
+        for file in ("sweep.yaml", "trial-0/bundle.yaml"):
+            (path / file).touch()
+    for given in (path, name):
+        with pytest.raises(InchwormError, match=message) as caught:
+            read_run(given, directory=tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_states_of_a_run(tmp_path: Path) -> None:
@@ -113,10 +122,48 @@ def test_a_list_of_runs_has_readable_and_unreadable_ones(tmp_path: Path) -> None
     (tmp_path / "bad" / CONFIG).write_text("[")
     (tmp_path / "other").mkdir()
     listed = list_runs(tmp_path)
-    assert list(listed) in (["b", "bad", "a"], ["bad", "b", "a"])
-    assert str(listed["bad"]).startswith(f"{tmp_path / 'bad'} is not a readable run: ")
+    assert list(listed) == ["b", "a", "bad"]
+    assert (listed["bad"].kind, listed["bad"].state) == ("run", "unreadable")
+    assert listed["bad"].problem.startswith(f"{tmp_path / 'bad'} is not a readable run: ")
     with pytest.raises(ConfigError, match="there is no directory"):
         list_runs(tmp_path / "nowhere")
+
+
+def test_what_holds_several_runs_is_listed_and_removed_as_one(tmp_path: Path) -> None:
+    for name, file in (("many", "bundle.yaml"), ("asked/base", "bundle.yaml"), ("asked", "comparison.yaml"), ("search", "sweep.yaml")):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).touch()
+    inside = write_run(tmp_path / "many" / "seed-0", rows=4)
+    write_run(tmp_path / "many" / "seed-1", rows=4, seed=1, outcome="interrupted")
+    deep = write_run(tmp_path / "asked" / "base" / "seed-0", rows=4)
+    listed = list_runs(tmp_path)
+    kinds = {name: (entry.kind, entry.state, len(entry.runs)) for name, entry in listed.items()}
+    assert kinds == {"many": ("2 seeds", "interrupted", 2), "asked": ("comparison", "", 0), "search": ("sweep", "", 0)}
+    for name, run in (("many", inside), ("asked", deep)):
+        descriptor = take_lock(run / LOCK, "the run")
+        with pytest.raises(InchwormError, match="in use by process"):
+            remove_run(name, directory=tmp_path)
+        os.close(descriptor)
+        assert read_run(run).rows, "nothing is removed"
+    descriptor = take_lock(tmp_path / "many" / LOCK, "the bundle")
+    assert list_runs(tmp_path)["many"].state == "running"
+    os.close(descriptor)
+    for name in kinds:
+        remove_run(name, directory=tmp_path, archive=name == "many")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["archive"]
+
+
+def test_a_comparison_stands_for_the_runs_of_both_settings(tmp_path: Path) -> None:
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "comparison.yaml").touch()
+    with pytest.raises(ConfigError, match=r"asked holds no run with metrics yet$"):
+        read_runs([tmp_path / "asked"])
+    for setting in ("changed", "base"):
+        for seed in (10, 9):
+            write_run(tmp_path / "asked" / setting / f"seed-{seed}", rows=4, seed=seed)
+        (tmp_path / "asked" / setting / "bundle.yaml").touch()
+    names = ["base/seed-9", "base/seed-10", "changed/seed-9", "changed/seed-10"]
+    assert [run.name for run in read_runs(["asked", tmp_path / "asked" / "base"], directory=tmp_path)] == names, "each once"
 
 
 def test_runs_are_deleted_and_archived(tmp_path: Path) -> None:
@@ -130,6 +177,15 @@ def test_runs_are_deleted_and_archived(tmp_path: Path) -> None:
     with tarfile.open(packed) as file:
         file.extractall(tmp_path / "back", filter="data")
     assert len(read_run(tmp_path / "back" / "two").rows) == 4
+
+
+def test_a_run_that_is_named_as_the_archive_is_not_packed_into_itself(tmp_path: Path) -> None:
+    for name in ("archive", "one"):
+        write_run(tmp_path / name, rows=4)
+    for name in ("archive", "one"):
+        with pytest.raises(ConfigError, match="archive is a run, and archives would be in its directory; rename it first"):
+            remove_run(name, directory=tmp_path, archive=True)
+        assert read_run(tmp_path / name).rows
 
 
 def test_nothing_outside_the_directory_is_removed_nor_a_run_in_use(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -67,7 +68,7 @@ def test_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["runs"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"seed-0 +finished +200 ± 10 +10,240", printed)
+    assert re.search(r"seed-0 +run +finished +200 ± 10 +10,240", printed)
 
 
 def test_a_bundle_of_seeds_stands_for_its_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,11 +86,13 @@ def test_a_bundle_of_seeds_stands_for_its_runs(here: Path, capsys: pytest.Captur
         "runs/many/report.html",
         "both.html",
         "curve.svg",
-        "seed-2: nothing wrong found in 20 updates",
-        "seed-10: nothing wrong found in 20 updates",
+        "many/seed-2: nothing wrong found in 20 updates",
+        "many/seed-10: nothing wrong found in 20 updates",
     ]
-    assert "2 runs" in (bundle / "report.html").read_text()
-    assert "3 runs" in Path("both.html").read_text()
+    assert "<title>many: 2 seeds</title>" in (bundle / "report.html").read_text()
+    assert "<title>many: 2 seeds</title>" in Path("both.html").read_text(), "a run that is named twice is there once"
+    assert main(["runs"]) == 0
+    assert re.search(r"many +3 seeds +finished +206 +20,480 +\d+ s", capsys.readouterr().out), "206 is the mean of the scores 202 and 210"
     for run in bundle.glob("seed-*/metrics.jsonl"):
         run.unlink()
     assert main(["report", "many"]) == 2
@@ -163,10 +166,24 @@ def test_runs_are_removed_after_a_question(here: Path, monkeypatch: pytest.Monke
     assert main(["runs", "one", "--delete"]) == 2
     assert Path("runs/one").exists()
     monkeypatch.setattr(sys, "stdin", Answers("y\n"))
+    assert main(["runs", "one", "nothing", "--delete"]) == 2
+    assert Path("runs/one").exists(), "all are known before the first is deleted"
     assert main(["runs", "one", "--delete"]) == 0
     assert main(["runs", "two", "--archive", "--yes"]) == 0
     assert "delete one in runs? [y/N]" in capsys.readouterr().out
     assert sorted(entry.name for entry in Path("runs").iterdir()) == ["archive", "three"]
+
+
+def test_a_port_that_is_taken_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(here / "runs" / "one")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["watch", "one", "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"inchworm: cannot serve the page at 127.0.0.1:{port}: Address already in use; without --port a free one is taken\n"
+    )
 
 
 @pytest.mark.slow

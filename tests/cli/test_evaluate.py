@@ -227,7 +227,7 @@ def test_evaluate_against_an_opponent(cli: Any) -> None:
     result = cli("evaluate", "a", "--opponent", "heuristic", "--skill", 0.25, "--episodes", 4, "--save-replay", "game.json", "--quiet")
     assert result.code == 0, result.err
     expected, _ = evaluate_vs_heuristic(policy("a"), rules, 4, skill=0.25, num_envs=4)
-    assert result.out == f"runs/a/policy.safetensors against heuristic:0.25 in Skirmish-v0: {expected}\n"
+    assert result.out == f"runs/a/policy.safetensors against heuristic:0.25 in Skirmish-v0: {expected}\nreplay: game.json\n"
     assert load_replay("game.json")["meta"]["players"] == ["runs/a/policy.safetensors", "heuristic:0.25"]
     best = load_policy("runs/a/best_policy.safetensors")
     expected, _ = evaluate_vs_heuristic(best, rules, 6, num_envs=4)  # the run's final evaluation has 5, a match an even number

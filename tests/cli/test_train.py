@@ -65,12 +65,13 @@ def test_names_with_spaces_are_quoted_in_what_to_type(cli: Any, small: list[str]
 
 
 def test_a_finished_run_says_how_to_continue(cli: Any, refused: Any, small: list[str], run: Path) -> None:
-    again = ["train", "CartPole-v1", *small, "--run.name", "small"]
-    for arguments in (again, ["resume", "small"]):
+    again, before = ["train", "CartPole-v1", *small, "--run.name", "small"], (run / "config.yaml").read_bytes()
+    for arguments in (again, ["resume", "small"], [*again, "--evaluation.episodes", "7"]):
         result = cli(*arguments)
         assert result.code == 0
         assert "has reached its target (256 steps in 4 iterations)" in result.out
         assert result.out.endswith("inchworm resume small --total-timesteps 512\n")
+        assert (run / "config.yaml").read_bytes() == before, "nothing was trained with other settings"
     refused("ppo.gamma: 0.98 → 0.5", *again, "--ppo.gamma", "0.5")
 
 

@@ -25,6 +25,7 @@ def test_the_video_is_of_the_first_episodes_that_evaluate_scores(cli: Any, run: 
     assert done.out.startswith("runs/small/replays/policy.mp4: mean return "), done.err
     assert len(images(run / "replays" / "policy.mp4")) == sum(scored["lengths"][:2]) + 2
     assert "replays/policy.mp4" in (cli("report", "small"), (run / "report.html").read_text())[1]
+    assert cli("evaluate", "small", "--video", "first.gif").out.endswith("\nvideo: first.gif\n")
     both = cli("evaluate", "small", "--json", "--video", "first.mp4")
     assert json.loads(both.out) == scored
     assert len(images("first.mp4")) == scored["lengths"][0] + 1
@@ -35,7 +36,7 @@ def test_of_a_policy_file_a_checkpoint_or_with_other_settings(cli: Any, run: Pat
     assert Path("best_policy.mp4").is_file()
     Path("elsewhere.safetensors").write_bytes((run / "policy.safetensors").read_bytes())
     flags = ["--out", "a.mp4", "--seed", 3, "--sampled", "--fps", 20, "--max-episode-steps", 3, "--best"]
-    assert "(1 sampled episode), from 3 to 3" in cli("video", "small", *flags).out
+    assert "mean return 3 (1 sampled episode), mean length 3" in cli("video", "small", *flags).out
     assert len(images("a.mp4")) == 4
     checkpoint = max((run / "checkpoints").iterdir())
     for name in ("elsewhere.safetensors", checkpoint):
@@ -91,7 +92,9 @@ def test_the_seeds_of_evaluations_can_be_listed(cli: Any, refused: Any, small: l
     assert json.loads(cli("evaluate", "own", "--json").out)["seeds"] == [11, 12, 13]
     assert json.loads(cli("evaluate", "own", "--json", "--episodes", 2).out)["seeds"] == [11, 12]
     assert 11 not in json.loads(cli("evaluate", "own", "--json", "--seed", 2, "--episodes", 5).out)["seeds"]
-    refused("evaluation.seeds has 3 seeds, one for each episode, but evaluation.episodes=5", "evaluate", "own", "--episodes", 5)
-    refused(
-        "but evaluation.episodes=20; set evaluation.episodes=3", "train", "CartPole-v1", *[one for one in own if "episodes=3" not in one]
-    )
+    more = json.loads(cli("evaluate", "own", "--json", "--episodes", 5).out)["seeds"]
+    assert len({*more}) == 5, "as the end of its training says: inchworm evaluate own --episodes 100"
+    assert not {11, 12, 13} & {*more}
+    assert "5 greedy episodes)" in cli("video", "own", "--episodes", 5, "--out", "five.gif").out
+    both = "evaluation.episodes=20 and evaluation.final_episodes=100; set evaluation.episodes=3 and evaluation.final_episodes=3 or 0"
+    refused(both, "train", "CartPole-v1", "--evaluation.seeds", 11, 12, 13)

@@ -21,6 +21,7 @@ from inchworm.config.sections import (
     PPOConfig,
     RunConfig,
     TrainingConfig,
+    WandbConfig,
     WrapperConfig,
 )
 from inchworm.core.errors import ConfigError
@@ -193,6 +194,12 @@ REFUSED = [
         r"unknown config key env.wrappers\[0\].kwrgs; did you mean .*kwargs",
     ),
     (TrainingConfig, {"policy": {"kind": "gru"}, "run": {"backend": "numpy"}}, "policy.kind=gru can be trained with torch and jax"),
+    (
+        WandbConfig,
+        {"mode": "offline"},
+        "tracking.wandb.mode is set, but nothing is sent to W&B without a project; set tracking.wandb.project",
+    ),
+    (WandbConfig, {"tags": ("a",)}, "tracking.wandb.tags is set, but nothing is sent to W&B without a project"),
 ]
 
 
@@ -291,13 +298,16 @@ def test_policies_that_cannot_be_are_refused_by_name(policies: dict[str, Any], w
         TrainingConfig.from_dict({"policies": policies, "run": {"backend": "numpy"}})
 
 
+def test_a_tracker_that_is_disabled_needs_no_project() -> None:
+    assert not WandbConfig(mode="disabled", entity="me", tags=("a",)).on
+
+
 def test_listed_seeds_of_evaluations_are_one_for_each_episode() -> None:
     config = EvalConfig(seeds=[5, 6], episodes=2, final_episodes=2)
     assert config.seeds == (5, 6)
     assert EvalConfig(seeds=[5, 6], episodes=2, final_episodes=0).episodes == 2
-    with pytest.raises(
-        ConfigError, match=r"evaluation\.seeds has 2 seeds, one for each episode, but evaluation\.episodes=20; set .*episodes=2$"
-    ):
+    both = r"evaluation\.seeds has 2 seeds,.*\.episodes=20 and .*\.final_episodes=100; set .*\.episodes=2 and .*\.final_episodes=2 or 0$"
+    with pytest.raises(ConfigError, match=both):
         EvalConfig(seeds=[5, 6])
     with pytest.raises(ConfigError, match=r"but evaluation\.final_episodes=100; set evaluation\.final_episodes=2 or 0"):
         EvalConfig(seeds=[5, 6], episodes=2)

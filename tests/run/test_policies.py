@@ -86,11 +86,14 @@ def test_a_run_a_checkpoint_and_a_file_are_loaded(tmp_path, monkeypatch):
 
 
 def test_anything_else_is_answered_with_what_was_expected(tmp_path):
-    expected = "expected a policy file, a run directory .with policy.safetensors. or a checkpoint directory .with manifest.json."
+    expected = "expected a policy file, a run directory .with policy.safetensors., a checkpoint directory .with manifest.json. or a version"
     with pytest.raises(FileNotFoundError, match=f"there is no nowhere; {expected}"):
         load_policy("nowhere")
     with pytest.raises(ConfigError, match=f"holds no policy; {expected}"):
         load_policy(tmp_path)
+    PolicyStore(tmp_path / "store").save(NumpyPolicy(SPEC, seed=0))
+    with pytest.raises(ConfigError, match=r"store holds versions of a policy; name one: .*store@latest, .*store@best or a number"):
+        load_policy(tmp_path / "store")
     path = write_tensor_file(tmp_path / "x", {}, kind="rollout", version=1, header={})
     with pytest.raises(CorruptFileError, match="it is a rollout file, not a policy file"):
         load_policy(path)

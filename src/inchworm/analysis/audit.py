@@ -53,6 +53,8 @@ INACCURATE, OFFSET, SMALL = 0.5, 0.25, 0.05
 share of their mean counts as that."""
 LARGE = 10.0
 """Scale of the true values, in the units that the critic learns, from which on normalised values are worth trying."""
+UNCERTAIN = 0.3
+"""The correlation that perfect advantages would reach, below which those of several lambdas are not worth reading."""
 NOISY, EXACT = 0.5, 30.0
 """Signal-to-noise ratios of a batch below which, and of a minibatch above which, another size is worth trying."""
 
@@ -157,6 +159,10 @@ class Audit:
         for fit in self.lambdas:
             used = "  (used)" if fit.gae_lambda == self.gae_lambda else ""
             lines.append(f"{fit.gae_lambda:<15g}{fit.correlation:.2f} [{fit.low:.2f}, {fit.high:.2f}]{used}")
+        if self.reachable < UNCERTAIN:
+            lines.append(
+                f"{'':<15}too noisy to tell lambdas apart: more --branches than {self.branches} raise what perfect ones would reach"
+            )
         lines += ["", f"{'gradient':<15}{'samples':>9}{'signal/noise':>20}{'share of noise':>16}"]
         for name, samples in (("minibatch", self.minibatch), ("batch", self.batch), ("4 x batch", 4 * self.batch)):
             ratio, error = self.gradient.snr(samples), samples * self.gradient.snr_se

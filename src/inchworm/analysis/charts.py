@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from inchworm.analysis.runs import RunRecord
-from inchworm.core.errors import ConfigError, MissingExtraError
+from inchworm.core.errors import ConfigError, MissingExtraError, printable
 from inchworm.core.tensor_file import write_atomically
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
 from inchworm.run.directory import FREE_FIELDS, config_changes
@@ -72,8 +72,8 @@ def metric_line(run: RunRecord, name: str, *, timing: bool = False, **options: A
     x, y = run.series(name, timing=timing)
     if not len(x):
         return None
-    last = np.append(x[1:] > x[:-1], True) & (x >= np.maximum.accumulate(x))
-    return Line(options.pop("label", name), x[last], y[last], **options)
+    points = dict(sorted(dict(zip(x.tolist(), y.tolist())).items()))
+    return Line(options.pop("label", name), np.array([*points]), np.array([*points.values()]), **options)
 
 
 def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
@@ -87,17 +87,23 @@ def evaluation_line(run: RunRecord, **options: Any) -> Line | None:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """Sort runs into groups whose configs differ only in the seed; a group is named by its environment and what differs from the first."""
+    """Sort runs into groups that differ only in the seed. Of a seed that occurs again the run is in another group: it is no new sample.
+
+    A group is named by its environment and what differs from the first; one that has no other name, and a single run, by its run.
+    """
     groups: list[Group] = []
     for run in runs:
-        home = next((group for group in groups if not _differing(group.runs[0], run)), None)
+        alike = (group for group in groups if not _differing(group.runs[0], run))
+        fitting = (group for group in alike if run.config.run.seed not in {one.config.run.seed for one in group.runs})
+        home = max(fitting, key=lambda group: group.runs[-1].path.parent == run.path.parent, default=None)  # with the others of its bundle
         if home is None:
             changes = _differing(groups[0].runs[0], run) if groups else {}
             new = [f"{name}={text.rpartition(' → ')[2]}" for name, text in changes.items() if name != "env.id"]
-            home = Group(", ".join([run.config.env.id, *new])[:120])
+            label = ", ".join([run.config.env.id, *new])[:120]
+            home = Group(label if all(label != group.label for group in groups) else f"{label} ({run.name.partition('/')[0]})")
             groups.append(home)
         home.runs.append(run)
-    return groups
+    return [group if len(group.runs) > 1 else Group(group.runs[0].name, group.runs) for group in groups]
 
 
 def _differing(one: RunRecord, other: RunRecord) -> dict[str, str]:
@@ -137,39 +143,62 @@ def group_lines(groups: Sequence[Group], name: str) -> list[Line]:
     return [line for line in lines if line is not None]
 
 
+def return_metric(runs: Sequence[RunRecord]) -> str:
+    """The metric of the learning curves: several runs are compared by their evaluations where there are enough."""
+    if len(runs) > 1 and all(len(run.evaluations) >= 5 for run in runs):
+        return "evaluation/mean_return"
+    return "episode/team_return" if all("episode/team_return" in run.names for run in runs) else "mean_return"
+
+
 def return_lines(runs: Sequence[RunRecord]) -> list[Line]:
-    """The learning curves: of one run training and evaluation, of several those of their groups, of evaluations where there are enough."""
+    """The learning curves: of one run training and evaluation, of several those of their groups."""
+    name = return_metric(runs)
     if len(runs) > 1:
-        return group_lines(group_runs(runs), "evaluation/mean_return" if all(len(run.evaluations) >= 5 for run in runs) else "mean_return")
-    name = "episode/team_return" if "episode/team_return" in runs[0].names else "mean_return"
+        return group_lines(group_runs(runs), name)
     training = metric_line(runs[0], name, label="training", colour=0)
     return [line for line in (training, evaluation_line(runs[0], colour=1, style="dots")) if line is not None]
 
 
 # Drawing
 
+
+def e(value: object) -> str:
+    """Escape text for HTML and XML, which cannot hold control characters and half surrogates. All text of a run passes through here."""
+    return html.escape(printable(str(value)))
+
+
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a5bb5", "#b8860b", "#56b4e9", "#737d88")
 """Colours that people with any colour vision can tell apart (Okabe and Ito), in the order of the classes."""
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 34.0
 
 
-def short_number(value: float) -> str:
-    """A number for an axis: 1.5M, 200k, 0.02."""
-    size = abs(value)
+def short_number(value: float, largest: float = 0.0, digits: int = 4) -> str:
+    """A number for an axis: 1.5M, 200k, 0.02. The unit is that of the `largest` on the axis, so that 5k stands beside 10k."""
+    if not value:
+        return "0"
+    size = max(abs(value), abs(largest))
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= unit:
-            return f"{value / (1e3 if name == 'k' else unit):.4g}{name}"
-    return f"{value:.4g}" if size >= 1e-3 or not size else f"{value:.2g}"
+            return f"{value / (1e3 if name == 'k' else unit):.{digits}g}{name}"
+    return f"{value:.{digits if size >= 1e-3 else digits - 2}g}"
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most`: steps of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, most: int = 6) -> list[tuple[float, str]]:
+    """Round numbers from `low` to `high` with their texts: at least two, and about `most`; steps are 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     if not rough > 0 or not math.isfinite(rough):
-        return [low]
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * 0.999)
-    return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        return [(low, short_number(low))]
+    power, found = 10.0 ** math.floor(math.log10(rough)), list[float]()
+    for factor in (0.5, 1.0, 2.0, 5.0, 10.0):
+        step = factor * power
+        numbers = [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+        found = numbers if len(numbers) > 1 or not found else found
+        if len(found) <= most + 1:
+            break
+    largest = max(map(abs, found))
+    written = ([short_number(each, largest, digits) for each in found] for digits in range(4, 18))
+    texts = next((texts for texts in written if len({*texts}) == len(found)), [f"{each:g}" for each in found])
+    return list(zip(found, texts))
 
 
 def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
@@ -181,8 +210,20 @@ def _bounds(lines: Sequence[Line]) -> tuple[float, float]:
         spread = inner_high - inner_low
         if spread > 0:
             low, high = max(low, inner_low - spread), min(high, inner_high + spread)
-    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    differs = high - low > 1e-9 * max(abs(low), abs(high))  # else by rounding only, and it is drawn as a constant
+    margin = 0.06 * (high - low) if differs else 0.1 * abs(high) or 1.0
     return low - margin, high + margin
+
+
+def _frame(low: float, high: float, width: float, height: float) -> list[str]:
+    """The horizontal axis, and a line with its number at each round level from `low` to `high`."""
+    bottom = height - BOTTOM
+    parts = [f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>']
+    for level, text in ticks(low, high, max(3, int(height // 55))):
+        y = TOP + (bottom - TOP) * (high - level) / (high - low)
+        parts.append(f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 7:g}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    return parts
 
 
 def chart_svg(
@@ -194,8 +235,8 @@ def chart_svg(
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     first, last = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
-    first = 0.0 if first < 0.2 * last else first
-    last = last if last > first else first + 1.0
+    first = 0.0 if first < 0.2 * last or first == last else first
+    last = last or 1.0
 
     def x(value: float) -> float:
         return LEFT + (width - LEFT - RIGHT) * (value - first) / (last - first)
@@ -206,16 +247,12 @@ def chart_svg(
     def path(xs: np.ndarray, ys: np.ndarray) -> str:
         return " ".join(f"{x(one):.1f},{y(other):.1f}" for one, other in zip(xs.tolist(), ys.tolist()))
 
-    bottom = height - BOTTOM
-    parts = [
-        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
-        for level in ticks(low, high, max(3, int(height // 55)))
-    ]
-    for step in ticks(first, last, max(3, int(width // 110))):
+    bottom, parts = height - BOTTOM, _frame(low, high, width, height)
+    for step, text in ticks(first, last, max(3, int(width // 110))):
+        if step % 1:
+            continue  # there is no half a step, and no half a trial
         anchor = "end" if x(step) > width - RIGHT - 20 else "middle"
-        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{short_number(step)}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
+        parts.append(f'<text x="{x(step):.1f}" y="{bottom + 17:g}" text-anchor="{anchor}">{text}</text>')
     for line in lines:
         colour = f"c{line.colour % len(PALETTE)}"
         if line.low is not None and line.high is not None:
@@ -225,15 +262,15 @@ def chart_svg(
                 parts.append(f'<line class="line {colour}" x1="{x(line.x[0]):.1f}" x2="{x(line.x[0]):.1f}" '
                              f'y1="{y(line.low[0]):.1f}" y2="{y(line.high[0]):.1f}"/>')  # fmt: skip
         if line.style != "points":
-            parts.append(f'<polyline class="line {html.escape(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
+            parts.append(f'<polyline class="line {e(line.style)} {colour}" points="{path(line.x, line.y)}"/>')
         if line.style in ("dots", "points") or len(line.x) == 1:
             parts += [f'<circle class="dot {colour}" cx="{x(one):.1f}" cy="{y(two):.1f}" r="3"/>' for one, two in zip(line.x, line.y)]
     parts.append(f'<line class="cross" x1="0" x2="0" y1="{TOP:g}" y2="{bottom:g}"/>')
     numbers = {"area": [LEFT, width - RIGHT], "range": [first, last], "over": over.removeprefix("env "), "lines": [*map(_numbers, lines)]}
-    data = html.escape(json.dumps(numbers))
+    data = e(json.dumps(numbers))
     return (
         f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" tabindex="0" '
-        f'aria-label="{html.escape(f"{label} over {over}")}" '
+        f'aria-label="{e(f"{label} over {over}")}" '
         f'data-chart="{data}">{"".join(parts)}</svg>'
     )
 
@@ -263,26 +300,17 @@ def scatter_svg(
     def y(value: float) -> float:
         return TOP + (bottom - TOP) * (high - value) / (high - low)
 
-    parts = [
-        f'<line class="rule" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>'
-        f'<text x="{LEFT - 7:g}" y="{y(level) + 4:.1f}" text-anchor="end">{short_number(level)}</text>'
-        for level in ticks(low, high, 3)
-    ]
-    parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{html.escape(text)}</text>' for place, text in ends]
-    parts.append(f'<line class="axis" x1="{LEFT:g}" x2="{width - RIGHT:g}" y1="{bottom:g}" y2="{bottom:g}"/>')
+    parts = _frame(low, high, width, height)
+    parts += [f'<text x="{x(place):.1f}" y="{bottom + 17:g}" text-anchor="middle">{e(text)}</text>' for place, text in ends]
     for index, (place, value, name) in enumerate(zip(places, values, names)):
         looks = ("dot c1", 5) if index == best else ("dot c0", 3)
-        parts.append(
-            f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{html.escape(name)}</title></circle>'
-        )
-    return f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
+        parts.append(f'<circle class="{looks[0]}" cx="{x(place):.1f}" cy="{y(value):.1f}" r="{looks[1]}"><title>{e(name)}</title></circle>')
+    return f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{e(label)}">{"".join(parts)}</svg>'
 
 
 def legend(lines: Sequence[Line]) -> str:
     """The names of lines with their colours."""
-    entries = "".join(
-        f'<li><i class="key {html.escape(line.style)} c{line.colour % len(PALETTE)}"></i>{html.escape(line.name)}</li>' for line in lines
-    )
+    entries = "".join(f'<li><i class="key {e(line.style)} c{line.colour % len(PALETTE)}"></i>{e(line.name)}</li>' for line in lines)
     return f'<ul class="legend">{entries}</ul>'
 
 
@@ -293,11 +321,11 @@ def bar_html(parts: Mapping[str, float]) -> str:
     # Widths are attributes of SVG, because a page whose policy forbids inline styles must show them.
     begin, pieces = 0.0, []
     for name, _, share, index in shares:
-        title = f"<title>{html.escape(name)} {share:.1%}</title>"
+        title = f"<title>{e(name)} {share:.1%}</title>"
         pieces.append(f'<rect class="fill c{index}" x="{1000 * begin:.1f}" width="{1000 * share:.1f}" height="26">{title}</rect>')
         begin += share
     entries = "".join(
-        f'<li><i class="key c{index}"></i>{html.escape(name)} {share:.0%} <small>{duration(seconds)}</small></li>'
+        f'<li><i class="key c{index}"></i>{e(name)} {share:.0%} <small>{duration(seconds)}</small></li>'
         for name, seconds, share, index in shares
     )
     return (
@@ -337,12 +365,12 @@ def plot_svg(lines: Sequence[Line], y_label: str) -> str:
     named = [line for line in lines if line.style != "faint"]
     total = height + 28 + 18 * len(named)
     drawn = chart_svg(lines, y_label, width=width, height=height)
-    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{html.escape(y_label)}</text>']
+    parts = [drawn[drawn.index(">") + 1 : -len("</svg>")], f'<text x="6" y="-4" font-weight="bold">{e(y_label)}</text>']
     parts.append(f'<text x="{width - RIGHT:g}" y="{height - 1:g}" text-anchor="end">env steps</text>')
     for row, line in enumerate(named):
         level, colour = height + 10 + 18 * row, f"{line.style} c{line.colour % len(PALETTE)}"
         parts.append(f'<line class="line {colour}" x1="{LEFT:g}" x2="{LEFT + 26:g}" y1="{level:g}" y2="{level:g}"/>')
-        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{html.escape(line.name)}</text>')
+        parts.append(f'<text x="{LEFT + 34:g}" y="{level + 4:g}">{e(line.name)}</text>')
     size = f'width="{width:g}" height="{total:g}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {total:g}"><style>{_FILE_STYLE}</style>'
     return f'{head}<rect {size} fill="#fff"/><g transform="translate(0 18)">{"".join(parts)}</g></svg>\n'
@@ -351,6 +379,7 @@ def plot_svg(lines: Sequence[Line], y_label: str) -> str:
 def save_plot(lines: Sequence[Line], out: str | Path, *, y_label: str = "return") -> Path:
     """Write lines as a figure for papers: .svg by our own code, .png and .pdf by matplotlib."""
     path = Path(out)
+    lines, y_label = [replace(line, name=printable(line.name)) for line in lines], printable(y_label)
     if path.suffix == ".svg":
         return write_atomically(path, plot_svg(lines, y_label))
     if path.suffix not in (".png", ".pdf"):

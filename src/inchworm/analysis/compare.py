@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from inchworm.analysis.charts import Line, legend, metric_line, shared_steps
-from inchworm.analysis.report import e, large_chart, report_page, section, table
+from inchworm.analysis.charts import Line, e, legend, metric_line, shared_steps
+from inchworm.analysis.report import large_chart, report_page, section, table
 from inchworm.analysis.runs import RunRecord, areas, read_run
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
@@ -33,6 +33,7 @@ from inchworm.core.tensor_file import read_bytes, read_json, write_atomically
 from inchworm.evaluate.stats import mean_interval95
 from inchworm.run.bundle import SUMMARY_JSON, create_bundle, is_bundle, open_bundle
 from inchworm.run.directory import (
+    COMPARISON,
     CONFIG,
     LOCK,
     REPORT,
@@ -47,7 +48,7 @@ from inchworm.tracking.console import SeedsView
 from inchworm.train.seed_trainers import default_jobs
 from inchworm.train.seeds import SeedScore, plan_seeds, train_bundle
 
-COMPARISON, RESULT = "comparison.yaml", "comparison.json"
+RESULT = "comparison.json"
 SETTINGS = ("base", "changed")
 """The directories of the two settings."""
 LEVEL = 0.05

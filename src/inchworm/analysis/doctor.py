@@ -121,11 +121,17 @@ def diagnose(run: RunRecord) -> list[Finding]:
     return sorted(found.values(), key=lambda finding: (finding.note, bool(finding.follows)))
 
 
+def because(finding: Finding, findings: list[Finding]) -> str:
+    """` (probably because of 1)`: the number of the finding that may be the cause; empty if there is none."""
+    numbers = {one.rule: number for number, one in enumerate(findings, 1)}
+    return f" (probably because of {numbers[finding.follows]})" if finding.follows in numbers else ""
+
+
 def findings_text(findings: list[Finding]) -> str:
     """Findings as lines for a terminal."""
     lines = []
     for number, finding in enumerate(findings, 1):
-        lines.append(f"{number}. {finding.title}" + (f" (probably because of {finding.follows})" if finding.follows else ""))
+        lines.append(f"{number}. {finding.title}{because(finding, findings)}")
         lines.append(f"   why: {finding.why}")
         lines += [f"   {'try:' if index == 0 else '    '} {text}" for index, text in enumerate(finding.tries)]
         lines.append(f"   see: docs/troubleshooting.md#{finding.rule.replace('_', '-')}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import html
 import json
+import math
 import shlex
 import threading
 import time
@@ -30,16 +30,18 @@ from inchworm.analysis.charts import (
     bar_html,
     chart_svg,
     duration,
+    e,
     group_runs,
     legend,
     metric_line,
     return_lines,
+    return_metric,
     save_plot,
     shorten,
 )
-from inchworm.analysis.doctor import MIN_UPDATES, diagnose
+from inchworm.analysis.doctor import MIN_UPDATES, because, diagnose
 from inchworm.analysis.runs import RunRecord, read_run, read_runs
-from inchworm.core.errors import InchwormError, error_text
+from inchworm.core.errors import ConfigError, InchwormError, error_text
 from inchworm.core.tensor_file import write_atomically
 from inchworm.env.registry import config_for, find_preset
 from inchworm.evaluate.stats import bootstrap_interval95, interquartile_mean
@@ -69,11 +71,6 @@ CURVE = "curve.svg"
 """The learning curve in the directory of a run; trackers receive it, like the report."""
 HOST = "127.0.0.1"
 """Of the live page."""
-
-
-def e(value: object) -> str:
-    """Escape text for HTML. All text of a run passes through here."""
-    return html.escape(str(value))
 
 
 def write_report(runs: Sequence[RunRecord], out: str | Path | None = None) -> Path:
@@ -116,8 +113,7 @@ def write_last_report(path: Path, reason: str) -> RunRecord:
 
 def report_page(runs: Sequence[RunRecord], *, live: bool = False, links_from: Path | None = None, title: str = "", lead: str = "") -> str:
     """Return the page of runs. `live` makes it fetch its newest content from where it was served; `lead` is HTML that comes first."""
-    title = title or (f"{runs[0].name}: {runs[0].config.env.id}" if len(runs) == 1 else f"{len(runs)} runs")
-    return whole_page(title, lead + report_body(runs, links_from=links_from), live=live)
+    return whole_page(title or _title(runs), lead + report_body(runs, links_from=links_from), live=live)
 
 
 def whole_page(title: str, body: str, *, live: bool = False) -> str:
@@ -142,7 +138,7 @@ def report_body(runs: Sequence[RunRecord], *, links_from: Path | None = None) ->
     """Return the content of the page."""
     groups = group_runs(runs)
     parts = [_header(runs), _cards(runs[0]) if len(runs) == 1 else _overview(runs, groups)]
-    parts += [_findings(runs), _returns(runs), _diagnostics(runs, groups), _time(runs), _ratings(runs)]
+    parts += [_findings(runs), _returns(runs), _diagnostics(runs, groups), _time(runs, groups), _ratings(runs)]
     if len(runs) == 1:
         parts += [_media(runs[0], links_from), _evaluations(runs[0]), f'<div class="two">{_config(runs)}{_environment(runs[0])}</div>']
     else:
@@ -169,25 +165,36 @@ def figure(lines: Sequence[Line], caption: str, hint: str = "", *, points: int, 
     return f"<figure><figcaption>{e(caption)} <small>{e(hint)}</small></figcaption>{drawn}</figure>"
 
 
-def large_chart(lines: Sequence[Line], label: str, *, zero: bool = False, over: str = "env steps") -> str:
-    """A chart over the whole width, drawn for wide and for narrow pages: texts of a scaled one would be too small to read."""
-    wide, narrow = (
-        chart_svg(lines, label, width=width, height=height, zero=zero, over=over) for width, height in ((1160.0, 360.0), (480.0, 280.0))
-    )
+def large_chart(
+    lines: Sequence[Line], label: str, *, zero: bool = False, over: str = "env steps", size: tuple[float, float] = (1160.0, 360.0)
+) -> str:
+    """A chart of this size for wide pages, and one for narrow pages: texts of a scaled one would be too small to read."""
+    wide, narrow = (chart_svg(lines, label, width=width, height=height, zero=zero, over=over) for width, height in (size, (380.0, 240.0)))
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
 def _header(runs: Sequence[RunRecord]) -> str:
     if len(runs) > 1:
         environments = ", ".join(dict.fromkeys(run.config.env.id for run in runs))
-        return f"<header><h1>{len(runs)} runs</h1><p>{e(environments)}</p></header>"
+        return f"<header><h1>{e(_title(runs))}</h1><p>{e(environments)}</p></header>"
     run = runs[0]
-    config, reason = run.config, f" · ended: {e(run.reason)}" if run.reason else ""
-    facts = (config.env.id, f"policy {config.policy.kind}", f"backend {config.run.backend}", f"seed {config.run.seed}")
+    config = run.config
+    reason = {"interrupted": "", "callback": "stopped by a callback"}.get(run.reason, run.reason)
+    if run.reason in ("total_timesteps", "max_iterations", "max_episodes"):
+        reason = f"reached run.{run.reason}"
+    facts = (config.env.id, f"policy {config.policy.kind}", f"backend {config.run.backend}", f"seed {config.run.seed}", reason)
     return (
         f'<header><h1>{e(run.name)} <span class="badge {run.state}">{run.state}</span></h1>'
-        f"<p>{' · '.join(map(e, facts))}{reason}</p></header>"
+        f"<p>{e(' · '.join(filter(None, facts)))}</p></header>"
     )
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    """The runs in a few words: `first: CartPole-v1`, `first: 3 seeds` for one bundle, else `4 runs`."""
+    if len(runs) == 1:
+        return f"{runs[0].name}: {runs[0].config.env.id}"
+    bundles = {run.name.rpartition("/")[0] for run in runs}
+    return f"{bundles.pop()}: {len(runs)} seeds" if len(bundles) == 1 and "" not in bundles else f"{len(runs)} runs"
 
 
 def score_text(run: RunRecord) -> tuple[str, str]:
@@ -195,9 +202,13 @@ def score_text(run: RunRecord) -> tuple[str, str]:
     if not run.evaluations:
         return (f"{run.score:.5g}", "mean return of training") if run.score is not None else ("–", "no episode has ended")
     last = run.evaluations[-1]
+    mean, meaning = last["evaluation/mean_return"], f"mean return of {last.get('evaluation/episodes', 0):.0f} evaluation episodes"
     low, high = (last.get(f"evaluation/interval95_{end}") for end in ("low", "high"))
-    spread = f" ± {(high - low) / 2:.3g}" if low is not None and high is not None else ""
-    return f"{last['evaluation/mean_return']:.5g}{spread}", f"mean return of {last.get('evaluation/episodes', 0):.0f} evaluation episodes"
+    if low is None or high is None or not high > low:
+        return f"{mean:.5g}", meaning
+    half = (high - low) / 2
+    decimals = max(0, 1 - math.floor(math.log10(half)))  # two digits of the interval, and no more of the mean
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}", meaning
 
 
 def _cards(run: RunRecord) -> str:
@@ -228,10 +239,10 @@ def _overview(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     lines = []
     for group in groups:
         scores = [run.score for run in group.runs if run.score is not None]
-        if len(scores) > 1:
-            low, high = bootstrap_interval95(scores)
-            lines.append((group.label, len(scores), f"{interquartile_mean(scores):.5g}", f"[{low:.5g}, {high:.5g}]"))
-    if not lines:
+        if scores:
+            interval = "[{:.5g}, {:.5g}]".format(*bootstrap_interval95(scores)) if len(scores) > 1 else "one seed"
+            lines.append((group.label, len(scores), f"{interquartile_mean(scores):.5g}", interval))
+    if len(groups) == len(runs):
         return section("scores", each)
     head = ("group", "seeds", "interquartile mean of the score", "95 % bootstrap interval")
     return section("scores", table(head, lines), f"<details id=each><summary>each run</summary>{each}</details>")
@@ -242,16 +253,17 @@ def _findings(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         found = diagnose(run)
         parts += [f"<h3>{e(run.name)}</h3>"] if len(runs) > 1 and found else []
-        for finding in found:
-            follows = f' <span class="hint">(probably because of {e(finding.follows)})</span>' if finding.follows else ""
+        for number, finding in enumerate(found, 1):
+            follows = f'<span class="hint">{e(because(finding, found))}</span>'
             tries = "".join(f"<li>{e(text)}</li>" for text in finding.tries)
             parts.append(
-                f'<div class="finding{" note" if finding.note else ""}"><h3>{e(finding.title)}{follows}</h3>'
+                f'<div class="finding{" note" if finding.note else ""}"><h3>{number}. {e(finding.title)}{follows}</h3>'
                 f'<p class="why">{e(finding.why)}</p><p>What to try:</p><ul>{tries}</ul></div>'
             )
     if not parts:
         short = all(len(run.column("loss")) < MIN_UPDATES for run in runs)
-        parts.append(f'<p class="well">{"Too few updates to judge." if short else "Nothing wrong was found in the metrics."}</p>')
+        well = '<p class="well">Nothing wrong was found in the metrics.</p>'
+        parts.append(f'<p class="hint">Too few updates to judge: {MIN_UPDATES} are needed.</p>' if short else well)
     return section("doctor", *parts)
 
 
@@ -260,17 +272,18 @@ def _returns(runs: Sequence[RunRecord]) -> str:
     if not lines:
         return section("learning curve", '<p class="hint">No episode has ended yet.</p>')
     drawn = large_chart(lines, "return")
-    narrow = [line for line in lines if line.style != "faint"]
-    band = "the band is the 95 % interval of the mean" if len(runs) == 1 else "interquartile mean and 95 % bootstrap interval over seeds"
-    shaded = any(line.low is not None for line in lines)
-    hint = f'<p class="hint">{band}; the horizontal axis is in env steps</p>' if shaded else ""
-    return section("learning curve", drawn, legend(narrow or lines), hint)
+    shown = [line for line in lines if line.style != "faint"]
+    means = {"mean_return": "mean return of the last 100 training episodes", "episode/team_return": "mean team return of training"}
+    hints = [means.get(return_metric(runs), "mean return of evaluations")] if len(runs) > 1 else []
+    if any(line.low is not None for line in lines):
+        several = "interquartile mean over seeds with its 95 % bootstrap interval"
+        hints.append("95 % interval of each evaluation's mean" if len(runs) == 1 else several)
+    return section("learning curve", drawn, legend(shown or lines), f'<p class="hint">{"; ".join([*hints, "over env steps"])}</p>')
 
 
 def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     """Small charts of the metrics that matter, and all others behind a button."""
-    points = max(60, min(300, 900 // len(runs)))
-    colours = [next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else n for n, run in enumerate(runs)]
+    points, colours = max(60, min(300, 900 // len(runs))), _colours(runs, groups)
 
     def lines_of(name: str) -> list[Line]:
         labels = [name] if len(runs) == 1 else [run.name for run in runs]
@@ -283,18 +296,31 @@ def _diagnostics(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
     drawn = "".join(figure(lines, name, points=points // 2) for name in others[:MOST_OTHERS] if (lines := lines_of(name)))
     left = f'<p class="hint">{len(others) - MOST_OTHERS} more are in metrics.jsonl</p>' if len(others) > MOST_OTHERS else ""
     more = f"<details id=more><summary>{min(len(others), MOST_OTHERS)} more metrics</summary><div class=grid>{drawn}</div>{left}</details>"
-    keys = legend(lines_of("loss")[:24]) if len(runs) > 1 else ""
+    keys = _key(runs, groups)
     return section("losses and diagnostics", keys, f'<div class="grid">{shown}</div>' if shown else "", more if drawn else "")
 
 
-def _time(runs: Sequence[RunRecord]) -> str:
-    several = len(runs) > 1
+def _colours(runs: Sequence[RunRecord], groups: Sequence[Group]) -> list[int]:
+    """A colour for each run: that of its group, or its own where there is one group."""
+    return [next(n for n, group in enumerate(groups) if run in group.runs) if len(groups) > 1 else n for n, run in enumerate(runs)]
+
+
+def _key(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    """What the colours of several runs mean."""
+    names = [group.label for group in groups] if len(groups) > 1 else [run.name for run in runs]
+    nothing = np.zeros(0)
+    return legend([Line(name, nothing, nothing, colour=colour) for colour, name in enumerate(names[:24])]) if len(runs) > 1 else ""
+
+
+def _time(runs: Sequence[RunRecord], groups: Sequence[Group]) -> str:
+    several, colours = len(runs) > 1, _colours(runs, groups)
     bars = "".join((f"<h3>{e(run.name)}</h3>" if several else "") + bar_html(run.seconds) for run in runs[:12] if run.seconds)
     labels = [run.name if several else "steps per second" for run in runs]
-    made = [metric_line(run, "steps_per_second", timing=True, label=labels[n], colour=n) for n, run in enumerate(runs)]
-    lines = [line for line in made if line is not None]
-    speed = figure(lines, "steps per second", points=200, zero=True) if lines else ""
-    return section("where the time went", f'<div class="two"><div>{bars}</div>{speed}</div>' if bars or speed else "")
+    made = [metric_line(run, "steps_per_second", timing=True, label=labels[n], colour=colours[n]) for n, run in enumerate(runs)]
+    lines = [shorten(line, 200) for line in made if line is not None]
+    chart = large_chart(lines, "steps per second", zero=True, size=(560.0, 220.0)) if lines else ""
+    speed = f"<figure><figcaption>steps per second</figcaption>{chart}</figure>{_key(runs, groups)}" if lines else ""
+    return section("where the time went", f'<div class="two"><div>{bars}</div><div>{speed}</div></div>' if bars or speed else "")
 
 
 def _ratings(runs: Sequence[RunRecord]) -> str:
@@ -445,6 +471,9 @@ def make_server(runs: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *arguments: Any) -> None:
             """Print nothing about requests."""
 
-    server = ThreadingHTTPServer((HOST, port), Handler)
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"cannot serve the page at {HOST}:{port}: {error.strerror}; without --port a free one is taken") from error
     server.daemon_threads = True
     return server

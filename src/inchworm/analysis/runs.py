@@ -12,6 +12,7 @@ import shutil
 import tarfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,23 @@ from inchworm.core.tensor_file import make_directory, read_bytes, read_json, syn
 from inchworm.policy.file import read_policy_file
 from inchworm.policy.spec import PolicySpec
 from inchworm.run.bundle import find_bundle
-from inchworm.run.directory import CONFIG, LOCK, OUTCOME, POLICY, RATINGS, REPLAYS, REPORT, VERSIONS, find_run, is_locked, take_lock
+from inchworm.run.directory import (
+    BUNDLE,
+    COMPARISON,
+    CONFIG,
+    LOCK,
+    OUTCOME,
+    POLICY,
+    RATINGS,
+    REPLAYS,
+    REPORT,
+    SWEEP,
+    VERSIONS,
+    find_named,
+    find_run,
+    is_locked,
+    take_lock,
+)
 from inchworm.selfplay.opponent_pool import RatingBook
 from inchworm.tracking.jsonl import METRICS, TIMING, read_rows
 
@@ -34,6 +51,7 @@ State = Literal["running", "finished", "interrupted", "failed"]
 ARCHIVE = "archive"
 MEDIA = (".mp4", ".webm", ".gif", ".html")
 _OURS = (REPORT, "ratings.html")  # the second one by earlier versions
+_SEVERAL = {BUNDLE: "bundle of seeds", COMPARISON: "comparison", SWEEP: "sweep"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +70,11 @@ class RunRecord:
     changed: float = 0.0
     """When its files last changed, in seconds since 1970."""
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """The directory's name."""
-        return self.path.resolve().name
+        """The directory's name; of one of several seeds with that of its bundle: `first/seed-0`."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}" if (path.parent / BUNDLE).is_file() else path.name
 
     @property
     def env_steps(self) -> int:
@@ -93,7 +112,10 @@ class RunRecord:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the time went: env, act, learn and rest, in seconds; of the rows that are there, times the iterations each stands for."""
+        """Where the time went: env, act, learn and rest, in seconds; of the rows that are there, times the iterations each stands for.
+
+        Where collecting and learning are one compiled program, that and the rest.
+        """
         total = {name: sum(row.get(name, 0.0) for row in self.timing) for name in _SECONDS}
         env = min(total["env_seconds"], total["collect_seconds"])
         rest = total["seconds"] - total["collect_seconds"] - total["learn_seconds"] + total["between_seconds"]
@@ -101,6 +123,8 @@ class RunRecord:
         parts = {collected: env or total["collect_seconds"], "learn": total["learn_seconds"], "rest": max(0.0, rest)}
         if env:
             parts = {"env": env, "act": total["collect_seconds"] - env, **parts}
+        elif not total["collect_seconds"]:
+            parts = {"compiled loop": total["seconds"], "rest": total["between_seconds"]}
         every = self.config.run.log_interval
         return {name: value * every for name, value in parts.items()} if total["seconds"] else {}
 
@@ -142,12 +166,16 @@ _SECONDS = ("seconds", "collect_seconds", "env_seconds", "learn_seconds", "betwe
 
 def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: bool = True) -> RunRecord:
     """Read a run by its path, or by its name in `directory`. With `rows` one without any row of metrics is an error."""
-    given = Path(path_or_name)
-    if given.is_dir() and not (given / CONFIG).exists():
-        held = sorted(entry.name for entry in given.iterdir() if entry.name != LOCK)
+    places = [place for place in (Path(path_or_name), Path(directory) / path_or_name) if place.is_dir()]
+    if places and not any((place / name).exists() for place in places for name in (CONFIG, BUNDLE)):
+        held = sorted(entry.name for entry in places[0].iterdir() if entry.name != LOCK)
+        if several := next((what for what in _SEVERAL if what in held), None):
+            inside = sorted(path.parent for path in places[0].glob(f"*/{BUNDLE}"))
+            named = f"; it holds runs of several seeds, such as {inside[0]}" if inside else ""
+            raise ConfigError(f"{places[0]} is a {_SEVERAL[several]}, not a run{named}")
         holds = f"it has no {CONFIG} but {', '.join(held[:3])}" if held else "it is empty"
-        raise ConfigError(f"{given} is not a run: {holds}; inchworm runs lists those in runs/")
-    path = find_run(given, directory=directory)
+        raise ConfigError(f"{places[0]} is not a run: {holds}; inchworm runs lists those in runs/")
+    path = find_run(path_or_name, directory=directory)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # names of older trainers were reported when it was trained
@@ -156,28 +184,33 @@ def read_run(path_or_name: str | Path, *, directory: str | Path = "runs", rows: 
         raise ConfigError(f"{path} is not a readable run: {error}") from error
     found, timing = _numbers(path / METRICS), _numbers(path / TIMING)
     if rows and not found:
-        now = "it is still in its first iteration" if is_locked(path) else "it ended before the first iteration was written"
-        raise ConfigError(f"the run {path} has no metrics: {now}")
+        why = "it is still in its first iteration" if is_locked(path) else "it ended before the first iteration was written"
+        if (path / METRICS).exists() and (path / METRICS).stat().st_size:
+            why = f"{METRICS} has no readable row"
+        raise ConfigError(f"the run {path} has no metrics: {why}")
     state, reason = _state(path, config, found)
     changed = max((os.stat(path / name).st_mtime for name in (CONFIG, METRICS, RATINGS) if (path / name).exists()), default=0.0)
     return RunRecord(path, config, state, reason, found, timing, _small_json(path / VERSIONS), _ratings(path), changed)
 
 
 def read_runs(names: Iterable[str | Path], *, directory: str | Path = "runs", rows: bool = True) -> list[RunRecord]:
-    """Read runs as `read_run` does. A bundle of seeds stands for its runs: those with metrics, if `rows` are needed."""
+    """Read runs as `read_run` does, each once. A comparison stands for its two bundles, and a bundle of seeds for its runs.
+
+    These are the runs with metrics, if `rows` are needed.
+    """
     found: list[RunRecord] = []
     for name in names:
-        bundle = find_bundle(name, directory)
-        if bundle is None:
+        where = find_bundle(name, directory) or find_named(name, COMPARISON, directory)
+        if where is None:
             found.append(read_run(name, directory=directory, rows=rows))
             continue
-        paths = [path.parent for path in bundle.glob(f"seed-*/{CONFIG}")]
-        runs = [read_run(path, rows=False) for path in paths]
-        begun = sorted((run for run in runs if run.rows or not rows), key=lambda run: run.config.run.seed)
+        runs = [read_run(path.parent, rows=False) for pattern in ("seed-*", "*/seed-*") for path in where.glob(f"{pattern}/{CONFIG}")]
+        begun = sorted((run for run in runs if run.rows or not rows), key=lambda run: (run.path.parent.name, run.config.run.seed))
         if not begun:
-            raise ConfigError(f"{bundle} holds no run with metrics yet; inchworm resume {bundle} trains its seeds")
+            how = f"; inchworm resume {where} trains its seeds" if (where / BUNDLE).exists() else ""
+            raise ConfigError(f"{where} holds no run with metrics yet{how}")
         found += begun
-    return found
+    return list({run.path.resolve(): run for run in found}.values())
 
 
 def _numbers(path: Path) -> list[dict[str, float]]:
@@ -227,28 +260,62 @@ def _state(path: Path, config: TrainingConfig, rows: Sequence[Mapping[str, float
 # Lists of runs
 
 
-def list_runs(directory: str | Path = "runs") -> dict[str, RunRecord | str]:
-    """All runs of a directory by name, the newest last; in place of one that cannot be read, a line that says why."""
+@dataclass(frozen=True)
+class Listed:
+    """An entry of a list of runs: a run, a bundle of seeds, a comparison or a sweep."""
+
+    name: str
+    kind: str
+    """`run`, `3 seeds`, `comparison` or `sweep`."""
+    state: str
+    """As of a run, of several the worst; `unreadable`; empty for a comparison or a sweep that nothing trains now."""
+    runs: Sequence[RunRecord] = ()
+    """The run, or those of a bundle."""
+    changed: float = 0.0
+    problem: str = ""
+    """Why it is unreadable."""
+
+
+def list_runs(directory: str | Path = "runs") -> dict[str, Listed]:
+    """What a directory holds by name, the newest last. Runs of comparisons and sweeps are not read: there may be hundreds."""
     parent = Path(directory)
     if not parent.is_dir():
         raise ConfigError(f"there is no directory {parent}; inchworm train ENV makes runs/, and --directory names another one")
-    found: dict[str, RunRecord | str] = {}
-    for path in sorted(entry.parent for entry in parent.glob(f"*/{CONFIG}")):
+    found: list[Listed] = []
+    for path in sorted(entry for entry in parent.iterdir() if entry.is_dir()):
+        file = next((name for name in (CONFIG, *_SEVERAL) if (path / name).is_file()), None)
+        if file is None:
+            continue
+        inside = {CONFIG: [path], BUNDLE: [each.parent for each in path.glob(f"*/{CONFIG}")]}.get(file, [])
+        kind = {CONFIG: "run", BUNDLE: f"{len(inside)} seed{'s' if len(inside) != 1 else ''}"}.get(file) or _SEVERAL[file]
+        changed = path.stat().st_mtime
         try:
-            found[path.name] = read_run(path, rows=False)
+            runs = [read_run(each, rows=False) for each in inside]
         except InchwormError as error:
-            found[path.name] = str(error)
-    return dict(sorted(found.items(), key=lambda run: run[1].changed if isinstance(run[1], RunRecord) else 0.0))
+            found.append(Listed(path.name, kind, "unreadable", changed=changed, problem=str(error)))
+            continue
+        states = {run.state for run in runs} | ({"running"} if is_locked(path) else set())
+        state = next((state for state in ("running", "failed", "interrupted", "finished") if state in states), "")
+        found.append(Listed(path.name, kind, state, runs, max((run.changed for run in runs), default=changed)))
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.changed)}
 
 
 def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = False) -> Path:
-    """Delete a run, or move it into `archive/NAME.tar.gz`; never anything outside `directory`, nor a run that is in use."""
+    """Delete a run, or what holds several, or move it into `archive/NAME.tar.gz`.
+
+    Never anything outside `directory`, nor a run that is in use.
+    """
     parent = Path(directory)
     path = parent / name
-    if Path(name).name != name or name in ("", ".", "..") or path.is_symlink() or not (path / CONFIG).is_file():
+    is_ours = any((path / file).is_file() for file in (CONFIG, *_SEVERAL))
+    if Path(name).name != name or name in ("", ".", "..") or path.is_symlink() or not is_ours:
         raise ConfigError(f"{name} is not a run in {parent}; inchworm runs lists them, and only those can be removed")
-    descriptor = take_lock(path / LOCK, f"the run {path}")  # one that is training is in use
-    try:
+    if archive and (parent / ARCHIVE / CONFIG).exists():
+        raise ConfigError(f"{parent / ARCHIVE} is a run, and archives would be in its directory; rename it first")
+    inside = [path, *(file.parent for what in (CONFIG, BUNDLE) for file in path.glob(f"**/*/{what}"))]
+    with ExitStack() as locks:
+        for each in inside:  # one that is training is in use
+            locks.callback(os.close, take_lock(each / LOCK, f"the run {each}"))
         packed = path
         if archive:
             packed = parent / ARCHIVE / f"{name}.tar.gz"
@@ -264,8 +331,6 @@ def remove_run(name: str, *, directory: str | Path = "runs", archive: bool = Fal
                 temporary.unlink(missing_ok=True)
             sync_directory(packed.parent)
         shutil.rmtree(path)
-    finally:
-        os.close(descriptor)
     return packed
 
 

@@ -39,14 +39,14 @@ from inchworm.core.types import SeedEvent
 from inchworm.env.registry import config_for
 from inchworm.env.source import make_vector_env
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle
-from inchworm.run.directory import CONFIG, LOCK, REPORT, flatten_config, is_locked, make_run_directory, refuse_code, take_lock
+from inchworm.run.directory import CONFIG, LOCK, REPORT, SWEEP, flatten_config, is_locked, make_run_directory, refuse_code, take_lock
 from inchworm.train.seed_trainers import STOP_SECONDS, ProcessTrainer, default_jobs
 from inchworm.train.seeds import SeedScore, SeedsSummary, score_of, score_seed
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
-SWEEP, STUDY, BEST, RESULT = "sweep.yaml", "study.db", "best.yaml", "sweep.json"
+STUDY, BEST, RESULT = "study.db", "best.yaml", "sweep.json"
 UNREACHED = 2.0
 """The steps of a run that does not reach the target, in budgets: the penalised average runtime (PAR2) of algorithm configuration."""
 STARTUP_TRIALS = 6

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from inchworm.analysis.charts import Line, legend, scatter_svg
-from inchworm.analysis.report import e, large_chart, section, table, whole_page
+from inchworm.analysis.charts import Line, e, legend, scatter_svg
+from inchworm.analysis.report import large_chart, section, table, whole_page
 from inchworm.analysis.search_space import Choice, Range, Space, Values, base_values, with_values
 from inchworm.config.reading import ConfigBase, config_class
 from inchworm.config.sections import Count, TrainingConfig
@@ -211,7 +211,8 @@ def _history(found: Sweep) -> str:
     lines = [Line("best so far", numbers, best, colour=0), Line("each trial", numbers, scores, colour=1, style="points")]
     what = OBJECTIVES[found.config.objective]
     better = "less is better" if found.config.objective == "steps" else "more is better"
-    hint = f'<p class="hint">{e(what)}, mean over {found.config.seeds} seeds; {better}; the horizontal axis is the number of the trial</p>'
+    seeds = f"{found.config.seeds} seed{'s' if found.config.seeds > 1 else ''}"
+    hint = f'<p class="hint">{e(what)}, mean over {seeds}; {better}; the horizontal axis is the number of the trial</p>'
     return section("history", large_chart(lines, what, over="trial"), legend(lines), hint)
 
 

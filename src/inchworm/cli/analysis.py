@@ -24,6 +24,7 @@ from inchworm.cli.main import FAILED, OK
 from inchworm.cli.show import open_page
 from inchworm.config.reading import FROM_LIST, ConfigBase, config_class
 from inchworm.core.errors import close_names
+from inchworm.evaluate.stats import interquartile_mean
 from inchworm.tracking.console import make_terminal
 
 Runs = Annotated[tuple[str, ...], FROM_LIST, Metavar("RUN …", positional=True)]
@@ -34,7 +35,7 @@ class ReportOptions(ConfigBase):
     """Write a page about a run, or about several side by side: one HTML file that opens offline."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/; or one comparison."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/. A comparison alone has a page with its answer."""
     out: Annotated[str | None, Metavar("PAGE")] = None
     """The page to write; by default report.html in the directory of the run, bundle or comparison, or here for several runs."""
     open: bool = False
@@ -60,7 +61,7 @@ class WatchOptions(ConfigBase):
     """Serve the report of a run as a live page on this machine, while training goes on. Ctrl-C ends it."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
     port: int = 0
     """Port on 127.0.0.1; 0 takes a free one."""
     open: bool = False
@@ -87,7 +88,7 @@ class PlotOptions(ConfigBase):
     """Draw the learning curves of runs for a paper; runs that differ only in the seed become one curve with an interval."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
     out: Annotated[str, Metavar("FILE")] = "curve.svg"
     """The file to write: .svg, or .png and .pdf with matplotlib."""
     metric: str | None = None
@@ -116,7 +117,7 @@ class DoctorOptions(ConfigBase):
     """Say what is likely wrong with a run, by which numbers, and what to try; the most likely first."""
 
     runs: Runs = ()
-    """Runs, or bundles of seeds: directories, or names in runs/."""
+    """Runs, bundles of seeds or comparisons: directories, or names in runs/."""
 
 
 def run_doctor(arguments: Sequence[str]) -> int:
@@ -209,7 +210,10 @@ def run_diff(arguments: Sequence[str]) -> int:
 
 @config_class("--")
 class RunsOptions(ConfigBase):
-    """List runs with state, score, steps and age; or delete or archive some of them."""
+    """List runs, bundles of seeds, comparisons and sweeps with state, score, steps and age; or delete or archive some of them.
+
+    The score of a bundle is the interquartile mean over its seeds, and its steps are those of all of them.
+    """
 
     names: Annotated[tuple[str, ...], FROM_LIST, Metavar("NAME …", positional=True)] = ()
     """Only these runs; needed for --delete and --archive."""
@@ -227,30 +231,34 @@ def run_runs(arguments: Sequence[str]) -> int:
     """Print the list, or remove runs."""
     options = parse(RunsOptions, arguments, "inchworm runs")
     terminal = make_terminal()
+    if options.delete and options.archive:
+        raise UsageError("--delete and --archive exclude each other; give one")
+    if (options.delete or options.archive) and not options.names:
+        raise UsageError(f"name the runs: inchworm runs NAME … --{'delete' if options.delete else 'archive'}")
+    known = list_runs(options.directory)
+    if missing := [name for name in options.names if name not in known]:
+        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
     if options.delete or options.archive:
-        if options.delete and options.archive:
-            raise UsageError("--delete and --archive exclude each other; give one")
-        if not options.names:
-            raise UsageError(f"name the runs: inchworm runs NAME … --{'delete' if options.delete else 'archive'}")
         _confirm(f"{'delete' if options.delete else 'archive'} {', '.join(options.names)} in {options.directory}", asked=not options.yes)
         for name in options.names:
             path = remove_run(name, directory=options.directory, archive=options.archive)
             terminal.print(f"archived as {path}" if options.archive else f"deleted {path}")
         return OK
-    known = list_runs(options.directory)
-    if missing := [name for name in options.names if name not in known]:
-        raise UsageError(f"there is no run {', '.join(missing)} in {options.directory}; inchworm runs lists those that there are")
     listed = {name: run for name, run in known.items() if not options.names or name in options.names}
     if not listed:
         terminal.print(f"no runs in {options.directory}; inchworm train ENV makes one")
         return OK
-    table = Table("run", "state", "score", Column("env steps", justify="right"), Column("age", justify="right"), box=None, pad_edge=False)
-    for name, run in listed.items():
-        if isinstance(run, str):
-            table.add_row(name, "unreadable", run, "", "")
-        else:
-            table.add_row(name, run.state, score_text(run)[0], f"{run.env_steps:,}", duration(max(0.0, time.time() - run.changed)))
+    right = [Column(title, justify="right") for title in ("env steps", "age")]
+    table = Table("name", "kind", "state", "score", *right, box=None, pad_edge=False)
+    for name, entry in listed.items():
+        scores = [run.score for run in entry.runs if run.score is not None]
+        score = score_text(entry.runs[0])[0] if len(entry.runs) == 1 else f"{interquartile_mean(scores):.5g}" if scores else ""
+        steps = f"{sum(run.env_steps for run in entry.runs):,}" if entry.runs else ""
+        table.add_row(name, entry.kind, entry.state, score, steps, duration(max(0, round(time.time() - entry.changed))))
     terminal.print(table)
+    for entry in listed.values():
+        if entry.problem:
+            terminal.print(entry.problem)
     return OK
 
 

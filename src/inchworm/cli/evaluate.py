@@ -147,9 +147,18 @@ def _play(
         save_replay(replay_file, stats.replay)
     if isinstance(options, EvaluateOptions):
         _show_first(stats, env, options)
-    text = json.dumps(stats.to_dict()) if options.json else f"{' against '.join(stats.players)} in {env.id}: {stats}"
-    make_terminal().print(text)
+    _print_stats(stats, f"{' against '.join(stats.players)} in {env.id}: {stats}", options)
     return OK
+
+
+def _print_stats(stats: EvalStats | SuiteStats, text: str, options: MatchOptions | EvaluateOptions) -> None:
+    """Print the scores, and the files that were asked for."""
+    if options.json:
+        text = json.dumps(stats.to_dict())
+    else:
+        files = {"replay": options.save_replay, "video": options.video if isinstance(options, EvaluateOptions) else None}
+        text = "\n".join([text, *(f"{name}: {path}" for name, path in files.items() if path is not None)])
+    make_terminal().print(text)
 
 
 @config_class("--")
@@ -164,7 +173,7 @@ class EvaluateOptions(ConfigBase):
     run_name: RunName = ""
     """The run's directory, or its name in runs/; or a policy file."""
     episodes: int | None = None
-    """Number of episodes; as many as in the run's final evaluation by default."""
+    """Number of episodes; as many as in the run's final evaluation by default. More than it lists seeds (evaluation.seeds) have others."""
     sampled: bool = False
     """Sample actions instead of taking the likeliest."""
     seed: int | None = None
@@ -227,7 +236,7 @@ def run_evaluate(arguments: Sequence[str]) -> int:
         _show_first(stats, env, options)
         opponent_name = evaluation_opponent(config)
         text = f"{path}{'' if opponent_name is None else f' against {opponent_name}'}: {stats}"
-    make_terminal().print(json.dumps(stats.to_dict()) if options.json else text)
+    _print_stats(stats, text, options)
     return OK
 
 
@@ -265,7 +274,8 @@ def policy_and_config(options: EvaluateOptions | VideoOptions, prog: str) -> tup
     defaults = config.evaluation
     names = ("seed", "num_envs", "episodes", "baseline", "max_episode_steps")
     given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    seeds = () if options.seed is not None else defaults.seeds[: options.episodes]
+    enough = options.seed is None and (options.episodes or 0) <= len(defaults.seeds)
+    seeds = defaults.seeds[: options.episodes] if enough else ()
     counts = {"episodes": len(seeds) or defaults.final_episodes or 100, "final_episodes": 0, "seeds": seeds}
     settings = defaults.replace(deterministic=not options.sampled, **{**counts, **given})
     return policy, path, config.replace(env=env, evaluation=settings)
@@ -339,7 +349,7 @@ class VideoOptions(ConfigBase):
     kwargs: dict[str, Any] | None = None
     """Keyword arguments of the environment, such as '{units: [scout, scout]}'; by default those of the run."""
     num_envs: int | None = None
-    """Copies of the environment that are played, of which sampled actions depend; as in the run's evaluations by default."""
+    """Copies of the environment that are played, on which sampled actions depend; as in the run's evaluations by default."""
     max_episode_steps: int | None = None
     """Cut episodes off after this many steps; as in the run's evaluations by default."""
     quiet: bool = False

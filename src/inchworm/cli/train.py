@@ -236,6 +236,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
                 reached = f"has reached its target ({state.env_steps:,} steps in {state.iteration:,} iterations)"
                 if has_stopped(state, config.convergence):
                     reached = f"has {describe_convergence(state, config.convergence)}"
+                run.restore_config()
                 terminal.print(f"the run {run.path} {reached}; to continue:\n  {_longer(run, state)}")
                 trainer.release_ranks()
                 return OK

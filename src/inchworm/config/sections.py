@@ -488,13 +488,13 @@ class EvalConfig(ConfigBase):
     """Number of newest replays and videos of save_replay that are kept."""
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "final_episodes"):
-            count = getattr(self, name)
-            if self.seeds and count != len(self.seeds) and (count or name == "episodes"):
-                raise ConfigError(
-                    f"evaluation.seeds has {len(self.seeds)} seeds, one for each episode, but evaluation.{name}={count}; "
-                    f"set evaluation.{name}={len(self.seeds)}{' or 0' if name == 'final_episodes' else ''}"
-                )
+        count = len(self.seeds)
+        others = {"episodes": self.episodes, "final_episodes": self.final_episodes}
+        others = {name: value for name, value in others.items() if value != count and (value or name == "episodes")}
+        if self.seeds and others:
+            found = " and ".join(f"evaluation.{name}={value}" for name, value in others.items())
+            wanted = " and ".join(f"evaluation.{name}={count}{' or 0' if name == 'final_episodes' else ''}" for name in others)
+            raise ConfigError(f"evaluation.seeds has {count} seeds, one for each episode, but {found}; set {wanted}")
 
 
 @config_class("convergence.")
@@ -598,6 +598,12 @@ class WandbConfig(ConfigBase):
     """The group of runs that it belongs to."""
     tags: Texts = ()
     """Tags of the run there."""
+
+    def __post_init__(self) -> None:
+        given = {"mode": self.mode == "offline", "entity": self.entity, "name": self.name, "group": self.group, "tags": self.tags}
+        names = [name for name, value in given.items() if value]
+        if names and self.project is None and self.mode != "disabled":
+            raise ConfigError(f"tracking.wandb.{names[0]} is set, but nothing is sent to W&B without a project; set tracking.wandb.project")
 
     @property
     def on(self) -> bool:

@@ -330,9 +330,10 @@ class EvalStats:
         count = f"{self.episodes:,} {kind} episode{'s' if self.episodes > 1 else ''}"
         success = f", success {self.success_rate:.1%}" if self.success_rate is not None else ""
         wins = f"{self.win_text}, " if self._info_mean("win") is not None else ""
+        ends = f", from {self.min_return:.5g} to {self.max_return:.5g}" if self.episodes > 1 else ""
         return (
-            f"{wins}{self.return_text(spread)} ({'95 %, ' if spread else ''}{count}), from {self.min_return:.5g} to {self.max_return:.5g}"
-            f"{self.difference_text}, mean length {self.mean_episode_length:.5g}{success}{self.capped_text}"
+            f"{wins}{self.return_text(spread)} ({'95 %, ' if spread else ''}{count}){ends}{self.difference_text}"
+            f", mean length {self.mean_episode_length:.5g}{success}{self.capped_text}"
         )
 
     def __repr__(self) -> str:

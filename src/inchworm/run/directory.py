@@ -36,8 +36,8 @@ from inchworm.core.tensor_file import make_directory, read_bytes, read_json, rem
 from inchworm.env.registry import names_code
 
 CONFIG = "config.yaml"
-BUNDLE = "bundle.yaml"
-"""In a directory with the runs of several seeds: see `run/bundle.py`."""
+BUNDLE, COMPARISON, SWEEP = "bundle.yaml", "comparison.yaml", "sweep.yaml"
+"""In directories that hold several runs: see `run/bundle.py`, `analysis/compare.py` and `analysis/sweep.py`."""
 VERSIONS = "versions.json"
 POLICY = "policy.safetensors"
 RATINGS = "ratings.json"
@@ -133,6 +133,7 @@ class Run(Closes):
         self.path = path
         self.config = config
         self.continued = continued
+        self._before: TrainingConfig | None = None  # what the directory held before `change_config`
         self._warned: set[str] = set()  # versions whose change has been reported
         self._lock: int | None = None
 
@@ -206,7 +207,14 @@ class Run(Closes):
         """Continue with `config`, if it differs from the run's only where that does not alter completed training."""
         check_config(self.path, self.config, config)
         if config_changes(self.config, config):
+            before = self.config
             self.save_config(config)
+            self._before = before
+
+    def restore_config(self) -> None:
+        """Write the config that `change_config` replaced: nothing was trained with the new one."""
+        if self._before is not None:
+            self.save_config(self._before)
 
     def save_config(self, config: TrainingConfig) -> None:
         """Write `config` as the run's config."""

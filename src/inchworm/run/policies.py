@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 RUNS = Path("runs")
-EXPECTED = f"expected a policy file, a run directory (with {POLICY}) or a checkpoint directory (with {MANIFEST})"
+EXPECTED = f"expected a policy file, a run directory (with {POLICY}), a checkpoint directory (with {MANIFEST}) or a version (policies@best)"
 
 
 @overload
@@ -98,6 +98,8 @@ def read_saved(path: str | Path) -> tuple[PolicyDescription | None, Weights, Pat
         return *read_policy_file(target), target
     checkpoints = target / CHECKPOINTS if (target / CHECKPOINTS).is_dir() else target
     if not (checkpoints / MANIFEST).is_file() and TrainingCheckpointer(checkpoints).latest() is None:
+        if is_versioned(f"{target}@latest"):
+            raise ConfigError(f"{target} holds versions of a policy; name one: {target}@latest, {target}@best or a number")
         raise ConfigError(f"{target} holds no policy; {EXPECTED}")
     checkpoint = load_checkpoint(checkpoints)
     with untrusted(f"{checkpoint.path} holds no valid policy"):
