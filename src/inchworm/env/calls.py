@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inchworm.config.sections import CurriculumConfig
 from inchworm.core.errors import EnvError, InchwormError, describe_error
+
+if TYPE_CHECKING:  # reading it takes half of the time in which a worker starts
+    from inchworm.config.sections import CurriculumConfig
 
 CALLS = "inchworm.calls"
 """Key of reset options: the methods to call before the reset, each as [name, arguments, keywords], the latest call of each name."""

@@ -160,7 +160,8 @@ def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
             def reset(self, *, seed=None, options=None):
                 return np.zeros(1, np.float32), {}
             def step(self, action):
-                bad = [name for name in ("torch", "user_script", "jax") if name in sys.modules]
+                slow = () if "inchworm.env.make" in sys.modules else ("pydantic",)  # which reads a config
+                bad = [name for name in ("torch", "user_script", "jax", *slow) if name in sys.modules]
                 return np.zeros(1, np.float32), float(len(bad)), True, False, {"pid": os.getpid(), "argv": len(sys.argv)}
 
         gym.register("MineOfScript-v0", Mine)                     # no main guard, and known in this process alone
