@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-UNMEASURED = ("conformance", "faults", "test_bits.py", "test_docs.py", "test_examples.py", "test_learning.py")
-"""Tests of several modules at once, which take longest: the tests of each module reach the same lines, and tracing costs a third more."""
+UNMEASURED = ("conformance", "faults")
+"""Tests of several modules at once, as those in no folder: each module's own tests reach the same lines, and tracing costs a third more."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,7 +30,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
+def pytest_collection_finish() -> None:
+    set_aside()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        set_aside()
+
+
+def set_aside() -> None:
+    """Let later garbage collections skip what is alive: modules and compiled programs, through which a pass takes seconds."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in UNMEASURED:
+        if item.path.parent == TESTS or item.path.relative_to(TESTS).parts[0] in UNMEASURED:
             item.add_marker(pytest.mark.no_cover)

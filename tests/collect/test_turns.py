@@ -100,6 +100,7 @@ class Perfect(TakesOne):
         return type(step)(actions, actions, step.log_probs, ())
 
 
+@pytest.mark.no_cover
 def test_a_game_is_learned_by_playing_both_sides():
     """A policy that learned nothing wins half of its games against random play; no player can do better than the perfect one."""
     game = functools.partial(Stones, 6, toll=0.0, seeded=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,7 +76,12 @@ class _NumpyLoss:
         return numpy_loss.value_errors(evaluation, minibatch.returns, minibatch.values, coefficients)[0]
 
 
-_jax_gae = jax.jit(jax_gae.compute_gae)  # as the backend calls it; operation by operation, each would be compiled
+# As the backend calls them; operation by operation, each would be compiled.
+_jax_gae = jax.jit(jax_gae.compute_gae)
+
+
+def _jax_log_prob_and_entropy(layout: Any, *given: Any) -> Any:
+    return jax.jit(partial(jax_distributions.log_prob_and_entropy, layout))(*given)
 
 
 def _jax_gae_by_rows(*given: Any) -> Any:
@@ -110,7 +116,7 @@ JAX = Backend(
     np.asarray,
     _jax_gae,
     jax_loss,
-    jax_distributions.log_prob_and_entropy,
+    _jax_log_prob_and_entropy,
     jax_encoding,
     JaxPolicy,
 )

@@ -86,25 +86,24 @@ def side_by_side(spec, config, dtype, *, updates=2, observations=None, change=la
 HYBRID = spaces.Dict({"z": spaces.Discrete(3, start=-1), "a": spaces.Box(-1, 1, (2,)), "m": spaces.MultiBinary(2)})
 # 36 samples make minibatches of 8, 7, 7, 7 and 7; the clip is narrow, so that few steps reach both of its sides.
 PLAIN = PPOConfig(learning_rate=3e-3, update_epochs=3, num_minibatches=5, clip_coef=0.02)
+# Settings that do not meet in the code stand together: each row is compiled anew.
 OPTIONS = {
     "plain": {},
-    "minibatch_size": {"num_minibatches": None, "minibatch_size": 10},
+    "minibatch_size, weight decay, scaled rewards": {
+        "num_minibatches": None, "minibatch_size": 10, "weight_decay": 0.1, "scale_rewards": True,
+    },
     "one minibatch": {"num_minibatches": 1},
-    "accumulation 2": {"gradient_accumulation": 2},
     "accumulation 3": {"gradient_accumulation": 3, "normalize_advantages": "minibatch"},
-    "weight decay": {"weight_decay": 0.1},
-    "no gradient limit, advantages as they are": {"max_grad_norm": None, "normalize_advantages": "off"},
-    "tight gradient limit": {"max_grad_norm": 0.05},
-    "advantages of minibatches": {"normalize_advantages": "minibatch"},
-    "clipped values": {"clip_vloss": True},
-    "clipped values, own bound": {"clip_vloss": True, "vf_clip_coef": 0.3},
-    "scaled rewards": {"scale_rewards": True},
-    "no entropy, gamma and lambda": {"ent_coef": 0.0, "gamma": 0.9, "gae_lambda": 0.5},
-    "much entropy": {"ent_coef": 0.5, "adam_eps": 1e-3},
-    "sequences of 4": {"sequence_length": 4},
+    "no gradient limit, advantages as they are, no entropy, gamma and lambda": {
+        "max_grad_norm": None, "normalize_advantages": "off", "ent_coef": 0.0, "gamma": 0.9, "gae_lambda": 0.5,
+    },
+    "tight gradient limit, much entropy": {"max_grad_norm": 0.05, "ent_coef": 0.5, "adam_eps": 1e-3},
+    "clipped values, own bound, advantages of minibatches": {
+        "clip_vloss": True, "vf_clip_coef": 0.3, "normalize_advantages": "minibatch",
+    },
+    "sequences of 4, clipped values": {"sequence_length": 4, "clip_vloss": True},
     "sequences of 5": {"sequence_length": 5, "gradient_accumulation": 2, "normalize_advantages": "minibatch"},  # 12 = 5 + 5 + 2
     "target_kl": {"target_kl": 1e-4, "update_epochs": 6},
-    "rmsprop": {"optimizer": "rmsprop"},
     "rmsprop with decay": {"optimizer": "rmsprop", "weight_decay": 0.1, "adam_eps": 1e-3},
     "sgd": {"optimizer": "sgd", "learning_rate": 0.3, "max_grad_norm": 0.05},
     "sgd with decay": {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.1, "gradient_accumulation": 2},
@@ -112,10 +111,10 @@ OPTIONS = {
     "adaptive rate": {"learning_rate_schedule": "adaptive", "desired_kl": 2e-3, "update_epochs": 5},
     "frozen weights": {"freeze": ["actor.0.*", "log_std"], "weight_decay": 0.1, "max_grad_norm": 0.05},
     "frozen actor": {"freeze": ["actor.*"], "gradient_accumulation": 2},
-}
+}  # fmt: skip
 
 
-IN_FLOAT32 = ("plain", "sequences of 5", "sgd", "frozen weights")
+IN_FLOAT32 = ("plain", "sequences of 5", "sgd")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +135,11 @@ def test_every_option_gives_equal_weights(name, dtype):
         assert len({PLAIN.learning_rate, *rates}) == 3
 
 
-@pytest.mark.parametrize("case", ["discrete+mask", "multi_discrete_rank_2+mask", "box_tanh", "dict_mix+mask", "nested+mask"], indirect=True)
-@pytest.mark.parametrize("dead", [False, True], ids=["alive", "some dead"])
+@pytest.mark.parametrize(
+    ("case", "dead"),
+    [*((name, True) for name in ("discrete+mask", "multi_discrete_rank_2+mask", "box_tanh", "dict_mix+mask")), ("nested+mask", False)],
+    indirect=["case"],
+)
 def test_every_kind_of_space_gives_equal_weights(case, dead):
     spec = PolicySpec(case.observation_space(BOX), case.action_space, PolicyConfig(hidden_sizes=(8,), action_bounds=case.bounds))
     side_by_side(
@@ -152,7 +154,8 @@ def test_every_kind_of_space_gives_equal_weights(case, dead):
 @pytest.mark.parametrize(
     ("activation", "shared_trunk", "hidden_sizes"),
     [
-        *(("tanh", shared, sizes) for shared in (False, True) for sizes in ((), (6,), (5, 4, 6))),
+        ("tanh", False, ()),
+        ("tanh", True, (5, 4, 6)),
         ("relu", False, (5, 4, 6)),
         ("elu", True, (5, 4, 6)),
         ("leaky_relu", False, (6,)),
@@ -199,12 +202,11 @@ def test_an_update_changes_weights_and_counts(side):
     assert (learner.updates, learner.env_steps, policy.policy_version) == (2, 72, 2)
 
 
-@pytest.mark.parametrize("normalization", ["batch", "minibatch"])
-def test_the_input_is_never_changed(side, normalization):
+def test_the_input_is_never_changed(side):
     policy = side.policy(observation_space=with_mask(BOX, mask_space(spaces.Discrete(3))), normalize_observations=True)
     rollout = with_the_dead(collect(policy), 0.0).map(np.array)  # an own, writable copy of every array
     before = [leaf.tobytes() for leaf in optree.tree_leaves(rollout.to_dict()) if isinstance(leaf, np.ndarray)]
-    learner = side.learner(policy, CONFIG.replace(normalize_advantages=normalization, max_staleness=1))
+    learner = side.learner(policy, CONFIG.replace(normalize_advantages="minibatch", max_staleness=1))
     learner.update(rollout)
     learner.update(rollout)
     assert len(before) > 10
@@ -299,9 +301,7 @@ def mask_of(number):
         {"num_minibatches": 4},
         {"minibatch_size": 5},
         {"num_minibatches": 3, "gradient_accumulation": 2},
-        {"num_minibatches": 7},
-        {"num_minibatches": 2, "sequence_length": 3},  # 7 = 3 + 3 + 1
-        {"num_minibatches": 2, "sequence_length": 3, "gradient_accumulation": 2},
+        {"num_minibatches": 2, "sequence_length": 3, "gradient_accumulation": 2},  # 7 = 3 + 3 + 1
     ],
     ids=str,
 )
@@ -364,7 +364,7 @@ def test_what_is_refused(side):
     assert (learner.updates, policy.policy_version) == (0, 0)
 
 
-@pytest.mark.parametrize("normalization", ["batch", "minibatch", "off"])
+@pytest.mark.parametrize("normalization", ["batch", "minibatch"])
 def test_garbage_in_dead_rows_changes_nothing(side, normalization):
     results = []
     for garbage in (0.0, np.nan, 1e30):
@@ -511,7 +511,7 @@ class Flaw:
         return self.side.answer(value, slope, values) if number in self.bad else self.side.answer(0.0, 0.0, values)
 
 
-@pytest.mark.parametrize("how", ["nan loss", "infinite loss", "nan gradient"])
+@pytest.mark.parametrize("how", ["infinite loss", "nan gradient"])
 def test_a_bad_minibatch_moves_neither_weights_nor_moments(side, how):
     policy = side.policy()
     learner = side.learner(policy, CONFIG.replace(num_minibatches=1, update_epochs=1, weight_decay=0.1))
@@ -527,7 +527,7 @@ def test_a_bad_minibatch_moves_neither_weights_nor_moments(side, how):
     assert np.isfinite(parameters(policy)).all()
 
 
-@pytest.mark.parametrize("bad", [{0}, {1, 2}, {0, 1, 3, 4, 6, 7}], ids=str)
+@pytest.mark.parametrize("bad", [{1, 2}, {0, 1, 3, 4, 6, 7}], ids=str)
 def test_bad_ones_between_good_ones_are_counted_and_left_out(side, bad):
     policy = side.policy()
     learner, flaw = side.learner(policy), Flaw(side, frozenset(bad))
@@ -769,11 +769,12 @@ def test_constant_schedules_need_no_length_and_others_do(side):
 
 
 ADAPTIVE = {"learning_rate": 0.01, "learning_rate_schedule": "adaptive"}
+NORMALIZED = {"normalize_observations": True, "normalize_values": True}
 
 
-@pytest.mark.parametrize("options", [{}, {"normalize_observations": True, "normalize_values": True}], ids=["plain", "normalisers"])
-@pytest.mark.parametrize("rate", [{}, ADAPTIVE], ids=["linear", "adaptive"])
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("options", "rate", "stop"), [({}, {}, 2), ({}, ADAPTIVE, 3), (NORMALIZED, {}, 3), (NORMALIZED, ADAPTIVE, 1)], ids=repr
+)
 def test_a_resumed_learner_ends_with_the_same_bits(side, options, rate, stop):
     rollouts = [collect(side.policy(None, HYBRID, **options), seed=seed) for seed in range(4)]
 
@@ -936,15 +937,13 @@ def norm_of(side, freeze, **options):
     return side.learner(policy, config).update(collect(policy))["grad_norm"]
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_the_gradient_norm_counts_what_is_trained(side, pieces):
-    whole, actor, rest = (norm_of(side, freeze, gradient_accumulation=pieces) for freeze in ((), ("actor.*",), ("critic.*", "log_std")))
+def test_the_gradient_norm_counts_what_is_trained(side):
+    whole, actor, rest = (norm_of(side, freeze, gradient_accumulation=2) for freeze in ((), ("actor.*",), ("critic.*", "log_std")))
     assert min(actor, rest) > 0.1
     assert actor**2 + rest**2 == pytest.approx(whole**2, rel=1e-4)
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_frozen_weights_stay_to_the_bit_and_the_others_learn(side, pieces):
+def test_frozen_weights_stay_to_the_bit_and_the_others_learn(side):
     policy = side.policy(None, HYBRID, seed=1)
     before, seen = policy.get_weights(), []
 
@@ -952,7 +951,7 @@ def test_frozen_weights_stay_to_the_bit_and_the_others_learn(side, pieces):
         side.record(seen, policy.get_weights()["critic.0.weight"])
         return side.answer(0.0, 1.0, values)
 
-    config = CONFIG.replace(freeze=("critic.*", "*.bias"), weight_decay=0.1, gradient_accumulation=pieces)
+    config = CONFIG.replace(freeze=("critic.*", "*.bias"), weight_decay=0.1, gradient_accumulation=2)
     learner = side.learner(policy, config)
     assert learner.frozen == {name for name in before if name.startswith("critic.") or name.endswith(".bias")}
     for seed in range(2):

@@ -1,12 +1,11 @@
 """ratio == 1: for NumPy and torch actors alike, the learner gives the same actions the same log-probs before its first step.
 
-Every observation space × every action space × mask × normalisers, for acting in NumPy and in torch, MLP and CNN. This one property
-catches wrong masks, wrong encodings, wrong statistics and rounded actions.
+Every observation space × every action space × mask, with normalisers in every second of them, for acting in NumPy and in torch, MLP
+and CNN. This one property catches wrong masks, wrong encodings, wrong statistics and rounded actions.
 """
 
 import numpy as np
 import optree
-import pytest
 import torch
 from gymnasium import spaces
 
@@ -48,8 +47,8 @@ def ratios(actor, learner, observations, *, deterministic=False):
     return evaluation.log_probs[0].numpy() - step.log_probs
 
 
-@pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalised"])
-def test_the_learner_agrees_with_the_actor(case, observation_space, normalize):
+def test_the_learner_agrees_with_the_actor(request, case, observation_space):
+    normalize = sum(request.node.callspec.indices.values()) % 2 == 1  # every space meets both
     image = isinstance(observation_space, spaces.Box) and observation_space.shape == (8, 9, 3)
     for kind in ("mlp", "cnn") if image else ("mlp",):
         spec = spec_of(case, observation_space, kind, normalize)

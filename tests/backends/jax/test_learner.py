@@ -172,26 +172,33 @@ def test_gae_and_statistics_of_jax_arrays():
     np.testing.assert_allclose(scaled, [1.0], rtol=1e-6)
 
 
-PROGRAM = """
-import sys
-sys.path[:0] = {paths!r}
-import jax
+PROGRAM = f"""
+import os, jax
 from inchworm import PolicyConfig, PolicySpec
+from inchworm.backends.jax.backend import use_compilation_cache
 from inchworm.backends.registry import make_policy
 from gymnasium import spaces
-make_policy(PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig()), backend="jax")
-print(jax.config.jax_compilation_cache_dir)
+
+def kept():
+    use_compilation_cache.cache_clear()
+    make_policy(PolicySpec(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), PolicyConfig()), backend="jax")
+    print(jax.config.jax_compilation_cache_dir)
+
+kept()  # in the directory that the user told JAX
+jax.config.update("jax_compilation_cache_dir", None)
+os.environ["{CACHE_VARIABLE}"] = "off"
+kept()
+del os.environ["{CACHE_VARIABLE}"]
+kept()
 """
 
 
-@pytest.mark.parametrize("chosen", ["own", "off", "users"])
-def test_where_compiled_programs_are_kept(tmp_path, chosen):
-    environment = {name: value for name, value in os.environ.items() if name not in (CACHE_VARIABLE, "JAX_COMPILATION_CACHE_DIR")}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path)}
-    environment |= {"own": {}, "off": {CACHE_VARIABLE: "off"}, "users": {"JAX_COMPILATION_CACHE_DIR": "/somewhere"}}[chosen]
-    program = PROGRAM.format(paths=[path for path in sys.path if path])
-    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout.strip()
-    assert found == {"own": str(tmp_path / "inchworm" / "jax"), "off": "None", "users": "/somewhere"}[chosen]
+def test_where_compiled_programs_are_kept(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != CACHE_VARIABLE}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": "/somewhere"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    found = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["/somewhere", "None", str(tmp_path / "inchworm" / "jax")]
 
 
 def test_without_jax_the_line_to_type(tmp_path):

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from doubles.learners import NUMPY
 from inchworm.backends.numpy.policy import encode_mask, encode_observations
 from inchworm.core.errors import InchwormError, SpaceError
-from inchworm.core.types import Minibatch
 from inchworm.policy.layout import action_layout, observation_layout
 
 
@@ -83,23 +82,6 @@ def test_two_threads_may_act_with_one_policy():
         together = [set(found) for found in pool.map(act, batches)]
     assert together == alone
     assert [len(found) for found in alone] == [1, 1]
-
-
-@pytest.mark.parametrize("space", [spaces.Discrete(5), spaces.Box(-1, 1, (3,), np.float32)], ids=["choice", "Gaussians"])
-@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu", "silu"])
-def test_acting_and_evaluating_agree_on_any_leading_axes(space, activation):
-    policy = NUMPY.policy(spaces.Box(-3, 3, (4,)), space, hidden_sizes=(9, 8), activation=activation)
-    observations = np.random.default_rng(1).uniform(-3, 3, (6, 7, 4)).astype(np.float32)  # [L, N, 4]
-    steps = [policy.act(rows, (), np.ones(7, bool), np.random.default_rng(2)) for rows in observations]
-    nothing = np.zeros((6, 7), np.float32)
-    zeros = dict.fromkeys(("log_probs", "advantages", "returns", "values"), nothing)
-    actions = np.stack([step.actions for step in steps])
-    minibatch = Minibatch(observations=observations, actions=actions, **zeros, valid=nothing == 0, episode_starts=nothing != 0)
-    evaluation = policy.evaluate(minibatch)
-    assert evaluation.log_probs.shape == evaluation.values.shape == (6, 7)
-    np.testing.assert_allclose(evaluation.log_probs, np.stack([step.log_probs for step in steps]), rtol=0, atol=5e-6)
-    np.testing.assert_array_equal(evaluation.values, policy.value(observations))
-    np.testing.assert_allclose(policy.value(observations[2:3])[0], evaluation.values[2], rtol=0, atol=5e-6)
 
 
 # Observations, masks and actions as flat arrays

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coverage import Coverage
 
 from doubles.ranks import CASES, run_case
 from inchworm import load_policy
@@ -41,9 +42,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     """The directory in which two ranks have trained all cases, what each noted, and what they printed."""
     directory = tmp_path_factory.mktemp("ranks")
     killed = train_and_die(directory)
+    # Coverage reads this in every process that starts: these lines run in ranks alone.
+    measured = {"COVERAGE_PROCESS_START": str(TESTS.parent / "pyproject.toml")} if Coverage.current() else {}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command = [*torchrun, "--master-port", free_port(), "-m", "doubles.ranks", "record", str(directory)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=ENVIRONMENT | measured, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [{**json.loads((directory / f"found {rank}.json").read_text()), "killed": killed} for rank in (0, 1)]
     return directory, found, done.stdout + done.stderr

@@ -102,7 +102,7 @@ def test_warnings_of_workers_are_those_of_this_process_and_shown_once(capfd):
 
 
 # ---- the same bits in every layout
-@pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 3, False), (2, 1, True), (5, 2, True)])
+@pytest.mark.parametrize(("copies", "workers", "helped"), [(5, 3, False), (5, 2, True)])
 def test_any_number_of_workers_gives_the_same_bits(copies, workers, helped):
     config = EnvConfig(id="CartPole-v1", num_envs=copies, native=False)
     with make_vector_env(config, seed=3, num_workers=0) as here:
@@ -116,8 +116,7 @@ def test_any_number_of_workers_gives_the_same_bits(copies, workers, helped):
         assert_equal_steps(run(env, 120), expected)
 
 
-@pytest.mark.parametrize("helped", [False, True])
-def test_partial_resets_options_and_states_are_the_same_too(helped):
+def test_partial_resets_options_and_states_are_the_same_too():
     def both(call):
         results = [frozen(call(env)) for env in (remote, here)]
         assert_equal_steps(results[:1], results[1:])
@@ -125,7 +124,7 @@ def test_partial_resets_options_and_states_are_the_same_too(helped):
     def make():
         return Corridor(length=3)
 
-    with WorkerVectorEnv(make, 3, 2, help_workers=helped) as remote, InProcessVectorEnv(make, 3) as here:
+    with WorkerVectorEnv(make, 3, 2, help_workers=True) as remote, InProcessVectorEnv(make, 3) as here:
         for env in (remote, here):
             env.set_reset_options({"place": 1}, indices=[0, 2])
         both(lambda env: env.reset(seeds=[4, 5, 6]))
@@ -160,7 +159,8 @@ def test_workers_import_neither_torch_nor_the_users_script(tmp_path):
             def reset(self, *, seed=None, options=None):
                 return np.zeros(1, np.float32), {}
             def step(self, action):
-                bad = [name for name in ("torch", "user_script", "jax") if name in sys.modules]
+                slow = () if "inchworm.env.make" in sys.modules else ("pydantic",)  # which reads a config
+                bad = [name for name in ("torch", "user_script", "jax", *slow) if name in sys.modules]
                 return np.zeros(1, np.float32), float(len(bad)), True, False, {"pid": os.getpid(), "argv": len(sys.argv)}
 
         gym.register("MineOfScript-v0", Mine)                     # no main guard, and known in this process alone
@@ -423,8 +423,7 @@ def team(plan):
 
 
 @needs_pettingzoo
-@pytest.mark.parametrize(("workers", "helped", "shared"), [(2, False, False), (1, True, True)])
-@pytest.mark.parametrize("plan", [DEATHS, JOINS])
+@pytest.mark.parametrize(("plan", "workers", "helped", "shared"), [(DEATHS, 2, False, False), (JOINS, 1, True, True)])
 def test_teams_have_the_same_bits_in_every_layout(plan, workers, helped, shared):
     with InProcessVectorEnv(team(plan), 3, seed=3, global_state=shared) as here:
         expected = run(here, 14)
@@ -449,9 +448,8 @@ def test_an_error_of_a_team_in_a_worker_names_its_lane():
 
 
 @needs_pettingzoo
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_state_of_a_team_can_be_loaded_in_another_layout(shared):
-    options = {"seed": 3, "global_state": shared}
+def test_the_state_of_a_team_can_be_loaded_in_another_layout():
+    options = {"seed": 3, "global_state": True}
     with (
         InProcessVectorEnv(team(JOINS), 3, **options) as env,
         WorkerVectorEnv(team(JOINS), 3, 2, help_workers=True, **options) as other,
