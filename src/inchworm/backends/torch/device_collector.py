@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,9 @@ class DeviceCollector:
             self._raise_bad_number(rows, cut_observations)
         records: tuple[EpisodeRecord, ...] = ()
         if ended:
-            columns = [torch.cat(parts).cpu().tolist() for parts in zip(*ended)]
-            records = tuple(EpisodeRecord(total, length, lane, 0) for lane, total, length in zip(*columns))
+            numbers, totals, lengths = (torch.cat(parts).cpu().tolist() for parts in zip(*ended))
+            no_info: dict[str, float] = {}  # one for all: thousands of objects would make garbage collection a cost of every rollout
+            records = tuple(map(EpisodeRecord, totals, lengths, numbers, repeat(0), repeat(no_info)))
         cut_rows = torch.cat(places).to(torch.int32)
         return Rollout(
             **rows,
@@ -254,7 +256,7 @@ def device_metrics(rollout: Rollout) -> dict[str, float]:
     """The metrics of `rollout_metrics` that have a meaning here, read in one transfer."""
     values: dict[str, Tensor] = {}
     scales = [
-        torch.linalg.vector_norm(part.reshape(part.shape[0] * part.shape[1], -1), dim=0).max() / (part.shape[0] * part.shape[1]) ** 0.5
+        (part.reshape(part.shape[0] * part.shape[1], -1).square().sum(0).max() / (part.shape[0] * part.shape[1])).sqrt()
         for part in tree_leaves(rollout.observations)
         if part.is_floating_point() and part.ndim <= 3 and part.numel()
     ]
