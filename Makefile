@@ -138,9 +138,11 @@ doctor: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/doctor.py
 
 RLLIB ?=
+RSL_RL ?=
 collectors: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/async_collection.py
 	$(BIN)/python benchmarks/ray_scaling.py $(if $(RLLIB),--rllib-python $(RLLIB))
+	$(BIN)/python benchmarks/device_env.py $(if $(RSL_RL),--rsl-rl-python $(RSL_RL))
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python docs/make_config_table.py

@@ -92,10 +92,11 @@ PAGES = (
         (
             "# Collectors, measured",
             "",
-            "Made by `make collectors`: [collecting in processes and on Ray](distributed.md) against collecting in turns, and a",
-            "calculation of how many collectors one learner feeds. What falls short is shown as it is.",
+            "Made by `make collectors`: [collecting in processes and on Ray](distributed.md) against collecting in turns, a",
+            "calculation of how many collectors one learner feeds, and [simulators on a device](devices.md) against NumPy and rsl_rl. What",
+            "falls short is shown as it is.",
         ),
-        {name: name for name in ("async_collection", "ray_scaling")},
+        {name: name for name in ("async_collection", "ray_scaling", "device_env")},
     ),
     Page(
         DOCS / "curricula_measured.md",

@@ -44,30 +44,32 @@ class TensorCartPole:
         """Begin an episode in every lane; return observations [B, 4]."""
         if seed is not None:
             self._generator.manual_seed(seed)
-        self._lanes = self._first(self.num_envs)
+        self._lanes.copy_(self._first(self.num_envs))
         self._steps.zero_()
         return self._lanes.t().contiguous(), {}
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Move every lane by its action [B]: observations [B, 4], rewards, terminated and truncated [B], and the info."""
-        x, speed, angle, turning = self._lanes
+        x, speed, angle, turning = lanes = self._lanes
         force = actions.to(torch.float32) * (2 * FORCE) - FORCE
         sine, cosine = angle.sin(), angle.cos()
         push = (force + POLE_MOMENT * turning.square() * sine) / TOTAL
         turn = (GRAVITY * sine - cosine * push) / (HALF_LENGTH * (4 / 3 - POLE * cosine.square() / TOTAL))
         move = push - POLE_MOMENT * turn * cosine / TOTAL
-        lanes = torch.stack([x + SECONDS * speed, speed + SECONDS * move, angle + SECONDS * turning, turning + SECONDS * turn])
+        for part, change in ((x, speed), (speed, move), (angle, turning), (turning, turn)):
+            part.add_(change, alpha=SECONDS)  # in place: these are rows of `lanes`
         self._steps += 1
-        terminated = (lanes[0].abs() > X_LIMIT) | (lanes[2].abs() > ANGLE_LIMIT)
+        terminated = (x.abs() > X_LIMIT) | (angle.abs() > ANGLE_LIMIT)
         truncated = (self._steps >= self.max_episode_steps) & ~terminated
+        observations, info = torch.empty((self.num_envs, 4), device=self.device), dict[str, Any]()
+        observations.t().copy_(lanes)  # in a third of the time of lanes.t().contiguous()
         over = (terminated | truncated).nonzero()[:, 0]
-        info: dict[str, Any] = {}
         if len(over):
-            info["final_observation"] = lanes.t().contiguous()
-            lanes[:, over] = self._first(len(over))
+            info["final_observation"] = observations
+            lanes[:, over] = first = self._first(len(over))
             self._steps[over] = 0
-        self._lanes = lanes
-        return lanes.t().contiguous(), torch.ones(self.num_envs, device=self.device), terminated, truncated, info
+            observations = observations.index_copy(0, over, first.t())
+        return observations, torch.ones(self.num_envs, device=self.device), terminated, truncated, info
 
     def get_state(self) -> dict[str, Tensor]:
         """All that the next steps depend on."""
@@ -75,7 +77,8 @@ class TensorCartPole:
 
     def set_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `get_state` returned."""
-        self._lanes, self._steps = state["lanes"].clone(), state["steps"].clone()
+        self._lanes.copy_(state["lanes"])
+        self._steps.copy_(state["steps"])
         self._generator.set_state(state["generator"].cpu())
 
 

@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic: statistics against tables, curves and pages against hand-made ones; and the regression guard."""
 
+import dataclasses
 import importlib
 import math
 import shutil
@@ -142,6 +143,25 @@ def test_the_cost_of_the_loop_is_measured_on_equal_work(module: Any) -> None:
     found = loop_cost.section(data)
     assert found.title == "The cost of separate parts"
     assert [target.bound for target in found.targets] == [1.02]
+
+
+def test_simulators_on_a_device_are_compared_within_repeats(module: Any, tmp_path: Any) -> None:
+    device_env, work = module("device_env"), module("device_work")
+    settings = dataclasses.asdict(work.Settings(num_envs=8, rollout_steps=4, hidden_sizes=(8,), num_minibatches=1))
+    device_env.save_trained(settings, 1, str(tmp_path / "weights.npz"))
+    row = device_env.collect(settings, "device", 1, str(tmp_path / "weights.npz"))
+
+    def slower(factor: float) -> Any:
+        return {policy: {**found, "seconds": factor * found["seconds"]} for policy, found in row.items()}
+
+    names = (device_env.DEVICE, device_env.HOST, device_env.NUMPY)
+    collecting = {name: [slower(factor), slower(2 * factor)] for name, factor in zip(names, (1, 2, 4))}
+    iteration = {"collect": 1.0, "learn": 3.0, "whole": 4.0}
+    training = {device_env.COMPILED: [iteration], device_env.PEER: [{**iteration, "whole": 5.0}]}
+    data = {"settings": settings, "repeats": 2, "threads": 1, "trained_for": 1, "load": 0.0, "rsl_rl": "5.5.1"}
+    found = device_env.section({**data, "collecting": collecting, "training": training})
+    assert [target.value for target in found.targets] == pytest.approx([4.0, 4.0, 0.8])
+    assert [target.bound for target in found.targets] == [3.0, 3.0, 1.0]
 
 
 def test_old_rollouts_are_as_old_as_the_case_says(module: Any) -> None:

@@ -249,7 +249,7 @@ class TrackCallback(BaseCallback):
         `train` calls this after the last save, so that a resumed run removes the row and has those of an undisturbed one.
         """
         unlogged, self._unlogged = self._unlogged, None
-        if unlogged is not None:
+        if unlogged is not None and self._logger.trackers:
             metrics, step = unlogged
             self._logger.log(self._logger.process(metrics), step)
 

@@ -283,6 +283,23 @@ def test_what_does_not_fit_is_said_in_a_line() -> None:
     with PPOTrainer("mlp", Bad(4), PPO) as trainer, pytest.raises(BadNumberError, match="the reward of lane 2 is not finite"):
         trainer.collect_rollouts()
 
+    class Lost(TensorCartPole):
+        def step(self, actions: torch.Tensor) -> Any:
+            observations, *rest = super().step(actions)
+            observations[1, 3] = float("inf")
+            return observations, *rest
+
+    with PPOTrainer("mlp", Lost(4), PPO) as trainer, pytest.raises(BadNumberError, match=r"observation .*lane 1 is not finite"):
+        trainer.collect_rollouts()
+
+    class Huge(TensorCartPole):
+        def step(self, actions: torch.Tensor) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, rewards * 3e38, *rest
+
+    with PPOTrainer("mlp", Huge(4), PPO) as trainer:
+        assert trainer.collect_rollouts().rewards.isfinite().all()  # their sum is not
+
     class Wide(TensorCartPole):
         def reset(self, *, seed: int | None = None) -> Any:
             return super().reset(seed=seed)[0][:, :3], {}

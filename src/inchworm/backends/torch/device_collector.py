@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import optree
 import torch
 from torch import Tensor
 
-from inchworm.backends.torch.device_env import DeviceStep, DeviceVectorEnv, all_finite, to_host, torch_dtype
+from inchworm.backends.torch.device_env import DeviceStep, DeviceVectorEnv, to_host, torch_dtype
 from inchworm.backends.torch.policy import TorchPolicy
 from inchworm.core.errors import ConfigError
 from inchworm.core.protocols import Actor
@@ -161,12 +162,15 @@ class DeviceCollector:
         policy, lanes = self.follows, self.vector_env.num_lanes
         places, shown, states = zip(*cuts)
         cut_observations = optree.tree_map(lambda *parts: torch.cat(parts), *shown)
-        if not all_finite((rows["observations"], rows["rewards"], cut_observations)):
-            self._raise_bad_number(rows, cut_observations)
+        # A sum is finite only if all its terms are; where it is not, perhaps by overflow, each number is looked at, which takes far longer.
+        kept = tree_leaves((rows["observations"], rows["rewards"], cut_observations))
+        if not torch.stack([part.sum().isfinite() for part in kept if part.is_floating_point()]).all():
+            self._check_finite(rows, cut_observations)
         records: tuple[EpisodeRecord, ...] = ()
         if ended:
-            columns = [torch.cat(parts).cpu().tolist() for parts in zip(*ended)]
-            records = tuple(EpisodeRecord(total, length, lane, 0) for lane, total, length in zip(*columns))
+            numbers, totals, lengths = (torch.cat(parts).cpu().tolist() for parts in zip(*ended))
+            no_info: dict[str, float] = {}  # one for all: thousands of objects would make garbage collection a cost of every rollout
+            records = tuple(map(EpisodeRecord, totals, lengths, numbers, repeat(0), repeat(no_info)))
         cut_rows = torch.cat(places).to(torch.int32)
         return Rollout(
             **rows,
@@ -181,8 +185,8 @@ class DeviceCollector:
             episodes=records,
         )
 
-    def _raise_bad_number(self, rows: dict[str, Any], cut_observations: Tree) -> None:
-        """Raise the error about the first number that is not finite; the steps of its episode are counted within the rollout."""
+    def _check_finite(self, rows: dict[str, Any], cut_observations: Tree) -> None:
+        """Raise if a number is not finite, about the first; the steps of its episode are counted within the rollout."""
         named: list[tuple[str, Tensor]] = [("reward", rows["rewards"])]
         for what, tree in (("observation", rows["observations"]), ("final observation", cut_observations)):
             paths = [path for path, _ in leaves(self.vector_env.observation_space)]
@@ -254,7 +258,7 @@ def device_metrics(rollout: Rollout) -> dict[str, float]:
     """The metrics of `rollout_metrics` that have a meaning here, read in one transfer."""
     values: dict[str, Tensor] = {}
     scales = [
-        torch.linalg.vector_norm(part.reshape(part.shape[0] * part.shape[1], -1), dim=0).max() / (part.shape[0] * part.shape[1]) ** 0.5
+        (part.reshape(part.shape[0] * part.shape[1], -1).square().sum(0).max() / (part.shape[0] * part.shape[1])).sqrt()
         for part in tree_leaves(rollout.observations)
         if part.is_floating_point() and part.ndim <= 3 and part.numel()
     ]

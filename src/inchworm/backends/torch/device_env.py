@@ -19,7 +19,7 @@ from inchworm.backends.torch.network import to_tensor
 from inchworm.core.errors import EnvError
 from inchworm.core.protocols import Closes, default_agents
 from inchworm.core.seeding import derive_seed
-from inchworm.core.spaces import Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, map_tree, path_name, tree_leaves
+from inchworm.core.spaces import Space, build_tree, leaf, leaf_dtype, leaf_shape, leaves, map_tree, path_name
 from inchworm.core.types import EndedEpisode, EnvStep, Tree
 
 NO_STATE = "the simulator offers no get_state and set_state, so its episodes begin anew at a resume"
@@ -243,9 +243,3 @@ def to_host(tree: Tree) -> Tree:
 def adapt_device_env(env: Any, *, seed: int = 0, first_copy: int = 0, **_: Any) -> DeviceVectorEnv:
     """A simulator behind the `VectorEnv` contract."""
     return DeviceVectorEnv(env, seed=seed, first_copy=first_copy)
-
-
-def all_finite(tree: Tree) -> bool:
-    """Whether every number of a tree of tensors is finite; one answer is read from the device."""
-    checks = [part.isfinite().all() for part in tree_leaves(tree) if part.is_floating_point()]
-    return not checks or bool(torch.stack(checks).all())
