@@ -37,25 +37,25 @@ STEPS, LANES = 14, 4
 
 
 class Telling(gym.Env[np.ndarray, int]):
-    """Episodes of 4 steps terminate. Its infos: `n` counts the steps, `happy` is a bool, `third` is only in the third step."""
+    """Episodes of `length` steps. Its infos: `n` counts the steps, `happy` is a bool, `third` is only in the third step."""
 
     observation_space, action_space = spaces.Box(-1, 9, (1,), np.float32), spaces.Discrete(2)
     now = 0
 
-    def __init__(self, **more: Any) -> None:
-        self.more = more
+    def __init__(self, length: int = 4, **more: Any) -> None:
+        self.length, self.more = length, more
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.now = 0
-        return np.zeros(1, np.float32), {"n": -100, "happy": True, "third": 7}
+        return np.zeros(1, np.float32), {"n": -100, "happy": True, "third": 7.0}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.now += 1
         info = {"n": self.now, "happy": bool(self.now % 2), "text": "x", "array": np.zeros(2), **self.more}
         if self.now == 3:
             info["third"] = np.float64(0.5)
-        return np.full(1, self.now, np.float32), 1.0, self.now == 4, False, info
+        return np.full(1, self.now, np.float32), 1.0, self.now == self.length, False, info
 
 
 def collected(env: Any, steps: int = STEPS, **options: Any) -> Rollout:
@@ -64,12 +64,17 @@ def collected(env: Any, steps: int = STEPS, **options: Any) -> Rollout:
         return RolloutCollector(made, RandomActor(made.action_space)).collect(steps)
 
 
+LENGTHS = (3, 4, 5, 6)
+"""Of the episodes in each lane, where a vector env is given."""
+
+
 def of_library(kind: Any, mode: AutoresetMode) -> Any:
-    return kind([Telling] * LANES, autoreset_mode=mode)
+    return kind([functools.partial(Telling, length) for length in LENGTHS], autoreset_mode=mode)
 
 
 def of_sb3() -> Any:
-    return pytest.importorskip("stable_baselines3.common.vec_env").DummyVecEnv([Telling] * LANES)
+    made = [functools.partial(Telling, length) for length in LENGTHS]
+    return pytest.importorskip("stable_baselines3.common.vec_env").DummyVecEnv(made)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,8 @@ def test_each_row_has_the_info_of_its_own_step_also_where_an_episode_ends(env: A
     extras = collected(env(), keep_infos=KEPT, **options).extras
     assert list(extras) == [f"info/{name}" for name in KEPT]
     assert all(column.dtype == np.float32 for column in extras.values())
-    counted = np.tile(np.resize([1, 2, 3, 4], STEPS)[:, None], LANES)  # not the -100 of a reset
+    lengths = LENGTHS if not options else [4] * LANES
+    counted = np.stack([np.resize(np.arange(length) + 1, STEPS) for length in lengths], 1)  # not the -100 of a reset
     np.testing.assert_array_equal(extras["info/n"], counted)
     np.testing.assert_array_equal(extras["info/happy"], counted % 2)
     np.testing.assert_array_equal(extras["info/third"], np.where(counted == 3, 0.5, np.nan))
