@@ -68,7 +68,7 @@ def section(data: dict[str, Any]) -> Section:
     """The page's section; a side has a list of searches, law by law, for each seed."""
 
     def steps(runs: Sequence[dict[str, Any]]) -> str:
-        return ", ".join(f"{run['steps']:,}" if is_found(run) else "–" for run in runs)
+        return ", ".join(f"{run['steps']:,}" if is_found(run) else "–" for run in runs) or "not measured"
 
     ppo, random = (list(zip(*data[side])) if side in data else [()] * len(data["ppo"][0]) for side in SIDES)  # by law
     rows = [
