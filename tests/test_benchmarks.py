@@ -496,8 +496,8 @@ def test_adaptation_by_hand_and_in_small(module: Any) -> None:
 
 def test_laws_are_found_in_small(module: Any) -> None:
     symbolic = module("symbolic")
-    found = symbolic.search_all(["kinetic_energy", "pendulum"], 60_000, 1e-3)
+    found = symbolic.search_all(["kinetic_energy", "pendulum"], 60_000, 101, 1e-3)
     assert [symbolic.is_found(run) for run in found] == [True, True]
     missed = {**found[0], "score": 0.9999}
-    section = symbolic.section({"ppo": [found[0], missed], "random": [missed, missed]})
+    section = symbolic.section({"ppo": [found, [found[0], missed]], "random": [[missed, missed], found]})
     assert (section.targets[0].value, section.targets[0].verdict) == (1, "**missed**")

@@ -33,6 +33,23 @@ def test_the_same_seed_collects_the_same_rollout(cli: Any, run: Path, tmp_path: 
     assert a.num_steps == open_run("small").config.ppo.rollout_steps
 
 
+@pytest.mark.filterwarnings("ignore:no info of the first")
+def test_collect_keeps_infos_and_inspect_shows_the_columns(cli: Any, run: Path, tmp_path: Path) -> None:
+    result = cli("collect", "small", "--out", "r.st", "--steps", 20, "--keep-infos", "speed", "height")
+    assert result.code == 0, result.err
+    extras = Rollout.load(tmp_path / "r.st").extras
+    assert sorted(extras) == ["info/height", "info/speed"]  # CartPole's infos are empty
+    lines = dict(line.split(":", 1) for line in cli("inspect", "r.st").out.splitlines())
+    assert lines["extras"].strip() == "info/height float32[], info/speed float32[]"
+    result = cli(
+        "train", "CartPole-v1", "--collect.keep-infos", "speed", "--total-timesteps", 64, "--ppo.rollout-steps", 16, "--run.name", "kept"
+    )
+    assert result.code == 0, result.err
+    assert open_run("kept").config.collect.keep_infos == ("speed",)
+    cli("collect", "kept", "--out", "s.st", "--steps", 4)
+    assert list(Rollout.load(tmp_path / "s.st").extras) == ["info/speed"]
+
+
 def test_learn_moves_the_policy_once_per_file_and_saves_it(cli: Any, run: Path) -> None:
     before = load_policy(run / "policy.safetensors").get_weights()
     cli("collect", "small", "--out", "a.st")

@@ -55,7 +55,7 @@ def continue_run(env, steps, seed=0):
 def assert_equal_steps(ours, theirs):
     assert len(ours) == len(theirs)
     for index, (one, other) in enumerate(zip(ours, theirs)):
-        for name in ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid", "global_state"):
+        for name in ("observations", "rewards", "terminated", "truncated", "episode_starts", "valid", "global_state", "infos"):
             assert_equal_trees(getattr(one, name), getattr(other, name), f"{name} at step {index}")
         assert len(one.ended) == len(other.ended), f"ended at step {index}"
         for first, second in zip(one.ended, other.ended):

@@ -14,11 +14,13 @@ from torch import nn
 
 from inchworm import InchwormError, NumpyPolicy, PolicyConfig, PolicySpec, TorchPolicy, export_policy
 from inchworm.backends.jax.policy import JaxPolicy
+from inchworm.backends.torch.context import TaskPolicy
 from inchworm.backends.torch.network import Network
 from inchworm.core.errors import ConfigError, MissingExtraError
 from inchworm.core.padding import DIMENSIONS_KEY
 from inchworm.core.spaces import mask_space, tree_leaves, with_mask
 from inchworm.core.types import PolicyStep
+from inchworm.policy.composite import CompositePolicy
 from inchworm.run import export
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.5], np.float32))
@@ -47,7 +49,9 @@ def spec_of(kind: str, action: str, *, masked: bool = False, seen: spaces.Space 
     seen = seen or (IMAGES if kind == "cnn" else SCENE if masked else NUMBERS)
     seen = with_mask(seen, mask_space(space)) if masked else seen
     sizes = {"hidden_sizes": (8, 6), "memory_size": 5, "cnn_filters": FILTERS, "cnn_features": 7}
-    return PolicySpec(seen, space, PolicyConfig(kind=kind, action_bounds=bounds, **{**sizes, "normalize_observations": True, **options}))
+    shared = (spaces.Box(-1, 1, (5,)), 2) if "central_critic" in options else ()
+    config = PolicyConfig(kind=kind, action_bounds=bounds, **{**sizes, "normalize_observations": True, **options})
+    return PolicySpec(seen, space, config, *shared)
 
 
 def weights_of(spec: PolicySpec) -> dict[str, np.ndarray]:
@@ -96,6 +100,7 @@ NUMPY_CASES = [
     *[("mlp", "tanh", False, {"activation": activation}) for activation in ("relu", "elu", "leaky_relu", "silu")],
     ("mlp", "discrete", False, {"hidden_sizes": (4, 4, 4, 4), "shared_trunk": True}),
     ("mlp", "clip", False, {"hidden_sizes": ()}),
+    ("mlp", "discrete", False, {"central_critic": True, "normalize_values": True}),
     ("cnn", "multi_binary", False, {}),
     ("cnn", "hybrid", True, {"activation": "relu"}),
     ("lstm", "hybrid", True, {"seen": IMAGES}),
@@ -243,6 +248,12 @@ def test_bad_requests_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         export_policy(policy, tmp_path, "tflite")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Careful cannot be exported"):
         export_policy(Careful(), tmp_path, "torch")
+    told = TaskPolicy(spec_of("mlp", "discrete", normalize_observations=False), features=6)
+    with pytest.raises(ConfigError, match=r"TaskPolicy cannot be exported: it acts by trajectories of its task \(set_context\)"):
+        export_policy(told, tmp_path, "onnx")
+    several = CompositePolicy({"red": policy, "blue": policy}, ["red", "blue"])
+    with pytest.raises(ConfigError, match=r"several policies are exported one by one: export_policy\(composite.policies\['red'\]"):
+        export_policy(several, tmp_path, "numpy")
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(ConfigError, match="is not empty and holds no earlier export"):
         export_policy(policy, tmp_path, "numpy")

@@ -58,6 +58,8 @@ class CollectOptions(ConfigBase):
     """Seed of episodes and actions; derived from the run's seed and the policy's version by default."""
     best: bool = False
     """Act with the policy of the best evaluation instead of the latest."""
+    keep_infos: Annotated[tuple[str, ...], FROM_LIST] = ()
+    """Names of numbers in the environment's info that every step keeps; the run's collect.keep_infos by default."""
     env: Annotated[str | None, Metavar("MODULE:FACTORY")] = None
     """The environment, if it is code to import: repeat what the run was trained with."""
     quiet: bool = False
@@ -85,7 +87,9 @@ def run_collect(arguments: Sequence[str]) -> int:
     world = world.replace(num_envs=copies, num_workers=workers)
     opponent = run.config.opponent.replace(rating_interval=0)
     config = run.config.replace(env=world, run=run.config.run.replace(seed=seed), opponent=opponent)
-    with contextlib.closing(make_vector_env(world, seed=seed, global_state=config.policy.central_critic)) as made:
+    reads: dict[str, Any] = {"global_state": config.policy.central_critic}
+    reads["keep_infos"] = options.keep_infos or config.collect.keep_infos
+    with contextlib.closing(make_vector_env(world, seed=seed, **reads)) as made:
         env = with_opponents(made, config)  # as in training; in self-play, the opponent is the policy itself
         bind_pool(env, policy)
         lanes = f"{env.num_lanes} lanes" + ("" if copies == env.num_lanes else f" ({copies} copies)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from time import perf_counter
@@ -18,7 +19,7 @@ from inchworm.core.spaces import leaf, leaf_dtype, leaves, path_name, tree_leave
 from inchworm.core.types import RECENT_EPISODES, EnvStep, EpisodeRecord, ProfilePoint, Tree
 from inchworm.policy.composite import CompositePolicy
 from inchworm.policy.file import fingerprint
-from inchworm.rollout.buffer import RolloutBuffer, hold_memory, own_turns
+from inchworm.rollout.buffer import INFO, RolloutBuffer, hold_memory, own_turns
 from inchworm.rollout.fields import bad_number
 from inchworm.rollout.rollout import Rollout
 
@@ -47,6 +48,7 @@ class RolloutCollector:
         self._stream = make_stream(seed, "sampling")
         self._lanes_per_copy, self._agents_leave = self.vector_env.lanes_per_copy, self.vector_env.agents_leave
         self._float_paths = [path for path, space in leaves(vector_env.observation_space) if leaf_dtype(space).kind == "f"]
+        self._unseen_infos = bool(self.vector_env.kept_infos)  # a misspelt name is reported after the first rollout
         self._step_pending = False  # between send and recv
         self._reset_episode_state()
         self._trained = policy if isinstance(policy, Policy) else None  # asked once: isinstance with a protocol is slower than an act
@@ -116,9 +118,10 @@ class RolloutCollector:
                 self._now = now
             buffer = self._buffer
             if buffer is None:
+                more: dict[str, Any] = {"state": self._state, "state_every": self._state_every}
+                more |= {"global_state": now.global_state, "infos": env.kept_infos}
                 spaces = (env.observation_space, env.action_space)
-                memory: dict[str, Any] = {"state": self._state, "state_every": self._state_every}
-                self._buffer = buffer = RolloutBuffer.create(num_steps, env.num_lanes, *spaces, **memory, global_state=now.global_state)
+                self._buffer = buffer = RolloutBuffer.create(num_steps, env.num_lanes, *spaces, **more)
             else:
                 buffer.reset(num_steps)
             episodes: list[EpisodeRecord] = []
@@ -153,6 +156,12 @@ class RolloutCollector:
                 episodes=episodes,
             )
             on_error.pop_all()
+        if self._unseen_infos:
+            absent = [repr(name) for name in env.kept_infos if np.isnan(rollout.extras[f"{INFO}{name}"]).all()]
+            if absent:
+                text = f"no info of the first {num_steps} steps has {', '.join(absent)} (collect.keep_infos): the columns are NaN"
+                warnings.warn(text, stacklevel=2)
+            self._unseen_infos = False
         return own_turns(rollout) if self._turn_based else rollout
 
     def _add_leaving_agents(self, step: EnvStep, buffer: RolloutBuffer) -> None:

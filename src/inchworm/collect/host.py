@@ -56,13 +56,14 @@ class CollectorEnvs(Closes):
         self.global_state_space, self.lanes_per_copy = example.global_state_space, example.lanes_per_copy
         self.turn_based, self.resets_itself, self.agents_leave = example.turn_based, example.resets_itself, example.agents_leave
         self.agents, self.agent_spaces, self.inexact = example.agents, example.agent_spaces, list(example.inexact)
+        self.kept_infos = example.kept_infos
         self.changes: list[tuple[dict[str, Any] | None, list[int] | None]] = []
         """Reset options and calls that the collectors have not been given yet, with the copies that they are for."""
         self._has_method: Callable[[str], bool] = getattr(example, "has_method", lambda _: False)  # a closed copy still knows its methods
 
     @classmethod
-    def of(cls, env: Any, num_envs: int, num_workers: int = 0, seed: int = 0, *, global_state: bool = False) -> Self:
-        """The copies of what `make_vector_env` takes, except existing environments."""
+    def of(cls, env: Any, num_envs: int, num_workers: int = 0, seed: int = 0, **reads: Any) -> Self:
+        """The copies of what `make_vector_env` takes, except existing environments; `reads` are its `global_state` and `keep_infos`."""
         source = env_source(env)
         if not source.can_be_copied:
             raise ConfigError(
@@ -71,9 +72,9 @@ class CollectorEnvs(Closes):
 
         def make(first_copy: int, copies: int, own_seed: int) -> VectorEnv:
             del own_seed  # nothing but the actor draws
-            return make_vector_env(source, copies, num_workers, seed=seed, first_copy=first_copy, global_state=global_state)
+            return make_vector_env(source, copies, num_workers, seed=seed, first_copy=first_copy, **reads)
 
-        with contextlib.closing(make_vector_env(source, 1, 0, global_state=global_state)) as example:
+        with contextlib.closing(make_vector_env(source, 1, 0, **reads)) as example:
             return cls(make, num_envs, example, source.name if source.is_config else None)
 
     def set_reset_options(self, options: Mapping[str, Any] | None, indices: Sequence[int] | None = None) -> None:

@@ -267,7 +267,7 @@ class OpponentVectorEnv(Closes):
             raise ConfigError(
                 f"{type(opponent).__name__} is not an opponent: it needs initial_state and act (an Actor), or draw, actor and record"
             )
-        self.turn_based, self.resets_itself = inner.turn_based, inner.resets_itself
+        self.turn_based, self.resets_itself, self.kept_infos = inner.turn_based, inner.resets_itself, inner.kept_infos
         how: dict[str, Any] = {"deterministic": deterministic, "turn_based": inner.turn_based}
         self._opponents = Opponents(self.opponent, both, theirs, seed=seed, first_copy=first_copy, **how)
         self._saved_source = self.opponent if isinstance(self.opponent, Stateful) else None
@@ -341,7 +341,8 @@ class OpponentVectorEnv(Closes):
             np.take(source, self.lanes, 0, target, "clip")
         shared = () if self.global_state_space is None else {SIDE: self._first, "world": step.global_state}
         terminated, truncated, episode_starts, valid = self._flags
-        return EnvStep(self._observations, self._rewards, terminated, truncated, episode_starts, valid, ended, shared)
+        infos = {name: column[self.lanes] for name, column in step.infos.items()} if step.infos else ()
+        return EnvStep(self._observations, self._rewards, terminated, truncated, episode_starts, valid, ended, shared, infos)
 
     def _end_episodes(self, step: EnvStep) -> tuple[EndedEpisode, ...]:
         """Return our ended episodes, with our team's return; report their results and draw the next opponents."""

@@ -360,6 +360,9 @@ class CollectConfig(ConfigBase):
     staleness: Annotated[Integer, Field(ge=0, le=1_000)] | Literal["auto"] = "auto"
     """Updates by which the weights that collect are older than those that learn: collecting continues during as many updates. 0 collects
     and learns in turns. auto is 1 with engine=async, else 0."""
+    keep_infos: Texts = ()
+    """Names of numbers in the environment's info that every step keeps, as the rollout's columns extras["info/NAME"]; NaN where a step has
+    none."""
     timeout: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """Seconds after which a collector in another process that has not returned its rollout is considered hung and replaced."""
     restarts: NonNegative = 10
@@ -377,6 +380,9 @@ class CollectConfig(ConfigBase):
     """How Ray places collectors: on as few nodes as it thinks best, or spread over all."""
 
     def __post_init__(self) -> None:
+        twice = {name for name in self.keep_infos if list(self.keep_infos).count(name) > 1}
+        if twice or "" in self.keep_infos:
+            raise ConfigError(f"collect.keep_infos={short(list(self.keep_infos))}: {'names differ' if twice else 'a name is not empty'}")
         if self.ray_address is not None and self.engine != "ray":
             raise ConfigError(f"collect.ray_address={short(self.ray_address)} is used by collect.engine=ray, not by {self.engine}")
         for name, amount in self.ray_resources.items():

@@ -101,6 +101,8 @@ class VectorEnv(Protocol):
     """The names of a copy's agents, in the order of its lanes; agent_0, agent_1, … by default."""
     agent_spaces: tuple[AgentSpaces, ...] = ()
     """The own spaces of these agents where they differ in size, so that the lanes are padded; else empty."""
+    kept_infos: tuple[str, ...] = ()
+    """The names of the numbers in `info` that every `EnvStep.infos` has."""
 
     @property
     def inexact(self) -> Sequence[str]:
@@ -279,7 +281,7 @@ def default_agents(lanes_per_copy: int) -> tuple[str, ...]:
 def complete_vector_env(env: Any) -> VectorEnv:
     """Give a vector env that was written elsewhere the optional attributes of `VectorEnv` that it lacks."""
     lanes_per_copy = getattr(env, "lanes_per_copy", VectorEnv.lanes_per_copy)
-    fixed = ("lanes_per_copy", "global_state_space", "turn_based", "resets_itself", "agent_spaces")
+    fixed = ("lanes_per_copy", "global_state_space", "turn_based", "resets_itself", "agent_spaces", "kept_infos")
     defaults = {name: getattr(VectorEnv, name) for name in fixed} | {
         "num_envs": env.num_lanes // lanes_per_copy,
         "agents_leave": lanes_per_copy > 1,

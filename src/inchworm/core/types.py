@@ -108,6 +108,8 @@ class EnvStep:
     """Of every lane of each env copy whose episode ended; an agent that dies before is not among them."""
     global_state: Tree = ()
     """[E, *] what a central critic sees, once for each env copy; `()` if there is none."""
+    infos: Mapping[str, Array] | tuple[()] = ()
+    """[B] f32 by name: the numbers of the step's `info` that are kept, NaN where it has none; `()` if none are kept."""
 
 
 RECENT_EPISODES = 100

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import gymnasium as gym
@@ -23,7 +23,7 @@ from inchworm.env.episodes import Ended, Replay
 from inchworm.env.registry import ENVPOOL
 from inchworm.env.restore import REFUSED_WRAPPERS, Restore, StateKeeper, env_options, find_state_keeper, wrapper_chain
 from inchworm.env.step_arrays import StepRows, allocate_rows
-from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer, put_legal_actions
+from inchworm.env.values import Refusal, brief, info_numbers, make_put, make_writer, put_infos, put_legal_actions, refusal
 from inchworm.env.vector_env import Engine, LaneVectorEnv
 
 GymVectorEnv = gym.vector.VectorEnv[Any, Any, Any]
@@ -40,6 +40,8 @@ class Moved(NamedTuple):
     """Arrays [B] by name, or an info for each lane; where a lane was reset already, that of the episode that ended."""
     finals: Mapping[int, Tree] | None = None
     """The last observation [*obs] of each episode that ended, by lane, from a world that resets itself."""
+    running: Mapping[str, Any] | None = None
+    """The infos of the lanes whose episode goes on, where `info` has only those of episodes that ended."""
 
 
 class BatchedWorld(Protocol):
@@ -85,6 +87,19 @@ def lane_numbers(info: Mapping[str, Any] | Sequence[Mapping[str, Any]], lane: in
     return info_numbers({key: value[lane] for key, value in arrays.items() if known[key][lane] and value.dtype.kind in "biuf"})
 
 
+def lane_info(info: Mapping[str, Any] | Sequence[Mapping[str, Any]], names: Iterable[str], lane: int) -> dict[str, Any]:
+    """What the info of one lane has under some names, in a list of infos or in one info of arrays."""
+    if not isinstance(info, Mapping):
+        return {name: info[lane].get(name) for name in names}
+    found = {}
+    for name in names:
+        if name in info and (f"_{name}" not in info or info[f"_{name}"][lane]):
+            if np.ndim(info[name]) == 0:
+                raise refusal(("info", name), "must be an array with a number for each lane", info[name])
+            found[name] = info[name][lane]
+    return found
+
+
 def write_outcome(moved: Moved, rows: StepRows) -> None:
     """Check rewards and flags of a step and put them into the rows."""
     lanes = len(rows.rewards)
@@ -106,8 +121,8 @@ def _lane_values(values: Any, name: str, num_lanes: int, kinds: str) -> Array:
 class BatchedVectorEnv(LaneVectorEnv):
     """The `VectorEnv` contract over a vector env of another library."""
 
-    def __init__(self, world: BatchedWorld, **options: Any) -> None:
-        super().__init__(BatchedEngine(world), takes_seeds=world.takes_seeds, inexact=world.inexact, **options)
+    def __init__(self, world: BatchedWorld, *, keep_infos: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(BatchedEngine(world, keep_infos), takes_seeds=world.takes_seeds, inexact=world.inexact, **options)
         self.resets_itself = world.resets_itself
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,10 +144,10 @@ class BatchedEngine(Engine):
 
     lanes_per_copy = 1
 
-    def __init__(self, world: BatchedWorld) -> None:
+    def __init__(self, world: BatchedWorld, keep_infos: Sequence[str] = ()) -> None:
         self._world, self._lanes = world, world.num_lanes
         self.observation_space, self.action_space = world.observation_space, world.action_space
-        self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes)
+        self.rows, _ = allocate_rows(self.observation_space, self.action_space, self._lanes, self._lanes, keep_infos=keep_infos)
         self._put = make_put(self.observation_space, "observations")
         self._put_final = make_writer(self.observation_space)
         self._options: list[Any] = [None] * self._lanes
@@ -178,7 +193,14 @@ class BatchedEngine(Engine):
         moved, rows = self._world.finish(), self.rows
         self._put(moved.observations, rows.observations)
         write_outcome(moved, rows)
-        return moved, (rows.terminated | rows.truncated).nonzero()[0].tolist()
+        over = (rows.terminated | rows.truncated).nonzero()[0].tolist()
+        for lane in range(self._lanes) if rows.infos else ():
+            info = moved.info if moved.running is None or lane in over else moved.running
+            try:
+                put_infos(lane_info(info, rows.infos, lane), rows.infos, lane)
+            except Refusal as refusal:
+                raise EnvError(f"lane {lane}: {refusal}") from None
+        return moved, over
 
     def set_options(self, indices: Sequence[int], options: Sequence[Any]) -> None:
         """Reset options from the copies' next reset on."""
@@ -319,7 +341,7 @@ class GymnasiumVectorWorld:
                 "the last observations there; or make it with AutoresetMode.DISABLED, which begins episodes only in reset()"
             )
         finals = {lane: map_tree(operator.itemgetter(lane), info["final_obs"]) for lane in over}
-        return moved._replace(info=info.get("final_info", info), finals=finals)
+        return moved._replace(info=info.get("final_info", info), finals=finals, running=info)
 
     def close(self) -> None:
         """Close the vector env."""
@@ -377,10 +399,10 @@ def is_envpool(env: Any) -> bool:
     return any(base.__module__.startswith("envpool.") for base in type(env).__mro__)
 
 
-def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> BatchedVectorEnv:
+def adapt_vector_env(env: GymVectorEnv, *, seed: int = 0, **options: Any) -> BatchedVectorEnv:
     """A `gymnasium.vector.VectorEnv` or an EnvPool, with the `VectorEnv` contract."""
     world: BatchedWorld = EnvPoolWorld(env) if is_envpool(env) else GymnasiumVectorWorld(env, seed)
-    return BatchedVectorEnv(world, seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
+    return BatchedVectorEnv(world, seed=seed, **options)
 
 
 def make_envpool(config: EnvConfig, *, global_state: bool = False, seed: int = 0, first_copy: int = 0, **options: Any) -> BatchedVectorEnv:

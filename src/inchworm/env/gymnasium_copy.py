@@ -28,6 +28,7 @@ from inchworm.env.values import (
     flag,
     info_numbers,
     make_writer,
+    put_infos,
     real_scalar,
     returns_five,
 )
@@ -92,7 +93,7 @@ class GymnasiumCopy:
 
     def attach(self, rows: StepRows) -> None:
         """Write into these rows from now on."""
-        self._rows, self._rewards = rows, rows.rewards
+        self._rows, self._rewards, self._infos = rows, rows.rewards, rows.infos
         self._seen, self._final_seen = rows.observations, rows.final_observations
         if self._masks is not None:
             self._mask, self._final_mask = self._seen[MASK_KEY], self._final_seen[MASK_KEY]
@@ -134,6 +135,8 @@ class GymnasiumCopy:
             raise EnvError(f"{self.where()}: {STEP_VALUES}; got {result!r:.200}") from None
         try:
             self._rewards[lane] = reward if type(reward) is float else real_scalar(reward)
+            if self._infos:
+                put_infos(info, self._infos, lane)
             if terminated is not False or truncated is not False:
                 terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
             if not terminated and not truncated:

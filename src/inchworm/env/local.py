@@ -37,11 +37,18 @@ class LocalCopies:
     start = None  # `finish` takes the step
 
     def __init__(
-        self, make: Callable[[], Env], first_copy: int, num_copies: int, *, global_state: bool = False, is_given: bool = False
+        self,
+        make: Callable[[], Env],
+        first_copy: int,
+        num_copies: int,
+        *,
+        global_state: bool = False,
+        keep_infos: Sequence[str] = (),
+        is_given: bool = False,
     ) -> None:
         self.failed: Copy | None = None
         self.copies: list[Copy] = []  # all of one kind
-        self._first_copy, self._global_state, self._is_given = first_copy, global_state, is_given
+        self._first_copy, self._global_state, self._keep_infos, self._is_given = first_copy, global_state, keep_infos, is_given
         self._ended: list[Ended] = []
         try:
             for index in range(num_copies):
@@ -98,7 +105,8 @@ class LocalCopies:
         """Allocate rows for `num_copies` copies like these; also returns the bytes that a buffer for them needs."""
         lanes = num_copies * self.lanes_per_copy
         spaces = (self.observation_space, self.action_space)
-        return allocate_rows(*spaces, lanes, num_copies, buffer, global_state_space=self.global_state_space)
+        more: dict[str, Any] = {"global_state_space": self.global_state_space, "keep_infos": self._keep_infos}
+        return allocate_rows(*spaces, lanes, num_copies, buffer, **more)
 
     def attach(self, rows: StepRows) -> None:
         """Read and write these rows from now on."""

@@ -26,7 +26,7 @@ from inchworm.core.types import Tree
 from inchworm.env.episodes import Ended
 from inchworm.env.lane_spaces import Agent, LaneSpaces
 from inchworm.env.step_arrays import StepRows
-from inchworm.env.values import MASKS_UNKNOWN, Refusal, call_reset, flag, info_numbers, make_writer, real_scalar
+from inchworm.env.values import MASKS_UNKNOWN, Refusal, call_reset, flag, info_numbers, make_writer, put_infos, real_scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +210,7 @@ class TeamCopy:
         own_action = self.spaces.own_action
         result = self.env.step({self.agents[place]: self._named(place, own_action, place, actions[place]) for place in self._alive})
         observations, flags, infos = self._read_step(result)
+        self._keep_infos(infos)
         living = self._alive_now()
         for place, done in flags.items():
             if any(done) and place in living:
@@ -319,6 +320,12 @@ class TeamCopy:
         except Refusal as refusal:
             raise EnvError(f"{self.where(place)}: {refusal}") from None
 
+    def _keep_infos(self, infos: Mapping[Agent, Any]) -> None:
+        """Write the numbers that are kept of each agent's info; NaN for agents without one."""
+        columns = self._rows.infos
+        for place in range(self.num_lanes) if columns else ():
+            self._named(place, put_infos, infos.get(self.agents[place], {}), columns, self.lane + place)
+
     def _numbers(self, place: int, infos: Mapping[Agent, Any]) -> Mapping[str, float]:
         numbers: Mapping[str, float] = self._named(place, info_numbers, infos.get(self.agents[place], {}))
         return numbers
@@ -412,9 +419,11 @@ class TurnCopy(TeamCopy):
             left[place] = flags[0], not flags[0]
             env.step(None)
         self._alive = self._alive_now()
+        is_cut = bool(self._alive) and self.steps >= self._limit
+        self._keep_infos(env.infos if is_cut else infos)
         if not self._alive:
             return self._end(observations, left, infos)
-        if self.steps >= self._limit:
+        if is_cut:
             seen = {self.agents[place]: env.observe(self.agents[place]) for place in self._alive}
             return self._end(observations | seen, left | dict.fromkeys(self._alive, (False, False)), env.infos)
         for place, flags in left.items():

@@ -55,9 +55,9 @@ def is_vec_env(env: Any) -> bool:
     return any(base.__name__ == "VecEnv" and base.__module__.startswith("stable_baselines3.") for base in type(env).__mro__)
 
 
-def adapt_vec_env(env: VecEnv, *, seed: int = 0, first_copy: int = 0, max_replay_steps: int = 100_000) -> BatchedVectorEnv:
+def adapt_vec_env(env: VecEnv, *, seed: int = 0, **options: Any) -> BatchedVectorEnv:
     """A `VecEnv` with the `VectorEnv` contract."""
-    return BatchedVectorEnv(VecEnvWorld(env, seed), seed=seed, first_copy=first_copy, max_replay_steps=max_replay_steps)
+    return BatchedVectorEnv(VecEnvWorld(env, seed), seed=seed, **options)
 
 
 class VecEnvWorld:
@@ -122,7 +122,7 @@ class VecEnvWorld:
                 )
         cut = np.array([bool(info.get(CUT, False)) for info in infos])  # [B]
         finals = {lane: self._with_free_mask(infos[lane][FINAL]) for lane in over}
-        numbers = [{key: value for key, value in info.items() if key not in (FINAL, CUT)} for info in infos] if over else []
+        numbers = [{key: value for key, value in info.items() if key not in (FINAL, CUT)} for info in infos] if over else infos
         return Moved(self._with_masks(observations), np.asarray(rewards), dones & ~cut, dones & cut, numbers, finals)
 
     def _with_masks(self, observations: Any) -> Tree:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,6 +172,7 @@ def make_vector_env(
     max_replay_steps: int = 100_000,
     first_copy: int = 0,
     global_state: bool = False,
+    keep_infos: Sequence[str] = (),
 ) -> VectorEnv:
     """Make many copies of an environment, stepped as one.
 
@@ -179,9 +180,10 @@ def make_vector_env(
     copy, in this process), a `gymnasium.vector.VectorEnv`, an EnvPool or a Stable-Baselines3 `VecEnv`, or a `VectorEnv`, which is
     returned as it is. A factory may
     also make PettingZoo environments, parallel or AEC: a copy then has a lane for each of its agents, side by side, and with
-    `global_state` its `state()` is read at every step, for a central critic. `num_envs`, which counts copies, `num_workers`,
-    `worker_timeout` and `worker_restarts` override the config's; 0 workers and "auto" mean this process. Copies are numbered from
-    `first_copy`, which with `seed` decides every episode's seed. The id `envpool:Name` has EnvPool make the copies, `gymnax:Name` JAX.
+    `global_state` its `state()` is read at every step, for a central critic. `keep_infos` names numbers of `info` that every step keeps
+    (`EnvStep.infos`). `num_envs`, which counts copies, `num_workers`, `worker_timeout` and `worker_restarts` override the config's; 0
+    workers and "auto" mean this process. Copies are numbered from `first_copy`, which with `seed` decides every episode's seed. The id
+    `envpool:Name` has EnvPool make the copies, `gymnax:Name` JAX.
     """
     source = env_source(env)
     given: Any = source.given
@@ -189,37 +191,44 @@ def make_vector_env(
     if source.kind == "vector":
         if global_state and isinstance(given, LaneVectorEnv) and given.global_state_space is None:
             raise EnvError("the vector env was made without a global state; make it by make_vector_env(…, global_state=True)")
+        missing = [name for name in keep_infos if name not in getattr(given, "kept_infos", ())]
+        if missing:
+            raise EnvError(f"the vector env does not keep {missing[0]!r} of its infos; make it by make_vector_env(…, keep_infos=…)")
         vector_env: VectorEnv = given
         return vector_env
     if source.is_vector:
         if global_state:
             raise EnvError(f"{type(given).__name__} has no global state for a central critic; give a PettingZoo environment with state()")
         if source.kind == "device":
+            if keep_infos:
+                raise EnvError(f"infos of {type(given).__name__}, a simulator on a device, are not kept; leave collect.keep_infos out")
             return device_maker()(given, **options)
-        return adapt_vector_env(given, **options) if source.kind == "gymnasium.vector" else adapt_vec_env(given, **options)
+        adapt = adapt_vector_env if source.kind == "gymnasium.vector" else adapt_vec_env
+        return adapt(given, keep_infos=keep_infos, **options)
+    reads: dict[str, Any] = {"global_state": global_state, "keep_infos": keep_infos}
     if source.is_instance:
         if num_envs not in (None, 1) or num_workers not in (None, 0, "auto"):
             raise EnvError(
                 f"one environment is one lane in this process, but num_envs={num_envs} and num_workers={num_workers} were requested; "
                 "give its id or a factory, so that it can be made several times"
             )
-        return InProcessVectorEnv(lambda: given, 1, global_state=global_state, is_given=True, **options)
+        return InProcessVectorEnv(lambda: given, 1, is_given=True, **reads, **options)
     overrides: dict[str, Any] = {"num_envs": num_envs, "num_workers": num_workers}
     overrides |= {"worker_timeout": worker_timeout, "worker_restarts": worker_restarts}
     config = given if source.kind == "config" else EnvConfig(id=given) if source.kind == "id" else EnvConfig()
     config = config.replace(**{name: value for name, value in overrides.items() if value is not None})
     make_together = vector_maker(config.id) if source.is_config else None
     if make_together is not None:
-        return make_together(config, global_state=global_state, **options)
+        return make_together(config, **reads, **options)
     if config.num_workers != "auto" and config.num_workers > 0:
         workers = {name: getattr(config, name) for name in ("help_workers", "worker_timeout", "worker_restarts")}
         make = config if source.is_config else given
-        return WorkerVectorEnv(make, config.num_envs, config.num_workers, global_state=global_state, **workers, **options)
+        return WorkerVectorEnv(make, config.num_envs, config.num_workers, **reads, **workers, **options)
     world = vectorised(config) if source.is_config else None
-    if world is not None and world.make_vector is not None and (world.has_teams or not global_state):
+    if world is not None and world.make_vector is not None and (world.has_teams or not global_state) and not keep_infos:
         return complete_vector_env(world.make_vector(config, global_state=global_state, **options))
     factory = partial(make_env, config) if source.is_config else given
-    return InProcessVectorEnv(factory, config.num_envs, global_state=global_state, **options)
+    return InProcessVectorEnv(factory, config.num_envs, **reads, **options)
 
 
 class InProcessVectorEnv(LaneVectorEnv):
@@ -229,9 +238,16 @@ class InProcessVectorEnv(LaneVectorEnv):
     """
 
     def __init__(
-        self, make: Callable[[], Env], num_envs: int, *, global_state: bool = False, is_given: bool = False, **options: Any
+        self,
+        make: Callable[[], Env],
+        num_envs: int,
+        *,
+        global_state: bool = False,
+        keep_infos: Sequence[str] = (),
+        is_given: bool = False,
+        **options: Any,
     ) -> None:
-        copies = LocalCopies(make, 0, num_envs, global_state=global_state, is_given=is_given)
+        copies = LocalCopies(make, 0, num_envs, global_state=global_state, keep_infos=keep_infos, is_given=is_given)
         copies.attach(copies.allocate(num_envs)[0])
         super().__init__(copies, **options)
 
@@ -253,13 +269,14 @@ class WorkerVectorEnv(LaneVectorEnv):
         worker_timeout: float = 60.0,
         worker_restarts: int = 10,
         global_state: bool = False,
+        keep_infos: Sequence[str] = (),
         **options: Any,
     ) -> None:
         most = num_envs - help_workers
         if not 1 <= num_workers <= most:
             share = " (this process steps a share too)" if help_workers else ""
             raise EnvError(f"num_workers={num_workers}{share} must be from 1 to {most}, because num_envs={num_envs}")
-        parts: dict[str, Any] = {"help_workers": help_workers, "global_state": global_state}
+        parts: dict[str, Any] = {"help_workers": help_workers, "global_state": global_state, "keep_infos": keep_infos}
         engine = WorkerPool(make, num_envs, num_workers, worker_timeout, worker_restarts, **parts)
         super().__init__(engine, **options)
         engine.rebuild_from(self._ledger)

@@ -11,8 +11,8 @@ import hashlib
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class StepRows:
     """[E, *] of copies whose episode ended in this step, before the reset; older data elsewhere."""
     global_state_space: Space | None = None
     """Of one copy."""
+    infos: Mapping[str, Array] = field(default_factory=dict)
+    """[B] f32 by name: the numbers of the step's `info` that are kept, NaN where it has none."""
 
     @property
     def lanes_per_copy(self) -> int:
@@ -79,8 +81,9 @@ def allocate_rows(
     buffer: mmap.mmap | None = None,
     *,
     global_state_space: Space | None = None,
+    keep_infos: Sequence[str] = (),
 ) -> tuple[StepRows, int]:
-    """The rows, and the bytes that a buffer for them needs. The same spaces always give the same layout.
+    """The rows, and the bytes that a buffer for them needs. The same arguments always give the same layout.
 
     `num_lanes` is a multiple of `num_copies`: a copy's lanes are adjacent.
     """
@@ -116,6 +119,7 @@ def allocate_rows(
         global_state=() if shared is None else batch(shared, num_copies),
         final_global_state=() if shared is None else batch(shared, num_copies),
         global_state_space=shared,
+        infos={name: take(lanes, np.float32) for name in keep_infos},
     )
     return rows, size
 

@@ -35,7 +35,7 @@ from inchworm.core.spaces import (
     tree_leaves,
     value_range,
 )
-from inchworm.core.types import Tree
+from inchworm.core.types import Array, Tree
 from inchworm.env.restore import accepts, env_options, make_calls
 
 Write: TypeAlias = Callable[[Any, Any, int], None]
@@ -174,15 +174,15 @@ def _array_writer(space: Space, path: Path) -> Write:
     return write
 
 
-def real_scalar(reward: Any) -> float:
-    """A reward as a float; anything but one real number is refused."""
-    scalar = isinstance(reward, np.ndarray) and reward.shape == () and reward.dtype.kind in "fiub"
-    if not scalar and not isinstance(reward, float | int | np.floating | np.integer | np.bool_):
-        raise refusal(("reward",), "must be one real number (an array needs shape ())", reward)
+def real_scalar(value: Any, path: Path = ("reward",)) -> float:
+    """A reward, or the number at `path`, as a float; anything but one real number is refused."""
+    scalar = isinstance(value, np.ndarray) and value.shape == () and value.dtype.kind in "fiub"
+    if not scalar and not isinstance(value, float | int | np.floating | np.integer | np.bool_):
+        raise refusal(path, "must be one real number (an array needs shape ())", value)
     try:
-        return float(reward)
+        return float(value)
     except OverflowError:
-        raise refusal(("reward",), "is an integer too large for a float", reward) from None
+        raise refusal(path, "is an integer too large for a float", value) from None
 
 
 def flag(value: Any, name: str) -> bool:
@@ -209,6 +209,15 @@ def info_numbers(info: Mapping[Any, Any]) -> dict[str, float]:
             if math.isfinite(number):
                 numbers[str(key)] = number
     return numbers
+
+
+def put_infos(info: Mapping[Any, Any], columns: Mapping[str, Array], lane: int) -> None:
+    """Write the numbers of an `info` that are kept into their columns [B]; NaN where it has no such key, or None."""
+    if not isinstance(info, Mapping):
+        raise refusal(("info",), "must be a dict", info)
+    for name, column in columns.items():
+        value = info.get(name)
+        column[lane] = math.nan if value is None else real_scalar(value, ("info", name))
 
 
 def refusal(path: Path, what: str, value: Any = _NOTHING) -> Refusal:

@@ -137,6 +137,7 @@ class LaneVectorEnv(Closes):
         self.agents: tuple[str, ...] = tuple(engine.agents) or default_agents(engine.lanes_per_copy)
         self.agent_spaces: tuple[AgentSpaces, ...] = tuple(engine.agent_spaces)
         self.global_state_space = rows.global_state_space
+        self.kept_infos = tuple(rows.infos)
         self._put_actions = make_put(self.action_space)
         self._ledger = EpisodeLedger(
             rows,
@@ -154,7 +155,7 @@ class LaneVectorEnv(Closes):
         self._episode_starts = np.zeros(self.num_lanes, np.bool_)  # [B]
         self._arrays = (rows.observations, rows.rewards, rows.terminated, rows.truncated, self._episode_starts, rows.valid)
         # The step in which nothing ended: always these arrays, so one object serves.
-        self._quiet = EnvStep(*self._arrays, global_state=rows.global_state)
+        self._quiet = EnvStep(*self._arrays, global_state=rows.global_state, infos=rows.infos or ())
 
     @property
     def inexact(self) -> list[str]:
@@ -199,6 +200,8 @@ class LaneVectorEnv(Closes):
         """All lanes as they are between two steps."""
         self._rows.rewards[:] = 0.0
         self._rows.terminated[:] = self._rows.truncated[:] = False
+        for column in self._rows.infos.values():
+            column[:] = np.nan
         self._episode_starts[:] = np.repeat(self._ledger.lengths == 0, self.lanes_per_copy) | self._rows.joined
         self._any_starts = True
         return self._quiet
@@ -250,7 +253,7 @@ class LaneVectorEnv(Closes):
             for lane, _ in ended:
                 if lane % width == 0:  # once for each copy, after its seed was read
                     self._ledger.begin(lane // width)
-            step = EnvStep(*self._arrays, tuple(records), rows.global_state)
+            step = EnvStep(*self._arrays, tuple(records), rows.global_state, rows.infos or ())
         elif self._any_starts:  # an agent may join in any step where copies have several lanes; else no episode begins in this one
             self._episode_starts[:] = self._rows.joined
             self._any_starts = self.lanes_per_copy > 1

@@ -52,11 +52,14 @@ def write_row(targets: Iterable[Target], index: int, values: tuple[Any, ...]) ->
         target[index] = value
 
 
+INFO = "info/"
+"""Prefix of the columns of a rollout's `extras` that hold numbers of the steps' infos."""
+
 # The fields of a row, by when they become known.
 _PARTS_OF_A_ROW = (
     ("observations", "episode_starts", "valid", "global_state"),
     ("actions", "log_probs"),
-    ("rewards", "terminated", "truncated"),
+    ("rewards", "terminated", "truncated", "extras"),
     ("policy_state",),
 )
 
@@ -90,8 +93,12 @@ class RolloutBuffer:
         state: Tree = (),
         state_every: int = 1,
         global_state: Tree = (),
+        infos: Sequence[str] = (),
     ) -> Self:
-        """Make a buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row."""
+        """Make a buffer for T steps of B lanes; `state` [B, *mem] and `global_state` [E, *] are examples of one row.
+
+        The steps' `infos` of these names become the columns `info/NAME` of `extras`.
+        """
         if num_steps < 0 or num_lanes < 0 or state_every < 1:
             raise RolloutError(f"cannot make a buffer of num_steps={num_steps}, num_lanes={num_lanes}, state_every={state_every}")
         examples = {
@@ -100,6 +107,7 @@ class RolloutBuffer:
             **{name: np.empty(num_lanes, dtype) for name, dtype in FLAT_DTYPES.items()},
             "policy_state": optree.tree_map(np.asarray, state),
             "global_state": optree.tree_map(np.asarray, global_state),
+            "extras": {f"{INFO}{name}": np.empty(num_lanes, np.float32) for name in infos} or (),
         }
         return cls(num_steps, num_lanes, examples, state_every)
 
@@ -141,7 +149,8 @@ class RolloutBuffer:
 
     def end_row(self, after: EnvStep) -> None:
         """Finish the row with its result."""
-        write_row(self._result, self._row, (after.rewards, after.terminated, after.truncated))
+        infos = {f"{INFO}{name}": column for name, column in after.infos.items()} if after.infos else ()
+        write_row(self._result, self._row, (after.rewards, after.terminated, after.truncated, infos))
         self._row += 1
 
     def add(
@@ -308,6 +317,8 @@ def own_turns(moves: Rollout) -> Rollout:
     rewards = np.zeros(valid.shape)
     np.add.at(rewards, (move, lane), moves.rewards[time, lane])
     end = np.full(valid.shape, -1)  # [T, B] the row in which the game of a move ended before the agent's next turn, else -1
+    through = np.zeros(valid.shape, np.int64)  # [T, B] the last row before the agent's next turn, or of its game
+    through[move, lane] = time
     ends = ended[time, lane]
     end[move[ends], lane[ends]] = time[ends]
     last = latest[-1]  # [B]
@@ -357,7 +368,7 @@ def own_turns(moves: Rollout) -> Rollout:
         cut_observations=freeze(optree.tree_map(successors, moves.observations, moves.cut_observations)),
         cut_state=freeze(optree.tree_map(successors, moves.policy_state, moves.cut_state)),
         cut_valid=freeze(real[rows, at] & ~terminated[rows, at]),
-        extras=freeze(optree.tree_map(pick, moves.extras)),
+        extras=freeze(optree.tree_map(lambda leaf: pick(leaf, through[source, lanes]), moves.extras)),  # the infos that came with them
         policy_version=moves.policy_version,
         weights_fingerprint=moves.weights_fingerprint,
         episodes=moves.episodes,

@@ -59,7 +59,7 @@ class Rollout:
     global_state: Tree = ()  # [T, E, *]    for a central critic, once per env copy
     cut_global_state: Tree = ()  # [K, *]   at the true successor of each cut row
     context: Tree = ()  # (table [C, …], index [T, B])  task context that the behaviour policy was given
-    extras: Tree = ()  # {name: [T, B, …]}  columns of your own; learning hands them to custom losses and reads nothing else from them
+    extras: Tree = ()  # {name: [T, B, …]}  infos that are kept, and columns of your own; learning hands them to custom losses only
     policy_version: Array  # [B] i32        which weights acted
     weights_fingerprint: Array  # [B] u64   and of which run: versions of two runs collide
     episodes: tuple[EpisodeRecord, ...] = ()

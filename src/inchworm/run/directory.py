@@ -62,8 +62,8 @@ FREE_FIELDS = frozenset({
     "run.checkpoint_interval", "run.checkpoint_seconds", "run.keep_checkpoints", "run.keep_best", "run.log_interval", "run.rank_timeout",
     "evaluation.interval", "evaluation.episodes", "evaluation.final_episodes", "evaluation.num_envs", "evaluation.max_episode_steps",
     "evaluation.baseline", "evaluation.save_replay", "evaluation.keep_replays", "env.num_workers", "env.help_workers",
-    "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "collect.engine", "collect.timeout", "collect.restarts",
-    "collect.ray_address", "collect.ray_cpus", "collect.ray_memory", "collect.ray_resources", "collect.ray_strategy",
+    "env.worker_timeout", "env.worker_restarts", "collect.max_replay_steps", "collect.engine", "collect.keep_infos", "collect.timeout",
+    "collect.restarts", "collect.ray_address", "collect.ray_cpus", "collect.ray_memory", "collect.ray_resources", "collect.ray_strategy",
     "convergence.target", "convergence.window", "convergence.patience", "convergence.returns", "convergence.stop",
     *flatten_config(TrackingConfig().to_dict(), "tracking."),
 })  # fmt: skip

@@ -63,6 +63,10 @@ def export_policy(policy: Actor, directory: str | Path, format: Format = "onnx",
         raise ConfigError(
             f"several policies are exported one by one: export_policy(composite.policies[{next(iter(policy.policies))!r}], …)"
         )
+    if getattr(policy, "reads_context", False):
+        raise ConfigError(
+            f"{class_path(policy)} cannot be exported: it acts by trajectories of its task (set_context), which no export reads"
+        )
     network = getattr(policy, "own_network", None)
     if not isinstance(policy, Policy) or not (is_builtin(policy) or network is not None):
         raise ConfigError(

@@ -184,7 +184,10 @@ def is_native_env(env: Any, config: TrainingConfig) -> tuple[bool, str]:
     """Whether the backend steps the environments itself, and the reason, a sentence that may be empty. A function of the config alone."""
     if not env_source(env).is_config or config.run.backend == "auto" or not config.collect.is_plain:
         return False, ""
-    return native_choice(config.run.backend, config.env)
+    is_native, reason = native_choice(config.run.backend, config.env)
+    if is_native and config.collect.keep_infos:
+        return False, f"stepping {config.env.id} on the host, because collect.keep_infos is set, and JAX-native environments have no infos"
+    return is_native, reason
 
 
 def choose_backend(policy: Any, config: TrainingConfig, *, losses: bool) -> tuple[str, str]:
@@ -337,6 +340,7 @@ def make_train_env(
         "seed": config.run.seed,
         "worker_timeout": world.worker_timeout,
         "global_state": config.policy.central_critic,
+        "keep_infos": config.collect.keep_infos,
     }
     vector_env = make_vector_env(
         source.with_config(world.replace(num_envs=num_envs)),

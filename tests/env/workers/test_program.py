@@ -48,7 +48,7 @@ def ask(connection, kind, header=None, raw=b"", descriptor=None):
 
 
 def set_up(connection, make=Counter, copies=2, specs=()):
-    header = {"path": sys.path, "first_copy": 0, "num_copies": copies, "global_state": False}
+    header = {"path": sys.path, "first_copy": 0, "num_copies": copies, "reads": {"global_state": False}}
     hello = ask(connection, messages.SETUP, header, cloudpickle.dumps((make, specs)))
     assert hello.kind == messages.HELLO
     spaces = [space_from_dict(data) for data in hello.header[:2]]

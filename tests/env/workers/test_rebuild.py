@@ -65,7 +65,8 @@ def check(make, workers=2, helped=False, disturb=lambda env, moment, number: Non
 @pytest.mark.parametrize(("workers", "helped"), [(4, False), (2, True)])
 def test_a_worker_that_is_killed_at_any_moment_changes_nothing(workers, helped):
     """A death before the first reset has nothing to replay; where a copy is reset, it may have been the only one of its worker."""
-    texts = check(World, workers, helped, killing(workers), restarts=len(MOMENTS))
+    kept = {"keep_infos": ("left",)}
+    texts = check(World, workers, helped, killing(workers), restarts=len(MOMENTS), expected=undisturbed(**kept), **kept)
     assert all("was killed by SIGKILL" in text and "it was replaced in" in text for text in texts)
     assert ["replaying" in text for text, (now, _) in zip(texts, MOMENTS) if now != "reset"] == [False, True, True, True, True]
 
@@ -145,8 +146,9 @@ def test_a_worker_without_a_part_in_an_exchange_is_replaced_too():
 
 
 def test_a_rebuild_between_steps_leaves_the_last_step_readable():
-    """The collector may read rewards and flags of a step after options were set: they must not be those of a replay."""
-    with WorkerVectorEnv(World, LANES, 2, seed=3) as env, InProcessVectorEnv(World, LANES, seed=3) as reference:
+    """The collector may read rewards, flags and infos of a step after options were set: they must not be those of a replay."""
+    kept = {"keep_infos": ["left"]}
+    with WorkerVectorEnv(World, LANES, 2, seed=3, **kept) as env, InProcessVectorEnv(World, LANES, seed=3, **kept) as reference:
         rng = np.random.default_rng(1)
         step, _ = (frozen(each.reset()) for each in (env, reference))
         ends = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -433,8 +433,10 @@ def make_native(config: EnvConfig) -> NativeEnv:
     return _made[key]
 
 
-def make_jax_env(config: EnvConfig, *, global_state: bool = False, **options: Any) -> JaxVectorEnv:
+def make_jax_env(config: EnvConfig, *, global_state: bool = False, keep_infos: Sequence[str] = (), **options: Any) -> JaxVectorEnv:
     """All copies of a config as one vector env."""
     if global_state:
         raise EnvError(f"env.id={config.id!r}: a JAX-native environment has no global state for a central critic")
+    if keep_infos:
+        raise EnvError(f"env.id={config.id!r}: a JAX-native environment has no infos to keep; leave collect.keep_infos out")
     return JaxVectorEnv(make_native(config), config.num_envs, **options)

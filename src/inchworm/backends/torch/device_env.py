@@ -62,6 +62,7 @@ class DeviceVectorEnv(Closes):
     resets_itself = True
     agents = default_agents(1)
     agent_spaces = ()
+    kept_infos = ()
 
     def __init__(self, env: Any, *, seed: int = 0, first_copy: int = 0) -> None:
         self.env, self._inner = env, getattr(env, "unwrapped", env)

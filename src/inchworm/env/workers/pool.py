@@ -48,6 +48,7 @@ class WorkerPool:
         *,
         help_workers: bool = False,
         global_state: bool = False,
+        keep_infos: Sequence[str] = (),
     ) -> None:
         self._timeout, self._owner = timeout, os.getpid()
         self._workers: list[WorkerProcess] = []
@@ -55,7 +56,8 @@ class WorkerPool:
         self._waiter = Waiter(_SPIN_SECONDS)
         self._exchange: Exchange | None = None  # the one in progress
         self._descriptor: int | None = None  # of the shared memory, for workers that are started later
-        self._rebuilder = Rebuilder(pack_factory(make), timeout, restarts, global_state=global_state)
+        self._reads: dict[str, Any] = {"global_state": global_state, "keep_infos": list(keep_infos)}
+        self._rebuilder = Rebuilder(pack_factory(make), timeout, restarts, self._reads)
         self._local: LocalCopies | None = None
         first_local = num_copies * num_workers // (num_workers + 1) if help_workers else num_copies
         self._local_copies = range(first_local, num_copies)
@@ -98,6 +100,7 @@ class WorkerPool:
             num_copies * self.lanes_per_copy,
             num_copies,
             global_state_space=self.global_state_space,
+            keep_infos=self._reads["keep_infos"],
         )
         self._descriptor = open_shared(allocate()[1])
         self.rows, _ = allocate(map_shared(self._descriptor))
@@ -107,7 +110,7 @@ class WorkerPool:
         if self._local_copies:
             factory = functools.partial(make_env, make) if isinstance(make, EnvConfig) else make
             own = self._local_copies
-            self._local = local = LocalCopies(factory, own.start, len(own), global_state=self.global_state_space is not None)
+            self._local = local = LocalCopies(factory, own.start, len(own), **self._reads)
             ours, theirs = (
                 (part.observation_space, part.action_space, part.lanes_per_copy, part.global_state_space) for part in (local, self)
             )

@@ -83,7 +83,7 @@ class Worker:
         make, specs = cloudpickle.loads(message.raw)  # from our own parent, over a private socket
         for spec in specs:
             gym.registry.setdefault(spec.id, spec)
-        self._copies = block = LocalCopies(make, header["first_copy"], header["num_copies"], global_state=header["global_state"])
+        self._copies = block = LocalCopies(make, header["first_copy"], header["num_copies"], **header["reads"])
         described = [
             space_to_dict(block.observation_space),
             space_to_dict(block.action_space),

@@ -79,8 +79,9 @@ class RestartBudget:
 class Rebuilder:
     """Replaces dead workers of one pool. The pool sets the attributes as its start proceeds: spaces, then memory, then episodes."""
 
-    def __init__(self, factory: bytes, timeout: float, restarts: int, *, global_state: bool = False) -> None:
-        self._factory, self._timeout, self._budget, self._global_state = factory, timeout, RestartBudget(restarts), global_state
+    def __init__(self, factory: bytes, timeout: float, restarts: int, reads: Mapping[str, Any]) -> None:
+        """`reads` says what `LocalCopies` read of each copy besides its steps."""
+        self._factory, self._timeout, self._budget, self._reads = factory, timeout, RestartBudget(restarts), dict(reads)
         self.spaces: Any = None  # as every worker describes them
         self.attach: tuple[bytes, int] | None = None  # the message and the descriptor of the shared memory
         self.rows: StepRows | None = None
@@ -89,7 +90,7 @@ class Rebuilder:
     def setup(self, worker: WorkerProcess) -> bytes:
         """The message that makes a worker create its copies."""
         copies = {"first_copy": worker.copies.start, "num_copies": worker.num_copies}
-        header = {"path": sys.path, **copies, "global_state": self._global_state}
+        header = {"path": sys.path, **copies, "reads": self._reads}
         return messages.pack(messages.SETUP, header, self._factory)
 
     def replace(self, worker: WorkerProcess, exchange: Exchange) -> Message | None:
@@ -168,7 +169,7 @@ class _WorkerRows:
         self._worker, lanes = worker, slice(worker.lanes.start, worker.lanes.stop)
         self._shown = [shown_arrays(rows, copy) for copy in worker.copies]  # views, [own copies][arrays]
         self._bytes = self._read()
-        self._results = [rows.rewards[lanes], rows.terminated[lanes], rows.truncated[lanes]]
+        self._results = [array[lanes] for array in (rows.rewards, rows.terminated, rows.truncated, *rows.infos.values())]
         self._saved_results = [array.copy() for array in self._results]
 
     def _read(self) -> list[np.ndarray]:
@@ -189,7 +190,7 @@ class _WorkerRows:
                 raise _diverged(copy * self._worker.lanes_per_copy, "a different observation")
 
     def restore_results(self) -> None:
-        """Restore the rewards and flags of the last step, which the replay has overwritten and the caller may not have read yet."""
+        """Restore the rewards, flags and infos of the last step, which the replay has overwritten and the caller may not have read yet."""
         for array, saved in zip(self._results, self._saved_results):
             array[:] = saved
 
