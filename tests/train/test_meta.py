@@ -41,17 +41,50 @@ def test_a_rollout_holds_the_context_of_each_round() -> None:
         assert trainer.learn(rollout)["ratio_error"] < 5e-5
 
 
-def test_the_features_of_a_step_by_hand() -> None:
-    with trainer_of(PhysicsCartPole, tasks=[Task("usual")], num_envs=1, config=PPO.replace(rollout_steps=30)) as trainer:
+def test_the_features_of_the_first_episode_by_hand() -> None:
+    with trainer_of(PhysicsCartPole, tasks=[Task("usual")], num_envs=1, config=PPO.replace(rollout_steps=60)) as trainer:
         rollout = trainer.collect_rollouts()
         shown = task_trajectories(rollout, trainer.policy.spec)[0, 0]  # type: ignore[attr-defined]
-    for t in range(30):
-        if rollout.terminated[t, 0]:
-            assert not shown[t].any(), "nothing follows"
-            continue
+    last = int(np.flatnonzero(rollout.terminated[:, 0])[0])
+    assert last < 59, "a second episode has begun"
+    assert not shown[last:].any(), "nothing is known to follow the last step, and a later episode is another trajectory"
+    for t in range(last):
         action, seen = rollout.actions[t, 0], rollout.observations[t, 0]
         row = [1.0, 1.0, action == 0, action == 1, *seen, *(rollout.next_observations[t, 0] - seen)]
         np.testing.assert_allclose(shown[t], row, rtol=1e-6)
+
+
+def test_adaptation_is_scored_greedily_with_the_context_of_one_sampled_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A greedy policy that does not know its task may do the same in all tasks, and so find out nothing."""
+    contexts: list[np.ndarray | None] = []
+    with trainer_of(PhysicsCartPole, tasks=[Task("usual")], config=PPO.replace(rollout_steps=100)) as trainer:
+        policy: Any = trainer.policy
+        acted: list[tuple[int, bool]] = []
+        act, set_context = policy.act, policy.set_context
+
+        def spy(*arguments: Any, deterministic: bool = False) -> Any:
+            acted.append((len(contexts), deterministic))
+            return act(*arguments, deterministic=deterministic)
+
+        def keep(table: np.ndarray | None, index: np.ndarray | None = None) -> None:
+            contexts.append(table)
+            set_context(table, index)
+
+        monkeypatch.setattr(policy, "act", spy)
+        monkeypatch.setattr(policy, "set_context", keep)
+        found = trainer.evaluate_adaptation([Task("usual"), Task("reversed", {"force": -10.0})], episodes=2)
+        assert {(number, deterministic) for number, deterministic in acted} == {(1, True), (1, False), (2, True), (2, False), (3, True)}
+    assert found.returns.shape == (3, 2)
+    assert contexts[0] is contexts[3] is None
+    for count in (1, 2):
+        table = contexts[count]
+        assert table is not None
+        assert table.shape[:2] == (2, count)
+        steps = table[..., 0].sum(-1)  # [tasks, trajectories]
+        assert (steps > 3).all()
+        assert (steps < 100).all(), "an untrained policy falls: no trajectory is longer than its episode"
+    assert contexts[2] is not None
+    np.testing.assert_array_equal(contexts[2][:, :1], contexts[1])
 
 
 def test_given_trajectories_are_the_context_of_all_lanes() -> None:

@@ -1,6 +1,6 @@
 """Meta-learning: a policy learns to adapt to tasks from what it has seen of them, and is scored on tasks that were not trained.
 
-The policy collects in each task, first knowing nothing of it, then conditioned on the trajectories of the episodes before. These are
+The policy collects in each task, first knowing nothing of it, then conditioned on the trajectories of earlier episodes. These are
 recorded as the rollout's context, so that learning sees what acting saw, and trains the encoder that reads them.
 """
 
@@ -35,16 +35,18 @@ def num_features(spec: PolicySpec) -> int:
 
 
 def task_trajectories(rollout: Rollout, spec: PolicySpec) -> np.ndarray:
-    """What a rollout shows of its lanes' tasks, [B, 1, T, F] f32: one trajectory for each lane.
+    """What the first episode of each lane shows of its task, [B, 1, T, F] f32: one trajectory for each lane.
 
     The features of a step are 1, the reward, the action (choices one-hot), the observation, and how it changed. Steps without a known
-    successor, because nothing follows, and invalid rows are all 0.
+    successor, because nothing follows, invalid rows, and those of later episodes are all 0.
     """
     layout = spec.actions
     choices, gaussians = flatten_actions(layout, rollout.actions, 2)  # [T, B, G], [T, B, D]
     hot = [np.eye(size, dtype=np.float32)[choices[..., group]] for group, size in enumerate(layout.group_sizes)]
     seen, then = (encode_observations(spec.observations, tree, 2) for tree in (rollout.observations, rollout.next_observations))
-    present = (rollout.valid & ~rollout.terminated)[..., None].astype(np.float32)
+    ended = rollout.terminated | rollout.truncated  # [T, B]
+    first = np.cumsum(ended, 0) - ended == 0
+    present = (rollout.valid & first & ~rollout.terminated)[..., None].astype(np.float32)
     features = np.concatenate([np.ones_like(present), rollout.rewards[..., None], *hot, gaussians, seen, then - seen], -1, dtype=np.float32)
     shown: np.ndarray = np.where(present > 0, features, np.float32(0)).swapaxes(0, 1)[:, None]
     return np.ascontiguousarray(shown)
@@ -92,35 +94,38 @@ def evaluate_adaptation(
 ) -> Adaptation:
     """Score a policy in each task after 0 to `episodes` episodes there, one copy of the environment for each task.
 
-    A policy with a task encoder is given its earlier episodes as context. Any other plays trials, so `env` makes a `TrialEnv` of
-    `episodes` + 1 episodes. An episode, or a trial, has at most `steps` steps.
+    A policy with a task encoder is given earlier episodes as context. Their actions are sampled, as they are when it learns, also if
+    those of the episodes that are scored are not: a policy that does not know its task may stand still, and would find out nothing. Any
+    other policy plays trials, so `env` makes a `TrialEnv` of `episodes` + 1 episodes. An episode, or a trial, has at most `steps` steps.
     """
-    acting: Any = _Greedy(policy) if deterministic else policy
     with contextlib.closing(make_world(env, len(tasks), seed)) as world:
         for copy, task in enumerate(tasks):
             world.set_reset_options(task.options, [copy])
-        collector = RolloutCollector(world, acting, seed=seed)
+        scored = RolloutCollector(world, _Greedy(policy) if deterministic else policy, seed=seed)
         if reads_context(policy):
-            returns = _with_context(policy, collector, len(tasks), episodes, steps)
+            returns = _with_context(policy, RolloutCollector(world, policy, seed=seed), scored, len(tasks), episodes, steps)
         else:
-            infos = [episode.info for episode in _first_episodes(collector.collect(steps), len(tasks))]
+            infos = [episode.info for episode in _first_episodes(scored.collect(steps), len(tasks))]
             if any(f"return_{episodes}" not in info for info in infos):
                 raise ConfigError(f"without a task encoder, pass an env that makes TrialEnv(…, episodes={episodes + 1})")
             returns = [[info[f"return_{number}"] for info in infos] for number in range(episodes + 1)]
     return Adaptation(tuple(task.name for task in tasks), np.array(returns))
 
 
-def _with_context(policy: Any, collector: RolloutCollector, lanes: int, episodes: int, steps: int) -> list[list[float]]:
-    """Play `episodes` + 1 rounds, each with the trajectories of all rounds before as context."""
-    rounds: list[np.ndarray] = []
+def _with_context(
+    policy: Any, sampled: RolloutCollector, scored: RolloutCollector, lanes: int, episodes: int, steps: int
+) -> list[list[float]]:
+    """Score `episodes` + 1 times, each with the trajectories of all sampled episodes before as context."""
+    known: list[np.ndarray] = []
     returns = []
     try:
-        for _ in range(episodes + 1):
-            policy.set_context(np.concatenate(rounds, 1) if rounds else None)
-            collector.restart()
-            rollout = collector.collect(steps)
-            rounds.append(task_trajectories(rollout, policy.spec))
-            returns.append([episode.episode_return for episode in _first_episodes(rollout, lanes)])
+        for number in range(episodes + 1):
+            policy.set_context(np.concatenate(known, 1) if known else None)
+            scored.restart()
+            returns.append([episode.episode_return for episode in _first_episodes(scored.collect(steps), lanes)])
+            if number < episodes:
+                sampled.restart()
+                known.append(task_trajectories(sampled.collect(steps), policy.spec))
     finally:
         policy.set_context(None)
     return returns
@@ -154,8 +159,8 @@ class MetaLearningPPOTrainer(PPOTrainer):
     """A `PPOTrainer` of a policy that is conditioned on its task by an encoder of earlier trajectories there (`TaskPolicy`, in torch).
 
     Every iteration draws a task for each copy of the environment from `tasks`, and collects `ppo.rollout_steps` steps in it without
-    context, then as many with the steps before as context, `adaptations` times. Without `use_context` the encoder is never given anything:
-    the same policy, to compare with.
+    context, then as many with the first episode of every round before as context, `adaptations` times. Without `use_context` the encoder
+    is never given anything: the same policy, to compare with.
     """
 
     def __init__(
