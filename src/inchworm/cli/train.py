@@ -9,7 +9,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.table import Column, Table
 
@@ -38,14 +38,12 @@ from inchworm.evaluate.evaluator import evaluation_opponent
 from inchworm.evaluate.stats import EvalStats
 from inchworm.run.bundle import Bundle, create_bundle, is_bundle, open_bundle, why_not_alone
 from inchworm.run.directory import NOT_BIT_IDENTICAL, REPORT, NotExactWarning, Run, create_run, refuse_code
-from inchworm.run.saver import Saver
 from inchworm.tracking.console import ConsoleTracker, Terminal, make_terminal
 from inchworm.tracking.shipping import check_installed, ship
 from inchworm.train.loop import TrainingState, describe_convergence, has_stopped, is_done, reached_limits
-from inchworm.train.profile import Profile, table_text
-from inchworm.train.resolve import resolve_choices
-from inchworm.train.seeds import check_together, choose_seeds, make_view, plan_seeds, train_bundle
-from inchworm.train.trainer import PPOTrainer, make_console
+
+if TYPE_CHECKING:
+    from inchworm.train.trainer import PPOTrainer
 
 PROG_TRAIN, PROG_RESUME, PROG_SHIP = "inchworm train", "inchworm resume", "inchworm ship"
 
@@ -139,6 +137,8 @@ def run_ship(arguments: Sequence[str]) -> int:
 
 def train_several(config: TrainingConfig, options: TrainOptions) -> int:
     """Train several seeds, new ones or those of the bundle that --run.name names."""
+    from inchworm.train.seeds import check_together, choose_seeds
+
     assert options.seeds is not None
     if options.together:
         check_together(config.policy, config.env, config, jobs=options.jobs)
@@ -165,6 +165,8 @@ def resume_several(changes: Changes, options: ResumeOptions) -> int:
 
 def train_seeds_of(bundle: Bundle, terminal: Terminal, *, jobs: int | None, together: bool | None = None) -> int:
     """Train the seeds of a bundle that are not finished, and print the summary. The bundle must be locked."""
+    from inchworm.train.seeds import make_view, plan_seeds, train_bundle
+
     trainer, how = plan_seeds(bundle.config.policy, bundle.config.env, bundle, jobs=jobs, together=together)
     config, count = bundle.config, len(bundle.seeds)
     first, last = bundle.seeds[0], bundle.seeds[-1]
@@ -212,9 +214,13 @@ def open_terminal(run: Run, *, quiet: bool) -> Terminal:
 
 def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
     """Train until the run's target, from its newest checkpoint if there is one. The run must be locked."""
+    from inchworm.train.profile import Profile, table_text  # late, as in the other functions here: the first line waits for nothing heavy
+    from inchworm.train.resolve import resolve_choices
+    from inchworm.train.trainer import PPOTrainer, make_console
+
     profile = Profile() if profiled else None
     console = make_console(run.config, terminal)
-    with contextlib.ExitStack() as stack, _interruptions(run, console, terminal, stack) as savers:
+    with contextlib.ExitStack() as stack, _interruptions(run, console, terminal, stack) as trainers:
         config, reasons = resolve_choices(run.config.policy, run.config.env, run.config)
         if config != run.config:
             run.save_config(config)  # what was chosen by measuring is chosen once
@@ -225,7 +231,7 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
             terminal.print(f"learning in {ranks.count} processes, each with its share of the {config.env.num_envs} copies")
             ranks.broadcast_tree(config.to_dict())
         trainer = stack.enter_context(PPOTrainer(config.policy, config.env, config, run_dir=run))
-        savers.append(trainer.saver)
+        trainers.append(trainer)
         state = trainer.state
         if ranks is not None:
             ranks.broadcast_tree(trainer.continues)
@@ -270,6 +276,8 @@ def train_run(run: Run, terminal: Terminal, *, profiled: bool) -> int:
 
 def follow_run(config: TrainingConfig, env: str | None) -> int:
     """Learn together with rank 0, which has the run and its config; print nothing but errors."""
+    from inchworm.train.trainer import PPOTrainer
+
     ranks = join_ranks(config.run.replace(backend="torch") if config.run.backend == "auto" else config.run)
     assert ranks is not None
     config = TrainingConfig.from_dict(ranks.broadcast_tree())
@@ -293,14 +301,14 @@ def _look_back(run: Run, reason: str) -> str:
 
 
 @contextlib.contextmanager
-def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack: contextlib.ExitStack) -> Iterator[list[Saver]]:
+def _interruptions(run: Run, console: ConsoleTracker, terminal: Terminal, stack: contextlib.ExitStack) -> Iterator[list[PPOTrainer]]:
     """Print what is saved when a signal ends the block, whose saver is in the list as soon as there is one."""
-    savers: list[Saver] = []
+    trainers: list[PPOTrainer] = []
     try:
-        yield savers
+        yield trainers
     except KeyboardInterrupt:
         console.close()
-        saved = savers[0].saved if savers else None
+        saved = trainers[0].saver.saved if trainers else None
         if saved is not None and saved.iteration:
             iterations = f"{saved.iteration:,} iteration{'s' if saved.iteration > 1 else ''}"
             text = f"{saved.env_steps:,} steps ({iterations}) are saved. To continue:"

@@ -18,9 +18,9 @@ from inchworm.core.types import EpisodeRecord, UpdateStats
 from inchworm.evaluate.stats import mean_interval95
 from inchworm.rollout.files import numbered_paths, rollout_paths
 from inchworm.rollout.rollout import FIELDS, Rollout, combine_rollouts
+from inchworm.train.loop import TrainingState
 
 if TYPE_CHECKING:
-    from inchworm.train.loop import TrainingState
     from inchworm.train.trainer import PPOTrainer
 
 
